@@ -1,0 +1,5 @@
+"""`python -m sharding`, the same as the command `shard-my-repo`."""
+
+from sharding.cli import main
+
+main()

@@ -1,0 +1,186 @@
+"""Arguments in; a job's events out, as a table and a bar, as `--json` or as `--events`."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+from sharding import __version__
+from sharding.errors import Cancelled, ShardingError
+from sharding.limits import DEFAULT_MAX_SHARD_SIZE
+
+if TYPE_CHECKING:
+    from sharding.job import Event
+    from sharding.terminal import Terminal
+
+app = typer.Typer(
+    name="shard-my-repo",
+    help="Re-shard a model checkpoint by streaming its bytes: flat memory, every tensor proved identical.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Source = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="The folder that holds the checkpoint.", show_default=False)
+]
+Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder to write to.", show_default=False)]
+Size = Annotated[str, typer.Option("--max-shard-size", "-s", help="Largest shard: 200MB, 2GB, 1GiB, or bytes.")]
+Strategy = Annotated[Literal["size"], typer.Option(help="How to cut: size fills each shard up to the limit.")]
+Order = Annotated[
+    Literal["natural", "stored"],
+    typer.Option(help="natural: layer 2 before layer 10, as save_pretrained writes. stored: as in the source."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
+AsEvents = Annotated[
+    bool, typer.Option("--events", help="Print one JSON object a line as things happen, the result last.")
+]
+
+
+@app.command()
+def inspect(source: Source, as_json: AsJson = False) -> None:
+    """Show what a checkpoint holds, from its headers only."""
+    with _outcome(as_json) as terminal:
+        from sharding import job, report
+
+        checkpoint = job.inspect(source)
+        if as_json:
+            _print_json(report.checkpoint_json(checkpoint))
+        else:
+            terminal.checkpoint(checkpoint)
+
+
+@app.command()
+def plan(
+    source: Source,
+    max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    as_json: AsJson = False,
+) -> None:
+    """Show which shards a checkpoint would be cut into. Moves no weights."""
+    with _outcome(as_json) as terminal:
+        from sharding import job, report
+
+        checkpoint, plan = job.plan(source, max_shard_size, strategy=strategy, order=order)
+        if as_json:
+            document = report.plan_json(plan)
+            document["findings"] = report.checkpoint_json(checkpoint)["findings"] + document["findings"]
+            _print_json(document)
+        else:
+            terminal.findings(checkpoint.findings)
+            terminal.plan(plan)
+
+
+@app.command()
+def shard(
+    source: Source,
+    destination: Destination,
+    max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a checkpoint that this tool did not write.")
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget an interrupted run instead of resuming it.")
+    ] = False,
+    as_json: AsJson = False,
+    as_events: AsEvents = False,
+) -> None:
+    """Re-shard a checkpoint, verify the result, then publish it. Run it again to resume."""
+    with _outcome(as_json or as_events, resumable=True) as terminal:
+        from sharding import job
+        from sharding.report import Report
+
+        events = job.shard(
+            source, destination, max_shard_size, strategy=strategy, order=order, overwrite=overwrite, restart=restart
+        )
+        last = _follow(events, terminal, as_json, as_events)
+        if isinstance(last, Report) and not last.verification.identical:
+            raise typer.Exit(1)
+
+
+@app.command()
+def verify(
+    source: Source,
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder to compare with it.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
+    as_json: AsJson = False,
+    as_events: AsEvents = False,
+) -> None:
+    """Compare two checkpoints tensor by tensor. Exit status 1 if they differ."""
+    with _outcome(as_json or as_events) as terminal:
+        from sharding import job
+        from sharding.values import Verified
+
+        last = _follow(job.verify(source, destination, quick=quick), terminal, as_json, as_events)
+        if isinstance(last, Verified) and not last.verification.identical:
+            raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 a "no", 2 wrong usage, 3 refused or failed, 130 cancelled."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    app(prog_name="shard-my-repo")
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"shard-my-repo {__version__}")
+        raise typer.Exit
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
+    """Show what the command does and turn how it ends into an exit status."""
+    from rich.console import Console
+
+    from sharding.terminal import Terminal
+
+    passing = Console(stderr=True, soft_wrap=True)
+    results = passing if machine else Console(soft_wrap=True)
+    with Terminal(results, passing) as terminal:
+        try:
+            try:
+                yield terminal
+            except KeyboardInterrupt as error:
+                hint = "What is finished is kept: run the same command again to go on, or with --restart to begin anew."
+                raise Cancelled("Cancelled.", hint if resumable else "") from error
+        except ShardingError as error:
+            terminal.error(error)
+            if machine:
+                _print_json({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}})
+            raise typer.Exit(error.exit_status) from error
+
+
+def _follow(events: Iterator["Event"], terminal: "Terminal", as_json: bool, as_events: bool) -> "Event | None":
+    from sharding.report import event_json
+
+    event = None
+    for event in events:
+        if as_events:
+            _print_json(event_json(event))
+        else:
+            terminal.event(event)
+    if as_json and event:
+        document = event_json(event)
+        del document["event"]
+        _print_json(document)
+    return event
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.flush()

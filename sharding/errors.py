@@ -1,0 +1,48 @@
+"""Say what went wrong in one sentence a visitor understands, with a hint that says what to do.
+
+ShardingError                 the family; `str(error)` is the sentence, `error.hint` what to do
+├── UsageError                the words of the request are wrong (a size such as "10 apples"); exit status 2
+├── SourceError               the checkpoint cannot be read: missing, truncated, corrupt, changed meanwhile
+│   └── HeaderError           a safetensors header that the safetensors reader would refuse as well
+├── DestinationError          the result cannot be written: occupied, no room, read-only
+└── Cancelled                 somebody asked to stop; what is finished stays and is resumed; exit status 130
+
+Expected outcomes are not in this tree: a tensor that differs is a `values.Mismatch`, and an oversized
+tensor is a `values.Finding`.
+"""
+
+
+class ShardingError(Exception):
+    """Anything that ends a job without a result. Exit status 3 unless a member says otherwise."""
+
+    exit_status = 3
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        """Keep `message`, one sentence about what happened, and `hint`, one about what helps."""
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(ShardingError):
+    """The request itself is malformed."""
+
+    exit_status = 2
+
+
+class SourceError(ShardingError):
+    """The checkpoint cannot be read as it should."""
+
+
+class HeaderError(SourceError):
+    """A safetensors header breaks a rule of the format."""
+
+
+class DestinationError(ShardingError):
+    """The result cannot be written where it was asked for."""
+
+
+class Cancelled(ShardingError):
+    """The job was told to stop and stopped cleanly."""
+
+    exit_status = 130

@@ -1,0 +1,224 @@
+"""The whole path, in order: source, headers, plan, transfer, verification, report, publishing.
+
+Nothing here prints. `shard` and `verify` are generators: they yield events as things happen, their result
+last, and they work only while somebody asks for the next event.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+
+from sharding import __version__
+from sharding.destination import open_destination
+from sharding.errors import SourceError
+from sharding.files import DIGESTS_NAME, INDEX_NAME, REPORT_NAME
+from sharding.headers import read_checkpoint, read_header, read_small
+from sharding.limits import DEFAULT_MAX_SHARD_SIZE, MAX_REPORT_BYTES, parse_bytes
+from sharding.meter import Meter
+from sharding.plan import (
+    Order,
+    Strategy,
+    build_index,
+    identify_plan,
+    plan_shards,
+    shard_header,
+)
+from sharding.report import Report, build_report, digests_json, parse_digests, report_json, to_bytes
+from sharding.source import FolderSource, open_source
+from sharding.transfer import transfer
+from sharding.values import (
+    Checkpoint,
+    Destination,
+    FileEntry,
+    Plan,
+    Planned,
+    Progress,
+    Resources,
+    ShardFinished,
+    ShardRecord,
+    Source,
+    SourceRef,
+    TensorDigest,
+    Verification,
+    Verified,
+)
+from sharding.verify import (
+    check_structure,
+    compare,
+    digest_files,
+    digest_tensors,
+    expected_digests,
+)
+
+Event = Planned | Progress | ShardFinished | Verified | Report
+
+
+def inspect(source: str) -> Checkpoint:
+    """Return what the headers of `source` say: tensors, files, findings. Reads no weights.
+
+    Raises SourceError where it is no checkpoint that can be streamed.
+    """
+    return read_checkpoint(open_source(source))
+
+
+def plan(
+    source: str, max_shard_size: str = DEFAULT_MAX_SHARD_SIZE, *, strategy: Strategy = "size", order: Order = "natural"
+) -> tuple[Checkpoint, Plan]:
+    """Return what is in `source` and which shards of at most `max_shard_size` ("200MB") it would be cut into.
+
+    Reads no weights and writes nothing. Raises UsageError, SourceError.
+    """
+    limit = parse_bytes(max_shard_size)
+    checkpoint = inspect(source)
+    return checkpoint, _plan(checkpoint, limit, strategy, order)
+
+
+def shard(
+    source: str,
+    destination: str,
+    max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    overwrite: bool = False,
+    restart: bool = False,
+) -> Iterator[Event]:
+    """Re-shard `source` into `destination`; yield events, the `Report` last.
+
+    The result is published only if the verification finds it identical; the report says which. Closing
+    the generator, an exception or a kill keep the shards that are finished, and the same call goes on
+    from them. `overwrite` replaces a checkpoint that this tool did not write, `restart` discards what an
+    earlier run left. Raises UsageError, SourceError, DestinationError.
+    """
+    with Meter() as meter:
+        limit = parse_bytes(max_shard_size)
+        origin = open_source(source)
+        target = open_destination(destination, origin.folder, overwrite=overwrite, restart=restart)
+        with closing(target):
+            checkpoint = read_checkpoint(origin)
+            plan = _plan(checkpoint, limit, strategy, order)
+            yield Planned(checkpoint, plan)
+
+            plan_id = identify_plan(plan, origin.ref)
+            kept = yield from _check_kept(target, plan_id)
+            try:
+                target.prepare(plan_id, kept.values(), _bytes_to_write(checkpoint, plan, kept))
+                records = yield from transfer(plan, origin, target, kept)
+                verification = yield from _verify_staged(plan, records, target, meter)
+                yield Verified(verification)
+                report = build_report(
+                    checkpoint,
+                    SourceRef("folder", target.name, ""),
+                    plan,
+                    plan_id,
+                    records,
+                    verification,
+                    Resources(
+                        peak_anon_bytes=meter.peak_anon_bytes,
+                        seconds=meter.seconds,
+                        bytes_read=origin.bytes_read,
+                        read_requests=origin.requests,
+                        bytes_uploaded=target.bytes_uploaded,
+                        disk_bytes_written=target.disk_bytes_written,
+                    ),
+                    datetime.now(UTC),
+                    __version__,
+                )
+                if verification.identical:
+                    target.publish(records, _files(report, origin))
+                else:
+                    target.discard()
+            except BaseException:
+                if not target.has_finished_shards:
+                    target.discard()
+                raise
+    yield report
+
+
+def verify(one: str, other: str, *, quick: bool = False) -> Iterator[Progress | Verified]:
+    """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
+
+    Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
+    both, and trusts them. Raises SourceError.
+    """
+    meter = Meter()
+    digests = []
+    for name in (one, other):
+        source = open_source(name)
+        checkpoint = read_checkpoint(source)
+        if quick:
+            digests.append(_stored_digests(source, checkpoint))
+        else:
+            digests.append((yield from digest_tensors(source, checkpoint.tensors)))
+    method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
+    yield Verified(Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, compare(*digests)))
+
+
+def _plan(checkpoint: Checkpoint, max_shard_bytes: int, strategy: Strategy, order: Order) -> Plan:
+    return plan_shards(
+        checkpoint.tensors,
+        max_shard_bytes,
+        strategy=strategy,
+        order=order,
+        metadata=checkpoint.metadata,
+        total_parameters=checkpoint.total_parameters,
+    )
+
+
+def _check_kept(target: Destination, plan_id: str) -> Generator[Progress, None, dict[str, ShardRecord]]:
+    """Read again what an earlier run finished; return what is still as it was."""
+    done = target.done(plan_id)
+    staged = FolderSource(target.name, target.staged(done))
+    hashes = yield from digest_files(staged, {file: record.bytes for file, record in done.items()})
+    return {file: record for file, record in done.items() if hashes[file] == record.sha256}
+
+
+def _bytes_to_write(checkpoint: Checkpoint, plan: Plan, kept: Mapping[str, ShardRecord]) -> int:
+    shards = [shard for shard in plan.shards if shard.file not in kept]
+    side_bytes = sum(file.bytes for file in checkpoint.side_files)
+    return sum(len(shard_header(plan, shard)) + shard.bytes for shard in shards) + side_bytes
+
+
+def _verify_staged(
+    plan: Plan, records: Mapping[str, ShardRecord], target: Destination, meter: Meter
+) -> Generator[Progress, None, Verification]:
+    """Read the result again, before it is published, and compare it with what passed on the way to it."""
+    started = meter.seconds
+    paths = target.staged(records)
+    staged = FolderSource(target.name, paths)
+    problems = [
+        problem for shard in plan.shards for problem in check_structure(paths[shard.file], shard, plan.metadata)
+    ]
+    found: dict[str, TensorDigest] = {}
+    if not problems:
+        headers = [read_header(staged, FileEntry(record.file, record.bytes)) for record in records.values()]
+        found = yield from digest_tensors(staged, [tensor for header in headers for tensor in header.tensors])
+        problems.extend(compare(expected_digests(plan.shards, records), found))
+    method = "read again: structure by safetensors, the SHA-256 of every tensor compared with the source's"
+    return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems))
+
+
+def _files(report: Report, origin: Source) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """Yield what is written beside the shards: side files as they are, digests, report, and the index last."""
+    for file in report.source.side_files:
+        yield file.path, origin.read(file.path, 0, file.bytes)
+    yield DIGESTS_NAME, [to_bytes(digests_json(report))]
+    yield REPORT_NAME, [to_bytes(report_json(report))]
+    if report.plan.is_sharded:
+        yield INDEX_NAME, [build_index(report.plan)]
+
+
+def _stored_digests(source: Source, checkpoint: Checkpoint) -> dict[str, TensorDigest]:
+    files = {file.path: file for file in source.files}
+    if DIGESTS_NAME not in files:
+        raise SourceError(
+            f"{source.ref.repo_id} has no {DIGESTS_NAME}.", "Verify without --quick, which reads the weights."
+        )
+    digests = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES))
+    headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
+    if headers != {name: (digest.dtype, digest.shape) for name, digest in digests.items()}:
+        raise SourceError(
+            f"{DIGESTS_NAME} of {source.ref.repo_id} does not describe the weights beside it.",
+            "Verify without --quick.",
+        )
+    return digests

@@ -1,0 +1,251 @@
+"""Turn safetensors header bytes into values and back. Pure.
+
+A safetensors file is eight bytes (the header's length, little-endian), the header (JSON, UTF-8), then the
+tensors' bytes. What is accepted and refused here is what the reader of safetensors 0.8 accepts and refuses
+(`SafeTensors::read_metadata` and `Metadata::validate` in its Rust source); what is written is what its
+writer writes. Both are held to the installed library by tests.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+from sharding.errors import HeaderError
+from sharding.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
+from sharding.values import Header, TensorEntry
+
+LENGTH_BYTES = 8
+"""The header's length comes first, as an unsigned 64-bit little-endian number."""
+
+DTYPE_BITS = {
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F32": 32, "U32": 32, "I32": 32, "BF16": 16, "F16": 16,
+    "U16": 16, "I16": 16, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8, "F8_E8M0": 8, "F8_E4M3": 8, "F8_E5M2": 8,
+    "I8": 8, "U8": 8, "F6_E3M2": 6, "F6_E2M3": 6, "F4": 4, "BOOL": 8,
+}  # fmt: skip
+"""Bits per element, in the order in which the writer sorts tensors: dtype first, then name."""
+
+_RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
+_USIZE_END = 1 << 64
+_HINT = "The file is damaged or was not written by safetensors: download it again, or ask its author."
+
+# With JSON objects read as tuples of pairs and arrays as lists, a repeated key is still visible.
+_Json = Any
+
+
+def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
+    """Return where the header of `file` ends, from its first eight bytes and its size.
+
+    Raises HeaderError if the file is too short for the header that it announces, or the header exceeds
+    100 MB. To be asked before the header is read, so that a false length costs nothing.
+    """
+    if len(prefix) < LENGTH_BYTES:
+        raise HeaderError(f"{file} is too short to be a safetensors file ({file_bytes} bytes).", _HINT)
+    length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        raise HeaderError(f"{file} announces a header of {length} bytes; the format allows 100 MB.", _HINT)
+    if LENGTH_BYTES + length > file_bytes:
+        raise HeaderError(
+            f"{file} ends inside its header: {LENGTH_BYTES + length} bytes needed, {file_bytes} there.", _HINT
+        )
+    return LENGTH_BYTES + length
+
+
+def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
+    """Return the tensors of `file`, with absolute offsets and in stored order, from its first bytes.
+
+    `header` holds the file from its first byte to the header's end or beyond; `file_bytes` is the size
+    of the whole file, which the tensors must fill without hole or overlap.
+
+    Raises HeaderError exactly when the safetensors reader would refuse the file.
+    """
+    end = header_end(header, file_bytes, file)
+    try:
+        document = json.loads(
+            header[LENGTH_BYTES:end].decode(),
+            object_pairs_hook=tuple,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+            parse_constant=_refuse_constant,
+        )
+        metadata, entries = _read_document(document)
+        tensors = _lay_out(entries, file_bytes - end)
+    except (ValueError, RecursionError) as error:
+        raise HeaderError(f"The header of {file} is not valid: {error}.", _HINT) from error
+    return Header(
+        tensors=tuple(TensorEntry(name, dtype, shape, file, end + a, end + b) for name, dtype, shape, a, b in tensors),
+        metadata=metadata,
+        data_start=end,
+    )
+
+
+def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
+    """Return the stored size in bytes of a tensor; raise ValueError where the format has none.
+
+    >>> tensor_bytes("BF16", (3, 4)), tensor_bytes("F4", (6,))
+    (24, 3)
+    """
+    count = DTYPE_BITS[dtype]
+    elements = 1
+    for length in shape:
+        elements *= length
+        if elements >= _USIZE_END:
+            raise ValueError("the number of elements overflows 64 bits")
+    bits = elements * count
+    if bits >= _USIZE_END:
+        raise ValueError("the number of bits overflows 64 bits")
+    if bits % 8:
+        raise ValueError(f"a {dtype} tensor ends within a byte")
+    return bits // 8
+
+
+def in_file_order(tensors: Iterable[TensorEntry]) -> list[TensorEntry]:
+    """Return `tensors` in the order in which the safetensors writer stores them: widest dtype first, then name."""
+    return sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype], tensor.name))
+
+
+def build_header(tensors: Iterable[TensorEntry], metadata: Mapping[str, str] | None) -> bytes:
+    """Return the first bytes of a file that holds `tensors` one after another, in the order given.
+
+    Byte for byte what safetensors writes: metadata first, compact JSON, non-ASCII kept, padded with
+    spaces to a multiple of eight. (With two or more metadata keys the library's own order is random;
+    here it is the mapping's.) Raises HeaderError beyond 100 MB.
+    """
+    document: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    start = 0
+    for tensor in tensors:
+        end = start + tensor.bytes
+        document[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (start, end)}
+        start = end
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    if len(text) > MAX_HEADER_BYTES:
+        raise HeaderError(
+            "A shard would need a header beyond the 100 MB that the format allows.", "Choose a smaller shard size."
+        )
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def _parse_int(digits: str) -> int | float:
+    # serde_json reads "-0" as a floating-point number, and what exceeds 64 bits too.
+    if digits == "-0" or len(digits) > 20:
+        return _parse_float(digits)
+    return int(digits)
+
+
+def _parse_float(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise ValueError("a number is out of range")
+    return number
+
+
+def _refuse_constant(word: str) -> float:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _read_document(document: _Json) -> tuple[dict[str, str] | None, dict[str, tuple[str, tuple[int, ...], int, int]]]:
+    if not isinstance(document, tuple):
+        raise ValueError("it is not a JSON object")
+    metadata: dict[str, str] | None = None
+    metadata_seen = False
+    entries = {}
+    for name, value in document:
+        _check_text(name)
+        if name != "__metadata__":
+            entries[name] = _read_tensor(name, value)
+        elif metadata_seen:
+            raise ValueError("__metadata__ stands there twice")
+        else:
+            metadata_seen, metadata = True, _read_metadata(value)
+    return metadata, entries
+
+
+def _read_metadata(value: _Json) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or not all(isinstance(text, str) for _, text in value):
+        raise ValueError("__metadata__ must map text to text")
+    for pair in value:
+        for text in pair:
+            _check_text(text)
+    return dict(value)
+
+
+def _read_tensor(name: str, value: _Json) -> tuple[str, tuple[int, ...], int, int]:
+    if isinstance(value, list) and len(value) == 3:  # serde reads a struct from an array as well
+        fields = dict(zip(("dtype", "shape", "data_offsets"), value, strict=True))
+    elif isinstance(value, tuple):
+        fields = {}
+        for key, item in value:
+            if key not in ("dtype", "shape", "data_offsets"):
+                _check_ignored(key, item)
+            elif key in fields:
+                raise ValueError(f"tensor {name!r} has {key} twice")
+            else:
+                fields[key] = item
+    else:
+        raise ValueError(f"tensor {name!r} is not described by a JSON object")
+    dtype, shape, offsets = fields.get("dtype"), _usizes(fields.get("shape")), _usizes(fields.get("data_offsets"))
+    if isinstance(dtype, tuple) and len(dtype) == 1 and dtype[0][1] is None:
+        dtype = dtype[0][0]  # serde reads the variant F32 from {"F32": null} as well
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}"[:200])
+    if shape is None:
+        raise ValueError(f"tensor {name!r} has no valid shape")
+    if offsets is None or len(offsets) != 2:
+        raise ValueError(f"tensor {name!r} has no valid data_offsets")
+    return dtype, shape, offsets[0], offsets[1]
+
+
+def _usizes(value: _Json) -> tuple[int, ...] | None:
+    # `type` and not `isinstance`: True and False are no numbers here.
+    if isinstance(value, list) and all(type(number) is int and 0 <= number < _USIZE_END for number in value):
+        return tuple(value)
+    return None
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text holds half a surrogate pair") from None
+
+
+def _check_ignored(key: str, value: _Json) -> None:
+    """Refuse in a field that nobody asked for what the reader's JSON parser refuses anywhere."""
+    level = [key, value]
+    depth = 2  # inside the document and the tensor's object
+    while level:
+        depth += 1
+        below: list[_Json] = []
+        for item in level:
+            if isinstance(item, str):
+                _check_text(item)
+            elif isinstance(item, list):
+                below.extend(item or [None])
+            elif isinstance(item, tuple):
+                below.extend([part for pair in item for part in pair] or [None])
+        if below and depth > MAX_HEADER_DEPTH:
+            raise ValueError("it is nested too deeply")
+        level = below
+
+
+def _lay_out(
+    entries: Mapping[str, tuple[str, tuple[int, ...], int, int]], data_bytes: int
+) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    tensors = [(name, *entry) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: tensor[3:])
+    position = 0
+    for name, dtype, shape, start, end in tensors:
+        if start != position or end < start:
+            raise ValueError(
+                f"tensor {name!r} leaves a hole or overlaps another: it begins at {start}, not at {position}"
+            )
+        size = tensor_bytes(dtype, shape)
+        if end - start != size:
+            raise ValueError(f"tensor {name!r} has {end - start} bytes where its shape needs {size}")
+        position = end
+    if position != data_bytes:
+        raise ValueError(f"its tensors need {position} bytes and the file holds {data_bytes}")
+    return tensors

@@ -1,0 +1,115 @@
+"""Every limit, default and unit of the project, each with its reason.
+
+Sizes are decimal as on the Hub: "200MB" is 200 * 10**6 bytes. "MiB" and "GiB" are the binary units.
+"""
+
+import re
+from decimal import Decimal
+
+from sharding.errors import UsageError
+
+# --- What is read from files that somebody else wrote -------------------------------------------------
+
+MAX_HEADER_BYTES = 100_000_000
+"""The safetensors reader's own bound on one header (safetensors 0.8, `MAX_HEADER_SIZE`)."""
+
+MAX_HEADER_DEPTH = 127
+"""Deepest JSON nesting the safetensors reader follows (serde_json's recursion limit is 128)."""
+
+MAX_INDEX_BYTES = 100_000_000
+"""An index of 300,000 tensors takes about 40 MB; beyond this it is no index."""
+
+MAX_CONFIG_BYTES = 10_000_000
+"""Configurations are kilobytes; a larger one is not worth the memory."""
+
+MAX_REPORT_BYTES = 100_000_000
+"""A report names every tensor twice, as an index does."""
+
+MAX_SIDE_FILE_BYTES = 500_000_000
+"""Tokenizers reach tens of megabytes; what is larger is data or weights under another name."""
+
+MAX_FILES = 100_000
+"""The Hub advises against repositories with more files than this."""
+
+# --- Buffers ------------------------------------------------------------------------------------------
+
+BLOCK_BYTES = 2 << 20
+"""What is read, hashed and written in one go: large enough that Python's share of the work is small."""
+
+SPAN_BYTES = 64 << 20
+"""What one thread reads of a file in one stream when a checkpoint is verified."""
+
+JOIN_GAP_BYTES = 64 << 10
+"""Two ranges closer than this are read as one: a request costs more than 64 KiB of bytes thrown away."""
+
+BLOCKS_AHEAD = 3
+"""Blocks fetched before they are needed, so that neither disk nor network waits for the hashes."""
+
+BLOCKS_BEHIND = 3
+"""Blocks that hashing and writing may still hold. With BLOCKS_AHEAD this bounds the memory of a job."""
+
+SHARDS_BEHIND = 3
+"""Finished shards that may still be on their way to the disk."""
+
+FLUSH_BYTES = 32 << 20
+"""Dirty bytes after which write-back is started, so that the sync at the end of a shard is short."""
+
+THREADS = 2
+"""For reading ahead, and for verifying: two cores on the free Space; more threads only add buffers."""
+
+DISK_FLOOR_BYTES = 64_000_000
+"""Left free on the disk beside the result: side files, reports and the machine's own needs."""
+
+PROGRESS_SECONDS = 0.1
+"""Shortest time between two progress events: fast enough for the eye, slow enough for a log."""
+
+DEFAULT_MAX_SHARD_SIZE = "5GB"
+"""The default of `huggingface_hub.save_torch_state_dict`."""
+
+# --- Units --------------------------------------------------------------------------------------------
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", start=1)},
+    **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)},
+}
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes that a size such as "200MB", "2 gb", "1GiB" or "300000000" means.
+
+    >>> parse_bytes("1.5GB"), parse_bytes("1GiB")
+    (1500000000, 1073741824)
+
+    Raises UsageError for anything that is not a size of at least one byte.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        almost = match and f"{match[2].upper()}B" in _UNITS
+        hint = (
+            f"Did you mean {match[1]}{match[2].upper()}B?" if match and almost else "Write it like 200MB, 2GB or 1GiB."
+        )
+        raise UsageError(f"{text!r} is not a size.", hint)
+    size = int(Decimal(match[1]) * unit)
+    if size < 1:
+        raise UsageError(
+            f"A shard of {text!r} cannot hold anything.", "Give a size of at least one byte, such as 200MB."
+        )
+    return size
+
+
+def format_bytes(count: float) -> str:
+    """Return `count` bytes in the decimal unit that leaves one to three digits before the point.
+
+    >>> format_bytes(199_500_000), format_bytes(512)
+    ('199.5 MB', '512 B')
+    """
+    units = ["TB", "GB", "MB", "kB"]
+    if count < 1000:
+        return f"{count:.0f} B"
+    while (count := count / 1000) >= 999.95 and len(units) > 1:
+        units.pop()
+    return f"{count:.1f} {units[-1]}"

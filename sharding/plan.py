@@ -1,0 +1,128 @@
+"""Decide which shard holds which tensor. Touches no files."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+from huggingface_hub import split_state_dict_into_shards_factory
+
+from sharding.errors import UsageError
+from sharding.layout import build_header, in_file_order
+from sharding.limits import format_bytes
+from sharding.values import Finding, Plan, Shard, SourceRef, TensorEntry
+
+Strategy = Literal["size"]
+Order = Literal["natural", "stored"]
+
+WEIGHTS_NAME = "model{suffix}.safetensors"
+
+_LONGEST_NUMBER = 18
+"""Digits of a name read as a number; no layer has a longer one, and Python refuses to read some that do."""
+
+
+def plan_shards(
+    tensors: Iterable[TensorEntry],
+    max_shard_bytes: int,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    metadata: Mapping[str, str] | None = None,
+    total_parameters: int | None = None,
+) -> Plan:
+    """Return the plan that puts each of `tensors` into exactly one shard of at most `max_shard_bytes`.
+
+    Order `natural` (layer 2 before layer 10) gives the files that `from_pretrained` followed by
+    `save_pretrained` writes (transformers 5.23, `core_model_loading.dot_natural_key`); `stored` takes the
+    tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`. The cut is the Hub's
+    own: greedy in that order, and a tensor larger than the limit alone in a shard, with a finding.
+
+    `metadata` goes into every header, `{"format": "pt"}` if None. `total_parameters` is written into the
+    index; None counts the elements of all tensors.
+
+    >>> layers = [TensorEntry(f"layer.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in (0, 10, 2)]
+    >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, 12).shards]
+    [['layer.0', 'layer.2'], ['layer.10']]
+    """
+    if strategy not in get_args(Strategy) or order not in get_args(Order):
+        raise UsageError(
+            f"There is no strategy {strategy!r} with order {order!r}.",
+            f"Strategies: {', '.join(get_args(Strategy))}. Orders: {', '.join(get_args(Order))}.",
+        )
+    queue = list(tensors)
+    if order == "natural":
+        queue.sort(key=lambda tensor: natural_key(tensor.name))
+    split = split_state_dict_into_shards_factory(
+        {tensor.name: tensor for tensor in queue},
+        get_storage_size=lambda tensor: tensor.bytes,
+        filename_pattern=WEIGHTS_NAME,
+        max_shard_size=max_shard_bytes,
+    )
+    by_name = {tensor.name: tensor for tensor in queue}
+    shards = []
+    for file, names in split.filename_to_tensors.items():
+        entries = in_file_order(by_name[name] for name in names)
+        shards.append(Shard(file, tuple(entries), sum(tensor.bytes for tensor in entries)))
+    return Plan(
+        shards=tuple(shards),
+        metadata={"format": "pt"} if metadata is None else dict(metadata),
+        total_bytes=split.metadata["total_size"],
+        total_parameters=sum(tensor.parameters for tensor in queue) if total_parameters is None else total_parameters,
+        max_shard_bytes=max_shard_bytes,
+        strategy=strategy,
+        order=order,
+        findings=tuple(_oversized(shards, max_shard_bytes)),
+    )
+
+
+def natural_key(name: str) -> list[tuple[int, int] | tuple[int, str] | tuple[int, str, int]]:
+    """Return the key that sorts tensor names as people count: numbers by value, and before words.
+
+    Equal to transformers' `dot_natural_key` for every name that it can read.
+
+    >>> sorted(["h.10.w", "h.2.w", "h.norm"], key=natural_key)
+    ['h.2.w', 'h.10.w', 'h.norm']
+    """
+    key: list[tuple[int, int] | tuple[int, str] | tuple[int, str, int]] = []
+    for part in name.split("."):
+        word = part.rstrip("0123456789")
+        digits = part[len(word) :]
+        if part.isdecimal() and len(part) <= _LONGEST_NUMBER:
+            key.append((0, int(part)))
+        elif digits and len(digits) <= _LONGEST_NUMBER:
+            key.append((1, word, int(digits)))
+        else:
+            key.append((1, part))
+    return key
+
+
+def shard_header(plan: Plan, shard: Shard) -> bytes:
+    """Return the first bytes of `shard`: length and header, after which its tensors follow without a gap."""
+    return build_header(shard.tensors, plan.metadata)
+
+
+def build_index(plan: Plan) -> bytes:
+    """Return the index file of `plan`, byte for byte as `save_pretrained` of transformers 5.23 writes it."""
+    metadata = {"total_parameters": plan.total_parameters, "total_size": plan.total_bytes}
+    index = {"metadata": metadata, "weight_map": plan.weight_map}
+    return json.dumps(index, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def identify_plan(plan: Plan, source: SourceRef) -> str:
+    """Return a digest of `plan` and the state of its source: equal means that the results are equal, byte for byte."""
+    sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision)).encode())
+    for shard in plan.shards:
+        sha256.update(shard.file.encode() + shard_header(plan, shard))
+    return sha256.hexdigest()
+
+
+def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Finding]:
+    for shard in shards:
+        if shard.bytes > max_shard_bytes:
+            yield Finding(
+                "warning",
+                "oversized-tensor",
+                f"{shard.tensors[0].name} has {format_bytes(shard.bytes)}, more than a shard may have "
+                f"({format_bytes(max_shard_bytes)}); it gets {shard.file} to itself.",
+                "A tensor is never cut. Choose a larger shard size if the file must stay below it.",
+            )

@@ -1,0 +1,148 @@
+"""Show checkpoints, plans, events and outcomes to a person at a terminal."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
+from rich.table import Column, Table
+from rich.text import Text
+
+from sharding.errors import ShardingError
+from sharding.limits import format_bytes
+from sharding.report import Report
+from sharding.values import Checkpoint, Finding, Plan, Planned, Progress, ShardFinished, Verification, Verified
+
+_MOST_ROWS = 40
+_STAGES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
+
+
+class Terminal:
+    """Results on one console; progress, findings and errors on the other. A context: the bar ends with it."""
+
+    def __init__(self, results: Console, passing: Console) -> None:
+        """Show what lasts on `results` and what passes on `passing`."""
+        self._results = results
+        self._passing = passing
+        self._bar = Bar(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None),
+            DownloadColumn(table_column=Column(no_wrap=True)),
+            TransferSpeedColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            console=passing,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop drawing."""
+        self._bar.stop()
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Show what a source holds."""
+        dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors}))
+        parameters = sum(tensor.parameters for tensor in checkpoint.tensors)
+        tensors_in = Counter(tensor.file for tensor in checkpoint.tensors)
+        self._say(f"{checkpoint.source.repo_id}: {checkpoint.architecture or 'no architecture named'}", "bold")
+        size = format_bytes(checkpoint.total_bytes)
+        self._say(f"{_count(tensors_in.total(), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
+        self._table([(file.path, tensors_in[file.path], file.bytes) for file in checkpoint.weight_files])
+        if checkpoint.side_files:
+            self._say(f"Beside them: {', '.join(file.path for file in checkpoint.side_files)}")
+        self.findings(checkpoint.findings)
+
+    def plan(self, plan: Plan) -> None:
+        """Show which shards there will be."""
+        limit = format_bytes(plan.max_shard_bytes)
+        self._say(f"{_count(len(plan.shards), 'shard')} of at most {limit}, order {plan.order}", "bold")
+        self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
+        self.findings(plan.findings)
+
+    def event(self, event: Planned | Progress | ShardFinished | Verified | Report) -> None:
+        """Show one event of a job."""
+        match event:
+            case Planned():
+                self.findings(event.checkpoint.findings)
+                self.plan(event.plan)
+            case Progress():
+                self._progress(event)
+            case ShardFinished():
+                if event.kept:
+                    self._mention(f"{event.file} was finished by an earlier run and is kept.", "dim")
+            case Verified():
+                self.verification(event.verification)
+            case Report():
+                cost = event.resources
+                self._say(
+                    f"{_count(len(event.records), 'shard')} in {event.destination.repo_id} after {cost.seconds:.1f} s, "
+                    f"with at most {format_bytes(cost.peak_anon_bytes)} of anonymous memory; "
+                    f"{format_bytes(cost.bytes_read)} read in {_count(cost.read_requests, 'request')}, "
+                    f"{format_bytes(cost.disk_bytes_written)} written."
+                )
+
+    def verification(self, verification: Verification) -> None:
+        """Say whether two checkpoints are the same, and where they are not."""
+        self._bar.stop()
+        if verification.identical:
+            self._say(
+                f"Identical: all {_count(verification.tensors, 'tensor')}, {format_bytes(verification.bytes)}.", "green"
+            )
+        else:
+            self._say(f"Different: {_count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
+        for mismatch in verification.mismatches[:_MOST_ROWS]:
+            self._say(f"  {mismatch.tensor}: {mismatch.problem}")
+        self._say(f"({verification.method}; {verification.seconds:.1f} s)", "dim")
+
+    def findings(self, findings: Iterable[Finding]) -> None:
+        """Show what a person should know."""
+        for finding in findings:
+            style = "yellow" if finding.level == "warning" else "dim"
+            self._mention(f"{finding.level}: {finding.message} {finding.hint}".rstrip(), style)
+
+    def error(self, error: ShardingError) -> None:
+        """Say what went wrong and what helps."""
+        self._bar.stop()
+        self._mention(error.message, "bold red")
+        if error.hint:
+            self._mention(error.hint, "")
+
+    def _progress(self, event: Progress) -> None:
+        self._bar.start()
+        if event.stage not in self._tasks:
+            self._tasks[event.stage] = self._bar.add_task(_STAGES[event.stage], total=event.bytes_total)
+        self._bar.update(self._tasks[event.stage], completed=event.bytes_done)
+
+    def _table(self, rows: Sequence[tuple[str, int, int]]) -> None:
+        total = sum(size for _, _, size in rows) or 1
+        table = Table(box=None, pad_edge=False)
+        table.add_column("file", no_wrap=True)
+        for name in ("tensors", "size", "share"):
+            table.add_column(name, justify="right")
+        hidden = len(rows) - _MOST_ROWS
+        for index, (file, tensors, size) in enumerate(rows):
+            if hidden > 0 and index == _MOST_ROWS // 2:
+                table.add_row(f"({hidden} more)")
+            if hidden <= 0 or not _MOST_ROWS // 2 <= index < _MOST_ROWS // 2 + hidden:
+                table.add_row(_plain(file, ""), f"{tensors:,}", format_bytes(size), f"{100 * size / total:.1f}%")
+        self._results.print(table)
+
+    def _say(self, text: str, style: str = "") -> None:
+        self._results.print(_plain(text, style))
+
+    def _mention(self, text: str, style: str) -> None:
+        self._passing.print(_plain(text, style))
+
+
+def _plain(text: str, style: str) -> Text:
+    # Names come from files of strangers: neither markup nor terminal control may reach the screen.
+    return Text("".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text), style)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

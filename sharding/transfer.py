@@ -1,0 +1,209 @@
+"""Stream the tensors of a source into the shards of a destination: one pass, with digests on the way.
+
+Blocks are fetched ahead by a few threads. Each then goes to three workers at once: one for the tensors'
+digests, one for the file's, one for writing. Every worker takes blocks in order, so that a job holds at
+most `BLOCKS_AHEAD + BLOCKS_BEHIND` blocks, whatever the size of the model.
+"""
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+
+from sharding.limits import (
+    BLOCK_BYTES,
+    BLOCKS_AHEAD,
+    BLOCKS_BEHIND,
+    JOIN_GAP_BYTES,
+    SHARDS_BEHIND,
+    THREADS,
+)
+from sharding.pace import Pace
+from sharding.plan import shard_header
+from sharding.schedule import read_blocks
+from sharding.values import (
+    Block,
+    Destination,
+    Plan,
+    Progress,
+    Shard,
+    ShardFinished,
+    ShardRecord,
+    ShardWriter,
+    Source,
+)
+
+_EMPTY_SHA256 = hashlib.sha256().hexdigest()
+_END_OF_SHARD = Block((), ())
+
+Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
+
+
+def transfer(plan: Plan, source: Source, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
+    """Write every shard of `plan` that is not in `kept`; yield progress; return the records of all, by file name.
+
+    Finished shards last even if the generator is closed or fails; the unfinished one is removed.
+    Raises SourceError and DestinationError as reading and writing do.
+    """
+    numbers = {shard.file: number for number, shard in enumerate(plan.shards, start=1)}
+    for record in kept.values():
+        yield ShardFinished(record.file, record.bytes, record.sha256, numbers[record.file], len(numbers), kept=True)
+    records = dict(kept)
+    todo = [shard for shard in plan.shards if shard.file not in kept]
+    pace = Pace("transfer", sum(shard.bytes for shard in todo), time.monotonic())
+    pipeline = _Pipeline(plan, source, destination)
+    try:
+        for done in pipeline.run(todo):
+            if isinstance(done, ShardRecord):
+                records[done.file] = done
+                yield ShardFinished(done.file, done.bytes, done.sha256, numbers[done.file], len(numbers))
+            elif progress := pace.add(done[1], time.monotonic(), done[0]):
+                yield progress
+    finally:
+        pipeline.close()
+    return records
+
+
+class _Pipeline:
+    """The threads of one transfer, and what is under way in them."""
+
+    def __init__(self, plan: Plan, source: Source, destination: Destination) -> None:
+        self._plan = plan
+        self._source = source
+        self._destination = destination
+        self._fetching = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
+        # One thread each: what is submitted to it is done in order.
+        self._hashing_tensors = ThreadPoolExecutor(1, thread_name_prefix="tensor-digests")
+        self._hashing_file = ThreadPoolExecutor(1, thread_name_prefix="file-digest")
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._finishing = ThreadPoolExecutor(1, thread_name_prefix="finish")
+        self._unfinished: set[ShardWriter] = set()
+
+    def run(self, shards: Iterable[Shard]) -> Iterator[tuple[str, int] | ShardRecord]:
+        """Yield file name and bytes for every block that is written and digested, and a record for every shard."""
+        blocks_behind: deque[tuple[str, int, list[Future[None]]]] = deque()
+        shards_behind: deque[Future[ShardRecord]] = deque()
+        work = None
+        for shard, block, data in self._fetched(shards):
+            work = work or self._start(shard)
+            if block is _END_OF_SHARD:
+                shards_behind.append(self._end(work))
+                work = None
+            else:
+                blocks_behind.append((shard.file, len(data), self._spread(work, block, data)))
+            while len(blocks_behind) > BLOCKS_BEHIND:
+                yield _wait(*blocks_behind.popleft())
+            while shards_behind and (shards_behind[0].done() or len(shards_behind) > SHARDS_BEHIND):
+                yield shards_behind.popleft().result()
+        for behind in blocks_behind:
+            yield _wait(*behind)
+        for record in shards_behind:
+            yield record.result()
+
+    def close(self) -> None:
+        """Stop all threads and remove the shard that is not finished, if there is one."""
+        for pool in (self._fetching, self._hashing_tensors, self._hashing_file, self._writing, self._finishing):
+            pool.shutdown(cancel_futures=True)
+        for writer in self._unfinished:
+            writer.abort()
+
+    def _fetched(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Block, bytes]]:
+        ahead: deque[tuple[Shard, Block, Future[bytes]]] = deque()
+        for shard in shards:
+            for block in chain(read_blocks(shard.tensors, BLOCK_BYTES, JOIN_GAP_BYTES), [_END_OF_SHARD]):
+                ahead.append((shard, block, self._fetching.submit(_fetch, self._source, block)))
+                if len(ahead) > BLOCKS_AHEAD:
+                    shard_, block_, data = ahead.popleft()
+                    yield shard_, block_, data.result()
+        for shard, block, data in ahead:
+            yield shard, block, data.result()
+
+    def _start(self, shard: Shard) -> "_ShardInWork":
+        work = _ShardInWork(shard, self._destination.open_shard(shard.file))
+        self._unfinished.add(work.writer)
+        header = shard_header(self._plan, shard)
+        self._hashing_file.submit(work.file_sha256.update, header)
+        self._writing.submit(work.write, header)
+        return work
+
+    def _spread(self, work: "_ShardInWork", block: Block, data: bytes) -> list[Future[None]]:
+        return [
+            self._hashing_tensors.submit(work.hash_tensors, block, data),
+            self._hashing_file.submit(work.file_sha256.update, data),
+            self._writing.submit(work.write, data),
+        ]
+
+    def _end(self, work: "_ShardInWork") -> Future[ShardRecord]:
+        tensors = self._hashing_tensors.submit(work.tensor_digests)
+        file = self._hashing_file.submit(work.file_sha256.hexdigest)
+        size = self._writing.submit(lambda: work.bytes_written)
+
+        def finish() -> ShardRecord:
+            record = ShardRecord(work.shard.file, size.result(), file.result(), tensors.result())
+            work.writer.finish(record)
+            self._unfinished.discard(work.writer)
+            return record
+
+        return self._finishing.submit(finish)
+
+
+class _ShardInWork:
+    """One shard between its first byte and its record. Each method is called from one thread only."""
+
+    def __init__(self, shard: Shard, writer: ShardWriter) -> None:
+        self.shard = shard
+        self.writer = writer
+        self.bytes_written = 0
+        self.file_sha256 = hashlib.sha256()
+        self._tensor = ""
+        self._tensor_sha256 = hashlib.sha256()
+        self._digests: dict[str, str] = {}
+
+    def write(self, data: bytes) -> None:
+        self.writer.write(data)
+        self.bytes_written += len(data)
+
+    def hash_tensors(self, block: Block, data: bytes) -> None:
+        view, start = memoryview(data), 0
+        for piece in block.pieces:
+            if piece.tensor != self._tensor:
+                self._next_tensor(piece.tensor)
+            end = start + piece.end_byte - piece.start_byte
+            self._tensor_sha256.update(view[start:end])
+            start = end
+
+    def tensor_digests(self) -> dict[str, str]:
+        self._next_tensor("")
+        return {tensor.name: self._digests.get(tensor.name, _EMPTY_SHA256) for tensor in self.shard.tensors}
+
+    def _next_tensor(self, name: str) -> None:
+        self._digests[self._tensor] = self._tensor_sha256.hexdigest()
+        self._tensor, self._tensor_sha256 = name, hashlib.sha256()
+
+
+def _fetch(source: Source, block: Block) -> bytes:
+    """Return the bytes of a block's pieces, one after another."""
+    buffers = []
+    for part in block.ranges:
+        chunks = list(source.read(part.file, part.start_byte, part.end_byte))
+        buffers.append(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+    if len(buffers) == 1 and _in_place(block, len(buffers[0])):
+        return buffers[0]
+    return b"".join(memoryview(buffers[piece.range_index])[piece.start_byte : piece.end_byte] for piece in block.pieces)
+
+
+def _in_place(block: Block, size: int) -> bool:
+    position = 0
+    for piece in block.pieces:
+        if piece.start_byte != position:
+            return False
+        position = piece.end_byte
+    return position == size
+
+
+def _wait(file: str, size: int, futures: Iterable[Future[None]]) -> tuple[str, int]:
+    for future in futures:
+        future.result()
+    return file, size

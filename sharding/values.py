@@ -1,0 +1,331 @@
+"""The frozen things that stages hand to each other, the events a job yields, and the protocols in between."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a person should know about a checkpoint or a plan; never a reason to stop."""
+
+    level: Literal["info", "warning"]
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of a source: its path inside the repo or folder and its size; hashes where they are known."""
+
+    path: str
+    bytes: int
+    sha256: str | None = None
+    xet_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor's bytes lie: `[start_byte, end_byte)` counted from the start of `file`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start_byte: int
+    end_byte: int
+
+    @property
+    def bytes(self) -> int:
+        """Stored size in bytes."""
+        return self.end_byte - self.start_byte
+
+    @property
+    def parameters(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A parsed safetensors header. `tensors` are in stored order; `data_start` is where their bytes begin."""
+
+    tensors: tuple[TensorEntry, ...]
+    metadata: Mapping[str, str] | None
+    data_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRef:
+    """What a source is called, and the state of it that a job is pinned to.
+
+    `revision` is a commit of a Hub repo or, for a folder, a digest of its weight files' names, sizes and
+    modification times: two jobs with the same revision read the same bytes.
+    """
+
+    kind: Literal["folder", "hub"]
+    repo_id: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the headers of a source say: the tensors in stored order, and the files beside the weights."""
+
+    source: SourceRef
+    tensors: tuple[TensorEntry, ...]
+    metadata: Mapping[str, str]
+    weight_files: tuple[FileEntry, ...]
+    side_files: tuple[FileEntry, ...]
+    findings: tuple[Finding, ...]
+    architecture: str | None = None
+    total_parameters: int | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors, headers not counted."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of the result: its tensors in the order their bytes are written, and the header before them."""
+
+    file: str
+    tensors: tuple[TensorEntry, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which shard holds what. `metadata` goes into every shard's header."""
+
+    shards: tuple[Shard, ...]
+    metadata: Mapping[str, str]
+    total_bytes: int
+    total_parameters: int
+    max_shard_bytes: int
+    strategy: str
+    order: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """Tensor name to file name, as an index has it."""
+        return {tensor.name: shard.file for shard in self.shards for tensor in shard.tensors}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the result needs an index."""
+        return len(self.shards) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """`[start_byte, end_byte)` of a source file: one read, one request."""
+
+    file: str
+    start_byte: int
+    end_byte: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some consecutive bytes of one tensor: `[start_byte, end_byte)` within range number `range_index` of a block."""
+
+    tensor: str
+    range_index: int
+    start_byte: int
+    end_byte: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is fetched in one go: a few ranges, and how their bytes are laid one after another."""
+
+    ranges: tuple[ByteRange, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A finished shard: file size and SHA-256, and the SHA-256 of every tensor's bytes. Hashes in hex."""
+
+    file: str
+    bytes: int
+    sha256: str
+    tensor_sha256: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDigest:
+    """What a tensor is, short of its bytes: equal digests mean bit-identical tensors."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A tensor, or a file, that is not what it should be: one line a person can act on."""
+
+    tensor: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The outcome of comparing two checkpoints. `method` says what was read and compared."""
+
+    tensors: int
+    bytes: int
+    seconds: float
+    method: str
+    mismatches: tuple[Mismatch, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether every tensor is bit-identical."""
+        return not self.mismatches
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a job cost: peak anonymous memory of its process, wall time, and the bytes it moved."""
+
+    peak_anon_bytes: int
+    seconds: float
+    bytes_read: int
+    read_requests: int
+    bytes_uploaded: int
+    disk_bytes_written: int
+
+
+# --- Events: what a job yields while it runs ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan is made; no byte has moved."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Bytes moved so far in one stage of the job; `seconds_left` is None until a rate is known."""
+
+    stage: Literal["check", "transfer", "verify"]
+    bytes_done: int
+    bytes_total: int
+    file: str = ""
+    bytes_per_second: float = 0.0
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFinished:
+    """A shard is safely at the destination; `kept` when an earlier run had finished it already."""
+
+    file: str
+    bytes: int
+    sha256: str
+    number: int
+    shards: int
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The result has been read again and compared."""
+
+    verification: Verification
+
+
+# --- Protocols: what a source and a destination can do ------------------------------------------------
+
+
+class Source(Protocol):
+    """The files of a checkpoint that does not change while it is read."""
+
+    ref: SourceRef
+    folder: Path | None
+    """Where it lies on this disk, if it does."""
+    files: tuple[FileEntry, ...]
+    requests: int
+    bytes_read: int
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in bounded chunks.
+
+        Safe to call from several threads. Raises SourceError when the bytes cannot be had.
+        """
+        ...
+
+
+class ShardWriter(Protocol):
+    """One shard on its way to a destination."""
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        ...
+
+    def finish(self, record: ShardRecord) -> None:
+        """Make the shard last. Returns once it would survive a crash."""
+        ...
+
+    def abort(self) -> None:
+        """Leave nothing of this shard behind."""
+        ...
+
+
+class Destination(Protocol):
+    """A place that shards are streamed into and that shows them only once all are there."""
+
+    name: str
+    disk_bytes_written: int
+    bytes_uploaded: int
+
+    @property
+    def has_finished_shards(self) -> bool:
+        """Whether a later run would find something to go on from."""
+        ...
+
+    def done(self, plan_id: str) -> dict[str, ShardRecord]:
+        """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
+
+        Raises DestinationError where something stands that is not to be overwritten.
+        """
+        ...
+
+    def prepare(self, plan_id: str, keep: Iterable[ShardRecord], new_bytes: int) -> None:
+        """Make ready for `new_bytes`; forget what an earlier run left, but for the shards in `keep`.
+
+        Raises DestinationError, before a byte moves, where the result cannot be written.
+        """
+        ...
+
+    def open_shard(self, file: str) -> ShardWriter:
+        """Start a shard."""
+        ...
+
+    def staged(self, files: Iterable[str]) -> Mapping[str, Path]:
+        """Return where the finished `files` can be read before they are published."""
+        ...
+
+    def publish(self, shards: Iterable[str], files: Iterable[tuple[str, Iterable[bytes]]]) -> None:
+        """Show `shards`, and `files` (path and chunks) beside them; the index last of all."""
+        ...
+
+    def discard(self) -> None:
+        """Remove everything that was staged."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the destination, published or not."""
+        ...
