@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from sharding.errors import DestinationError
 from sharding.files import INDEX_NAME, REPORT_NAME, is_weights
@@ -61,7 +61,8 @@ class FolderDestination:
         self._earlier: list[str] = []
         self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._journal = folder / JOURNAL_NAME
-        self._lock: BinaryIO | None = None
+        self._lock: FileIO | None = None
+        self._streams: list[FileIO] = []
         self._staged: set[str] = set()
 
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
@@ -107,7 +108,9 @@ class FolderDestination:
     def open_shard(self, file: str) -> "FolderShardWriter":
         """Start a shard. It has no other name than `<file>.part` until the result is published."""
         with _explained(self._folder):
-            return FolderShardWriter(self, self._folder / (file + PART), self._flusher)
+            stream = open(self._folder / (file + PART), "wb", buffering=0)  # noqa: SIM115 - closed by finish or close
+        self._streams = [*(other for other in self._streams if not other.closed), stream]
+        return FolderShardWriter(self, stream, self._flusher)
 
     def staged(self, files: Iterable[str]) -> dict[str, Path]:
         """Return where each of `files` lies now: under its part name, or its own if publishing was interrupted."""
@@ -150,9 +153,14 @@ class FolderDestination:
                 folder.rmdir()
 
     def close(self) -> None:
-        """Let go of the folder, so that another job may write to it."""
+        """Let go of the folder, so that another job may write to it; remove shards that are not finished."""
         self._flusher.shutdown(cancel_futures=True)
+        for stream in self._streams:
+            stream.close()
         if self._lock:
+            for path in self._parts():
+                if path.name.removesuffix(PART) not in self._staged:
+                    path.unlink(missing_ok=True)
             self._lock.close()
 
     def record(self, record: ShardRecord) -> None:
@@ -164,8 +172,7 @@ class FolderDestination:
     def _note(self, *lines: Mapping[str, object]) -> None:
         assert self._lock, "prepare comes first"
         text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        self._lock.write(text)
-        self._lock.flush()
+        _write_all(self._lock, text)
         os.fsync(self._lock.fileno())
         self.disk_bytes_written += len(text)
 
@@ -208,8 +215,8 @@ class FolderDestination:
             folder.mkdir()
             self._made.append(folder)
 
-    def _lock_journal(self) -> BinaryIO:
-        journal = open(self._journal, "ab")  # noqa: SIM115 - closed by close()
+    def _lock_journal(self) -> FileIO:
+        journal = open(self._journal, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -238,46 +245,34 @@ class FolderDestination:
 class FolderShardWriter:
     """One `.part` file. See `values.ShardWriter`."""
 
-    def __init__(self, destination: FolderDestination, part: Path, flusher: ThreadPoolExecutor) -> None:
-        """Open `part` anew."""
+    def __init__(self, destination: FolderDestination, stream: FileIO, flusher: ThreadPoolExecutor) -> None:
+        """Write to `stream`; start write-back in `flusher`."""
         self._destination = destination
-        self._part = part
+        self._stream = stream
+        self._folder = Path(stream.name).parent
         self._flusher = flusher
-        self._stream = open(part, "wb", buffering=0)  # noqa: SIM115 - closed by finish or abort
         self._dirty_bytes = 0
         self._flush: Future[None] | None = None
 
     def write(self, data: bytes) -> None:
         """Append bytes; start write-back now and then, so that `finish` has little left to wait for."""
-        view = memoryview(data)
-        with _explained(self._part.parent):
-            while view:
-                written = self._stream.write(view)
-                view = view[written:]
-                self._dirty_bytes += written
-                self._destination.disk_bytes_written += written
+        with _explained(self._folder):
+            _write_all(self._stream, data)
+        self._destination.disk_bytes_written += len(data)
+        self._dirty_bytes += len(data)
         if self._dirty_bytes >= FLUSH_BYTES and (self._flush is None or self._flush.done()):
             self._dirty_bytes = 0
             self._flush = self._flusher.submit(os.fsync, self._stream.fileno())
 
     def finish(self, record: ShardRecord) -> None:
         """Sync the shard to the disk and note it in the journal."""
-        with _explained(self._part.parent):
+        with _explained(self._folder):
             if self._flush:
                 self._flush.result()
             os.fsync(self._stream.fileno())
             self._stream.close()
-            _sync_folder(self._part.parent)
+            _sync_folder(self._folder)
         self._destination.record(record)
-
-    def abort(self) -> None:
-        """Remove the part."""
-        if self._flush:
-            self._flush.cancel()
-            with suppress(OSError):
-                self._flush.exception()
-        self._stream.close()
-        self._part.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -295,6 +290,12 @@ def _explained(folder: Path) -> Iterator[None]:
             message = f"{folder} cannot be written: {error.strerror or error}."
             hint = "Check that the folder may be written, or choose another."
         raise DestinationError(message, hint) from error
+
+
+def _write_all(stream: FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[stream.write(view) :]
 
 
 def _is_inside(path: str) -> bool:

@@ -44,7 +44,7 @@ Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 def transfer(plan: Plan, source: Source, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
     """Write every shard of `plan` that is not in `kept`; yield progress; return the records of all, by file name.
 
-    Finished shards last even if the generator is closed or fails; the unfinished one is removed.
+    Finished shards last even if the generator is closed or fails.
     Raises SourceError and DestinationError as reading and writing do.
     """
     numbers = {shard.file: number for number, shard in enumerate(plan.shards, start=1)}
@@ -79,7 +79,6 @@ class _Pipeline:
         self._hashing_file = ThreadPoolExecutor(1, thread_name_prefix="file-digest")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._finishing = ThreadPoolExecutor(1, thread_name_prefix="finish")
-        self._unfinished: set[ShardWriter] = set()
 
     def run(self, shards: Iterable[Shard]) -> Iterator[tuple[str, int] | ShardRecord]:
         """Yield file name and bytes for every block that is written and digested, and a record for every shard."""
@@ -103,11 +102,9 @@ class _Pipeline:
             yield record.result()
 
     def close(self) -> None:
-        """Stop all threads and remove the shard that is not finished, if there is one."""
+        """Stop all threads; what is not finished stays unfinished."""
         for pool in (self._fetching, self._hashing_tensors, self._hashing_file, self._writing, self._finishing):
             pool.shutdown(cancel_futures=True)
-        for writer in self._unfinished:
-            writer.abort()
 
     def _fetched(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Block, bytes]]:
         ahead: deque[tuple[Shard, Block, Future[bytes]]] = deque()
@@ -122,7 +119,6 @@ class _Pipeline:
 
     def _start(self, shard: Shard) -> "_ShardInWork":
         work = _ShardInWork(shard, self._destination.open_shard(shard.file))
-        self._unfinished.add(work.writer)
         header = shard_header(self._plan, shard)
         self._hashing_file.submit(work.file_sha256.update, header)
         self._writing.submit(work.write, header)
@@ -143,7 +139,6 @@ class _Pipeline:
         def finish() -> ShardRecord:
             record = ShardRecord(work.shard.file, size.result(), file.result(), tensors.result())
             work.writer.finish(record)
-            self._unfinished.discard(work.writer)
             return record
 
         return self._finishing.submit(finish)

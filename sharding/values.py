@@ -279,10 +279,6 @@ class ShardWriter(Protocol):
         """Make the shard last. Returns once it would survive a crash."""
         ...
 
-    def abort(self) -> None:
-        """Leave nothing of this shard behind."""
-        ...
-
 
 class Destination(Protocol):
     """A place that shards are streamed into and that shows them only once all are there."""
@@ -327,5 +323,5 @@ class Destination(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the destination, published or not."""
+        """Let go of the destination, published or not: shards that are not finished are gone."""
         ...

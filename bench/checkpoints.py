@@ -1,0 +1,184 @@
+"""Write checkpoints to measure with, in the format of the Hub: a random Llama, or a sparse one of many tensors."""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+_CHUNK_BYTES = 16 << 20
+_BF16_BYTES = 2
+_INDEX_NAME = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A bf16 tensor that is to be written."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Number of elements."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+    @property
+    def bytes(self) -> int:
+        """Size of the data."""
+        return self.parameters * _BF16_BYTES
+
+
+def build_llama(folder: Path, weight_bytes: int) -> None:
+    """Write a Llama of about `weight_bytes` in two files, in a process of its own: it imports torch."""
+    _build("llama", folder, "--bytes", weight_bytes)
+
+
+def build_sparse(folder: Path, files: int, tensors: int) -> None:
+    """Write `files` files that hold `tensors` tensors together: headers, and holes for the weights."""
+    _build("sparse", folder, "--files", files, "--tensors", tensors)
+
+
+def weight_bytes(folder: Path) -> int:
+    """Return the size of the weight files in `folder`, holes included."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _build(kind: str, folder: Path, *arguments: object) -> None:
+    subprocess.run([sys.executable, __file__, kind, folder, *map(str, arguments)], check=True)
+
+
+def _write_llama(folder: Path, weight_bytes: int) -> None:
+    import numpy as np
+    from safetensors import safe_open
+
+    config, tensors = _llama(weight_bytes)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config)
+    files = _in_two_files(tensors)
+    random = np.random.default_rng(0)
+    for name, part in files.items():
+        with open(folder / name, "wb") as stream:
+            _write_header(stream, part)
+            left_bytes = sum(tensor.bytes for tensor in part)
+            while left_bytes:
+                chunk_bytes = min(left_bytes, _CHUNK_BYTES)
+                # Any sign, an exponent from -7 to -4, any mantissa: finite in fp16 too, and quicker than a normal.
+                bits = random.integers(0, 1 << 16, chunk_bytes // _BF16_BYTES, np.uint16) & 0x81FF | 0x3C00
+                stream.write(bits.data)
+                left_bytes -= chunk_bytes
+        with safe_open(folder / name, framework="np") as file:
+            assert sorted(file.keys()) == [tensor.name for tensor in part]
+    _write_index(folder, files)
+
+
+def _llama(weight_bytes: int) -> tuple[str, list[Tensor]]:
+    """Return the configuration (JSON) and the tensors of the Llama whose size comes nearest to `weight_bytes`."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def tensors(layers: int) -> tuple[str, list[Tensor]]:
+        config = LlamaConfig(
+            architectures=["LlamaForCausalLM"],
+            dtype="bfloat16",
+            vocab_size=32_000,
+            hidden_size=2048,
+            intermediate_size=5632,
+            num_hidden_layers=layers,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            tie_word_embeddings=False,
+        )
+        with torch.device("meta"):
+            state = LlamaForCausalLM(config).state_dict()
+        return config.to_json_string(), [Tensor(name, tuple(tensor.shape)) for name, tensor in state.items()]
+
+    one, two = (sum(tensor.bytes for tensor in tensors(layers)[1]) for layers in (1, 2))
+    return tensors(max(1, 1 + round((weight_bytes - one) / (two - one))))
+
+
+def _in_two_files(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
+    tensors = list(tensors)
+    half_bytes = sum(tensor.bytes for tensor in tensors) // 2
+    files: dict[str, list[Tensor]] = {f"model-0000{number}-of-00002.safetensors": [] for number in (1, 2)}
+    first, second = files.values()
+    for tensor in tensors:
+        (first if half_bytes > 0 else second).append(tensor)
+        half_bytes -= tensor.bytes
+    for part in (first, second):
+        part.sort(key=lambda tensor: tensor.name)  # as safetensors 0.8 lays out tensors of one dtype
+    return files
+
+
+def _write_sparse(folder: Path, files: int, tensors: int) -> None:
+    folder.mkdir(parents=True)
+    config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": files}
+    (folder / "config.json").write_text(json.dumps(config))
+    parts = {}
+    for layer in range(files):
+        count = tensors // files + (layer < tensors % files)
+        parts[f"model-{layer + 1:05d}-of-{files:05d}.safetensors"] = sorted(
+            (_expert(layer, number) for number in range(count)), key=lambda tensor: tensor.name
+        )
+    for name, part in parts.items():
+        with open(folder / name, "wb") as stream:
+            _write_header(stream, part)
+            stream.truncate(stream.tell() + sum(tensor.bytes for tensor in part))
+    _write_index(folder, parts)
+
+
+def _expert(layer: int, number: int) -> Tensor:
+    """Return one of the three matrices of an expert, 3 MiB, named as in Qwen3-MoE."""
+    projection, shape = (("down", (2048, 768)), ("gate", (768, 2048)), ("up", (768, 2048)))[number % 3]
+    return Tensor(f"model.layers.{layer}.mlp.experts.{number // 3}.{projection}_proj.weight", shape)
+
+
+def _write_header(stream: BinaryIO, tensors: Iterable[Tensor]) -> None:
+    """Write length and header as safetensors 0.8 does: compact JSON, padded with spaces to a multiple of 8."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end_byte = 0
+    for tensor in tensors:
+        start_byte, end_byte = end_byte, end_byte + tensor.bytes
+        header[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start_byte, end_byte]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    stream.write(len(text).to_bytes(8, "little") + text)
+
+
+def _write_index(folder: Path, files: Mapping[str, Iterable[Tensor]]) -> None:
+    tensors = [tensor for part in files.values() for tensor in part]
+    metadata = {
+        "total_parameters": sum(tensor.parameters for tensor in tensors),
+        "total_size": sum(tensor.bytes for tensor in tensors),
+    }
+    weight_map = {tensor.name: file for file, part in files.items() for tensor in part}
+    text = json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2, sort_keys=True)
+    (folder / _INDEX_NAME).write_text(text + "\n")
+
+
+def main() -> None:
+    """Write one checkpoint into a new folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    llama = kinds.add_parser("llama", help="random bf16 weights in two files")
+    llama.add_argument("--bytes", type=int, default=1_500_000_000)
+    sparse = kinds.add_parser("sparse", help="real headers, holes for the weights")
+    sparse.add_argument("--files", type=int, default=200)
+    sparse.add_argument("--tensors", type=int, default=100_000)
+    for kind in (llama, sparse):
+        kind.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    if arguments.kind == "llama":
+        _write_llama(arguments.folder, arguments.bytes)
+    else:
+        _write_sparse(arguments.folder, arguments.files, arguments.tensors)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What the others do, each as one process: load a model and save it again, or read headers with safetensors."""
+
+import argparse
+from pathlib import Path
+
+
+def load_and_save_with_accelerate(source: Path, destination: Path, max_shard_size: str) -> None:
+    """Cast to fp16 and save as the tutorials do: from_pretrained, then Accelerator.save_model."""
+    import torch
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float16)
+    Accelerator().save_model(model, destination, max_shard_size=max_shard_size)
+
+
+def load_and_save_with_transformers(source: Path, destination: Path, max_shard_size: str) -> None:
+    """Keep the dtype: from_pretrained, then save_pretrained."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(source).save_pretrained(destination, max_shard_size=max_shard_size)
+
+
+def read_headers(source: Path) -> dict[str, list[int]]:
+    """Return the shape of every tensor in a folder, by name, as safetensors reads it."""
+    from safetensors import safe_open
+
+    shapes: dict[str, list[int]] = {}
+    for path in sorted(source.glob("*.safetensors")):
+        with safe_open(path, framework="np") as file:
+            shapes.update((name, file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return shapes
+
+
+def main() -> None:
+    """Do one of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["accelerate", "transformers", "headers"])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("destination", type=Path, nargs="?")
+    parser.add_argument("--max-shard-size", default="200MB")
+    arguments = parser.parse_args()
+    match arguments.what:
+        case "accelerate":
+            load_and_save_with_accelerate(arguments.source, arguments.destination, arguments.max_shard_size)
+        case "transformers":
+            load_and_save_with_transformers(arguments.source, arguments.destination, arguments.max_shard_size)
+        case "headers":
+            print(len(read_headers(arguments.source)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Small checkpoints to work on, and the command line to run."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from safetensors.numpy import save_file
+
+# Time is never asserted, and the machine of a test may be slow or busy.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+ROOT = Path(__file__).parent.parent
+Tensors = Mapping[str, np.ndarray]
+
+
+def random_tensors(count: int = 12, elements: int = 5000, seed: int = 0) -> dict[str, np.ndarray]:
+    """Layers whose stored order (by name) differs from the natural one, and one integer tensor."""
+    random = np.random.default_rng(seed)
+    tensors = {f"layers.{n}.weight": random.standard_normal(elements).astype(np.float32) for n in range(count)}
+    return {
+        **tensors,
+        "norm.steps": np.arange(7, dtype=np.int64),
+        "embed.weight": random.standard_normal((9, 3)).astype(np.float16),
+    }
+
+
+def write_checkpoint(folder: Path, files: Mapping[str, Tensors], index: bool = True) -> Path:
+    """Write `files` (name to tensors) with an index that tells the truth, and a configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tensors in files.items():
+        save_file(dict(tensors), folder / name, metadata={"format": "pt"})
+    if index:
+        weight_map = {tensor: name for name, tensors in files.items() for tensor in tensors}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    return folder
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint in two files with an index, about 240 kB."""
+    tensors = random_tensors()
+    names = list(tensors)
+    halves = {
+        "model-00001-of-00002.safetensors": {name: tensors[name] for name in names[:8]},
+        "model-00002-of-00002.safetensors": {name: tensors[name] for name in names[8:]},
+    }
+    return write_checkpoint(tmp_path / "checkpoint", halves)
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Run `python -m sharding …` as a person would, in a process of its own."""
+
+    def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sharding", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, **options)  # type: ignore[call-overload]
+
+    yield run
+
+
+def environment() -> dict[str, str]:
+    """An environment in which `sharding` is importable from anywhere, and warnings are shown."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder`, by its relative path."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }

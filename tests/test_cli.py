@@ -1,0 +1,176 @@
+"""The command line: what it prints where, and the status it exits with."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.conftest import environment, listing, random_tensors, write_checkpoint
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_plan_json_is_one_object_with_the_keys_others_depend_on(run: Run, checkpoint: Path) -> None:
+    done = run("plan", checkpoint, "--max-shard-size", "60kB", "--json")
+    assert done.returncode == 0
+    plan = json.loads(done.stdout)
+    assert {"shards", "weight_map", "total_bytes", "total_parameters", "findings"} <= plan.keys()
+    assert [set(shard) for shard in plan["shards"]] == [{"file", "bytes", "tensors"}] * len(plan["shards"])
+    assert sorted(name for shard in plan["shards"] for name in shard["tensors"]) == sorted(random_tensors())
+    assert plan["total_bytes"] == sum(array.nbytes for array in random_tensors().values())
+
+
+def test_shard_json_is_the_report(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    done = run("shard", checkpoint, tmp_path / "out", "--max-shard-size", "60kB", "--json")
+    assert done.returncode == 0
+    printed = json.loads(done.stdout)
+    assert printed == json.loads((tmp_path / "out/sharding_report.json").read_text())
+    assert printed["source"]["repo_id"] == "checkpoint"
+    assert printed["verification"]["identical"] is True
+    assert {"peak_anon_bytes", "seconds", "bytes_read", "bytes_uploaded", "disk_bytes_written"} <= printed[
+        "resources"
+    ].keys()
+    assert printed["resources"]["disk_bytes_written"] >= printed["plan"]["total_bytes"]
+    assert (
+        printed["plan"]["weight_map"]
+        == json.loads((tmp_path / "out/model.safetensors.index.json").read_text())["weight_map"]
+    )
+
+
+def test_events_are_one_object_a_line_with_the_report_last(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    done = run("shard", checkpoint, tmp_path / "out", "--max-shard-size", "60kB", "--events")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events if event["event"] != "progress"] == [
+        "planned",
+        *["shard-finished"] * len(events[-1]["shards"]),
+        "verified",
+        "report",
+    ]
+    progress = next(event for event in events if event["event"] == "progress")
+    assert {"stage", "bytes_done", "bytes_total", "bytes_per_second", "seconds_left"} <= progress.keys()
+
+
+def test_a_person_sees_tables_and_the_outcome(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    assert "14 tensors, 60,034 parameters, 240.1 kB in F16, F32, I64" in run("inspect", checkpoint).stdout
+    assert "model-00002-of-00005.safetensors" in run("plan", checkpoint, "-s", "60kB").stdout
+    done = run("shard", checkpoint, tmp_path / "out", "-s", "60kB")
+    assert "Identical: all 14 tensors" in done.stdout
+    assert "writing shards" in done.stderr
+    assert "Identical" in run("verify", checkpoint, tmp_path / "out").stdout
+
+
+def test_verify_says_no_with_status_1_and_names_the_tensor(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    run("shard", checkpoint, tmp_path / "out", "--max-shard-size", "1GB")
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    tensors["layers.3.weight"][17] += 1
+    save_file(tensors, tmp_path / "out/model.safetensors", metadata={"format": "pt"})
+    done = run("verify", checkpoint, tmp_path / "out", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["mismatches"] == [{"tensor": "layers.3.weight", "problem": "its bytes differ"}]
+
+
+@pytest.mark.parametrize("size", ["0", "-1GB", "10 apples", "nan", "200M"])
+def test_a_wrong_size_is_wrong_usage(run: Run, checkpoint: Path, tmp_path: Path, size: str) -> None:
+    done = run("shard", checkpoint, tmp_path / "out", f"--max-shard-size={size}")
+    assert done.returncode == 2
+    assert repr(size) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["shard"], ["shard", "a", "b", "c"], ["frobnicate"], ["plan", "a", "--order", "random"], ["--nope"]]
+)
+def test_wrong_usage_exits_with_2(run: Run, arguments: list[str]) -> None:
+    assert run(*arguments).returncode == 2
+
+
+def test_what_is_refused_exits_with_3_in_one_sentence_and_a_hint(run: Run, tmp_path: Path) -> None:
+    done = run("shard", tmp_path / "nowhere", tmp_path / "out", "--json")
+    assert done.returncode == 3
+    assert len(done.stderr.strip().splitlines()) == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "SourceError"
+    assert error["message"] in done.stderr
+    assert error["hint"] in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "shard", "verify"])
+def test_a_hostile_file_is_refused_by_every_command_and_nothing_is_left(run: Run, tmp_path: Path, command: str) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "model.safetensors").write_bytes(b"\xff" * 7 + b"\x00" + b"{" * 100)
+    arguments = [source, tmp_path / "out"] if command in ("shard", "verify") else [source]
+    done = run(command, *arguments)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert set(listing(tmp_path)) == {"in/model.safetensors"}
+
+
+def test_names_of_strangers_cannot_steer_the_terminal(run: Run, tmp_path: Path) -> None:
+    name = "\x1b]0;owned\x07\x1b[31m[bold red]x"
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": {name: np.zeros(3000)}}, index=False)
+    done = run("plan", folder, "-s", "1kB")
+    assert done.returncode == 0
+    assert "\x1b]" not in done.stdout + done.stderr
+    assert r"\x1b]0;owned\x07\x1b[31m[bold red]x" in done.stderr
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    from sharding import __version__
+
+    assert run("--version").stdout.strip() == f"shard-my-repo {__version__}"
+
+
+@pytest.mark.parametrize("command", [[], ["inspect"], ["plan"], ["shard"], ["verify"]])
+def test_help_needs_no_heavy_library(command: list[str]) -> None:
+    script = (
+        "import sys; from sharding.cli import main; sys.argv[1:] = "
+        f"{[*command, '--help']!r}\ntry: main()\nexcept SystemExit as end: assert not end.code\n"
+        "print(sorted({'huggingface_hub', 'numpy', 'torch', 'transformers', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "Usage: shard-my-repo" in done.stdout
+
+
+def start_slow_job(checkpoint: Path, out: Path) -> "subprocess.Popen[str]":
+    """A job that is certainly still at work after its first shard: writing a block takes it 20 ms."""
+    script = (
+        "import time; from sharding import destination; write = destination.FolderShardWriter.write\n"
+        "def slow(self, data): time.sleep(0.02); write(self, data)\n"
+        "destination.FolderShardWriter.write = slow\n"
+        "from sharding.cli import main; main()"
+    )
+    command = [sys.executable, "-c", script, "shard", str(checkpoint), str(out), "-s", "20kB", "--events"]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    assert job.stdout
+    while '"shard-finished"' not in job.stdout.readline():
+        pass
+    return job
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_cleanly_with_130_and_says_how_to_resume(
+    run: Run, checkpoint: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    job = start_slow_job(checkpoint, tmp_path / "out")
+    job.send_signal(sent)
+    stdout, stderr = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert "run the same command again" in stderr
+    assert "Traceback" not in stderr
+    assert json.loads(stdout.splitlines()[-1])["error"]["kind"] == "Cancelled"
+    journal = [json.loads(line) for line in (tmp_path / "out/sharding_journal.part").read_text().splitlines()]
+    parts = {path.name for path in (tmp_path / "out").glob("*.safetensors.part")}
+    assert parts == {f"{line['file']}.part" for line in journal[1:]}
+    again = run("shard", checkpoint, tmp_path / "out", "-s", "20kB")
+    assert again.returncode == 0
+    assert "was finished by an earlier run and is kept" in again.stderr

@@ -1,0 +1,85 @@
+"""Killed with -9 at random moments and run to the end: nothing half-made is seen, nothing is done twice."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.conftest import environment, listing, write_checkpoint
+
+KILLS = 10
+UNTIMED = ("sharding_report.json",)  # says how long the job took, so that two are never equal
+
+
+def shard_command(source: Path, out: Path) -> list[str]:
+    return [sys.executable, "-m", "sharding", "shard", str(source), str(out), "--max-shard-size", "1MB", "--events"]
+
+
+def stable(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
+
+
+def test_ten_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    tensors = {f"layers.{n}.weight": np.random.default_rng(n).bytes(250_000) for n in range(160)}
+    arrays = {name: np.frombuffer(data, np.uint8) for name, data in tensors.items()}
+    source = write_checkpoint(tmp_path / "in", {"model.safetensors": arrays}, index=False)
+    started = time.monotonic()
+    subprocess.run(shard_command(source, tmp_path / "whole"), env=environment(), check=True, capture_output=True)
+    whole_seconds = time.monotonic() - started
+
+    out = tmp_path / "out"
+    finished: dict[str, tuple[int, int]] = {}
+    kills = 0
+    while kills < KILLS:
+        job = subprocess.Popen(shard_command(source, out), env=environment(), stdout=subprocess.DEVNULL)
+        try:
+            job.wait(moments.uniform(0.1, 1) * whole_seconds)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+            kills += 1
+        if (out / "model.safetensors.index.json").exists():
+            assert_complete(out, tmp_path / "whole")
+            for path in out.iterdir():
+                path.unlink()
+            finished = {}
+        else:
+            finished = assert_kept(out, finished)
+    end = subprocess.run(shard_command(source, out), env=environment(), check=True, capture_output=True, text=True)
+    events = [json.loads(line) for line in end.stdout.splitlines()]
+    assert {
+        event["file"] for event in events if event["event"] == "shard-finished" and event["kept"]
+    } >= finished.keys()
+    assert_kept(out, finished)
+    assert stable(out) == stable(tmp_path / "whole")
+
+
+def assert_complete(out: Path, whole: Path) -> None:
+    """An index stands beside everything that it needs, even if the job had not ended yet."""
+    found = stable(out)
+    found.pop("sharding_journal.part", None)
+    assert found == stable(whole)
+
+
+def assert_kept(out: Path, before: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Every shard that was finished before is the same file still; return all that are finished now."""
+    now: dict[str, tuple[int, int]] = {}
+    journal = out / "sharding_journal.part"
+    named = set(before)
+    if journal.exists():
+        for line in journal.read_text().splitlines(keepends=True)[1:]:
+            if line.endswith("\n"):  # the last one may have been cut short
+                named.add(json.loads(line)["file"])
+    for file in named:
+        part = out / f"{file}.part"
+        stat = (part if part.exists() else out / file).stat()
+        now[file] = (stat.st_ino, stat.st_mtime_ns)
+    assert {file: now[file] for file in before} == before
+    return now
