@@ -1,0 +1,71 @@
+"""Small models of many classes, with random weights, saved as the Hub has them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+}
+CLASSES: dict[str, tuple[type, str, dict[str, Any]]] = {
+    "llama": (AutoModelForCausalLM, "llama", SMALL),
+    "llama-tied": (AutoModelForCausalLM, "llama", {**SMALL, "tie_word_embeddings": True}),
+    "mistral": (AutoModelForCausalLM, "mistral", {**SMALL, "num_key_value_heads": 2}),
+    "qwen2": (AutoModelForCausalLM, "qwen2", {**SMALL, "num_key_value_heads": 2}),
+    "gpt2": (
+        AutoModelForCausalLM,
+        "gpt2",
+        {"n_embd": 32, "n_layer": 12, "n_head": 4, "vocab_size": 96, "n_positions": 64},
+    ),
+    "bert": (AutoModel, "bert", SMALL),
+    "t5": (
+        AutoModelForSeq2SeqLM,
+        "t5",
+        {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 11, "num_heads": 4, "vocab_size": 96},
+    ),
+    "vit": (AutoModel, "vit", {**SMALL, "image_size": 16, "patch_size": 4}),
+    "mixtral": (AutoModelForCausalLM, "mixtral", {**SMALL, "num_key_value_heads": 2, "num_local_experts": 4}),
+    "gpt-neox": (AutoModelForCausalLM, "gpt_neox", SMALL),
+}
+FUSED_OR_RENAMED = ("mixtral", "gpt-neox", "vit")
+"""Weights that transformers keeps under other names, or fused, in memory: only the cuts differ then."""
+
+
+def build(name: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """Return a model of class `name` with random weights."""
+    torch.manual_seed(0)
+    auto, model_type, options = CLASSES[name]
+    config = AutoConfig.for_model(model_type, pad_token_id=0, bos_token_id=1, eos_token_id=2, **options)
+    if name in ("bert", "vit"):
+        del config.pad_token_id
+    model: PreTrainedModel = auto.from_config(config, dtype=dtype)
+    return model.eval()
+
+
+def save(name: str, folder: Path, max_shard_size: str = "100kB") -> Path:
+    """Save a model of class `name` in `folder` and return it."""
+    build(name).save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return a fixed input for one forward pass."""
+    if model.main_input_name == "pixel_values":
+        size = model.config.image_size
+        return {"pixel_values": torch.linspace(-1, 1, 3 * size * size).view(1, 3, size, size).to(model.dtype)}
+    tokens = torch.arange(3, 15).view(1, 12)
+    extra = {"decoder_input_ids": tokens[:, :4]} if model.config.is_encoder_decoder else {}
+    return {"input_ids": tokens, **extra}
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    """Return the first output of one forward pass on the fixed input."""
+    with torch.no_grad():
+        output: torch.Tensor = model(**inputs(model))[0]
+    return output
