@@ -5,7 +5,7 @@ last, and they work only while somebody asks for the next event.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 
 from sharding import __version__
@@ -23,7 +23,7 @@ from sharding.plan import (
     plan_shards,
     shard_header,
 )
-from sharding.report import Report, build_report, digests_json, parse_digests, report_json, to_bytes
+from sharding.report import Report, digests_json, parse_digests, report_json, to_bytes
 from sharding.source import FolderSource, open_source
 from sharding.transfer import transfer
 from sharding.values import (
@@ -37,7 +37,6 @@ from sharding.values import (
     ShardFinished,
     ShardRecord,
     Source,
-    SourceRef,
     TensorDigest,
     Verification,
     Verified,
@@ -90,48 +89,29 @@ def shard(
     from them. `overwrite` replaces a checkpoint that this tool did not write, `restart` discards what an
     earlier run left. Raises UsageError, SourceError, DestinationError.
     """
-    with Meter() as meter:
-        limit = parse_bytes(max_shard_size)
-        origin = open_source(source)
-        target = open_destination(destination, origin.folder, overwrite=overwrite, restart=restart)
-        with closing(target):
-            checkpoint = read_checkpoint(origin)
-            plan = _plan(checkpoint, limit, strategy, order)
-            yield Planned(checkpoint, plan)
+    limit = parse_bytes(max_shard_size)
+    origin = open_source(source)
+    target = open_destination(destination, origin.folder, overwrite=overwrite, restart=restart)
+    with Meter() as meter, closing(target):
+        checkpoint = read_checkpoint(origin)
+        plan = _plan(checkpoint, limit, strategy, order)
+        yield Planned(checkpoint, plan)
 
-            plan_id = identify_plan(plan, origin.ref)
-            kept = yield from _check_kept(target, plan_id)
-            try:
-                target.prepare(plan_id, kept.values(), _bytes_to_write(checkpoint, plan, kept))
-                records = yield from transfer(plan, origin, target, kept)
-                verification = yield from _verify_staged(plan, records, target, meter)
-                yield Verified(verification)
-                report = build_report(
-                    checkpoint,
-                    SourceRef("folder", target.name, ""),
-                    plan,
-                    plan_id,
-                    records,
-                    verification,
-                    Resources(
-                        peak_anon_bytes=meter.peak_anon_bytes,
-                        seconds=meter.seconds,
-                        bytes_read=origin.bytes_read,
-                        read_requests=origin.requests,
-                        bytes_uploaded=target.bytes_uploaded,
-                        disk_bytes_written=target.disk_bytes_written,
-                    ),
-                    datetime.now(UTC),
-                    __version__,
-                )
-                if verification.identical:
-                    target.publish(records, _files(report, origin))
-                else:
-                    target.discard()
-            except BaseException:
-                if not target.has_finished_shards:
-                    target.discard()
-                raise
+        plan_id = identify_plan(plan, origin.ref)
+        kept = yield from _check_kept(target, plan_id)
+        with _discarded_if_fruitless(target):
+            target.prepare(plan_id, kept.values(), _bytes_to_write(checkpoint, plan, kept))
+            records = yield from transfer(plan, origin, target, kept)
+            verification = yield from _verify_staged(plan, records, target, meter)
+            yield Verified(verification)
+
+            cost = _resources(meter, origin, target)
+            now = datetime.now(UTC)
+            report = Report(checkpoint, target.ref, plan, plan_id, records, verification, cost, now, __version__)
+            if verification.identical:
+                target.publish(records, _files(report, origin))
+            else:
+                target.discard()
     yield report
 
 
@@ -165,10 +145,21 @@ def _plan(checkpoint: Checkpoint, max_shard_bytes: int, strategy: Strategy, orde
     )
 
 
+@contextmanager
+def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
+    """Leave nothing behind when a job ends without a result and without a shard to go on from."""
+    try:
+        yield
+    except BaseException:
+        if not target.has_finished_shards:
+            target.discard()
+        raise
+
+
 def _check_kept(target: Destination, plan_id: str) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Read again what an earlier run finished; return what is still as it was."""
     done = target.done(plan_id)
-    staged = FolderSource(target.name, target.staged(done))
+    staged = FolderSource(target.ref.repo_id, target.staged(done))
     hashes = yield from digest_files(staged, {file: record.bytes for file, record in done.items()})
     return {file: record for file, record in done.items() if hashes[file] == record.sha256}
 
@@ -185,7 +176,7 @@ def _verify_staged(
     """Read the result again, before it is published, and compare it with what passed on the way to it."""
     started = meter.seconds
     paths = target.staged(records)
-    staged = FolderSource(target.name, paths)
+    staged = FolderSource(target.ref.repo_id, paths)
     problems = [
         problem for shard in plan.shards for problem in check_structure(paths[shard.file], shard, plan.metadata)
     ]
@@ -196,6 +187,17 @@ def _verify_staged(
         problems.extend(compare(expected_digests(plan.shards, records), found))
     method = "read again: structure by safetensors, the SHA-256 of every tensor compared with the source's"
     return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems))
+
+
+def _resources(meter: Meter, origin: Source, target: Destination) -> Resources:
+    return Resources(
+        peak_anon_bytes=meter.peak_anon_bytes,
+        seconds=meter.seconds,
+        bytes_read=origin.bytes_read,
+        read_requests=origin.requests,
+        bytes_uploaded=target.bytes_uploaded,
+        disk_bytes_written=target.disk_bytes_written,
+    )
 
 
 def _files(report: Report, origin: Source) -> Iterator[tuple[str, Iterable[bytes]]]:

@@ -10,7 +10,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from sharding.errors import UsageError
 from sharding.layout import build_header, in_file_order
 from sharding.limits import format_bytes
-from sharding.values import Finding, Plan, Shard, SourceRef, TensorEntry
+from sharding.values import Finding, Plan, RepoRef, Shard, TensorEntry
 
 Strategy = Literal["size"]
 Order = Literal["natural", "stored"]
@@ -108,7 +108,7 @@ def build_index(plan: Plan) -> bytes:
     return json.dumps(index, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def identify_plan(plan: Plan, source: SourceRef) -> str:
+def identify_plan(plan: Plan, source: RepoRef) -> str:
     """Return a digest of `plan` and the state of its source: equal means that the results are equal, byte for byte."""
     sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision)).encode())
     for shard in plan.shards:

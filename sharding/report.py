@@ -19,10 +19,10 @@ from sharding.values import (
     Plan,
     Planned,
     Progress,
+    RepoRef,
     Resources,
     ShardFinished,
     ShardRecord,
-    SourceRef,
     TensorDigest,
     Verification,
     Verified,
@@ -39,43 +39,21 @@ class Report:
     """What a job did: the last event it yields, and `sharding_report.json` in the result."""
 
     source: Checkpoint
-    destination: SourceRef
+    destination: RepoRef
     plan: Plan
     plan_id: str
     records: Mapping[str, ShardRecord]
-    files: tuple[str, ...]
     verification: Verification
     resources: Resources
     finished: datetime
     version: str
 
-
-def build_report(
-    checkpoint: Checkpoint,
-    destination: SourceRef,
-    plan: Plan,
-    plan_id: str,
-    records: Mapping[str, ShardRecord],
-    verification: Verification,
-    resources: Resources,
-    finished: datetime,
-    version: str,
-) -> Report:
-    """Return the report of a job; `records` in any order, `version` this tool's."""
-    index = [INDEX_NAME] if plan.is_sharded else []
-    side = [file.path for file in checkpoint.side_files]
-    return Report(
-        source=checkpoint,
-        destination=destination,
-        plan=plan,
-        plan_id=plan_id,
-        records={shard.file: records[shard.file] for shard in plan.shards},
-        files=(*side, *(shard.file for shard in plan.shards), DIGESTS_NAME, REPORT_NAME, *index),
-        verification=verification,
-        resources=resources,
-        finished=finished,
-        version=version,
-    )
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every file of the result, the index last."""
+        side = (file.path for file in self.source.side_files)
+        shards = (shard.file for shard in self.plan.shards)
+        return (*side, *shards, DIGESTS_NAME, REPORT_NAME, *([INDEX_NAME] if self.plan.is_sharded else []))
 
 
 def plan_json(plan: Plan) -> Json:
@@ -127,6 +105,7 @@ def verification_json(verification: Verification) -> Json:
 def report_json(report: Report) -> Json:
     """Return the report as an object; its `plan` has the shape of `plan_json`."""
     source = checkpoint_json(report.source)
+    records = [report.records[shard.file] for shard in report.plan.shards]
     return {
         "schema": SCHEMA,
         "tool": f"shard-my-repo {report.version}",
@@ -136,9 +115,7 @@ def report_json(report: Report) -> Json:
         "destination": asdict(report.destination),
         "plan": {**plan_json(report.plan), "findings": source["findings"] + plan_json(report.plan)["findings"]},
         "plan_id": report.plan_id,
-        "shards": [
-            {"file": record.file, "bytes": record.bytes, "sha256": record.sha256} for record in report.records.values()
-        ],
+        "shards": [{"file": record.file, "bytes": record.bytes, "sha256": record.sha256} for record in records],
         "files": list(report.files),
         "verification": verification_json(report.verification),
         "resources": asdict(report.resources),
@@ -147,12 +124,13 @@ def report_json(report: Report) -> Json:
 
 def digests_json(report: Report) -> Json:
     """Return the SHA-256 of every shard file and of every tensor's bytes, in hex."""
-    tensors = {}
+    shards, tensors = {}, {}
     for shard in report.plan.shards:
-        digests = report.records[shard.file].tensor_sha256
+        record = report.records[shard.file]
+        shards[shard.file] = {"bytes": record.bytes, "sha256": record.sha256}
+        digests = record.tensor_sha256
         for tensor in shard.tensors:
             tensors[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "sha256": digests[tensor.name]}
-    shards = {record.file: {"bytes": record.bytes, "sha256": record.sha256} for record in report.records.values()}
     return {"schema": SCHEMA, "plan_id": report.plan_id, "shards": shards, "tensors": tensors}
 
 

@@ -10,7 +10,7 @@ from threading import Lock
 
 from sharding.errors import SourceError
 from sharding.limits import BLOCK_BYTES, MAX_FILES
-from sharding.values import FileEntry, SourceRef
+from sharding.values import FileEntry, RepoRef
 
 _NOT_REPO = {".git", ".cache", "__pycache__"}
 """Folders that tools keep beside a checkpoint; no repo has them."""
@@ -41,7 +41,7 @@ class FolderSource:
                 self._stats[file] = stat
         self.files = tuple(FileEntry(file, stat.st_size) for file, stat in sorted(self._stats.items()))
         pins = [(file, *_pin(stat)) for file, stat in sorted(self._stats.items()) if file.endswith(_WEIGHTS)]
-        self.ref = SourceRef("folder", name, hashlib.sha256(json.dumps(pins).encode()).hexdigest())
+        self.ref = RepoRef("folder", name, hashlib.sha256(json.dumps(pins).encode()).hexdigest())
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BLOCK_BYTES`.

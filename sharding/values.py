@@ -59,11 +59,11 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceRef:
-    """What a source is called, and the state of it that a job is pinned to.
+class RepoRef:
+    """What a source or destination is called, and the state of it that a job is pinned to.
 
-    `revision` is a commit of a Hub repo or, for a folder, a digest of its weight files' names, sizes and
-    modification times: two jobs with the same revision read the same bytes.
+    `revision` is a commit of a Hub repo or, for a folder that is read, a digest of its weight files' names,
+    sizes and modification times: two jobs with the same revision read the same bytes.
     """
 
     kind: Literal["folder", "hub"]
@@ -75,7 +75,7 @@ class SourceRef:
 class Checkpoint:
     """What the headers of a source say: the tensors in stored order, and the files beside the weights."""
 
-    source: SourceRef
+    source: RepoRef
     tensors: tuple[TensorEntry, ...]
     metadata: Mapping[str, str]
     weight_files: tuple[FileEntry, ...]
@@ -253,7 +253,7 @@ class Verified:
 class Source(Protocol):
     """The files of a checkpoint that does not change while it is read."""
 
-    ref: SourceRef
+    ref: RepoRef
     folder: Path | None
     """Where it lies on this disk, if it does."""
     files: tuple[FileEntry, ...]
@@ -283,9 +283,13 @@ class ShardWriter(Protocol):
 class Destination(Protocol):
     """A place that shards are streamed into and that shows them only once all are there."""
 
-    name: str
-    disk_bytes_written: int
+    ref: RepoRef
     bytes_uploaded: int
+
+    @property
+    def disk_bytes_written(self) -> int:
+        """Bytes that this job has written to this machine's disk."""
+        ...
 
     @property
     def has_finished_shards(self) -> bool:

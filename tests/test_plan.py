@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from sharding.errors import UsageError
 from sharding.plan import build_index, identify_plan, natural_key, plan_shards, shard_header
-from sharding.values import SourceRef, TensorEntry
+from sharding.values import RepoRef, TensorEntry
 
-REF = SourceRef("folder", "model", "1")
+REF = RepoRef("folder", "model", "1")
 
 
 def tensor(name: str, size: int) -> TensorEntry:
@@ -129,7 +129,7 @@ def test_a_plan_is_known_by_its_source_and_its_shards() -> None:
     same = identify_plan(plan_shards(tensors, 4), REF)
     assert same == identify_plan(plan_shards(tensors, 5), REF)
     assert same != identify_plan(plan_shards(tensors, 6), REF)
-    assert same != identify_plan(plan_shards(tensors, 4), SourceRef("folder", "model", "2"))
+    assert same != identify_plan(plan_shards(tensors, 4), RepoRef("folder", "model", "2"))
 
 
 def test_an_unknown_order_is_refused() -> None:
