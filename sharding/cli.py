@@ -118,7 +118,7 @@ def verify(
     """Compare two checkpoints tensor by tensor. Exit status 1 if they differ."""
     with _outcome(as_json or as_events) as terminal:
         from sharding import job
-        from sharding.values import Verified
+        from sharding.events import Verified
 
         last = _follow(job.verify(source, destination, quick=quick), terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:

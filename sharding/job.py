@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from sharding import __version__
 from sharding.destination import open_destination
 from sharding.errors import SourceError
+from sharding.events import Planned, Progress, ShardFinished, Verified
 from sharding.files import DIGESTS_NAME, INDEX_NAME, REPORT_NAME
 from sharding.headers import read_checkpoint, read_header, read_small
 from sharding.limits import DEFAULT_MAX_SHARD_SIZE, MAX_REPORT_BYTES, parse_bytes
@@ -31,15 +32,11 @@ from sharding.values import (
     Destination,
     FileEntry,
     Plan,
-    Planned,
-    Progress,
     Resources,
-    ShardFinished,
     ShardRecord,
     Source,
     TensorDigest,
     Verification,
-    Verified,
 )
 from sharding.verify import (
     check_structure,

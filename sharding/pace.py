@@ -3,8 +3,8 @@
 from collections import deque
 from typing import Literal
 
+from sharding.events import Progress
 from sharding.limits import PROGRESS_SECONDS
-from sharding.values import Progress
 
 _SAMPLES = 50
 """With `PROGRESS_SECONDS` between two, the rate is that of the last five seconds or more."""

@@ -13,20 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from sharding.errors import SourceError
+from sharding.events import Planned, Progress, ShardFinished, Verified
 from sharding.files import DIGESTS_NAME, INDEX_NAME, REPORT_NAME
-from sharding.values import (
-    Checkpoint,
-    Plan,
-    Planned,
-    Progress,
-    RepoRef,
-    Resources,
-    ShardFinished,
-    ShardRecord,
-    TensorDigest,
-    Verification,
-    Verified,
-)
+from sharding.values import Checkpoint, Plan, RepoRef, Resources, ShardRecord, TensorDigest, Verification
 
 SCHEMA = 1
 

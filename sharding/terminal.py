@@ -11,9 +11,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from sharding.errors import ShardingError
+from sharding.events import Planned, Progress, ShardFinished, Verified
 from sharding.limits import format_bytes
 from sharding.report import Report
-from sharding.values import Checkpoint, Finding, Plan, Planned, Progress, ShardFinished, Verification, Verified
+from sharding.values import Checkpoint, Finding, Plan, Verification
 
 _MOST_ROWS = 40
 _STAGES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}

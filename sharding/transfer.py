@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 
+from sharding.events import Progress, ShardFinished
 from sharding.limits import (
     BLOCK_BYTES,
     BLOCKS_AHEAD,
@@ -23,17 +24,7 @@ from sharding.limits import (
 from sharding.pace import Pace
 from sharding.plan import shard_header
 from sharding.schedule import read_blocks
-from sharding.values import (
-    Block,
-    Destination,
-    Plan,
-    Progress,
-    Shard,
-    ShardFinished,
-    ShardRecord,
-    ShardWriter,
-    Source,
-)
+from sharding.values import Block, Destination, Plan, Shard, ShardRecord, ShardWriter, Source
 
 _EMPTY_SHA256 = hashlib.sha256().hexdigest()
 _END_OF_SHARD = Block((), ())

@@ -1,4 +1,4 @@
-"""The frozen things that stages hand to each other, the events a job yields, and the protocols in between."""
+"""The frozen things that stages hand to each other, and the protocols that they meet by."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -203,48 +203,6 @@ class Resources:
     read_requests: int
     bytes_uploaded: int
     disk_bytes_written: int
-
-
-# --- Events: what a job yields while it runs ----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The plan is made; no byte has moved."""
-
-    checkpoint: Checkpoint
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Bytes moved so far in one stage of the job; `seconds_left` is None until a rate is known."""
-
-    stage: Literal["check", "transfer", "verify"]
-    bytes_done: int
-    bytes_total: int
-    file: str = ""
-    bytes_per_second: float = 0.0
-    seconds_left: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFinished:
-    """A shard is safely at the destination; `kept` when an earlier run had finished it already."""
-
-    file: str
-    bytes: int
-    sha256: str
-    number: int
-    shards: int
-    kept: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The result has been read again and compared."""
-
-    verification: Verification
 
 
 # --- Protocols: what a source and a destination can do ------------------------------------------------

@@ -9,17 +9,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, TypeVar
 
+from sharding.events import Progress
 from sharding.limits import PROGRESS_SECONDS, SPAN_BYTES, THREADS
 from sharding.pace import Pace
-from sharding.values import (
-    Mismatch,
-    Progress,
-    Shard,
-    ShardRecord,
-    Source,
-    TensorDigest,
-    TensorEntry,
-)
+from sharding.values import Mismatch, Shard, ShardRecord, Source, TensorDigest, TensorEntry
 
 _Result = TypeVar("_Result")
 

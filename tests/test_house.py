@@ -13,13 +13,13 @@ from sharding.cli import app
 from tests.conftest import ROOT, environment
 
 ROWS = [
-    {"errors", "limits", "values", "sharding"},
+    {"errors", "events", "limits", "values", "sharding"},
     {"files", "layout", "pace", "plan", "report", "schedule"},
     {"destination", "journal", "headers", "meter", "source", "transfer", "verify"},
     {"job"},
     {"cli", "terminal", "__main__"},
 ]
-PURE = ROWS[1] | {"values", "errors", "limits"}
+PURE = ROWS[1] | {"errors", "events", "limits", "values"}
 APART = {"demo", "localhub"}
 TOUCHES_THE_WORLD = {"os", "shutil", "socket", "subprocess", "time", "tempfile", "threading"}
 

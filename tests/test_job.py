@@ -16,9 +16,9 @@ from safetensors.numpy import load_file, save_file
 from sharding import destination as destination_room
 from sharding import job
 from sharding.errors import DestinationError, SourceError
+from sharding.events import Progress, ShardFinished, Verified
 from sharding.job import Event
 from sharding.report import Report
-from sharding.values import Progress, ShardFinished, Verified
 from tests.conftest import listing, random_tensors, write_checkpoint
 
 INDEX = "model.safetensors.index.json"

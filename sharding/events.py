@@ -1,0 +1,45 @@
+"""What a job yields while it runs; the last event is its result."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sharding.values import Checkpoint, Plan, Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan is made; no byte has moved."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Bytes moved so far in one stage of the job; `seconds_left` is None until a rate is known."""
+
+    stage: Literal["check", "transfer", "verify"]
+    bytes_done: int
+    bytes_total: int
+    file: str = ""
+    bytes_per_second: float = 0.0
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFinished:
+    """A shard is safely at the destination; `kept` when an earlier run had finished it already."""
+
+    file: str
+    bytes: int
+    sha256: str
+    number: int
+    shards: int
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The result has been read again and compared."""
+
+    verification: Verification
