@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from sys import intern
 
 from sharding.errors import SourceError
 from sharding.limits import MAX_SIDE_FILE_BYTES, format_bytes
@@ -74,6 +75,7 @@ def parse_index(text: bytes) -> Index:
             raise SourceError(f"{INDEX_NAME} names {file[:100]!r}, which is not a safetensors file beside it.", hint)
     metadata = document.get("metadata")
     count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
+    weight_map = {name: intern(file) for name, file in weight_map.items()}  # a hundred thousand entries, few files
     return Index(weight_map, count if type(count) is int and count >= 0 else None)
 
 

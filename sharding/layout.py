@@ -199,13 +199,15 @@ def _read_tensor(name: str, value: _Json) -> tuple[str, tuple[int, ...], int, in
 
 
 def _usizes(value: _Json) -> tuple[int, ...] | None:
-    # `type` and not `isinstance`: True and False are no numbers here.
-    if isinstance(value, list) and all(type(number) is int and 0 <= number < _USIZE_END for number in value):
-        return tuple(value)
-    return None
+    # Exactly int: True and False are no numbers here. No loop of Python's own: there are many tensors.
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        return None
+    return tuple(value) if not value or (min(value) >= 0 and max(value) < _USIZE_END) else None
 
 
 def _check_text(text: str) -> None:
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError:

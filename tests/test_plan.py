@@ -81,7 +81,7 @@ def test_any_names_can_be_ordered(names: list[str]) -> None:
 
 
 def test_a_number_of_five_thousand_digits_is_ordered_as_a_word() -> None:
-    assert natural_key("9" * 5000) == [(1, "9" * 5000)]
+    assert sorted(["b", "9" * 5000, "8"], key=natural_key) == ["8", "9" * 5000, "b"]
 
 
 def test_one_shard_has_the_plain_name() -> None:
