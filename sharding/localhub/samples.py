@@ -1,6 +1,11 @@
-"""Build small repos in the Hub's real format: random weights, a tokenizer trained on the spot, a model card."""
+"""Build small repos in the Hub's real format: random weights, a tokenizer trained on the spot, a model card.
 
+`python -m sharding.localhub.samples FOLDER` builds all of them.
+"""
+
+import sys
 import sysconfig
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,11 +14,15 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 4096
 _TEXTS = 60
+_LFS = ("safetensors", "bin")
 _CARD = """\
 ---
 license: apache-2.0
 language: en
-pipeline_tag: text-generation
+pipeline_tag: {task}
+library_name: transformers
+tags:
+- random-weights
 ---
 
 # {title}
@@ -46,9 +55,92 @@ def build_mistral(folder: Path) -> Path:
     torch.manual_seed(0)
     folder.mkdir(parents=True)
     MistralForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="40MB")
+    return _finish(folder, tokenizer)
+
+
+def build_t5(folder: Path) -> Path:
+    """Write a T5 of about 6 MB (float32, one safetensors file; one embedding under three names) to a new `folder`."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    tokenizer = _train_tokenizer()
+    config = T5Config(
+        vocab_size=_VOCABULARY,
+        d_model=128,
+        d_kv=32,
+        d_ff=256,
+        num_layers=3,
+        num_heads=4,
+        decoder_start_token_id=tokenizer.bos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.bos_token_id,
+    )
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    return _finish(folder, tokenizer, task="translation")
+
+
+def build_gpt2_bin(folder: Path) -> Path:
+    """Write a GPT-2 of about 6 MB with tied embeddings to a new `folder`, its weights as `pytorch_model.bin`."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = _train_tokenizer()
+    config = GPT2Config(
+        vocab_size=_VOCABULARY,
+        n_positions=256,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    config.architectures = ["GPT2LMHeadModel"]
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
+    config.save_pretrained(folder)
+    torch.save(GPT2LMHeadModel(config).state_dict(), folder / "pytorch_model.bin")
+    return _finish(folder, tokenizer)
+
+
+def build_llama(folder: Path) -> Path:
+    """Write a Llama of about 8 MB (bfloat16, one safetensors file) to a new `folder`."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = _train_tokenizer()
+    config = LlamaConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return _finish(folder, tokenizer)
+
+
+BUILDERS: Mapping[str, Callable[[Path], Path]] = {
+    "mistral-60m": build_mistral,
+    "t5-tiny": build_t5,
+    "gpt2-tied": build_gpt2_bin,
+    "llama": build_llama,
+}
+
+
+def _finish(folder: Path, tokenizer: "PreTrainedTokenizerFast", task: str = "text-generation") -> Path:
     tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(_CARD.format(title=folder.name))
-    (folder / ".gitattributes").write_text("*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
+    (folder / "README.md").write_text(_CARD.format(title=folder.name, task=task))
+    (folder / ".gitattributes").write_text("".join(f"*.{end} filter=lfs diff=lfs merge=lfs -text\n" for end in _LFS))
     return folder
 
 
@@ -64,3 +156,11 @@ def _train_tokenizer() -> "PreTrainedTokenizerFast":
     texts = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:_TEXTS]
     tokenizer.train([str(path) for path in texts], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+if __name__ == "__main__":
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    for name, build in BUILDERS.items():
+        build(Path(sys.argv[1]) / name)

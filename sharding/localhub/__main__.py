@@ -1,0 +1,50 @@
+"""Serve the loopback Hub: `python -m sharding.localhub --port PORT --folder DIR`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read `arguments` (None: the command line) and serve until told to stop."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sharding.localhub",
+        description="A Hub on this machine. User NAME has the tokens hf_NAME (write) and hf_NAME_read (read).",
+    )
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0, the default, takes a free one")
+    parser.add_argument("--folder", type=Path, required=True, help="where repos and accounts are kept")
+    parser.add_argument("--user", action="append", metavar="NAME", help="a user; default: alice and bob")
+    parser.add_argument("--org", action="append", default=[], metavar="NAME=member,member", help="an organisation")
+    parser.add_argument("--samples", action="store_true", help="add sample models under samples/ and alice/")
+    parser.add_argument("--no-xet", action="store_true", help="LFS only; clients need HF_HUB_DISABLE_XET=1")
+    parser.add_argument("--quota", type=int, metavar="BYTES", help="what a namespace may store; default: no bound")
+    parser.add_argument("--page", type=int, default=1000, metavar="N", help="items on a page of a list")
+    parser.add_argument(
+        "--lfs-multipart-above", type=int, default=5_000_000_000, metavar="BYTES", help="larger LFS files go in parts"
+    )
+    parser.add_argument(
+        "--oauth-seconds", type=int, default=8 * 3600, metavar="N", help="how long a login lasts; default: 8 hours"
+    )
+    options = parser.parse_args(arguments)
+    orgs = {
+        name: tuple(filter(None, members.split(","))) for name, _, members in (o.partition("=") for o in options.org)
+    }
+
+    # Late: what serves takes half a second to import, and --help needs none of it.
+    from sharding.localhub.hub import Settings
+    from sharding.localhub.server import serve
+
+    settings = Settings(
+        users=tuple(options.user or ("alice", "bob")),
+        orgs=orgs,
+        xet=not options.no_xet,
+        quota_bytes=options.quota,
+        page_items=options.page,
+        multipart_above_bytes=options.lfs_multipart_above,
+        oauth_seconds=options.oauth_seconds,
+    )
+    serve(options.port, options.folder, settings, options.samples)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Know who asks, and decide what they may do to a repo."""
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from sharding.localhub.records import Repo, find_repo
+from sharding.localhub.refusals import Refusal, bad_credentials, forbidden, repo_not_found, sign_in_first
+from sharding.localhub.web import Call
+
+Right = Literal["see", "read", "propose", "write", "manage"]
+"""See its description, read its files, open a pull request, commit, change or delete the repo itself."""
+
+_SCOPES_BY_RIGHT = {
+    "read": {"read-repos", "write-repos", "manage-repos"},
+    "write": {"write-repos", "manage-repos"},
+    "create": {"contribute-repos", "manage-repos"},
+    "manage": {"manage-repos"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, and with which kind of token; `name` is None for somebody not signed in."""
+
+    name: str | None = None
+    token: Literal["none", "read", "write", "oauth"] = "none"
+    scopes: frozenset[str] = frozenset()
+    app: str | None = None
+    expires_seconds: float | None = None
+    namespaces: frozenset[str] = frozenset()
+    """Their own name and the organisations that they may write to."""
+
+
+def identify(db: sqlite3.Connection, call: Call) -> Caller:
+    """Return who sent the request. Raises Refusal (401) for a token that is unknown or has expired."""
+    header = call.headers.get("authorization")
+    if not header:
+        return Caller()
+    token = header.removeprefix("Bearer ").strip()
+    name = token.removeprefix("hf_").removesuffix("_read")
+    for kind, own in (("write", f"hf_{name}"), ("read", f"hf_{name}_read")):
+        row = db.execute("SELECT name FROM accounts WHERE name = ? AND type = 'user'", (name,)).fetchone()
+        if row and token == own:
+            user = str(row[0])
+            return Caller(user, "write" if kind == "write" else "read", namespaces=_namespaces(db, user))
+    row = db.execute("SELECT * FROM oauth_tokens WHERE token = ?", (token,)).fetchone()
+    if not row or row["expires_seconds"] <= time.time():
+        raise bad_credentials()
+    return Caller(
+        row["user"],
+        "oauth",
+        frozenset(row["scopes"].split()),
+        row["app"],
+        row["expires_seconds"],
+        _namespaces(db, row["user"]),
+    )
+
+
+def require_user(db: sqlite3.Connection, call: Call) -> tuple[Caller, str]:
+    """Return who sent the request, and their name. Raises Refusal (401) for an anonymous one."""
+    caller = identify(db, call)
+    if caller.name is None:
+        raise sign_in_first()
+    return caller, caller.name
+
+
+def reach(db: sqlite3.Connection, call: Call, right: Right) -> tuple[Repo, Caller]:
+    """Return the repo that the path of a request names, and who asks, if they have that right. Raises Refusal."""
+    parameters = call.parameters
+    return reach_repo(db, call, right, parameters["kind"], f"{parameters['owner']}/{parameters['name']}")
+
+
+def reach_repo(db: sqlite3.Connection, call: Call, right: Right, kind: str, repo_id: str) -> tuple[Repo, Caller]:
+    """Do as `reach`, for a repo that is named elsewhere than in the path."""
+    caller = identify(db, call)
+    owner, _, name = repo_id.partition("/")
+    repo = find_repo(db, kind, owner, name)
+    if repo is None:
+        raise repo_not_found(caller.name is not None)
+    refusal = judge(caller, repo, right, is_granted(db, repo, caller))
+    if refusal:
+        raise refusal
+    return repo, caller
+
+
+def judge(caller: Caller, repo: Repo, right: Right, granted: bool = False) -> Refusal | None:
+    """Return why `caller` has not that right to `repo`, or None; `granted` is whether its gate is open to them."""
+    if repo.private and (refusal := _judge_private(caller, repo)):
+        return refusal
+    if right == "see":
+        return None
+    if right == "read":
+        return _judge_gate(caller, repo, granted) if repo.gated else None
+    if caller.name is None:
+        return sign_in_first()
+    if right == "propose" and caller.token == "write":
+        return _judge_gate(caller, repo, granted) if repo.gated else None
+    if repo.owner not in caller.namespaces:
+        return forbidden(f"You have no right to write to {repo.id}.")
+    if caller.token == "read":
+        return forbidden("This token may only read: use one with the role write.")
+    return None if _covers(caller, repo, right) else _lacks_scope(right)
+
+
+def judge_creation(caller: Caller, kind: str, owner: str) -> Refusal | None:
+    """Return why `caller` may not create a repo of `owner`, or None."""
+    if caller.name is None:
+        return sign_in_first()
+    message = f'You don\'t have the rights to create a {kind} under the namespace "{owner}"'
+    if owner not in caller.namespaces or caller.token == "read":
+        return forbidden(message)
+    if caller.token == "oauth" and not caller.scopes & _SCOPES_BY_RIGHT["create"]:
+        return _lacks_scope("create")
+    return None
+
+
+def is_granted(db: sqlite3.Connection, repo: Repo, caller: Caller) -> bool:
+    """Whether the gate of the repo has been opened to the caller."""
+    if not repo.gated or caller.name is None:
+        return False
+    row = db.execute(
+        "SELECT 1 FROM grants WHERE repo = ? AND user = ? AND status = 'accepted'", (repo.number, caller.name)
+    ).fetchone()
+    return row is not None
+
+
+def _judge_private(caller: Caller, repo: Repo) -> Refusal | None:
+    if repo.owner not in caller.namespaces:
+        return repo_not_found(caller.name is not None)
+    return None if _covers(caller, repo, "read") else _lacks_scope("read")
+
+
+def _judge_gate(caller: Caller, repo: Repo, granted: bool) -> Refusal | None:
+    if repo.owner in caller.namespaces and _covers(caller, repo, "read"):
+        return None
+    message = f"Access to {repo.kind} {repo.id} is restricted."
+    if caller.name is None:
+        return Refusal(401, f"{message} You must have access to it and be authenticated to access it.", "GatedRepo")
+    if not granted and repo.owner not in caller.namespaces:
+        return Refusal(403, f"{message} You are not in the authorized list: ask for access on its page.", "GatedRepo")
+    if caller.token == "oauth" and "gated-repos" not in caller.scopes:
+        return Refusal(403, f"{message} The application was not given the scope gated-repos.", "GatedRepo")
+    return None
+
+
+def _covers(caller: Caller, repo: Repo, right: str) -> bool:
+    """Whether the token reaches that far into the caller's own repos."""
+    if caller.token != "oauth":
+        return True
+    contributed = repo.app is not None and repo.app == caller.app and "contribute-repos" in caller.scopes
+    needed = _SCOPES_BY_RIGHT["write" if right == "propose" else right]
+    return bool(caller.scopes & needed) or (contributed and right != "manage")
+
+
+def _lacks_scope(right: str) -> Refusal:
+    scopes = " or ".join(sorted(_SCOPES_BY_RIGHT["write" if right == "propose" else right]))
+    return forbidden(f"The application was not given the right to do this: it needs the scope {scopes}.")
+
+
+def _namespaces(db: sqlite3.Connection, user: str) -> frozenset[str]:
+    orgs = db.execute("SELECT org FROM members WHERE user = ?", (user,))
+    return frozenset({user, *(row[0] for row in orgs)})

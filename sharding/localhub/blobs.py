@@ -1,0 +1,110 @@
+"""Keep the bytes of files on disk under the name of their content, finished or absent."""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 20
+
+
+def git_blob_id(content: bytes) -> str:
+    """Return the id git gives a file of this content (sha1 of a header and the bytes).
+
+    >>> git_blob_id(b"")
+    'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
+    """
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def lfs_pointer(sha256: str, size_bytes: int) -> bytes:
+    """Return the text that git keeps in place of an LFS file (git-lfs specification, version 1)."""
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size_bytes}\n".encode()
+
+
+class Blobs:
+    """A folder of files named by git id (small ones) or sha256 (LFS). What is there is whole and never changes."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take `folder`, created when needed; drop what a kill left half-written."""
+        self._folder = folder
+        self._parts = folder / "parts"
+        self._parts.mkdir(parents=True, exist_ok=True)
+        for leftover in self._parts.glob("*.part"):
+            leftover.unlink()
+
+    def path(self, name: str) -> Path:
+        """Return where the blob of that git id or sha256 lies, or would."""
+        return self._folder / name[:2] / name
+
+    def has(self, name: str) -> bool:
+        """Whether the blob is there."""
+        return self.path(name).exists()
+
+    def put(self, content: bytes) -> str:
+        """Keep a small file; return its git id."""
+        name = git_blob_id(content)
+        if not self.has(name):
+            part = self.new_part()
+            part.write_bytes(content)
+            self.keep(part, name)
+        return name
+
+    def new_part(self) -> Path:
+        """Return a fresh place to write a file to before it is kept."""
+        return self._parts / f"{secrets.token_hex(8)}.part"
+
+    def upload_part(self, upload: str, number: int) -> Path:
+        """Return where a numbered part of a multipart upload lies, or would."""
+        folder = self._parts / upload
+        folder.mkdir(exist_ok=True)
+        return folder / str(number)
+
+    def drop_upload(self, upload: str) -> None:
+        """Delete the parts of a multipart upload."""
+        folder = self._parts / upload
+        for part in folder.iterdir():
+            part.unlink()
+        folder.rmdir()
+
+    def keep(self, part: Path, name: str) -> None:
+        """Give a finished part its final name."""
+        target = self.path(name)
+        target.parent.mkdir(exist_ok=True)
+        os.replace(part, target)
+
+    def keep_stream(self, chunks: Iterable[bytes], sha256: str, size_bytes: int) -> None:
+        """Write a stream of known size and sha256 as a blob. Raises ValueError when it is something else."""
+        part = self.new_part()
+        try:
+            digest, written = hashlib.sha256(), 0
+            with part.open("wb") as file:
+                for chunk in chunks:
+                    digest.update(chunk)
+                    written += file.write(chunk)
+            if (digest.hexdigest(), written) != (sha256, size_bytes):
+                raise ValueError(f"the content has sha256 {digest.hexdigest()} and {written} bytes")
+            self.keep(part, sha256)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def read(self, name: str, start_byte: int, end_byte: int) -> bytes:
+        """Return the bytes `[start_byte, end_byte)` of a blob."""
+        with self.path(name).open("rb") as file:
+            file.seek(start_byte)
+            return file.read(end_byte - start_byte)
+
+    def stream(self, name: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield the bytes `[start_byte, end_byte)` of a blob in chunks of at most `CHUNK_BYTES`."""
+        yield from read_file(self.path(name), start_byte, end_byte)
+
+
+def read_file(path: Path, start_byte: int = 0, end_byte: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes `[start_byte, end_byte)` of a file, to its end by default, in chunks of at most `CHUNK_BYTES`."""
+    with path.open("rb") as file:
+        file.seek(start_byte)
+        left = path.stat().st_size - start_byte if end_byte is None else end_byte - start_byte
+        while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
+            left -= len(chunk)
+            yield chunk

@@ -1,0 +1,121 @@
+"""Check the metadata at the top of a model card, as the Hub does before it takes one."""
+
+import re
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from sharding.localhub.web import Answer, Call, Rule, text_of
+
+MAX_CARD_BYTES = 1_000_000
+
+_FRONT_MATTER = re.compile(r"\A\s*---[\r\n]+(.*?)[\r\n]+---(?:\r\n|\n|\Z)", re.DOTALL)
+_EMPTY_FRONT_MATTER = re.compile(r"\A\s*---[\r\n]+---(?:\r\n|\n|\Z)")
+
+_LICENSE_IDS = """
+apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0
+bigcode-openrail-m afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc
+cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0
+cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0
+cdla-sharing-1.0 cdla-permissive-1.0 cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1
+eupl-1.2 agpl-3.0 gfdl gpl gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc h-research intel-research lppl-1.3c
+ms-pl apple-ascl apple-amlr mpl-2.0 odc-by odbl openmdw-1.0 openrail++ osl-3.0 postgresql ofl-1.1 ncsa
+unlicense zlib pddl lgpl-lr deepfloyd-if-license fair-noncommercial-research-license llama2 llama3 llama3.1
+llama3.2 llama3.3 llama4 grok2-community gemma unknown other
+"""
+LICENSES = frozenset(_LICENSE_IDS.split())
+"""The values that the Hub's documentation lists for `license`."""
+
+_TEXTS = ("license_name", "license_link", "library_name", "pipeline_tag", "inference", "thumbnail", "title", "sdk")
+_TEXT_LISTS = ("language", "tags", "datasets", "metrics", "base_model", "new_version")
+
+
+def validate(call: Call) -> Answer:
+    """Answer with the errors and warnings of a card; the status is 400 when there are errors."""
+    card = text_of(call.json(), "content")
+    errors = [{"message": message} for message in find_errors(card)]
+    warnings = [{"message": message} for message in find_warnings(card)]
+    return JSONResponse({"errors": errors, "warnings": warnings}, status_code=400 if errors else 200)
+
+
+def read_metadata(card: str) -> object:
+    """Return what stands between the two lines `---` at the top of a card, None where there is nothing.
+
+    Raises ValueError for text that is no YAML.
+    """
+    import yaml  # type: ignore[import-untyped, unused-ignore]
+
+    match = _FRONT_MATTER.match(card)
+    if not match:
+        return None
+    try:
+        return yaml.safe_load(match[1])
+    except yaml.YAMLError as error:
+        raise ValueError(f"YAML Metadata Error: {error}") from error
+    except RecursionError as error:
+        raise ValueError("YAML Metadata Error: nested too deep") from error
+
+
+def card_data(card: str) -> dict[str, Any]:
+    """Return the metadata of a card as a mapping, empty where it is missing or broken."""
+    try:
+        metadata = read_metadata(card)
+    except ValueError:
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def find_errors(card: str) -> list[str]:
+    """Return what is wrong with the metadata of a card, one sentence each; nothing if the Hub would take it."""
+    try:
+        metadata = read_metadata(card)
+    except ValueError as error:
+        return [str(error)]
+    if metadata is None:
+        return []
+    if not isinstance(metadata, dict):
+        return ["YAML Metadata Error: the metadata must be an object"]
+    errors = [f'"{key}" must be a string' for key in _TEXTS if not isinstance(metadata.get(key, ""), str | bool)]
+    errors += [wrong for key in _TEXT_LISTS if (wrong := _text_list_error(key, metadata.get(key)))]
+    if "license" in metadata:
+        given = metadata["license"]
+        licenses = given if isinstance(given, list) else [given]
+        if not licenses or any(not isinstance(one, str) or one not in LICENSES for one in licenses):
+            errors.append(f'"license" must be one of [{", ".join(sorted(LICENSES))}]')
+    return errors
+
+
+def find_warnings(card: str) -> list[str]:
+    """Return what the Hub would remark about a card it takes."""
+    if _FRONT_MATTER.match(card) or _EMPTY_FRONT_MATTER.match(card):
+        return []
+    return ["empty or missing yaml metadata in repo card"]
+
+
+def card_tags(metadata: dict[str, Any]) -> list[str]:
+    """Return the tags that the Hub shows for that metadata, such as `license:apache-2.0`."""
+    tags: list[str] = []
+    for key, prefix in (
+        ("library_name", ""),
+        ("pipeline_tag", ""),
+        ("tags", ""),
+        ("language", ""),
+        ("datasets", "dataset:"),
+        ("base_model", "base_model:"),
+        ("license", "license:"),
+    ):
+        value = metadata.get(key)
+        tags += [f"{prefix}{one}" for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+    return list(dict.fromkeys(tags))
+
+
+def _text_list_error(key: str, value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return None
+    if not isinstance(value, list):
+        return f'"{key}" must be a string or an array'
+    wrong = next((place for place, one in enumerate(value) if not isinstance(one, str)), None)
+    return None if wrong is None else f'"{key}[{wrong}]" must be a string'
+
+
+RULES = (Rule("POST", "/api/validate-yaml", validate),)

@@ -1,0 +1,248 @@
+"""Take commits: all of their changes, or none."""
+
+import base64
+import binascii
+import fnmatch
+import json
+import re
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sharding.localhub import accounts, cards, contents, records
+from sharding.localhub.hub import Hub
+from sharding.localhub.objects import check_quota, known_size
+from sharding.localhub.records import Commit, Entry, Repo
+from sharding.localhub.refusals import Refusal, bad_request, entry_not_found
+from sharding.localhub.web import Answer, Call, Json, Rule, link, text_of
+
+REGULAR_BYTES = 10_000_000
+"""Larger files are LFS files whatever their name is."""
+
+MAX_PREUPLOAD_FILES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A file to delete, or with `folder` all files below a path."""
+
+    path: str
+    folder: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """An LFS or Xet file to point to; a copy leaves the size to the Hub."""
+
+    path: str
+    sha256: str
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegularFile:
+    """A small file with its content."""
+
+    path: str
+    content: bytes
+
+
+Change = Deletion | Pointer | RegularFile
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A commit as a client words it."""
+
+    summary: str
+    description: str
+    parent: str | None
+    changes: tuple[Change, ...]
+
+
+def preupload(call: Call) -> Answer:
+    """Say for each file whether it goes up as a regular file or over LFS, and what is there now."""
+    files = call.json().get("files")
+    if not isinstance(files, list) or len(files) > MAX_PREUPLOAD_FILES:
+        raise bad_request(f'"files" must be an array of at most {MAX_PREUPLOAD_FILES} files')
+    with call.hub.state.reading() as db:
+        repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
+        head = records.find_commit(db, repo, call.parameters["revision"])
+        patterns = lfs_patterns(contents.read_text(call.hub, db, head, ".gitattributes", REGULAR_BYTES))
+        answers: list[Json] = []
+        for file in files:
+            path, size = _check_path(text_of(file, "path")), file.get("size")
+            if not isinstance(size, int):
+                raise bad_request('"size" must be a number')
+            lfs = size > REGULAR_BYTES or is_lfs(path, patterns)
+            answer: Json = {"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False}
+            if entry := records.find_entry(db, head, path):
+                answer["oid"] = entry.etag
+            answers.append(answer)
+    return {"files": answers}
+
+
+def commit(call: Call) -> Answer:
+    """Make a commit on a branch, or with `create_pr` on a pull request that begins there."""
+    hub, branch, as_pull = call.hub, call.parameters["revision"], call.asks("create_pr")
+    with hub.state.reading() as db:  # before any byte is kept
+        repo, _ = accounts.reach(db, call, "propose" if as_pull else "write")
+    draft = parse_commit(call.body)
+    entries, deletions = resolve_changes(hub, repo, draft.changes)
+    with hub.state.writing() as db:
+        repo, caller = accounts.reach(db, call, "propose" if as_pull else "write")
+        head = records.find_head(db, repo, branch)
+        if draft.parent and not head.id.startswith(draft.parent):
+            raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+        check_quota(hub, db, repo, entries)
+        number = db.execute("SELECT count(*) + 1 FROM refs WHERE repo = ? AND type = 'pull'", (repo.number,))
+        target = f"refs/pr/{number.fetchone()[0]}" if as_pull else branch.removeprefix("refs/heads/")
+        author = caller.name or ""
+        made = write_commit(db, repo, target, head, draft.summary, author, entries, deletions, draft.description)
+    page = link(hub, repo.path)
+    return {
+        "success": True,
+        "commitOid": made.id,
+        "commitUrl": f"{page}/commit/{made.id}",
+        "hookOutput": "",
+        "pullRequestUrl": f"{page}/discussions/{target.removeprefix('refs/pr/')}" if as_pull else None,
+    }
+
+
+def write_commit(
+    db: sqlite3.Connection,
+    repo: Repo,
+    branch: str,
+    parent: Commit | None,
+    title: str,
+    author: str,
+    entries: Sequence[Entry] = (),
+    deletions: Iterable[Deletion] = (),
+    message: str = "",
+) -> Commit:
+    """Add a commit to a branch: deletions first, then files.
+
+    Raises Refusal: EntryNotFound for a deletion of nothing, 400 for a file below a file.
+    """
+    made = records.add_commit(db, repo, parent, title, author, message)
+    for deletion in deletions:
+        if deletion.folder:
+            gone = [entry.path for entry in records.list_entries(db, made, deletion.path.strip("/"))]
+        else:
+            gone = [deletion.path] if records.find_entry(db, made, deletion.path) else []
+        if not gone:
+            raise entry_not_found(deletion.path, parent.id if parent else made.id)
+        db.executemany('DELETE FROM files WHERE "commit" = ? AND path = ?', [(made.number, path) for path in gone])
+    for entry in entries:
+        records.put_entry(db, made, entry)
+    for entry in entries:
+        parts = entry.path.split("/")
+        above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+        if records.list_entries(db, made, entry.path) or any(records.find_entry(db, made, path) for path in above):
+            raise bad_request(f"{entry.path} cannot be a file and a folder at once.")
+    stored = [(repo.number, entry.sha256, entry.size_bytes) for entry in entries if entry.sha256]
+    db.executemany(
+        "INSERT INTO objects VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET referenced = 1",
+        stored,
+    )
+    records.point(db, repo, "pull" if branch.startswith("refs/pr/") else "branch", branch, made)
+    return made
+
+
+def resolve_changes(hub: Hub, repo: Repo, changes: Iterable[Change]) -> tuple[list[Entry], list[Deletion]]:
+    """Return the files to write and to delete; regular ones are kept as blobs by now.
+
+    Raises Refusal (400) for a pointer to nothing, a size that is not so, a card with wrong metadata.
+    """
+    entries: list[Entry] = []
+    deletions: list[Deletion] = []
+    for change in changes:
+        if isinstance(change, Deletion):
+            deletions.append(change)
+        elif isinstance(change, Pointer):
+            size = known_size(hub, repo, change.sha256)
+            if size is None or change.size_bytes not in (None, size):
+                message = "Your push was rejected because an LFS pointer pointed to a file that does not exist"
+                raise bad_request(f"{message}: {change.path}")
+            entries.append(records.lfs_entry(change.path, change.sha256, size))
+        else:
+            if change.path == "README.md" and (errors := cards.find_errors(change.content.decode(errors="replace"))):
+                raise bad_request(f"Invalid metadata in README.md: {'; '.join(errors)}")
+            oid = hub.blobs.put(change.content)
+            entries.append(Entry(change.path, oid, len(change.content), None, 0))
+    return entries, deletions
+
+
+def parse_commit(body: bytes) -> Draft:
+    """Read the lines of a commit. Raises Refusal (400)."""
+    header: Json | None = None
+    changes: list[Change] = []
+    try:
+        for line in body.splitlines():
+            if not line.strip():
+                continue
+            item = json.loads(line)
+            key, value = item["key"], item["value"]
+            if key == "header":
+                header = value
+            else:
+                changes.append(_parse_change(key, value))
+    except (ValueError, KeyError, TypeError) as error:
+        raise bad_request(f"A line of the commit cannot be understood: {error}") from error
+    if header is None or not text_of(header, "summary", ""):
+        raise bad_request('"summary" is required')
+    parent = header.get("parentCommit")
+    if parent is not None and not (isinstance(parent, str) and re.fullmatch("[0-9a-f]{7,40}", parent)):
+        raise bad_request('"parentCommit" must be a commit id')
+    return Draft(text_of(header, "summary"), text_of(header, "description", ""), parent, tuple(changes))
+
+
+def _parse_change(key: str, value: Json) -> Change:
+    path = text_of(value, "path")
+    if key in ("deletedFile", "deletedFolder"):
+        return Deletion(path, folder=key == "deletedFolder")
+    path = _check_path(path)
+    if key == "lfsFile":
+        sha256, size = text_of(value, "oid"), value.get("size")
+        if value.get("algo") != "sha256" or not re.fullmatch("[0-9a-f]{64}", sha256):
+            raise bad_request(f"{path}: the oid must be a sha256")
+        return Pointer(path, sha256, None if size is None else int(size))
+    if key == "file":
+        try:
+            content = text_of(value, "content")
+            data = base64.b64decode(content, validate=True) if value.get("encoding") == "base64" else content.encode()
+        except binascii.Error as error:
+            raise bad_request(f"{path}: the content is no base64") from error
+        if len(data) > REGULAR_BYTES:
+            raise bad_request(f"{path}: files larger than 10 MB must be LFS files")
+        return RegularFile(path, data)
+    raise bad_request(f"Unknown operation: {key}")
+
+
+def lfs_patterns(attributes: str) -> tuple[str, ...]:
+    """Return the patterns of a `.gitattributes` that send a file to LFS."""
+    lines = (line.split() for line in attributes.splitlines())
+    return tuple(words[0] for words in lines if len(words) > 1 and "filter=lfs" in words[1:])
+
+
+def is_lfs(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern matches the path, or its last part where the pattern has no slash.
+
+    >>> is_lfs("unet/model.safetensors", ["*.safetensors"])
+    True
+    """
+    name = path.rsplit("/", 1)[-1]
+    return any(fnmatch.fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)
+
+
+def _check_path(path: str) -> str:
+    parts = path.split("/")
+    if any(part in ("", ".", "..", ".git") for part in parts) or "\0" in path or len(path) > 1000:
+        raise bad_request(f"Invalid path in repo: {path}")
+    return path
+
+
+RULES = (
+    Rule("POST", "/api/{kind}s/{owner}/{name}/preupload/{revision}", preupload),
+    Rule("POST", "/api/{kind}s/{owner}/{name}/commit/{revision}", commit),
+)

@@ -1,0 +1,60 @@
+"""What every room of the Hub is handed: its settings, its state, its files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sharding.localhub.blobs import Blobs
+from sharding.localhub.state import State
+from sharding.localhub.store import XetStore
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How this Hub behaves. The numbers are the real Hub's unless said otherwise."""
+
+    users: tuple[str, ...] = ("alice", "bob")
+    orgs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Organisations and those of their members who may write."""
+    xet: bool = True
+    quota_bytes: int | None = None
+    """What a namespace may store in LFS and Xet files; no bound by default."""
+    page_items: int = 1000
+    multipart_above_bytes: int = 5_000_000_000
+    oauth_seconds: int = 8 * 3600
+
+    @property
+    def part_bytes(self) -> int:
+        """Size of the parts of a multipart upload."""
+        return min(self.multipart_above_bytes, 100_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """One Hub: `address` is the start of all its URLs, without a slash at the end."""
+
+    address: str
+    settings: Settings
+    state: State
+    blobs: Blobs
+    xet: XetStore | None
+    signing_key: bytes = field(repr=False)
+
+    @classmethod
+    def open(cls, address: str, folder: Path, settings: Settings) -> "Hub":
+        """Open the Hub kept in `folder`, or begin one there. Accounts only ever join."""
+        folder = folder.resolve()
+        state = State(folder)
+        blobs = Blobs(folder / "blobs")
+        with state.writing() as db:
+            for user in settings.users:
+                db.execute("INSERT OR IGNORE INTO accounts VALUES (?, 'user')", (user,))
+            for org, members in settings.orgs.items():
+                db.execute("INSERT OR IGNORE INTO accounts VALUES (?, 'org')", (org,))
+                db.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", [(org, member) for member in members])
+        xet = XetStore(folder, state) if settings.xet else None
+        return cls(address, settings, state, blobs, xet, state.secret("signing key").encode())
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.state.close()

@@ -1,0 +1,55 @@
+"""Know which LFS and Xet files a repo may point to, and how much its namespace may store."""
+
+import sqlite3
+from collections.abc import Iterable
+
+from sharding.localhub.hub import Hub
+from sharding.localhub.info import used_bytes
+from sharding.localhub.records import Entry, Repo
+from sharding.localhub.refusals import forbidden
+
+_OF_OWNER = "repo IN (SELECT number FROM repos WHERE owner = ?)"
+
+
+def known_size(hub: Hub, repo: Repo, sha256: str) -> int | None:
+    """Return the size of a file that the repo may point to, None if it has no such file.
+
+    That is what was uploaded to the repo or copied to it. A Xet upload leaves no trace of whom it was for: to have
+    put a file there is taken as the right to point to it.
+    """
+    with hub.state.reading() as db:
+        row = db.execute(
+            "SELECT size_bytes FROM objects WHERE repo = ? AND sha256 = ?", (repo.number, sha256)
+        ).fetchone()
+    if row:
+        size: int = row[0]
+        return size
+    file = hub.xet.find(sha256) if hub.xet else None
+    return file.size_bytes if file else None
+
+
+def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes: int) -> None:
+    """Let a repo point to a file."""
+    db.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, 0)", (repo_number, sha256, size_bytes))
+
+
+def check_quota(hub: Hub, db: sqlite3.Connection, repo: Repo, entries: Iterable[Entry] = ()) -> None:
+    """Raise Refusal (403) if the files would take the namespace over its quota, or if it is full already."""
+    quota = hub.settings.quota_bytes
+    if quota is None:
+        return
+    sizes = {entry.sha256: entry.size_bytes for entry in entries if entry.sha256}
+    for sha256 in list(sizes):
+        query = "SELECT 1 FROM objects WHERE repo = ? AND sha256 = ? AND referenced"
+        if db.execute(query, (repo.number, sha256)).fetchone():
+            del sizes[sha256]
+    used = used_bytes(db, _OF_OWNER, repo.owner)
+    if used + sum(sizes.values()) > quota or (used == quota and sizes):
+        raise forbidden(f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")
+
+
+def check_full(hub: Hub, db: sqlite3.Connection, repo: Repo) -> None:
+    """Raise Refusal (403) if the namespace has used up its quota."""
+    quota = hub.settings.quota_bytes
+    if quota is not None and used_bytes(db, _OF_OWNER, repo.owner) >= quota:
+        raise forbidden(f"Storage limit reached: {repo.owner} stores {quota} of {quota} bytes.")

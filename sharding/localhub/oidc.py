@@ -1,0 +1,226 @@
+"""Sign people in to applications: OpenID Connect with authorization codes, for whoever sits at this machine.
+
+There are no passwords: the page asks which user to be. Any client id is taken, with any secret or none.
+"""
+
+import base64
+import hashlib
+import json
+import secrets
+import sqlite3
+import time
+from html import escape
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlencode, urlsplit
+
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+from sharding.localhub import accounts
+from sharding.localhub.hub import Hub
+from sharding.localhub.info import stable_id
+from sharding.localhub.pages import document
+from sharding.localhub.refusals import Refusal, bad_request
+from sharding.localhub.web import Answer, Call, Json, Rule, link
+
+if TYPE_CHECKING:
+    from joserfc.jwk import RSAKey
+
+_SCOPE_NAMES = """
+openid profile email read-repos gated-repos contribute-repos write-repos manage-repos read-billing
+inference-api jobs webhooks write-discussions
+"""
+SCOPES = frozenset(_SCOPE_NAMES.split())
+_CODE_SECONDS = 600
+_ID_TOKEN_SECONDS = 3600
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def configuration(call: Call) -> Answer:
+    """Return what this provider can do and where (OpenID Connect Discovery 1.0)."""
+    hub = call.hub
+    return {
+        "issuer": hub.address,
+        "authorization_endpoint": link(hub, "oauth/authorize"),
+        "token_endpoint": link(hub, "oauth/token"),
+        "userinfo_endpoint": link(hub, "oauth/userinfo"),
+        "jwks_uri": link(hub, "oauth/jwks"),
+        "response_types_supported": ["code"],
+        "grant_types_supported": ["authorization_code"],
+        "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": ["RS256"],
+        "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post", "none"],
+        "code_challenge_methods_supported": ["S256"],
+        "scopes_supported": sorted(SCOPES),
+        "claims_supported": ["sub", "name", "preferred_username", "profile", "picture"],
+    }
+
+
+def keys(call: Call) -> Answer:
+    """Return the public key that id tokens are signed with."""
+    return {"keys": [_signing_key(call.hub).as_dict(private=False)]}
+
+
+def authorize(call: Call) -> Answer:
+    """Ask which user to be, and send the browser back to the application with a code."""
+    given = {name: values[0] for name, values in call.form().items()} if call.method == "POST" else {}
+    wish = {**dict(call.query.items()), **given}
+    for name in ("client_id", "redirect_uri"):
+        if not wish.get(name):
+            raise bad_request(f'"{name}" is required')
+    if wish.get("response_type") != "code":
+        raise bad_request('"response_type" must be "code"')
+    target = urlsplit(wish["redirect_uri"])
+    if target.scheme not in ("http", "https") or target.hostname not in _LOOPBACK:
+        raise bad_request("This Hub signs in to applications on this machine only.")
+    wish["scope"] = " ".join(scope for scope in wish.get("scope", "openid").split() if scope in SCOPES)
+    with call.hub.state.reading() as db:
+        users = [row[0] for row in db.execute("SELECT name FROM accounts WHERE type = 'user' ORDER BY rowid")]
+    user = wish.pop("user", None)
+    if user is None:
+        return _consent_page(users, wish)
+    if user not in users:
+        raise bad_request(f"There is no user {user}.")
+    code = secrets.token_urlsafe(24)
+    grant = {**wish, "user": user, "at": int(time.time())}
+    with call.hub.state.writing() as db:
+        db.execute("DELETE FROM oauth_codes WHERE expires_seconds < ?", (time.time(),))
+        db.execute("INSERT INTO oauth_codes VALUES (?, ?, ?)", (code, json.dumps(grant), time.time() + _CODE_SECONDS))
+    answer = urlencode({"code": code, **({"state": wish["state"]} if "state" in wish else {})})
+    return RedirectResponse(wish["redirect_uri"] + ("&" if target.query else "?") + answer, status_code=302)
+
+
+def token(call: Call) -> Answer:
+    """Exchange a code, once, for an access token and, with the scope openid, an id token."""
+    form = {name: values[0] for name, values in call.form().items()}
+    if form.get("grant_type") != "authorization_code":
+        return _token_error("unsupported_grant_type")
+    client, access = _client_of(call, form), f"hf_oauth_{secrets.token_urlsafe(32)}"
+    with call.hub.state.writing() as db:
+        row = db.execute(
+            "DELETE FROM oauth_codes WHERE code = ? RETURNING grant_json, expires_seconds", (form.get("code", ""),)
+        ).fetchone()
+        grant: Json = json.loads(row[0]) if row and row[1] > time.time() else {}
+        given = (client, form.get("redirect_uri"))
+        good = (grant.get("client_id"), grant.get("redirect_uri")) == given and _proves_challenge(grant, form)
+        if good:
+            expires = time.time() + call.hub.settings.oauth_seconds
+            values = (access, grant["user"], client, grant["scope"], expires)
+            db.execute("INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?)", values)
+    if not good:
+        return _token_error("invalid_grant")
+    answer: Json = {
+        "access_token": access,
+        "token_type": "bearer",
+        "expires_in": call.hub.settings.oauth_seconds,
+        "scope": grant["scope"],
+    }
+    if "openid" in grant["scope"].split():
+        answer["id_token"] = _id_token(call.hub, grant)
+    return JSONResponse(answer, headers={"Cache-Control": "no-store"})
+
+
+def userinfo(call: Call) -> Answer:
+    """Return what the access token tells of its user."""
+    with call.hub.state.reading() as db:
+        caller, user = accounts.require_user(db, call)
+        if caller.token != "oauth" or "openid" not in caller.scopes:
+            raise Refusal(403, "The token has not the scope openid.")
+        orgs = [
+            {"sub": stable_id(f"org {org}"), "name": org, "preferred_username": org, "roleInOrg": "write"}
+            for org in sorted(caller.namespaces - {user})
+        ]
+    return {**_claims(call.hub, user), "orgs": orgs}
+
+
+def _signing_key(hub: Hub) -> "RSAKey":
+    from joserfc.jwk import KeyParameters, RSAKey
+
+    with hub.state.reading() as db:
+        row = _kept_key(db)
+    if row is None:
+        parameters: KeyParameters = {"kid": secrets.token_hex(8), "use": "sig", "alg": "RS256"}
+        made = RSAKey.generate_key(2048, parameters, private=True)
+        with hub.state.writing() as db:
+            text = json.dumps(made.as_dict(private=True))
+            db.execute("INSERT OR IGNORE INTO secrets VALUES ('id token key', ?)", (text,))
+            row = _kept_key(db)
+    assert row is not None
+    return RSAKey.import_key(json.loads(row))
+
+
+def _kept_key(db: sqlite3.Connection) -> str | None:
+    row = db.execute("SELECT value FROM secrets WHERE name = 'id token key'").fetchone()
+    return str(row[0]) if row else None
+
+
+def _id_token(hub: Hub, grant: Json) -> str:
+    from joserfc import jwt
+
+    now, key = int(time.time()), _signing_key(hub)
+    claims = {
+        "iss": hub.address,
+        "aud": grant["client_id"],
+        "iat": now,
+        "exp": now + _ID_TOKEN_SECONDS,
+        "auth_time": grant["at"],
+        **_claims(hub, grant["user"]),
+        **({"nonce": grant["nonce"]} if grant.get("nonce") else {}),
+    }
+    return jwt.encode({"alg": "RS256", "kid": key.kid}, claims, key)
+
+
+def _claims(hub: Hub, user: str) -> Json:
+    return {
+        "sub": stable_id(f"user {user}"),
+        "name": user.title(),
+        "preferred_username": user,
+        "profile": link(hub, user),
+        "picture": link(hub, "avatars", f"{user}.svg"),
+        "isPro": False,
+    }
+
+
+def _client_of(call: Call, form: dict[str, str]) -> str:
+    scheme, _, value = call.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return form.get("client_id", "")
+    try:
+        return unquote(base64.b64decode(value).decode().partition(":")[0])
+    except ValueError:
+        return ""
+
+
+def _proves_challenge(grant: Json, form: dict[str, str]) -> bool:
+    """Whether the application shows that it began this login (RFC 7636, S256), if it said that it would."""
+    challenge = grant.get("code_challenge")
+    if not challenge:
+        return True
+    verifier = form.get("code_verifier", "").encode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(verifier).digest()).decode().rstrip("=")
+    return bool(digest == challenge)
+
+
+def _token_error(error: str) -> Response:
+    return JSONResponse({"error": error}, status_code=400)
+
+
+def _consent_page(users: list[str], wish: dict[str, str]) -> Response:
+    hidden = "".join(f'<input type="hidden" name="{escape(key)}" value="{escape(wish[key])}">' for key in wish)
+    forms = "".join(
+        f'<form method="post" action="/oauth/authorize">{hidden}'
+        f'<button name="user" value="{escape(user)}">Continue as {escape(user)}</button></form>'
+        for user in users
+    )
+    scopes = "".join(f"<li>{escape(scope)}</li>" for scope in wish["scope"].split())
+    body = f"<p>The application <b>{escape(wish['client_id'])}</b> asks for:</p><ul>{scopes}</ul>{forms}"
+    return HTMLResponse(document("Sign in to the loopback Hub", body))
+
+
+RULES = (
+    Rule("GET", "/.well-known/openid-configuration", configuration),
+    Rule("GET", "/oauth/authorize", authorize),
+    Rule("POST", "/oauth/authorize", authorize),
+    Rule("POST", "/oauth/token", token),
+    Rule("GET", "/oauth/userinfo", userinfo),
+    Rule("GET", "/oauth/jwks", keys),
+)

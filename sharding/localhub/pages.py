@@ -1,0 +1,109 @@
+"""Show repos to people, in plain HTML."""
+
+import sqlite3
+from html import escape
+from urllib.parse import quote
+
+from starlette.responses import HTMLResponse, Response
+
+from sharding.localhub import accounts, contents, records
+from sharding.localhub.cards import MAX_CARD_BYTES
+from sharding.localhub.info import stable_id
+from sharding.localhub.refusals import Refusal
+from sharding.localhub.web import Answer, Call, Rule, unknown
+
+_STYLE = """
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
+table { border-collapse: collapse } td { padding: .2rem 1.2rem .2rem 0; border-top: 1px solid #d0d7de }
+td.size { text-align: right; font-variant-numeric: tabular-nums }
+pre { white-space: pre-wrap; background: #f6f8fa; padding: 1rem; border-radius: .4rem }
+button { font: inherit; padding: .4rem 1rem; margin: .2rem 0 }
+"""
+
+
+def document(title: str, body: str) -> str:
+    """Return an HTML page; `title` is text, `body` is HTML."""
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
+        f"<h1>{escape(title)}</h1>{body}</html>"
+    )
+
+
+def front(call: Call) -> Answer:
+    """List the repos that everybody may see."""
+    with call.hub.state.reading() as db:
+        return HTMLResponse(document("Loopback Hub", _repo_list(db, call, None)))
+
+
+def namespace(call: Call) -> Answer:
+    """List the repos of a user or an organisation."""
+    owner = call.parameters["owner"]
+    with call.hub.state.reading() as db:
+        row = db.execute("SELECT name FROM accounts WHERE name = ?", (owner,)).fetchone()
+        if not row:
+            return _missing()
+        return HTMLResponse(document(row[0], _repo_list(db, call, row[0])))
+
+
+def repo(call: Call) -> Answer:
+    """Show the files and the card of a repo at a revision."""
+    parameters = call.parameters
+    try:
+        with call.hub.state.reading() as db:
+            found, _ = accounts.reach(db, call, "see")
+            commit = records.find_commit(db, found, parameters.get("revision", "main"))
+            entries = records.list_entries(db, commit)
+            card = contents.read_text(call.hub, db, commit, "README.md", MAX_CARD_BYTES)
+    except Refusal:
+        return _missing()
+    base = f"/{quote(found.path)}/resolve/{commit.id}/"
+    rows = "".join(
+        f'<tr><td><a href="{base}{quote(entry.path)}">{escape(entry.path)}</a></td>'
+        f'<td class="size">{entry.size_bytes:,} bytes</td><td>{"LFS" if entry.sha256 else ""}</td></tr>'
+        for entry in entries
+    )
+    notes = [found.kind, *(["private"] if found.private else []), *([f"gated ({found.gated})"] if found.gated else [])]
+    body = (
+        f"<p>{', '.join(notes)}, at commit <code>{commit.id[:10]}</code>: {escape(commit.title)}</p>"
+        f"<table>{rows}</table><h2>Card</h2><pre>{escape(card)}</pre>"
+    )
+    return HTMLResponse(document(found.id, body))
+
+
+def avatar(call: Call) -> Answer:
+    """Draw a disc in a colour of the account's own."""
+    name = call.parameters["name"]
+    hue = int(stable_id(name)[:6], 16) % 360
+    text = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 40">'
+        f'<circle cx="20" cy="20" r="20" fill="hsl({hue} 60% 45%)"/><text x="20" y="27" text-anchor="middle" '
+        f'font-family="sans-serif" font-size="20" fill="white">{escape(name[:1].upper())}</text></svg>'
+    )
+    return Response(text, media_type="image/svg+xml")
+
+
+def _repo_list(db: sqlite3.Connection, call: Call, owner: str | None) -> str:
+    caller = accounts.identify(db, call)
+    repos = [one for kind in records.KINDS for one in records.list_repos(db, kind, owner)]
+    items = "".join(
+        f'<li><a href="/{quote(one.path)}">{escape(one.path)}</a></li>'
+        for one in repos
+        if not accounts.judge(caller, one, "see")
+    )
+    return f"<ul>{items}</ul>" if items else "<p>Nothing here yet.</p>"
+
+
+def _missing() -> Response:
+    return HTMLResponse(document("404", "<p>There is no such page, or it is private.</p>"), status_code=404)
+
+
+RULES = (
+    Rule("GET", "/api/{path:path}", unknown),  # before the page of a repo whose owner is "api"
+    Rule("GET", "/", front),
+    Rule("GET", "/avatars/{name}.svg", avatar),
+    Rule("GET", "/{kind_prefix}/{owner}/{name}", repo),
+    Rule("GET", "/{kind_prefix}/{owner}/{name}/tree/{revision}", repo),
+    Rule("GET", "/{kind_prefix}/{owner}/{name}/commit/{revision}", repo),
+    Rule("GET", "/{owner}", namespace),
+)

@@ -1,0 +1,221 @@
+"""Look up repos, commits and files in the database, as frozen values."""
+
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from sharding.localhub.blobs import git_blob_id, lfs_pointer
+from sharding.localhub.refusals import revision_not_found
+
+Kind = Literal["model", "dataset", "space"]
+KINDS: tuple[Kind, ...] = ("model", "dataset", "space")
+
+
+@dataclass(frozen=True, slots=True)
+class Repo:
+    """A repo; `app` is the OAuth client that created it, if one did."""
+
+    number: int
+    kind: Kind
+    owner: str
+    name: str
+    private: bool
+    gated: str | None
+    app: str | None
+    created_seconds: float
+
+    @property
+    def id(self) -> str:
+        """Owner and name, as clients write them."""
+        return f"{self.owner}/{self.name}"
+
+    @property
+    def path(self) -> str:
+        """The path of its page: models have no prefix."""
+        return self.id if self.kind == "model" else f"{self.kind}s/{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit; `parent` is the number of the one before, None for the first."""
+
+    number: int
+    id: str
+    parent: int | None
+    title: str
+    message: str
+    author: str
+    date_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a commit; with a sha256 it is an LFS or Xet file and `oid` is that of its pointer."""
+
+    path: str
+    oid: str
+    size_bytes: int
+    sha256: str | None
+    changed_in: int
+
+    @property
+    def etag(self) -> str:
+        """What names the content: the sha256, or the git id of a regular file."""
+        return self.sha256 or self.oid
+
+
+def lfs_entry(path: str, sha256: str, size_bytes: int) -> Entry:
+    """Return the entry of an LFS file that is about to be committed."""
+    return Entry(path, git_blob_id(lfs_pointer(sha256, size_bytes)), size_bytes, sha256, 0)
+
+
+def find_repo(db: sqlite3.Connection, kind: str, owner: str, name: str) -> Repo | None:
+    """Return the repo of that name (upper and lower case are one), or None."""
+    row = db.execute(
+        "SELECT * FROM repos WHERE kind = ? AND owner = ? COLLATE NOCASE AND name = ? COLLATE NOCASE",
+        (kind, owner, name),
+    ).fetchone()
+    return _repo(row) if row else None
+
+
+def list_repos(db: sqlite3.Connection, kind: str, owner: str | None = None) -> list[Repo]:
+    """Return all repos of a kind, newest first."""
+    rows = db.execute(
+        "SELECT * FROM repos WHERE kind = ? AND owner = coalesce(?, owner) COLLATE NOCASE ORDER BY number DESC",
+        (kind, owner),
+    )
+    return [_repo(row) for row in rows]
+
+
+def add_repo(db: sqlite3.Connection, kind: Kind, owner: str, name: str, private: bool, app: str | None) -> Repo:
+    """Add a repo without any commit."""
+    row = db.execute(
+        "INSERT INTO repos (kind, owner, name, private, app, created_seconds) VALUES (?, ?, ?, ?, ?, ?) RETURNING *",
+        (kind, owner, name, private, app, time.time()),
+    ).fetchone()
+    return _repo(row)
+
+
+def find_commit(db: sqlite3.Connection, repo: Repo, revision: str) -> Commit:
+    """Return the commit that a branch, tag, pull request or commit id (7 digits or more) names.
+
+    Raises Refusal (RevisionNotFound).
+    """
+    row = db.execute(
+        'SELECT commits.* FROM refs JOIN commits ON number = "commit" WHERE refs.repo = ? AND name IN (?, ?)'
+        " ORDER BY type LIMIT 1",
+        (repo.number, revision, re.sub("^refs/(heads|tags)/", "", revision)),
+    ).fetchone()
+    if not row and re.fullmatch("[0-9a-f]{7,40}", revision):
+        rows = db.execute(
+            "SELECT * FROM commits WHERE repo = ? AND id BETWEEN ? AND ? LIMIT 2",
+            (repo.number, revision, revision + "g"),
+        ).fetchall()
+        row = rows[0] if len(rows) == 1 else None
+    if not row:
+        raise revision_not_found(revision)
+    return _commit(row)
+
+
+def find_head(db: sqlite3.Connection, repo: Repo, branch: str) -> Commit:
+    """Return the last commit of a branch. Raises Refusal (RevisionNotFound) for anything else, tags included."""
+    row = db.execute(
+        'SELECT commits.* FROM refs JOIN commits ON number = "commit"'
+        " WHERE refs.repo = ? AND name = ? AND type IN ('branch', 'pull')",
+        (repo.number, branch.removeprefix("refs/heads/")),
+    ).fetchone()
+    if not row:
+        raise revision_not_found(branch)
+    return _commit(row)
+
+
+def commit_by_number(db: sqlite3.Connection, number: int) -> Commit:
+    """Return a commit that is known to exist."""
+    return _commit(db.execute("SELECT * FROM commits WHERE number = ?", (number,)).fetchone())
+
+
+def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:
+    """Return the commit and all before it, newest first."""
+    rows = db.execute(
+        "WITH RECURSIVE line(number) AS (SELECT ? UNION ALL SELECT parent FROM commits JOIN line USING (number))"
+        " SELECT commits.* FROM line JOIN commits USING (number) ORDER BY number DESC",
+        (commit.number,),
+    )
+    return [_commit(row) for row in rows]
+
+
+def add_commit(
+    db: sqlite3.Connection,
+    repo: Repo,
+    parent: Commit | None,
+    title: str,
+    author: str,
+    message: str = "",
+) -> Commit:
+    """Add a commit with the files of its parent and point no branch to it yet."""
+    row = db.execute(
+        "INSERT INTO commits (repo, id, parent, title, message, author, date_seconds) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " RETURNING *",
+        (repo.number, secrets.token_hex(20), parent and parent.number, title, message, author, time.time()),
+    ).fetchone()
+    commit = _commit(row)
+    if parent:
+        copy_files(db, parent, commit)
+    return commit
+
+
+def copy_files(db: sqlite3.Connection, source: Commit, target: Commit, touched: bool = False) -> None:
+    """Give `target` the files of `source`; `touched` makes `target` the commit that last changed them."""
+    db.execute(
+        "INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, iif(?, ?, changed_in)"
+        ' FROM files WHERE "commit" = ?',
+        (target.number, touched, target.number, source.number),
+    )
+
+
+def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
+    """Write a file into a commit that is being made; the same content again counts as no change."""
+    db.execute(
+        "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET oid = excluded.oid,"
+        " size_bytes = excluded.size_bytes, sha256 = excluded.sha256, changed_in = excluded.changed_in"
+        " WHERE oid IS NOT excluded.oid",
+        (commit.number, entry.path, entry.oid, entry.size_bytes, entry.sha256, commit.number),
+    )
+
+
+def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit, message: str | None = None) -> None:
+    """Point a ref (kind "branch", "tag" or "pull") to a commit."""
+    db.execute("INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?)", (repo.number, kind, name, commit.number, message))
+
+
+def find_entry(db: sqlite3.Connection, commit: Commit, path: str) -> Entry | None:
+    """Return one file of a commit, or None."""
+    rows = _entries(db.execute('SELECT * FROM files WHERE "commit" = ? AND path = ?', (commit.number, path)))
+    return rows[0] if rows else None
+
+
+def list_entries(db: sqlite3.Connection, commit: Commit, folder: str = "") -> list[Entry]:
+    """Return the files below a folder ("" for all of them), by path."""
+    # "0" is the character after "/": all paths below the folder lie between the two.
+    bounds = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
+    return _entries(
+        db.execute(
+            'SELECT * FROM files WHERE "commit" = ? AND path >= ? AND path < ? ORDER BY path', (commit.number, *bounds)
+        )
+    )
+
+
+def _entries(rows: Iterable[sqlite3.Row]) -> list[Entry]:
+    return [Entry(*tuple(row)[1:]) for row in rows]
+
+
+def _commit(row: sqlite3.Row) -> Commit:
+    return Commit(**{key: row[key] for key in row.keys() if key != "repo"})  # noqa: SIM118 - a Row is no mapping
+
+
+def _repo(row: sqlite3.Row) -> Repo:
+    return Repo(**{**dict(row), "private": bool(row["private"])})

@@ -1,0 +1,171 @@
+"""Create repos, list, describe, change, copy and delete them."""
+
+import re
+import sqlite3
+
+from sharding.localhub import accounts, records
+from sharding.localhub.commits import write_commit
+from sharding.localhub.hub import Hub
+from sharding.localhub.info import describe
+from sharding.localhub.records import Kind, Repo
+from sharding.localhub.refusals import Refusal, bad_request
+from sharding.localhub.web import Answer, Call, Json, Rule, link, page, text_of
+
+_LFS_PATTERNS = """
+*.7z *.arrow *.bin *.bz2 *.ckpt *.ftz *.gz *.h5 *.joblib *.lfs.* *.mlmodel *.model *.msgpack *.npy *.npz *.onnx *.ot
+*.parquet *.pb *.pickle *.pkl *.pt *.pth *.rar *.safetensors saved_model/**/* *.tar.* *.tar *.tflite *.tgz *.wasm
+*.xz *.zip *.zst *tfevents*
+"""
+GIT_ATTRIBUTES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in _LFS_PATTERNS.split())
+
+
+def create(call: Call) -> Answer:
+    """Create a repo with one commit, which holds `.gitattributes`."""
+    wish = call.json()
+    kind = _kind(wish)
+    with call.hub.state.writing() as db:
+        caller, user = accounts.require_user(db, call)
+        owner = text_of(wish, "organization", user)
+        private = wish.get("visibility") == "private" or wish.get("private") is True
+        repo = create_repo(call.hub, db, caller, kind, f"{owner}/{text_of(wish, 'name')}", private)
+    return {"url": link(call.hub, repo.path), "name": repo.id, "id": str(repo.number)}
+
+
+def create_repo(
+    hub: Hub, db: sqlite3.Connection, caller: accounts.Caller, kind: Kind, repo_id: str, private: bool
+) -> Repo:
+    """Add a repo on behalf of `caller`. Raises Refusal: 400 for a bad name, 403 without the right, 409 if it exists."""
+    repo = _add(hub, db, caller, kind, repo_id, private)
+    attributes = records.Entry(".gitattributes", hub.blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
+    write_commit(db, repo, "main", None, "initial commit", caller.name or "", [attributes])
+    return repo
+
+
+def delete(call: Call) -> Answer:
+    """Delete a repo with all its commits; the bytes of its files stay on this disk."""
+    wish = call.json()
+    with call.hub.state.writing() as db:
+        _, user = accounts.require_user(db, call)
+        repo_id = f"{text_of(wish, 'organization', user)}/{text_of(wish, 'name')}"
+        repo, _ = accounts.reach_repo(db, call, "manage", _kind(wish), repo_id)
+        db.execute("DELETE FROM repos WHERE number = ?", (repo.number,))
+    return None
+
+
+def move(call: Call) -> Answer:
+    """Rename a repo; its old name is free at once (the real Hub redirects it)."""
+    wish = call.json()
+    with call.hub.state.writing() as db:
+        repo, caller = accounts.reach_repo(db, call, "manage", _kind(wish), text_of(wish, "fromRepo"))
+        owner, name = _check_new_id(call.hub, db, caller, repo.kind, text_of(wish, "toRepo"))
+        db.execute("UPDATE repos SET owner = ?, name = ? WHERE number = ?", (owner, name, repo.number))
+    return None
+
+
+def change_settings(call: Call) -> Answer:
+    """Make a repo private, public or gated."""
+    wish = call.json()
+    with call.hub.state.writing() as db:
+        repo, _ = accounts.reach(db, call, "manage")
+        private, gated = repo.private, repo.gated
+        if "visibility" in wish or "private" in wish:
+            private = wish.get("visibility") == "private" or wish.get("private") is True
+        if "gated" in wish:
+            if wish["gated"] not in ("auto", "manual", False):
+                raise bad_request('"gated" must be one of [auto, manual, false]')
+            gated = wish["gated"] or None
+        db.execute("UPDATE repos SET private = ?, gated = ? WHERE number = ?", (private, gated, repo.number))
+    return {"private": private, "visibility": "private" if private else "public", "gated": gated or False}
+
+
+def duplicate(call: Call) -> Answer:
+    """Copy the files of a repo's main branch into a new repo."""
+    wish = call.json()
+    with call.hub.state.writing() as db:
+        source, caller = accounts.reach(db, call, "read")
+        private = wish.get("visibility") == "private" or (source.private and wish.get("visibility") != "public")
+        repo = _add(call.hub, db, caller, source.kind, text_of(wish, "repository"), private)
+        entries = records.list_entries(db, records.find_head(db, source, "main"))
+        db.executemany(
+            "INSERT OR IGNORE INTO objects VALUES (?, ?, ?, 0)",
+            [(repo.number, entry.sha256, entry.size_bytes) for entry in entries if entry.sha256],
+        )
+        write_commit(db, repo, "main", None, f"Duplicate from {source.id}", caller.name or "", entries)
+    return {"url": link(call.hub, repo.path), "filesCopyPending": False}
+
+
+def show(call: Call) -> Answer:
+    """Describe a repo, at a revision if the path names one."""
+    expand = frozenset(call.query.getlist("expand") + call.query.getlist("expand[]"))
+    with call.hub.state.reading() as db:
+        repo, _ = accounts.reach(db, call, "see")
+        commit = records.find_commit(db, repo, call.parameters.get("revision", "main"))
+        return describe(call.hub, db, repo, commit, expand=expand, blobs=call.asks("blobs"))
+
+
+def search(call: Call) -> Answer:
+    """List the repos that the caller may see, newest first: `author`, `search`, `limit`, `expand`, `full`."""
+    expand = frozenset(call.query.getlist("expand") + call.query.getlist("expand[]"))
+    words, limit = call.query.get("search", "").lower(), call.query.get("limit", "")
+    if limit and not limit.isdecimal():
+        raise bad_request('"limit" must be a number')
+    with call.hub.state.reading() as db:
+        caller = accounts.identify(db, call)
+        repos = records.list_repos(db, call.parameters["kind"], call.query.get("author"))
+        seen = [repo for repo in repos if words in repo.id.lower() and not accounts.judge(caller, repo, "see")]
+        found: list[Json] = []
+        for repo in seen:
+            commit = records.find_commit(db, repo, "main")
+            found.append(describe(call.hub, db, repo, commit, expand=expand, brief=not call.asks("full")))
+    return page(call, found, min(max(1, int(limit or 1000)), call.hub.settings.page_items))
+
+
+def check_access(call: Call) -> Answer:
+    """Say whether the caller may read the files, or write them."""
+    with call.hub.state.reading() as db:
+        accounts.reach(db, call, "write" if call.address.endswith("/write") else "read")
+    return None
+
+
+def _add(hub: Hub, db: sqlite3.Connection, caller: accounts.Caller, kind: Kind, repo_id: str, private: bool) -> Repo:
+    owner, name = _check_new_id(hub, db, caller, kind, repo_id)
+    return records.add_repo(db, kind, owner, name, private, caller.app)
+
+
+def _check_new_id(
+    hub: Hub, db: sqlite3.Connection, caller: accounts.Caller, kind: Kind, repo_id: str
+) -> tuple[str, str]:
+    owner, _, name = repo_id.partition("/")
+    # huggingface_hub.utils.validate_repo_id, and the Hub's own bound.
+    if not re.fullmatch(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?", name, re.ASCII) or len(name) > 96 or "--" in name:
+        raise bad_request(f'Invalid repo name: {repo_id} - only letters, digits, "-", "_" and "." are allowed')
+    if ".." in name or name.endswith((".git", ".ipynb")):
+        raise bad_request(f"Invalid repo name: {repo_id}")
+    if refusal := accounts.judge_creation(caller, kind, owner):
+        raise refusal
+    if there := records.find_repo(db, kind, owner, name):
+        extra = {"url": link(hub, there.path)}
+        raise Refusal(409, f"You already created this {kind} repo: {there.id}", extra=extra)
+    return owner, name
+
+
+def _kind(wish: Json) -> Kind:
+    given = wish.get("type") or "model"
+    for kind in records.KINDS:
+        if given == kind:
+            return kind
+    raise bad_request(f'"type" must be one of [{", ".join(records.KINDS)}]')
+
+
+RULES = (
+    Rule("POST", "/api/repos/create", create),
+    Rule("DELETE", "/api/repos/delete", delete),
+    Rule("POST", "/api/repos/move", move),
+    Rule("GET", "/api/{kind}s", search),
+    Rule("GET", "/api/{kind}s/{owner}/{name}", show),
+    Rule("GET", "/api/{kind}s/{owner}/{name}/revision/{revision}", show),
+    Rule("GET", "/api/{kind}s/{owner}/{name}/auth-check", check_access),
+    Rule("GET", "/api/{kind}s/{owner}/{name}/auth-check/write", check_access),
+    Rule("PUT", "/api/{kind}s/{owner}/{name}/settings", change_settings),
+    Rule("POST", "/api/{kind}s/{owner}/{name}/duplicate", duplicate),
+)

@@ -1,0 +1,88 @@
+"""Fill a new Hub with the samples."""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TextIO
+
+from sharding.localhub import commits, records
+from sharding.localhub.accounts import Caller
+from sharding.localhub.blobs import read_file
+from sharding.localhub.hub import Hub
+from sharding.localhub.objects import add_object
+from sharding.localhub.repos import create_repo
+
+OWNER = "samples"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A repo to have, and which of `samples.BUILDERS` makes its files."""
+
+    repo_id: str
+    builder: str
+    private: bool = False
+    gated: Literal["auto", "manual"] | None = None
+
+
+def seed(hub: Hub, log: TextIO) -> None:
+    """Create the sample repos that are missing; takes about twenty seconds, and torch and transformers, if any is."""
+    wanted = (
+        Sample(f"{OWNER}/mistral-60m", "mistral-60m"),
+        Sample(f"{OWNER}/t5-tiny", "t5-tiny"),
+        Sample(f"{OWNER}/gpt2-tied", "gpt2-tied"),
+        Sample(f"{OWNER}/llama-gated", "llama", gated="auto"),
+        Sample(f"{hub.settings.users[0]}/llama-private", "llama", private=True),
+    )
+    with hub.state.reading() as db:
+        missing = [sample for sample in wanted if not records.find_repo(db, "model", *sample.repo_id.split("/"))]
+    if not missing:
+        return
+    with tempfile.TemporaryDirectory(prefix="samples-") as place:
+        started = time.monotonic()
+        # In a process of its own: torch would stay in this one for as long as the Hub runs.
+        subprocess.run([sys.executable, "-m", "sharding.localhub.samples", place], check=True)
+        print(f"samples built in {time.monotonic() - started:.0f} s", file=log, flush=True)
+        for sample in missing:
+            size_bytes = _add(hub, sample, Path(place, sample.builder))
+            print(f"sample {sample.repo_id}: {size_bytes / 1e6:.1f} MB", file=log, flush=True)
+
+
+def _add(hub: Hub, sample: Sample, folder: Path) -> int:
+    """Create a repo with the files of `folder`; return their size."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    patterns = commits.lfs_patterns((folder / ".gitattributes").read_text())
+    large = {path for path in files if commits.is_lfs(path.name, patterns)}
+    stored = {path: _store(hub, path) for path in large}
+    caller = Caller(sample.repo_id.split("/")[0], "write", namespaces=frozenset({sample.repo_id.split("/")[0]}))
+    with hub.state.writing() as db:
+        db.execute("INSERT OR IGNORE INTO accounts VALUES (?, 'org')", (OWNER,))
+        repo = create_repo(hub, db, caller, "model", sample.repo_id, sample.private)
+        db.execute("UPDATE repos SET gated = ? WHERE number = ?", (sample.gated, repo.number))
+        entries = []
+        for path in files:
+            name, size = path.relative_to(folder).as_posix(), path.stat().st_size
+            if path in large:
+                add_object(db, repo.number, stored[path], size)
+                entries.append(records.lfs_entry(name, stored[path], size))
+            else:
+                entries.append(records.Entry(name, hub.blobs.put(path.read_bytes()), size, None, 0))
+        head = records.find_head(db, repo, "main")
+        commits.write_commit(db, repo, "main", head, "Add the sample", caller.name or "", entries)
+    return sum(entry.size_bytes for entry in entries)
+
+
+def _store(hub: Hub, path: Path) -> str:
+    """Keep a large file where clients of this Hub would have put it; return its sha256."""
+    if hub.xet:
+        return hub.xet.put([path])[0].sha256
+    digest = hashlib.sha256()
+    for chunk in read_file(path):
+        digest.update(chunk)
+    sha256 = digest.hexdigest()
+    hub.blobs.keep_stream(read_file(path), sha256, path.stat().st_size)
+    return sha256

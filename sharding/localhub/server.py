@@ -1,0 +1,100 @@
+"""Put the Hub together, and serve it on this machine only."""
+
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio.to_thread
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp
+
+from sharding.localhub import (
+    cards,
+    commits,
+    gates,
+    lfs,
+    oidc,
+    pages,
+    refs,
+    repos,
+    resolve,
+    revisions,
+    whoami,
+    xet,
+)
+from sharding.localhub.hub import Hub, Settings
+from sharding.localhub.refusals import Refusal
+from sharding.localhub.seeding import seed
+from sharding.localhub.web import RawPaths, broken, no_such_route, refuse, routes, wrong_method
+
+HOST = "127.0.0.1"
+_THREADS = 100  # reading a large file out of the Xet store may hold one for seconds
+_IDLE_SECONDS = 60
+_GOODBYE_SECONDS = 5
+
+# The most asked first. Pages last: the path of one, /{owner}/{name}, is the loosest of all.
+_ROOMS = (resolve, revisions, xet, commits, lfs, repos, refs, gates, whoami, cards, oidc, pages)
+
+
+def make_app(hub: Hub, middleware: Sequence[Middleware] = ()) -> ASGIApp:
+    """Return the Hub as an ASGI application; `middleware` stands between it and the network, the first outermost."""
+    rules = [rule for room in _ROOMS for rule in room.RULES]
+    app = Starlette(
+        routes=[*routes(hub, rules), *lfs.upload_routes(hub)],
+        middleware=middleware,
+        exception_handlers={Refusal: refuse, 404: no_such_route, 405: wrong_method, Exception: broken},
+    )
+    app.router.redirect_slashes = False
+    return RawPaths(app)
+
+
+def serve(
+    port: int, folder: Path, settings: Settings, samples: bool = False, middleware: Sequence[Middleware] = ()
+) -> None:
+    """Serve the Hub kept in `folder` until SIGTERM or SIGINT; port 0 takes a free one.
+
+    Says `ready http://127.0.0.1:PORT` on stdout once it accepts connections. Raises OSError for a port in use.
+    """
+    # The protocol is named because asyncio sends answers without delay on sockets that name it.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen(1024)
+        address = f"http://{HOST}:{listener.getsockname()[1]}"
+        hub = Hub.open(address, folder, settings)
+        try:
+            if samples:
+                seed(hub, sys.stderr)
+            config = uvicorn.Config(
+                make_app(hub, middleware),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_keep_alive=_IDLE_SECONDS,
+                timeout_graceful_shutdown=_GOODBYE_SECONDS,
+            )
+            # uvicorn stops in good order and then raises the signal again: it has done its work by then.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: None)
+            _Server(config, address).run(sockets=[listener])
+        finally:
+            hub.close()
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, address: str) -> None:
+        """Take the address to announce."""
+        super().__init__(config)
+        self._address = address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections, and say so."""
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+        await super().startup(sockets)
+        print(f"ready {self._address}", flush=True)

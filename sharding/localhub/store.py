@@ -1,0 +1,203 @@
+"""Read the Xet store that clients write to: a folder that hf-xet itself knows how to use, no server between.
+
+The layout is that of hf-xet 1.8.0 behind an endpoint `local:///folder`: `xet/xorbs/xorbs` holds the data,
+`xet/xorbs/shards` says how files are made of it, and `xet/xorbs/global_dedup_lookup.redb` finds the shard of a
+file. hf-xet locks that last file for as long as an upload or a download is open, for this process as for any
+other: every reader is therefore lent a view, a folder that links to the data and has a copy of that file.
+Writers need the file itself, so that uploads from two processes at the same time are refused by hf-xet; those of
+one process share it.
+"""
+
+import shutil
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from sharding.localhub.state import State
+
+if TYPE_CHECKING:
+    from hf_xet import XetDownloadStreamGroup  # type: ignore[import-untyped, unused-ignore]
+
+RANGE_BYTES = 8_000_000
+"""Read at most this much at a time: an unbounded stream of hf-xet fetches hundreds of megabytes ahead."""
+
+VIEW_SECONDS = 300
+"""How long a reader may open what it was lent."""
+
+_LOOKUP = "global_dedup_lookup.redb"
+_COPY_ATTEMPTS = 20
+_RECORD_BYTES = 48
+_HAS_VERIFICATION, _HAS_SHA256 = 1 << 31, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class XetFile:
+    """A file in the store."""
+
+    hash: str
+    sha256: str
+    size_bytes: int
+
+
+class XetStore:
+    """The folder `xet-store` beside the database, with the sha256 of every file that was ever put there."""
+
+    def __init__(self, folder: Path, state: State) -> None:
+        """Take the store below `folder`; views lent by an earlier process are withdrawn."""
+        self.folder = folder / "xet-store"
+        self._xorbs = self.folder / "xet" / "xorbs"
+        self._views = folder / "xet-views"
+        self._state = state
+        self.copying = Lock()  # held while a whole file is copied out of the store: one at a time
+        self._lock = Lock()
+        self._lent = 0
+        self._trimmed_later: deque[tuple[float, Path]] = deque()
+        self._own: tuple[int, XetDownloadStreamGroup] | None = None
+        self.folder.mkdir(exist_ok=True)
+        shutil.rmtree(self._views, ignore_errors=True)
+        self._views.mkdir()
+
+    @property
+    def url(self) -> str:
+        """The endpoint for those who write."""
+        return f"local://{self.folder}"
+
+    def find(self, sha256: str) -> XetFile | None:
+        """Return the file of that sha256, looking into what has been uploaded since the last question."""
+        return self.known(sha256) or (self.known(sha256) if self._learn() else None)
+
+    def known(self, sha256: str) -> XetFile | None:
+        """Return the file of that sha256 if `find` has met it before."""
+        with self._state.reading() as db:
+            row = db.execute("SELECT hash, sha256, size_bytes FROM xet_files WHERE sha256 = ?", (sha256,)).fetchone()
+        return XetFile(*row) if row else None
+
+    def put(self, paths: Sequence[Path]) -> list[XetFile]:
+        """Write files to the store, as a client would. Raises RuntimeError while a client writes."""
+        import hf_xet  # type: ignore[import-untyped, unused-ignore]
+
+        with hf_xet.XetSession().new_upload_commit(endpoint=self.url) as commit:
+            uploads = [commit.start_upload_file(str(path)) for path in paths]
+        found = [self.find(upload.result().xet_info.sha256 or "") for upload in uploads]
+        return [file for file in found if file]
+
+    def lend_view(self) -> str:
+        """Return an endpoint for one reader, good to be opened for `VIEW_SECONDS`."""
+        with self._lock:
+            self._lent += 1
+            number = self._lent
+            view = self._views / str(number)
+            self._trimmed_later.append((time.monotonic() + 2 * VIEW_SECONDS, view))
+            while self._trimmed_later[0][0] < time.monotonic():
+                # Who has opened it keeps it; the links, which cost nothing, must stay for them.
+                (self._trimmed_later.popleft()[1] / "xet" / "xorbs" / _LOOKUP).unlink(missing_ok=True)
+        xorbs = view / "xet" / "xorbs"
+        xorbs.mkdir(parents=True)
+        for part in ("xorbs", "shards"):
+            (self._xorbs / part).mkdir(parents=True, exist_ok=True)
+            (xorbs / part).symlink_to(self._xorbs / part)
+        self._copy_lookup(xorbs / _LOOKUP)
+        return f"local://{view}"
+
+    def read(self, file: XetFile, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield the bytes `[start_byte, end_byte)` in chunks of at most `RANGE_BYTES`.
+
+        Raises OSError when the store has them not.
+        """
+        for start in range(start_byte, end_byte, RANGE_BYTES):
+            end = min(start + RANGE_BYTES, end_byte)
+            view, group = self._open(0)
+            chunk = _download(group, file, start, end)
+            if len(chunk) != end - start:  # the view is older than the file
+                chunk = _download(self._open(view + 1)[1], file, start, end)
+            if len(chunk) != end - start:
+                raise OSError(f"the Xet store lacks bytes {start} to {end} of {file.hash}")
+            yield chunk
+
+    def _copy_lookup(self, target: Path) -> None:
+        """Copy the lookup as it was at one moment, though somebody may be writing to it."""
+        source = self._xorbs / _LOOKUP
+        for _ in range(_COPY_ATTEMPTS):
+            if not source.exists():
+                return
+            before = source.stat()
+            shutil.copyfile(source, target)
+            after = source.stat()
+            if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size):
+                return
+
+    def _open(self, at_least: int) -> tuple[int, "XetDownloadStreamGroup"]:
+        """Return a view of our own and its number; a fresh one where the last is older than `at_least`."""
+        import hf_xet  # type: ignore[import-untyped, unused-ignore]
+
+        with self._lock:
+            if self._own and self._own[0] >= at_least:
+                return self._own
+        endpoint = self.lend_view()
+        number = int(endpoint.rsplit("/", 1)[1])
+        # A session of its own as well: sessions remember the endpoints that they have opened.
+        group = hf_xet.XetSession().new_download_stream_group(endpoint=endpoint)
+        with self._lock:
+            self._own = max(self._own or (0, group), (number, group), key=lambda own: own[0])
+            return self._own
+
+    def _learn(self) -> bool:
+        """Note the files of all shards not read yet; tell whether there were any."""
+        with self._state.reading() as db:
+            known = {row[0] for row in db.execute("SELECT name FROM xet_shards")}
+        fresh = [path for path in self._xorbs.glob("shards/*.mdb") if path.name not in known]
+        if fresh:
+            with self._state.writing() as db:
+                for path in fresh:
+                    with suppress(ValueError):  # not whole yet: looked at again next time
+                        files = [(file.sha256, file.hash, file.size_bytes) for file in parse_shard(path.read_bytes())]
+                        db.executemany("INSERT OR REPLACE INTO xet_files VALUES (?, ?, ?)", files)
+                        db.execute("INSERT OR IGNORE INTO xet_shards VALUES (?)", (path.name,))
+        return bool(fresh)
+
+
+def parse_shard(shard: bytes) -> list[XetFile]:
+    """Return the files that a shard describes and whose sha256 it tells (hf-xet 1.8.0, `*.mdb`, version 2).
+
+    After a header of 48 bytes come records of 48 bytes. A file is: its hash, flags and number of segments; the
+    segments, each with its unpacked size; as many verification records if a flag says so; its sha256 if another
+    does. A hash of ones ends the list. Every hash is four little-endian words. Raises ValueError for a shard
+    that is cut short.
+    """
+    files: list[XetFile] = []
+    place = _RECORD_BYTES
+    try:
+        while shard[place : place + 32] != b"\xff" * 32:
+            file_hash = _hex(shard, place)
+            flags, segments = struct.unpack_from("<II", shard, place + 32)
+            place += _RECORD_BYTES
+            if place + segments * _RECORD_BYTES > len(shard):
+                raise ValueError("a shard that is cut short")
+            size = sum(struct.unpack_from("<I", shard, place + n * _RECORD_BYTES + 36)[0] for n in range(segments))
+            place += segments * _RECORD_BYTES * (2 if flags & _HAS_VERIFICATION else 1)
+            if flags & _HAS_SHA256:
+                files.append(XetFile(file_hash, _hex(shard, place), size))
+                place += _RECORD_BYTES
+    except struct.error as error:
+        raise ValueError("a shard that is cut short") from error
+    return files
+
+
+def _hex(shard: bytes, place: int) -> str:
+    return "".join(f"{word:016x}" for word in struct.unpack_from("<4Q", shard, place))
+
+
+def _download(group: "XetDownloadStreamGroup", file: XetFile, start_byte: int, end_byte: int) -> bytes:
+    import hf_xet  # type: ignore[import-untyped, unused-ignore]
+
+    info = hf_xet.XetFileInfo(file.hash, file.size_bytes)
+    try:
+        return b"".join(group.download_stream(info, start=start_byte, end=end_byte))
+    except RuntimeError as error:
+        raise OSError(str(error)) from error

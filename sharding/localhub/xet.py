@@ -1,0 +1,76 @@
+"""Give clients the way into the Xet store, and copy its files between repos without moving a byte."""
+
+import secrets
+import time
+
+from starlette.responses import JSONResponse
+
+from sharding.localhub import accounts, records
+from sharding.localhub.objects import add_object, check_full
+from sharding.localhub.refusals import Refusal, bad_request
+from sharding.localhub.store import VIEW_SECONDS, XetStore
+from sharding.localhub.web import Answer, Call, Json, Rule, text_of
+
+_WRITE_SECONDS = 12 * 3600
+
+
+def read_token(call: Call) -> Answer:
+    """Tell where to read the files of a repo from."""
+    store = _store(call)
+    with call.hub.state.reading() as db:
+        repo, _ = accounts.reach(db, call, "read")
+        records.find_commit(db, repo, call.parameters["revision"])
+    return _token(store.lend_view(), VIEW_SECONDS)
+
+
+def write_token(call: Call) -> Answer:
+    """Tell where to write files for a repo to."""
+    store = _store(call)
+    with call.hub.state.reading() as db:
+        repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
+        check_full(call.hub, db, repo)
+    return _token(store.url, _WRITE_SECONDS)
+
+
+def duplicate(call: Call) -> Answer:
+    """Let the target repo point to files of this one, which the caller must be allowed to read."""
+    wish = call.json()
+    target, files = wish.get("target"), wish.get("files")
+    if not isinstance(target, dict) or not isinstance(files, list):
+        raise bad_request('"target" and "files" are required')
+    failed: list[Json] = []
+    done: list[str] = []
+    with call.hub.state.writing() as db:
+        source, _ = accounts.reach(db, call, "read")
+        repo, _ = accounts.reach_repo(db, call, "write", text_of(target, "type", "model"), text_of(target, "name"))
+        for file in files:
+            sha256 = text_of(file, "sha256")
+            row = db.execute(
+                "SELECT size_bytes FROM objects WHERE repo = ? AND sha256 = ? AND referenced", (source.number, sha256)
+            ).fetchone()
+            if row:
+                add_object(db, repo.number, sha256, row[0])
+                done.append(sha256)
+            else:
+                failed.append({"sha256": sha256, "error": f"{source.id} has no such file"})
+    return {"success": done, "failed": failed}
+
+
+def _store(call: Call) -> XetStore:
+    if call.hub.xet is None:
+        raise Refusal(404, "Xet is not enabled on this Hub.")
+    return call.hub.xet
+
+
+def _token(endpoint: str, seconds: int) -> JSONResponse:
+    # A local store asks for no proof: the token is there because clients want one.
+    token, expires = f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds
+    headers = {"X-Xet-Cas-Url": endpoint, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expires)}
+    return JSONResponse({"casUrl": endpoint, "accessToken": token, "exp": expires}, headers=headers)
+
+
+RULES = (
+    Rule("GET", "/api/{kind}s/{owner}/{name}/xet-read-token/{revision}", read_token),
+    Rule("GET", "/api/{kind}s/{owner}/{name}/xet-write-token/{revision}", write_token),
+    Rule("POST", "/api/{kind}s/{owner}/{name}/lfs-files/duplicate", duplicate),
+)

@@ -1,0 +1,158 @@
+"""A loopback Hub in a process of its own, and the real client to talk to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import pytest
+
+# Before huggingface_hub and hf-xet are imported: they read it once.
+os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+from huggingface_hub import HfApi  # noqa: E402
+
+from tests.conftest import environment  # noqa: E402
+
+NUMBERS = count()
+
+
+@dataclass
+class Reply:
+    """What the Hub answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class _Stay(HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+@dataclass
+class Server:
+    """A loopback Hub in a process of its own."""
+
+    folder: Path
+    options: tuple[str, ...] = ()
+    address: str = ""
+    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    def start(self, *more: str) -> "Server":
+        command = [sys.executable, "-m", "sharding.localhub", "--folder", str(self.folder), *self.options, *more]
+        env = {**environment(), "HF_HOME": str(self.folder / "home")}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        assert self.process.stdout
+        word, _, self.address = self.process.stdout.readline().strip().partition(" ")
+        assert word == "ready"
+        return self
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        assert self.process and self.process.stdout
+        self.process.send_signal(number)
+        status = self.process.wait(timeout=30)
+        self.process.stdout.close()
+        return status
+
+    def api(self, token: str | bool = "hf_alice") -> HfApi:
+        return HfApi(endpoint=self.address, token=token)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        token: str | None = "hf_alice",
+        form: dict[str, str] | None = None,
+        **headers: str,
+    ) -> Reply:
+        """Ask by hand, following no redirect; `body` is sent as JSON unless it is bytes."""
+        data = urlencode(form).encode() if form is not None else body
+        if body is not None and not isinstance(body, bytes):
+            data = json.dumps(body).encode()
+        url = path if path.startswith("http") else self.address + path
+        request = Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()}, method=method)
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with build_opener(_Stay()).open(request, timeout=60) as answer:
+                return Reply(answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read())
+        except HTTPError as error:
+            with error:
+                return Reply(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
+
+    def login(self, user: str, scope: str, app: str = "app", nonce: str = "n") -> dict[str, Any]:
+        """Sign `user` in to an application; return what its token endpoint gets."""
+        back = "http://127.0.0.1:1/login/callback?_target_url=/"
+        query = {"response_type": "code", "client_id": app, "redirect_uri": back, "scope": scope, "state": "s"}
+        asked = self.ask("GET", f"/oauth/authorize?{urlencode({**query, 'nonce': nonce, 'user': user})}", token=None)
+        code = parse_qs(urlsplit(asked.headers["location"]).query)["code"][0]
+        form = {"grant_type": "authorization_code", "code": code, "redirect_uri": back, "client_id": app}
+        answer: dict[str, Any] = self.ask("POST", "/oauth/token", form=form, token=None).json()
+        return answer
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """Start a Hub with the options given; it is stopped at the end."""
+    servers: list[Server] = []
+
+    def serve(*options: str) -> Server:
+        servers.append(Server(tmp_path_factory.mktemp("hub"), options).start())
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        if server.process and server.process.poll() is None:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def hub(serve: Callable[..., Server]) -> Server:
+    """The Hub that most tests share: Xet, and pages of four items so that every list has several."""
+    return serve("--page", "4", "--org", "acme=alice,bob", "--user", "alice", "--user", "bob", "--user", "carol")
+
+
+@pytest.fixture
+def repo(hub: Server) -> str:
+    """A new repo of alice."""
+    repo_id = f"alice/repo-{next(NUMBERS)}"
+    hub.api().create_repo(repo_id)
+    return repo_id
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., str]:
+    """Run Python lines in a process whose client was told `HF_HUB_DISABLE_XET`; `api` is ready there."""
+
+    def script(server: Server, code: str) -> str:
+        begin = "from huggingface_hub import *; import io, os, sys, json, pathlib\n"
+        begin += f"api = HfApi(endpoint={server.address!r}, token='hf_alice'); here = pathlib.Path({str(tmp_path)!r})\n"
+        env = {**environment(), "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return script
+
+
+def payload(size: int, seed: int = 0) -> bytes:
+    """Bytes that no compression shortens, the same at every call."""
+    import random
+
+    return random.Random(seed).randbytes(size)

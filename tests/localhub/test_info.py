@@ -1,0 +1,151 @@
+"""What the Hub tells about repos: descriptions, search, cards, pages."""
+
+import json
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.localhub.cards import find_errors
+from sharding.localhub.store import parse_shard
+from tests.localhub.conftest import NUMBERS, Server
+
+CARD = b"---\nlicense: apache-2.0\ntags: [one, two]\nbase_model: acme/base\n---\n# Title <script>alert(1)</script>\n"
+
+
+def safetensors(**shapes: list[int]) -> bytes:
+    """A file of float32 zeros."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name, shape in shapes.items():
+        size = 4 * shape[0] * shape[1]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(place)
+
+
+@pytest.fixture
+def model(hub: Server, repo: str) -> str:
+    """A repo with two shards, their index, and a card."""
+    api = hub.api()
+    files = {"m-1.safetensors": safetensors(a=[3, 4], b=[1, 5]), "m-2.safetensors": safetensors(c=[100, 2])}
+    index = {"metadata": {"total_size": 1}, "weight_map": {"a": "m-1.safetensors", "c": "m-2.safetensors"}}
+    for name, content in files.items():
+        api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id=repo)
+    api.upload_file(
+        path_or_fileobj=json.dumps(index).encode(), path_in_repo="model.safetensors.index.json", repo_id=repo
+    )
+    api.upload_file(path_or_fileobj=CARD, path_in_repo="README.md", repo_id=repo)
+    return repo
+
+
+def test_a_model_is_described_down_to_its_parameters(hub: Server, model: str) -> None:
+    info = hub.api().model_info(model, files_metadata=True)
+    assert info.safetensors.parameters == {"F32": 217}
+    assert info.safetensors.total == 217
+    assert info.card_data.license == "apache-2.0"
+    assert {"license:apache-2.0", "one", "base_model:acme/base"} <= set(info.tags)
+    assert (info.private, info.gated, info.author) == (False, False, "alice")
+    sizes = {file.rfilename: file.size for file in info.siblings}
+    assert sizes["m-2.safetensors"] == len(safetensors(c=[100, 2]))
+    assert [file.lfs is not None for file in info.siblings if file.rfilename.endswith("safetensors")] == [True, True]
+
+
+def test_only_what_was_asked_for_is_told(hub: Server, model: str) -> None:
+    body = hub.ask("GET", f"/api/models/{model}?expand=safetensors&expand=usedStorage").json()
+    assert set(body) == {"_id", "id", "safetensors", "usedStorage"}
+    assert hub.ask("GET", f"/api/models/{model}?expand=nonsense").status == 400
+
+
+def test_the_headers_of_all_shards_come_in_one_answer(hub: Server, model: str) -> None:
+    reply = hub.ask("GET", f"/api/models/{model}/safetensors-metadata/model.safetensors.index.json")
+    headers = reply.json()["headers"]
+    assert {name: set(header) - {"__metadata__"} for name, header in headers.items()} == {
+        "m-1.safetensors": {"a", "b"},
+        "m-2.safetensors": {"c"},
+    }
+
+
+def test_the_client_reads_safetensors_headers(hub: Server, model: str) -> None:
+    metadata = hub.api().parse_safetensors_file_metadata(model, "m-1.safetensors")
+    assert metadata.parameter_count == {"F32": 17}
+
+
+def test_repos_are_found_by_words_and_by_author(hub: Server) -> None:
+    word = f"needle-{next(NUMBERS)}"
+    for token, owner in (("hf_alice", "alice"), ("hf_bob", "bob")):
+        for n in range(3):
+            hub.api(token).create_repo(f"{owner}/{word}-{n}")
+    api = hub.api()
+    assert len(list(api.list_models(search=word.upper()))) == 6
+    assert {model.id for model in api.list_models(search=word, author="bob")} == {f"bob/{word}-{n}" for n in range(3)}
+    assert len(list(api.list_models(search=word, limit=2))) == 2
+    assert len(list(api.list_models(search=word, limit=5))) == 5
+    assert list(api.list_models(search="nothing has this name")) == []
+    assert [model.card_data for model in api.list_models(search=word, limit=1, expand=["cardData"])] == [None]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"),
+    [
+        ("license: apache-2.0\nlanguage: [en, de]\ntags: [x]", None),
+        ("license: [mit, apache-2.0]", None),
+        ("", None),
+        ("license: mine", '"license" must be one of ['),
+        ("license: 3", '"license" must be one of ['),
+        ("tags: 3", '"tags" must be a string or an array'),
+        ("tags: [x, 3]", '"tags[1]" must be a string'),
+        ("base_model: {a: b}", '"base_model" must be'),
+        ("pipeline_tag: [x]", '"pipeline_tag" must be a string'),
+        ("- a\n- b", "must be an object"),
+        ("a: [", "YAML Metadata Error"),
+        ("a: !!python/object:os.system {}", "YAML Metadata Error"),
+    ],
+)
+def test_a_card_is_checked(hub: Server, metadata: str, error: str | None) -> None:
+    content = f"---\n{metadata}\n---\n# Title\n"
+    reply = hub.ask("POST", "/api/validate-yaml", {"content": content, "repoType": "model"})
+    messages = [item["message"] for item in reply.json()["errors"]]
+    assert reply.status == (400 if error else 200)
+    assert any(error in message for message in messages) if error else not messages
+
+
+def test_a_card_without_metadata_is_only_remarked_upon(hub: Server) -> None:
+    reply = hub.ask("POST", "/api/validate-yaml", {"content": "# Title", "repoType": "model"})
+    assert (reply.status, reply.json()["errors"], len(reply.json()["warnings"])) == (200, [], 1)
+
+
+@given(st.text(alphabet="-\n: abc[]{}!&*'\"#|>%@`\t", max_size=60))
+def test_no_card_breaks_the_check(text: str) -> None:
+    assert all(isinstance(error, str) for error in find_errors(f"---\n{text}\n---\n"))
+
+
+@given(st.binary(max_size=600))
+def test_no_bytes_break_the_reader_of_shards(data: bytes) -> None:
+    try:
+        files = parse_shard(bytes(48) + data)
+    except ValueError:
+        return
+    assert b"\xff" * 32 in data
+    assert all(len(file.hash) == len(file.sha256) == 64 for file in files)
+
+
+def test_people_see_a_page_with_files_and_the_card_as_text(hub: Server, model: str) -> None:
+    for path in (
+        "/",
+        "/alice",
+        f"/{model}",
+        f"/{model}/tree/main",
+        f"/{model}/commit/{hub.api().model_info(model).sha}",
+    ):
+        reply = hub.ask("GET", path, token=None)
+        assert reply.status == 200
+        assert reply.headers["content-type"].startswith("text/html")
+        assert model in reply.body.decode() or path == "/alice"
+    text = hub.ask("GET", f"/{model}", token=None).body.decode()
+    assert "m-1.safetensors" in text
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+    assert hub.ask("GET", "/alice/none", token=None).status == 404

@@ -1,0 +1,176 @@
+"""The Hub lives on its folder: it may be killed at any time, and stops when told to."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd
+
+from tests.conftest import environment
+from tests.localhub.conftest import Server, payload
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Server]:
+    """A Hub for one test, which may kill it."""
+    server = Server(tmp_path / "hub")
+    yield server
+    if server.process and server.process.poll() is None:
+        server.stop()
+
+
+def test_everything_is_still_there_after_a_kill(own: Server) -> None:
+    own.start()
+    api = own.api()
+    api.create_repo("alice/kept")
+    operations = [CommitOperationAdd("w.bin", payload(300_000, 1)), CommitOperationAdd("a.txt", b"a")]
+    sha = api.create_commit("alice/kept", operations, commit_message="all").oid
+    api.create_tag("alice/kept", tag="v1")
+    api.update_repo_settings("alice/kept", gated="auto")
+    own.ask("POST", "/alice/kept/ask-access", {}, token="hf_bob")
+    token = own.login("bob", "openid gated-repos")["access_token"]
+    keys = own.ask("GET", "/oauth/jwks").json()
+    assert own.stop(signal.SIGKILL) == -signal.SIGKILL
+
+    own.start()
+    assert own.api().model_info("alice/kept", revision="v1").sha == sha
+    assert own.ask("GET", "/alice/kept/resolve/main/w.bin", token=token).body == payload(300_000, 1)
+    assert own.ask("GET", "/alice/kept/resolve/main/a.txt", token="hf_bob").body == b"a"
+    assert own.ask("GET", "/oauth/jwks").json() == keys
+    own.api().upload_file(path_or_fileobj=payload(300_000, 2), path_in_repo="w2.bin", repo_id="alice/kept")
+
+
+def test_a_kill_in_the_middle_of_commits_leaves_whole_ones(own: Server) -> None:
+    own.start()
+    own.api().create_repo("alice/torn")
+
+    def commit(number: int) -> int:
+        lines = [{"key": "header", "value": {"summary": f"{number}"}}]
+        lines += [
+            {"key": "file", "value": {"path": f"{number}/{n}", "content": f"{n}", "encoding": "utf-8"}}
+            for n in range(20)
+        ]
+        body = "\n".join(map(json.dumps, lines)).encode()
+        try:
+            return own.ask("POST", "/api/models/alice/torn/commit/main", body).status
+        except OSError:
+            return 0
+
+    with ThreadPoolExecutor(4) as threads:
+        results = threads.map(commit, range(200))
+        for number, status in enumerate(results):
+            assert status in (0, 200)
+            if number == 40:
+                own.stop(signal.SIGKILL)
+    own.start()
+    files = [path for path in own.api().list_repo_files("alice/torn") if "/" in path]
+    folders = {path.split("/")[0] for path in files}
+    assert len(folders) >= 41
+    assert len(files) == 20 * len(folders)
+    assert {own.ask("GET", f"/alice/torn/resolve/main/{path}").status for path in files[:200]} == {200}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_when_told_to(own: Server, number: signal.Signals) -> None:
+    own.start()
+    assert own.stop(number) == 0
+
+
+def test_it_listens_on_this_machine_only(own: Server) -> None:
+    own.start()
+    assert own.address.startswith("http://127.0.0.1:")
+
+
+def test_a_taken_port_is_refused_at_once(own: Server, tmp_path: Path) -> None:
+    own.start()
+    command = [sys.executable, "-m", "sharding.localhub", "--folder", str(tmp_path / "other"), "--port"]
+    done = subprocess.run(
+        [*command, own.address.rsplit(":", 1)[1]], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert done.returncode != 0
+    assert "in use" in done.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; sys.argv[1:] = ['--help']\nimport runpy\ntry: runpy.run_module('sharding.localhub', run_name='__main__')\nexcept SystemExit: print(sorted({'starlette', 'uvicorn', 'sqlite3', 'torch', 'hf_xet'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_clients_in_several_processes_read_while_another_writes(own: Server, tmp_path: Path) -> None:
+    own.start()
+    api = own.api()
+    api.create_repo("alice/busy")
+    api.upload_file(path_or_fileobj=payload(9_000_000, 1), path_in_repo="w.bin", repo_id="alice/busy")
+    import hf_xet
+
+    endpoint = own.ask("GET", "/api/models/alice/busy/xet-write-token/main").json()["casUrl"]
+    with hf_xet.XetSession().new_upload_commit(endpoint=endpoint) as commit:
+        stream = commit.start_upload_stream(name="w2.bin")
+        stream.write(payload(3_000_000, 2))
+        code = (
+            f"from huggingface_hub import HfApi; api = HfApi(endpoint={own.address!r}, token='hf_alice')\n"
+            "import sys; print(len(open(api.hf_hub_download('alice/busy', 'w.bin', local_dir=sys.argv[1]), 'rb').read()))"
+        )
+        env = {**environment(), "HF_HOME": str(tmp_path / "home")}
+        readers = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(tmp_path / f"reader-{n}")], stdout=subprocess.PIPE, env=env
+            )
+            for n in range(2)
+        ]
+        assert [reader.communicate(timeout=60)[0].strip() for reader in readers] == [b"9000000"] * 2
+        assert own.ask("GET", "/alice/busy/resolve/main/w.bin").body == payload(9_000_000, 1)
+        stream.finish()
+
+
+def test_a_writer_that_is_killed_leaves_the_store_in_order(own: Server, tmp_path: Path) -> None:
+    own.start()
+    own.api().create_repo("alice/hit")
+    own.api().upload_file(path_or_fileobj=payload(500_000, 1), path_in_repo="w.bin", repo_id="alice/hit")
+    endpoint = own.ask("GET", "/api/models/alice/hit/xet-write-token/main").json()["casUrl"]
+    code = (
+        f"import hf_xet, sys, os; commit = hf_xet.XetSession().new_upload_commit(endpoint={endpoint!r})\n"
+        "stream = commit.start_upload_stream(name='x'); stream.write(os.urandom(100_000_000))\n"
+        "print('written', flush=True); sys.stdin.read()"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert writer.stdout and writer.stdin
+    assert writer.stdout.readline() == b"written\n"
+    writer.kill()
+    writer.wait()
+    writer.stdout.close()
+    writer.stdin.close()
+    own.api().upload_file(path_or_fileobj=payload(500_000, 2), path_in_repo="w2.bin", repo_id="alice/hit")
+    place = Path(own.api().snapshot_download("alice/hit", cache_dir=tmp_path))
+    assert [(place / name).read_bytes() for name in ("w.bin", "w2.bin")] == [payload(500_000, n) for n in (1, 2)]
+
+
+def test_the_samples_are_there_and_load(own: Server, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    own.start("--samples")
+    api = own.api()
+    assert {model.id for model in api.list_models()} >= {
+        "samples/mistral-60m",
+        "samples/t5-tiny",
+        "samples/gpt2-tied",
+        "samples/llama-gated",
+        "alice/llama-private",
+    }
+    assert sum(name.endswith(".safetensors") for name in api.list_repo_files("samples/mistral-60m")) == 2
+    assert api.model_info("samples/llama-gated").gated == "auto"
+    assert own.ask("GET", "/alice/llama-private/resolve/main/config.json", token="hf_bob").status == 404
+    import torch
+
+    path = api.hf_hub_download("samples/gpt2-tied", "pytorch_model.bin", local_dir=tmp_path)
+    weights = torch.load(path, weights_only=True)
+    assert weights["lm_head.weight"].data_ptr() == weights["transformer.wte.weight"].data_ptr()
+    before = api.model_info("samples/t5-tiny").sha
+    own.stop()
+    own.start("--samples")
+    assert own.api().model_info("samples/t5-tiny").sha == before

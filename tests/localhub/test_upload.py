@@ -1,0 +1,191 @@
+"""Files arrive, over Xet and as regular ones, and commits are all or nothing."""
+
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
+from huggingface_hub.errors import BadRequestError, EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
+
+from tests.localhub.conftest import NUMBERS, Server, payload
+
+
+def fetch(hub: Server, repo: str, path: str, revision: str = "main", token: str | None = "hf_alice") -> bytes:
+    reply = hub.ask("GET", f"/{repo}/resolve/{revision}/{path}", token=token)
+    assert reply.status == 200, reply.body
+    return reply.body
+
+
+def test_a_new_repo_has_one_commit_with_git_attributes(hub: Server, repo: str) -> None:
+    assert hub.api().list_repo_files(repo) == [".gitattributes"]
+    assert [commit.title for commit in hub.api().list_repo_commits(repo)] == ["initial commit"]
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # the client's own way to send file objects
+@pytest.mark.parametrize("size", [0, 11, 300_000, 9_000_000])
+@pytest.mark.parametrize("source", ["bytes", "path", "file"])
+@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors"])
+def test_a_file_comes_back_as_it_was_sent(
+    hub: Server, repo: str, tmp_path: Path, size: int, source: str, name: str
+) -> None:
+    content = payload(size, seed=next(NUMBERS))
+    (tmp_path / "file").write_bytes(content)
+    given = {"bytes": content, "path": tmp_path / "file", "file": io.BytesIO(content)}[source]
+    hub.api().upload_file(path_or_fileobj=given, path_in_repo=name, repo_id=repo)
+    assert fetch(hub, repo, name) == content
+    (info,) = hub.api().get_paths_info(repo, [name])
+    assert info.size == size
+    assert bool(info.lfs) == (name.endswith("safetensors") and size > 0)
+    # A file object cannot go over Xet: the client sends it over LFS.
+    assert bool(info.xet_hash) == (bool(info.lfs) and source != "file")
+    if info.lfs:
+        assert info.lfs.sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_a_folder_goes_up_with_one_call(hub: Server, repo: str, tmp_path: Path) -> None:
+    files = {f"part-{n}.bin": payload(50_000, n) for n in range(6)} | {"deep/er/x.txt": b"x"}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    hub.api().upload_folder(repo_id=repo, folder_path=tmp_path)
+    assert {name: fetch(hub, repo, name) for name in files} == files
+
+
+def test_an_unchanged_file_makes_no_new_commit(hub: Server, repo: str) -> None:
+    for _ in range(2):
+        for name in ("a.txt", "a.bin"):
+            hub.api().upload_file(path_or_fileobj=b"same" * 100, path_in_repo=name, repo_id=repo)
+    assert len(hub.api().list_repo_commits(repo)) == 3
+
+
+def test_a_commit_adds_and_deletes_at_once(hub: Server, repo: str) -> None:
+    api = hub.api()
+    api.create_commit(
+        repo, [CommitOperationAdd(n, n.encode()) for n in ("a.txt", "d/b.txt", "d/c.txt")], commit_message="x"
+    )
+    operations = [
+        CommitOperationDelete("a.txt"),
+        CommitOperationDelete("d/", is_folder=True),
+        CommitOperationAdd("e.txt", b"e"),
+    ]
+    info = api.create_commit(repo, operations, commit_message="second", commit_description="why")
+    assert set(api.list_repo_files(repo)) == {".gitattributes", "e.txt"}
+    first = api.list_repo_commits(repo)[0]
+    assert (first.commit_id, first.title, first.message, first.authors) == (info.oid, "second", "why", ["alice"])
+
+
+def test_a_stale_parent_is_refused_with_412_and_changes_nothing(hub: Server, repo: str) -> None:
+    api = hub.api()
+    parent = api.model_info(repo).sha
+    api.upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id=repo, parent_commit=parent)
+    with pytest.raises(HfHubHTTPError) as caught:
+        api.upload_file(path_or_fileobj=b"2", path_in_repo="a.txt", repo_id=repo, parent_commit=parent)
+    assert caught.value.response.status_code == 412
+    assert fetch(hub, repo, "a.txt") == b"1"
+
+
+def test_a_branch_that_is_missing_takes_no_commit(hub: Server, repo: str) -> None:
+    with pytest.raises(RevisionNotFoundError):
+        hub.api().upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id=repo, revision="nowhere")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"key": "lfsFile", "value": {"path": "w.bin", "algo": "sha256", "oid": "0" * 64, "size": 5}}],
+        [{"key": "lfsFile", "value": {"path": "w.bin", "algo": "sha256", "oid": "0" * 64}}],
+        [{"key": "file", "value": {"path": "../x", "content": "", "encoding": "base64"}}],
+        [{"key": "file", "value": {"path": "x", "content": "%%", "encoding": "base64"}}],
+        [{"key": "file", "value": {"path": ".gitattributes/x", "content": "", "encoding": "base64"}}],
+        [{"key": "file", "value": {"path": "README.md", "content": "---\nlicense: none\n---\n", "encoding": "utf-8"}}],
+        [{"key": "deletedFile", "value": {"path": "missing"}}],
+        [{"key": "other", "value": {"path": "x"}}],
+        [{"key": "file"}],
+    ],
+    ids=lambda lines: json.dumps(lines)[:60],
+)
+def test_a_commit_with_one_wrong_line_is_refused_whole(hub: Server, repo: str, lines: list[object]) -> None:
+    good = {"key": "file", "value": {"path": "good.txt", "content": "", "encoding": "base64"}}
+    body = [{"key": "header", "value": {"summary": "x"}}, good, *lines]
+    reply = hub.ask("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, body)).encode())
+    assert reply.status in (400, 404)
+    assert "error" in reply.json()
+    assert hub.api().list_repo_files(repo) == [".gitattributes"]
+
+
+def test_a_xet_file_whose_size_is_not_told_truly_is_refused(hub: Server, repo: str) -> None:
+    content = payload(100_000, 77)
+    hub.api().upload_file(path_or_fileobj=content, path_in_repo="a.bin", repo_id=repo)
+    value = {"path": "b.bin", "algo": "sha256", "oid": hashlib.sha256(content).hexdigest(), "size": 99_999}
+    body = [{"key": "header", "value": {"summary": "x"}}, {"key": "lfsFile", "value": value}]
+    assert hub.ask("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, body)).encode()).status == 400
+
+
+def test_large_files_are_copied_on_the_server_within_a_repo(hub: Server, repo: str) -> None:
+    api = hub.api()
+    content = payload(200_000, 5)
+    api.create_branch(repo, branch="staging")
+    api.create_commit(
+        repo,
+        [CommitOperationAdd("a.bin", content), CommitOperationAdd("a.txt", b"t")],
+        commit_message="x",
+        revision="staging",
+    )
+    copies = [
+        CommitOperationCopy("a.bin", "b.bin", src_revision="staging"),
+        CommitOperationCopy("a.txt", "b.txt", src_revision="staging"),
+    ]
+    api.create_commit(repo, copies, commit_message="copy")
+    api.delete_branch(repo, branch="staging")
+    assert fetch(hub, repo, "b.bin") == content
+    assert fetch(hub, repo, "b.txt") == b"t"
+
+
+def test_large_files_are_copied_on_the_server_across_repos(hub: Server, repo: str) -> None:
+    content = payload(200_000, 6)
+    hub.api().upload_file(path_or_fileobj=content, path_in_repo="a.bin", repo_id=repo)
+    bob = hub.api("hf_bob")
+    bob.create_repo(f"bob/copy-of-{repo[6:]}")
+    target = f"bob/copy-of-{repo[6:]}"
+    bob.create_commit(
+        target, [CommitOperationCopy("a.bin", "c.bin", src_repo_id=repo, src_repo_type="model")], commit_message="copy"
+    )
+    assert fetch(hub, target, "c.bin") == content
+
+
+def test_files_of_a_repo_that_cannot_be_read_are_not_copied(hub: Server, repo: str) -> None:
+    content = payload(200_000, 7)
+    hub.api().upload_file(path_or_fileobj=content, path_in_repo="a.bin", repo_id=repo)
+    hub.api().update_repo_settings(repo, visibility="private")
+    hub.api("hf_bob").create_repo(f"bob/no-copy-of-{repo[6:]}")
+    files = [{"sha256": hashlib.sha256(content).hexdigest(), "xetHash": "0" * 64, "filename": "a.bin"}]
+    body = {"target": {"type": "model", "name": f"bob/no-copy-of-{repo[6:]}"}, "files": files}
+    assert hub.ask("POST", f"/api/models/{repo}/lfs-files/duplicate", body, token="hf_bob").status == 404
+
+
+def test_a_repo_is_duplicated_and_the_copy_is_its_own(hub: Server, repo: str) -> None:
+    api = hub.api()
+    api.upload_file(path_or_fileobj=payload(100_000, 8), path_in_repo="a.bin", repo_id=repo)
+    url = api.duplicate_repo(repo, to_id=f"{repo}-twin")
+    assert url.repo_id == f"{repo}-twin"
+    api.delete_repo(repo)
+    assert fetch(hub, f"{repo}-twin", "a.bin") == payload(100_000, 8)
+
+
+def test_a_pull_request_leaves_main_alone(hub: Server, repo: str) -> None:
+    info = hub.api("hf_bob").upload_file(path_or_fileobj=b"b", path_in_repo="b.txt", repo_id=repo, create_pr=True)
+    assert info.pr_revision == "refs/pr/1"
+    assert hub.api().list_repo_files(repo) == [".gitattributes"]
+    assert "b.txt" in hub.api().list_repo_files(repo, revision="refs/pr/1")
+
+
+def test_a_card_that_the_hub_would_not_take_is_refused(hub: Server, repo: str) -> None:
+    with pytest.raises((BadRequestError, ValueError), match="license"):
+        hub.api().upload_file(path_or_fileobj=b"---\nlicense: mine\n---\n", path_in_repo="README.md", repo_id=repo)
+
+
+def test_a_deletion_of_nothing_is_not_found(hub: Server, repo: str) -> None:
+    with pytest.raises(EntryNotFoundError):
+        hub.api().delete_file("nothing.txt", repo)
