@@ -11,7 +11,7 @@ import typer
 
 from sharding import __version__
 from sharding.errors import Cancelled, ShardingError
-from sharding.limits import DEFAULT_MAX_SHARD_SIZE
+from sharding.limits import DEFAULT_MAX_SHARD_SIZE, hub_token
 
 if TYPE_CHECKING:
     from sharding.job import Event
@@ -27,10 +27,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Source = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="The folder that holds the checkpoint.", show_default=False)
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or owner/name[@revision] on the Hub.")]
+Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub.")]
+Private = Annotated[
+    bool | None, typer.Option("--private/--public", help="Who may see a new repo; default: as the source.")
 ]
-Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder to write to.", show_default=False)]
 Size = Annotated[str, typer.Option("--max-shard-size", "-s", help="Largest shard: 200MB, 2GB, 1GiB, or bytes.")]
 Strategy = Annotated[Literal["size"], typer.Option(help="How to cut: size fills each shard up to the limit.")]
 Order = Annotated[
@@ -49,7 +50,7 @@ def inspect(source: Source, as_json: AsJson = False) -> None:
     with _outcome(as_json) as terminal:
         from sharding import job, report
 
-        checkpoint = job.inspect(source)
+        checkpoint = job.inspect(source, token=hub_token())
         if as_json:
             _print_json(report.checkpoint_json(checkpoint))
         else:
@@ -68,7 +69,7 @@ def plan(
     with _outcome(as_json) as terminal:
         from sharding import job, report
 
-        checkpoint, plan = job.plan(source, max_shard_size, strategy=strategy, order=order)
+        checkpoint, plan = job.plan(source, max_shard_size, strategy=strategy, order=order, token=hub_token())
         if as_json:
             document = report.plan_json(plan)
             document["findings"] = report.checkpoint_json(checkpoint)["findings"] + document["findings"]
@@ -85,6 +86,10 @@ def shard(
     max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
     strategy: Strategy = "size",
     order: Order = "natural",
+    private: Private = None,
+    confirmed: Annotated[
+        bool, typer.Option("--yes", help="A copy of a private or gated source may be public.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a checkpoint that this tool did not write.")
     ] = False,
@@ -100,7 +105,16 @@ def shard(
         from sharding.report import Report
 
         events = job.shard(
-            source, destination, max_shard_size, strategy=strategy, order=order, overwrite=overwrite, restart=restart
+            source,
+            destination,
+            max_shard_size,
+            strategy=strategy,
+            order=order,
+            private=private,
+            confirmed=confirmed,
+            overwrite=overwrite,
+            restart=restart,
+            token=hub_token(),
         )
         last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Report) and not last.verification.identical:
@@ -120,9 +134,17 @@ def verify(
         from sharding import job
         from sharding.events import Verified
 
-        last = _follow(job.verify(source, destination, quick=quick), terminal, as_json, as_events)
+        last = _follow(job.verify(source, destination, quick=quick, token=hub_token()), terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:
             raise typer.Exit(1)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def localhub(context: typer.Context) -> None:
+    """Serve a Hub on this machine, to try everything offline: --port PORT --folder DIR [--user NAME] [--samples]."""
+    from sharding.localhub.__main__ import main
+
+    main(context.args)
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ def main() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    original, sharded = Path("demo/mistral-60m"), Path("demo/mistral-60m-sharded")
+    original, sharded = Path("./demo/mistral-60m"), Path("./demo/mistral-60m-sharded")
     rmtree("demo", ignore_errors=True)
     print(f"Building {original}: a Mistral with random weights in two files …", flush=True)
     build_mistral(original)
-    command = ["shard", str(original), str(sharded), "--max-shard-size", SHARD_SIZE]
+    command = ["shard", f"./{original}", f"./{sharded}", "--max-shard-size", SHARD_SIZE]
     print(f"\n$ shard-my-repo {' '.join(command)}", flush=True)
     subprocess.run([sys.executable, "-m", "sharding", *command], check=True)
     print(f"\nLoading both with transformers, {NEW_TOKENS} tokens from each after {PROMPT!r}:")

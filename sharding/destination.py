@@ -8,42 +8,35 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path, PurePosixPath
 
 from sharding.errors import DestinationError
+from sharding.events import Published
 from sharding.files import INDEX_NAME, REPORT_NAME, is_weights
 from sharding.journal import Journal
 from sharding.limits import DISK_FLOOR_BYTES, FLUSH_BYTES, MAX_REPORT_BYTES, format_bytes
-from sharding.values import RepoRef, ShardRecord
+from sharding.protocols import Source
+from sharding.values import FileEntry, RepoRef, ShardRecord
 
 PART = ".part"
 
 
-def open_destination(text: str, source_folder: Path | None, *, overwrite: bool, restart: bool) -> "FolderDestination":
-    """Return the destination that `text` names: for now the path of a folder. Writes nothing.
-
-    `overwrite` replaces a checkpoint that this tool did not write, `restart` forgets what an interrupted run
-    left. Raises DestinationError where it and `source_folder`, which is read, lie inside each other.
-    """
-    folder = Path(text).expanduser().resolve()
-    if source_folder and (folder.is_relative_to(source_folder) or source_folder.is_relative_to(folder)):
-        raise DestinationError(
-            f"The destination {text} and the source lie inside each other.", "Choose a folder beside the source."
-        )
-    return FolderDestination(folder, overwrite=overwrite, restart=restart)
-
-
 class FolderDestination:
-    """A folder that a checkpoint is written into. See `values.Destination`."""
+    """A folder that a checkpoint is written into. See `protocols.Destination`."""
 
     def __init__(self, folder: Path, *, overwrite: bool = False, restart: bool = False) -> None:
-        """Aim at `folder`. Writes nothing."""
+        """Aim at `folder`. Writes nothing.
+
+        `overwrite` replaces a checkpoint that this tool did not write, `restart` forgets what an interrupted
+        run left.
+        """
         self.ref = RepoRef("folder", folder.name, "")
         self.bytes_uploaded = 0
+        self.bytes_deduplicated = 0
         self._written = 0
         self._folder = folder
         self._overwrite = overwrite
@@ -117,27 +110,33 @@ class FolderDestination:
         """Return where each of `files` lies now: under its part name, or its own if publishing was interrupted."""
         return {file: self._place(file) for file in files}
 
-    def publish(self, shards: Iterable[str], files: Iterable[tuple[str, Iterable[bytes]]]) -> None:
-        """Show the result: `files` (path and chunks, the last being the index where there is one) and `shards`.
+    def publish(
+        self,
+        records: Mapping[str, ShardRecord],
+        side_files: Iterable[FileEntry],
+        origin: Source,
+        written: Mapping[str, bytes],
+    ) -> Published:
+        """Show the result: side files, `written`, shards, and the index last of all.
 
         From the first line to the last the folder has no index; killed in between, it is finished by
         running the same job again.
         """
         with _explained(self._folder):
             self._remove_earlier()
-            index = None
-            for path, chunks in files:
-                if path == INDEX_NAME:
-                    index = chunks
-                else:
-                    self._write_whole(path, chunks)
-            for shard in shards:
+            for file in side_files:
+                self._write_whole(file.path, origin.read(file.path, 0, file.bytes))
+            for path, data in written.items():
+                if path != INDEX_NAME:
+                    self._write_whole(path, [data])
+            for shard in records:
                 os.replace(self._place(shard), self._folder / shard)
             _sync_folder(self._folder)
-            if index is not None:
-                self._write_whole(INDEX_NAME, index)
+            if INDEX_NAME in written:
+                self._write_whole(INDEX_NAME, [written[INDEX_NAME]])
             self._journal.remove()
             _sync_folder(self._folder)
+        return Published(self.ref, str(self._folder))
 
     def discard(self) -> None:
         """Remove the parts, the journal, and the folders that this job made, where nothing else is in them."""
@@ -226,7 +225,7 @@ class FolderDestination:
 
 
 class FolderShardWriter:
-    """One `.part` file. See `values.ShardWriter`."""
+    """One `.part` file. See `protocols.ShardWriter`."""
 
     def __init__(self, destination: FolderDestination, stream: FileIO, flusher: ThreadPoolExecutor) -> None:
         """Write to `stream`; start write-back in `flusher`."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from sharding.values import Checkpoint, Plan, Verification
+from sharding.values import Checkpoint, Plan, RepoRef, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +43,12 @@ class Verified:
     """The result has been read again and compared."""
 
     verification: Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The result can be seen, at `place`: a path or the address of a page. `remark` is what is left to do."""
+
+    ref: RepoRef
+    place: str
+    remark: str = ""

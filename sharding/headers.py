@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from sharding.errors import SourceError
 from sharding.files import (
@@ -12,8 +13,9 @@ from sharding.files import (
     parse_index,
 )
 from sharding.layout import LENGTH_BYTES, header_end, parse_header
-from sharding.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, format_bytes
-from sharding.values import Checkpoint, FileEntry, Finding, Header, Source, TensorEntry
+from sharding.limits import HEADER_THREADS, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, format_bytes
+from sharding.protocols import Source
+from sharding.values import Checkpoint, FileEntry, Finding, Header, TensorEntry
 
 _FIRST_READ_BYTES = 64 << 10
 """Most headers are shorter; the rest of a longer one costs a second read."""
@@ -30,7 +32,8 @@ def read_checkpoint(source: Source) -> Checkpoint:
     if INDEX_NAME in by_path:
         index = parse_index(read_small(source, by_path[INDEX_NAME], MAX_INDEX_BYTES))
     choice = choose_files(source.files, index)
-    headers = [read_header(source, file) for file in choice.weight_files]
+    with ThreadPoolExecutor(1 if source.folder else HEADER_THREADS, thread_name_prefix="headers") as pool:
+        headers = list(pool.map(lambda file: read_header(source, file), choice.weight_files))
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     _refuse_unusable(tensors)
     disagreements = compare_with_index(choice.index, tensors) if choice.index else []

@@ -1,71 +1,56 @@
 """The whole path, in order: source, headers, plan, transfer, verification, report, publishing.
 
 Nothing here prints. `shard` and `verify` are generators: they yield events as things happen, their result
-last, and they work only while somebody asks for the next event.
+last, and they work only while somebody asks for the next event. A source is a folder or `owner/name` on the
+Hub at `endpoint`, seen with `token`; a destination likewise.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 
 from sharding import __version__
-from sharding.destination import open_destination
-from sharding.errors import SourceError
-from sharding.events import Planned, Progress, ShardFinished, Verified
+from sharding.errors import DestinationError, SourceError
+from sharding.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.files import DIGESTS_NAME, INDEX_NAME, REPORT_NAME
 from sharding.headers import read_checkpoint, read_header, read_small
-from sharding.limits import DEFAULT_MAX_SHARD_SIZE, MAX_REPORT_BYTES, parse_bytes
+from sharding.hub import Hub
+from sharding.limits import DEFAULT_MAX_SHARD_SIZE, MAX_REPORT_BYTES, hub_endpoint, parse_bytes
 from sharding.meter import Meter
-from sharding.plan import (
-    Order,
-    Strategy,
-    build_index,
-    identify_plan,
-    plan_shards,
-    shard_header,
-)
+from sharding.places import open_destination, open_source, open_staged
+from sharding.plan import Order, Strategy, build_index, identify_plan, plan_shards, shard_header
+from sharding.protocols import Destination, Source
 from sharding.report import Report, digests_json, parse_digests, report_json, to_bytes
-from sharding.source import FolderSource, open_source
 from sharding.transfer import transfer
-from sharding.values import (
-    Checkpoint,
-    Destination,
-    FileEntry,
-    Plan,
-    Resources,
-    ShardRecord,
-    Source,
-    TensorDigest,
-    Verification,
-)
-from sharding.verify import (
-    check_structure,
-    compare,
-    digest_files,
-    digest_tensors,
-    expected_digests,
-)
+from sharding.values import Checkpoint, FileEntry, Mismatch, Plan, Resources, ShardRecord, TensorDigest, Verification
+from sharding.verify import check_structure, compare, digest_files, digest_tensors, expected_digests
 
-Event = Planned | Progress | ShardFinished | Verified | Report
+Event = Planned | Progress | ShardFinished | Verified | Published | Report
 
 
-def inspect(source: str) -> Checkpoint:
+def inspect(source: str, *, endpoint: str | None = None, token: str | None = None) -> Checkpoint:
     """Return what the headers of `source` say: tensors, files, findings. Reads no weights.
 
     Raises SourceError where it is no checkpoint that can be streamed.
     """
-    return read_checkpoint(open_source(source))
+    return read_checkpoint(open_source(source, Hub(endpoint or hub_endpoint(), token)))
 
 
 def plan(
-    source: str, max_shard_size: str = DEFAULT_MAX_SHARD_SIZE, *, strategy: Strategy = "size", order: Order = "natural"
+    source: str,
+    max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    endpoint: str | None = None,
+    token: str | None = None,
 ) -> tuple[Checkpoint, Plan]:
     """Return what is in `source` and which shards of at most `max_shard_size` ("200MB") it would be cut into.
 
     Reads no weights and writes nothing. Raises UsageError, SourceError.
     """
     limit = parse_bytes(max_shard_size)
-    checkpoint = inspect(source)
+    checkpoint = inspect(source, endpoint=endpoint, token=token)
     return checkpoint, _plan(checkpoint, limit, strategy, order)
 
 
@@ -76,52 +61,68 @@ def shard(
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
+    private: bool | None = None,
+    confirmed: bool = False,
     overwrite: bool = False,
     restart: bool = False,
+    endpoint: str | None = None,
+    token: str | None = None,
 ) -> Iterator[Event]:
     """Re-shard `source` into `destination`; yield events, the `Report` last.
 
     The result is published only if the verification finds it identical; the report says which. Closing
     the generator, an exception or a kill keep the shards that are finished, and the same call goes on
-    from them. `overwrite` replaces a checkpoint that this tool did not write, `restart` discards what an
-    earlier run left. Raises UsageError, SourceError, DestinationError.
+    from them. `private` is the visibility of a new repo (None: as the source; private for a folder), and
+    `confirmed` that a copy of a gated or private source may be public. `overwrite` replaces a checkpoint in
+    a folder that this tool did not write, `restart` discards what an earlier run left.
+    Raises UsageError, SourceError, DestinationError.
     """
     limit = parse_bytes(max_shard_size)
-    origin = open_source(source)
-    target = open_destination(destination, origin.folder, overwrite=overwrite, restart=restart)
+    hub = Hub(endpoint or hub_endpoint(), token)
+    origin = open_source(source, hub)
+    hidden = origin.is_private is not False if private is None else private
+    if origin.is_private and not hidden and not confirmed:
+        raise DestinationError(
+            f"{source} is private or gated, and a public copy would show it to everybody.",
+            "Add --yes if its terms allow that, or leave --public out.",
+        )
+    target = open_destination(destination, hub, origin, private=hidden, overwrite=overwrite, restart=restart)
     with Meter() as meter, closing(target):
         checkpoint = read_checkpoint(origin)
         plan = _plan(checkpoint, limit, strategy, order)
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, origin.ref)
-        kept = yield from _check_kept(target, plan_id)
+        kept = yield from _check_kept(target, plan_id, hub)
         with _discarded_if_fruitless(target):
             target.prepare(plan_id, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from transfer(plan, origin, target, kept)
-            verification = yield from _verify_staged(plan, records, target, meter)
+            verification = yield from _verify_staged(plan, records, target, hub, meter)
             yield Verified(verification)
 
             cost = _resources(meter, origin, target)
             now = datetime.now(UTC)
             report = Report(checkpoint, target.ref, plan, plan_id, records, verification, cost, now, __version__)
             if verification.identical:
-                target.publish(records, _files(report, origin))
+                yield target.publish(records, checkpoint.side_files, origin, _written(report))
             else:
                 target.discard()
     yield report
 
 
-def verify(one: str, other: str, *, quick: bool = False) -> Iterator[Progress | Verified]:
+def verify(
+    one: str, other: str, *, quick: bool = False, endpoint: str | None = None, token: str | None = None
+) -> Iterator[Progress | Verified]:
     """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
     both, and trusts them. Raises SourceError.
     """
     meter = Meter()
+    hub = Hub(endpoint or hub_endpoint(), token)
     digests = []
     for name in (one, other):
-        source = open_source(name)
+        source = open_source(name, hub)
         checkpoint = read_checkpoint(source)
         if quick:
             digests.append(_stored_digests(source, checkpoint))
@@ -153,12 +154,16 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
         raise
 
 
-def _check_kept(target: Destination, plan_id: str) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Read again what an earlier run finished; return what is still as it was."""
+def _check_kept(target: Destination, plan_id: str, hub: Hub) -> Generator[Progress, None, dict[str, ShardRecord]]:
+    """Return which shards of an earlier run are still as they were finished."""
     done = target.done(plan_id)
-    staged = FolderSource(target.ref.repo_id, target.staged(done))
-    hashes = yield from digest_files(staged, {file: record.bytes for file, record in done.items()})
-    return {file: record for file, record in done.items() if hashes[file] == record.sha256}
+    if not done:
+        return {}
+    staged = open_staged(target, list(done), hub)
+    known = {file.path: file.sha256 for file in staged.files}
+    unknown = {file: record.bytes for file, record in done.items() if known.get(file) is None}
+    found = yield from digest_files(staged, unknown)
+    return {file: record for file, record in done.items() if (known.get(file) or found[file]) == record.sha256}
 
 
 def _bytes_to_write(checkpoint: Checkpoint, plan: Plan, kept: Mapping[str, ShardRecord]) -> int:
@@ -168,15 +173,15 @@ def _bytes_to_write(checkpoint: Checkpoint, plan: Plan, kept: Mapping[str, Shard
 
 
 def _verify_staged(
-    plan: Plan, records: Mapping[str, ShardRecord], target: Destination, meter: Meter
+    plan: Plan, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
 ) -> Generator[Progress, None, Verification]:
     """Read the result again, before it is published, and compare it with what passed on the way to it."""
     started = meter.seconds
-    paths = target.staged(records)
-    staged = FolderSource(target.ref.repo_id, paths)
-    problems = [
-        problem for shard in plan.shards for problem in check_structure(paths[shard.file], shard, plan.metadata)
-    ]
+    staged = open_staged(target, list(records), hub)
+    problems: list[Mismatch] = []
+    for shard in plan.shards:
+        if path := staged.path(shard.file):
+            problems.extend(check_structure(path, shard, plan.metadata))
     found: dict[str, TensorDigest] = {}
     if not problems:
         headers = [read_header(staged, FileEntry(record.file, record.bytes)) for record in records.values()]
@@ -193,18 +198,15 @@ def _resources(meter: Meter, origin: Source, target: Destination) -> Resources:
         bytes_read=origin.bytes_read,
         read_requests=origin.requests,
         bytes_uploaded=target.bytes_uploaded,
+        bytes_deduplicated=target.bytes_deduplicated,
         disk_bytes_written=target.disk_bytes_written,
     )
 
 
-def _files(report: Report, origin: Source) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """Yield what is written beside the shards: side files as they are, digests, report, and the index last."""
-    for file in report.source.side_files:
-        yield file.path, origin.read(file.path, 0, file.bytes)
-    yield DIGESTS_NAME, [to_bytes(digests_json(report))]
-    yield REPORT_NAME, [to_bytes(report_json(report))]
-    if report.plan.is_sharded:
-        yield INDEX_NAME, [build_index(report.plan)]
+def _written(report: Report) -> dict[str, bytes]:
+    """Return the files that this tool writes beside the shards: digests, report, and the index where one is due."""
+    files = {DIGESTS_NAME: to_bytes(digests_json(report)), REPORT_NAME: to_bytes(report_json(report))}
+    return {**files, INDEX_NAME: build_index(report.plan)} if report.plan.is_sharded else files
 
 
 def _stored_digests(source: Source, checkpoint: Checkpoint) -> dict[str, TensorDigest]:

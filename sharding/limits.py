@@ -3,6 +3,7 @@
 Sizes are decimal as on the Hub: "200MB" is 200 * 10**6 bytes. "MiB" and "GiB" are the binary units.
 """
 
+import os
 import re
 from decimal import Decimal
 
@@ -66,6 +67,24 @@ PROGRESS_SECONDS = 0.1
 DEFAULT_MAX_SHARD_SIZE = "5GB"
 """The default of `huggingface_hub.save_torch_state_dict`."""
 
+# --- The Hub ------------------------------------------------------------------------------------------
+
+XET_BUFFER_BYTES = 64 << 20
+"""What hf-xet may fetch ahead; its own defaults buffer gigabytes."""
+
+XET_LEAST_BYTES = 128 << 10
+"""Shorter ranges (headers, configurations) are quicker over plain HTTP than through a reconstruction."""
+
+HUB_BLOCK_BYTES = 8 << 20
+"""What one request to a Hub asks for: a few dozen requests a shard, and as many buffers as memory allows."""
+
+HEADER_THREADS = 16
+"""Headers asked for side by side: kilobytes each, so only the round trips count."""
+
+NETWORK_TRIES = 6
+NETWORK_WAIT_SECONDS = 0.25
+"""Attempts at one read without a byte of progress, and the first wait between two; it doubles: 15 s in all."""
+
 # --- Units --------------------------------------------------------------------------------------------
 
 _UNITS = {
@@ -113,3 +132,23 @@ def format_bytes(count: float) -> str:
     while (count := count / 1000) >= 999.95 and len(units) > 1:
         units.pop()
     return f"{count:.1f} {units[-1]}"
+
+
+# --- The environment, which nobody else reads -----------------------------------------------------------
+
+
+def hub_endpoint() -> str:
+    """Return the address of the Hub: HF_ENDPOINT, or the public one."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+
+
+def hub_token() -> str | None:
+    """Return the login of this machine: HF_TOKEN or the one that `hf auth login` saved; None if there is none."""
+    from huggingface_hub import get_token
+
+    return get_token()
+
+
+def keep_xet_logs_off_the_disk() -> None:
+    """Tell hf-xet, before it is imported, to write no log files; it reads no other setting for that."""
+    os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from sharding.errors import SourceError
-from sharding.events import Planned, Progress, ShardFinished, Verified
+from sharding.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.files import DIGESTS_NAME, INDEX_NAME, REPORT_NAME
 from sharding.values import Checkpoint, Plan, RepoRef, Resources, ShardRecord, TensorDigest, Verification
 
@@ -123,7 +123,7 @@ def digests_json(report: Report) -> Json:
     return {"schema": SCHEMA, "plan_id": report.plan_id, "shards": shards, "tensors": tensors}
 
 
-def event_json(event: Planned | Progress | ShardFinished | Verified | Report) -> Json:
+def event_json(event: Planned | Progress | ShardFinished | Verified | Published | Report) -> Json:
     """Return one line of `--events`: what happened, under the key `event`, and its particulars."""
     match event:
         case Planned():
@@ -134,6 +134,8 @@ def event_json(event: Planned | Progress | ShardFinished | Verified | Report) ->
             return {"event": "shard-finished", **asdict(event)}
         case Verified():
             return {"event": "verified", **verification_json(event.verification)}
+        case Published():
+            return {"event": "published", **asdict(event)}
         case Report():
             return {"event": "report", **report_json(event)}
 

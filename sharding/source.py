@@ -19,7 +19,7 @@ _WEIGHTS = (".safetensors", ".bin")
 
 
 class FolderSource:
-    """The files of a folder, each pinned to the size and time it had when it was listed. See `values.Source`."""
+    """The files of a folder, each pinned to the size and time it had when it was listed. See `protocols.Source`."""
 
     def __init__(self, name: str, paths: Mapping[str, Path], folder: Path | None = None) -> None:
         """Take the files at `paths` (path within the source to place on disk) under the title `name`.
@@ -27,6 +27,8 @@ class FolderSource:
         What is no regular file is passed over. Raises SourceError where one cannot be looked at.
         """
         self.folder = folder
+        self.block_bytes = BLOCK_BYTES
+        self.is_private: bool | None = None
         self.requests = 0
         self.bytes_read = 0
         self._lock = Lock()
@@ -42,6 +44,10 @@ class FolderSource:
         self.files = tuple(FileEntry(file, stat.st_size) for file, stat in sorted(self._stats.items()))
         pins = [(file, *_pin(stat)) for file, stat in sorted(self._stats.items()) if file.endswith(_WEIGHTS)]
         self.ref = RepoRef("folder", name, hashlib.sha256(json.dumps(pins).encode()).hexdigest())
+
+    def path(self, file: str) -> Path:
+        """Return where `file` lies on this disk."""
+        return self._paths[file]
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BLOCK_BYTES`.
@@ -67,8 +73,8 @@ class FolderSource:
             raise _cannot_read(file, error) from error
 
 
-def open_source(text: str) -> FolderSource:
-    """Return the source that `text` names: for now the path of a folder. Raises SourceError if it is not there."""
+def open_folder(text: str) -> FolderSource:
+    """Return the source in the folder at the path `text`. Raises SourceError if it is not there."""
     hint = "Give the path of the folder that holds config.json and the weights."
     try:
         folder = Path(text).expanduser().resolve()

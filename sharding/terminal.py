@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from sharding.errors import ShardingError
-from sharding.events import Planned, Progress, ShardFinished, Verified
+from sharding.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.limits import format_bytes
 from sharding.report import Report
 from sharding.values import Checkpoint, Finding, Plan, Verification
@@ -65,7 +65,7 @@ class Terminal:
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
         self.findings(plan.findings)
 
-    def event(self, event: Planned | Progress | ShardFinished | Verified | Report) -> None:
+    def event(self, event: Planned | Progress | ShardFinished | Verified | Published | Report) -> None:
         """Show one event of a job."""
         match event:
             case Planned():
@@ -78,13 +78,18 @@ class Terminal:
                     self._mention(f"{event.file} was finished by an earlier run and is kept.", "dim")
             case Verified():
                 self.verification(event.verification)
+            case Published():
+                self._say(f"Published: {event.place}", "bold")
+                if event.remark:
+                    self._mention(event.remark, "yellow")
             case Report():
                 cost = event.resources
                 self._say(
                     f"{_count(len(event.records), 'shard')} in {event.destination.repo_id} after {cost.seconds:.1f} s, "
                     f"with at most {format_bytes(cost.peak_anon_bytes)} of anonymous memory; "
                     f"{format_bytes(cost.bytes_read)} read in {_count(cost.read_requests, 'request')}, "
-                    f"{format_bytes(cost.disk_bytes_written)} written."
+                    f"{format_bytes(cost.disk_bytes_written)} written, "
+                    f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
 
     def verification(self, verification: Verification) -> None:

@@ -14,7 +14,6 @@ from itertools import chain
 
 from sharding.events import Progress, ShardFinished
 from sharding.limits import (
-    BLOCK_BYTES,
     BLOCKS_AHEAD,
     BLOCKS_BEHIND,
     JOIN_GAP_BYTES,
@@ -23,8 +22,9 @@ from sharding.limits import (
 )
 from sharding.pace import Pace
 from sharding.plan import shard_header
+from sharding.protocols import Destination, ShardWriter, Source
 from sharding.schedule import read_blocks
-from sharding.values import Block, Destination, Plan, Shard, ShardRecord, ShardWriter, Source
+from sharding.values import Block, Plan, Shard, ShardRecord
 
 _EMPTY_SHA256 = hashlib.sha256().hexdigest()
 _END_OF_SHARD = Block((), ())
@@ -100,7 +100,7 @@ class _Pipeline:
     def _fetched(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Block, bytes]]:
         ahead: deque[tuple[Shard, Block, Future[bytes]]] = deque()
         for shard in shards:
-            for block in chain(read_blocks(shard.tensors, BLOCK_BYTES, JOIN_GAP_BYTES), [_END_OF_SHARD]):
+            for block in chain(read_blocks(shard.tensors, self._source.block_bytes, JOIN_GAP_BYTES), [_END_OF_SHARD]):
                 ahead.append((shard, block, self._fetching.submit(_fetch, self._source, block)))
                 if len(ahead) > BLOCKS_AHEAD:
                     shard_, block_, data = ahead.popleft()

@@ -1,10 +1,9 @@
-"""The frozen things that stages hand to each other, and the protocols that they meet by."""
+"""The frozen things that stages hand to each other."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,88 +201,5 @@ class Resources:
     bytes_read: int
     read_requests: int
     bytes_uploaded: int
+    bytes_deduplicated: int
     disk_bytes_written: int
-
-
-# --- Protocols: what a source and a destination can do ------------------------------------------------
-
-
-class Source(Protocol):
-    """The files of a checkpoint that does not change while it is read."""
-
-    ref: RepoRef
-    folder: Path | None
-    """Where it lies on this disk, if it does."""
-    files: tuple[FileEntry, ...]
-    requests: int
-    bytes_read: int
-
-    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in bounded chunks.
-
-        Safe to call from several threads. Raises SourceError when the bytes cannot be had.
-        """
-        ...
-
-
-class ShardWriter(Protocol):
-    """One shard on its way to a destination."""
-
-    def write(self, data: bytes) -> None:
-        """Append bytes."""
-        ...
-
-    def finish(self, record: ShardRecord) -> None:
-        """Make the shard last. Returns once it would survive a crash."""
-        ...
-
-
-class Destination(Protocol):
-    """A place that shards are streamed into and that shows them only once all are there."""
-
-    ref: RepoRef
-    bytes_uploaded: int
-
-    @property
-    def disk_bytes_written(self) -> int:
-        """Bytes that this job has written to this machine's disk."""
-        ...
-
-    @property
-    def has_finished_shards(self) -> bool:
-        """Whether a later run would find something to go on from."""
-        ...
-
-    def done(self, plan_id: str) -> dict[str, ShardRecord]:
-        """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
-
-        Raises DestinationError where something stands that is not to be overwritten.
-        """
-        ...
-
-    def prepare(self, plan_id: str, keep: Iterable[ShardRecord], new_bytes: int) -> None:
-        """Make ready for `new_bytes`; forget what an earlier run left, but for the shards in `keep`.
-
-        Raises DestinationError, before a byte moves, where the result cannot be written.
-        """
-        ...
-
-    def open_shard(self, file: str) -> ShardWriter:
-        """Start a shard."""
-        ...
-
-    def staged(self, files: Iterable[str]) -> Mapping[str, Path]:
-        """Return where the finished `files` can be read before they are published."""
-        ...
-
-    def publish(self, shards: Iterable[str], files: Iterable[tuple[str, Iterable[bytes]]]) -> None:
-        """Show `shards`, and `files` (path and chunks) beside them; the index last of all."""
-        ...
-
-    def discard(self) -> None:
-        """Remove everything that was staged."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the destination, published or not: shards that are not finished are gone."""
-        ...

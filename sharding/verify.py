@@ -12,7 +12,8 @@ from typing import Literal, TypeVar
 from sharding.events import Progress
 from sharding.limits import PROGRESS_SECONDS, SPAN_BYTES, THREADS
 from sharding.pace import Pace
-from sharding.values import Mismatch, Shard, ShardRecord, Source, TensorDigest, TensorEntry
+from sharding.protocols import Source
+from sharding.values import Mismatch, Shard, ShardRecord, TensorDigest, TensorEntry
 
 _Result = TypeVar("_Result")
 

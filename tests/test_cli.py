@@ -50,6 +50,7 @@ def test_events_are_one_object_a_line_with_the_report_last(run: Run, checkpoint:
         "planned",
         *["shard-finished"] * len(events[-1]["shards"]),
         "verified",
+        "published",
         "report",
     ]
     progress = next(event for event in events if event["event"] == "progress")

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from sharding.errors import HeaderError, SourceError
 from sharding.headers import read_checkpoint
 from sharding.job import inspect
-from sharding.source import open_source
+from sharding.source import open_folder as open_source
 from tests.conftest import random_tensors, write_checkpoint
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

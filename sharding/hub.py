@@ -1,0 +1,152 @@
+"""Reach a Hub: one client for one token, answers in plain words, what may pass tried again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from sharding import __version__
+from sharding.errors import ShardingError
+from sharding.limits import XET_BUFFER_BYTES, keep_xet_logs_off_the_disk
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_NAME = "shard-my-repo"
+
+
+class Hub:
+    """A Hub at `endpoint`, seen with `token` (None: as anybody sees it). Nothing is asked before it is needed."""
+
+    def __init__(self, endpoint: str, token: str | None) -> None:
+        """Keep the address and the token; the token goes nowhere but into request headers."""
+        self.endpoint = endpoint.rstrip("/")
+        self.is_signed_in = token is not None
+        self._token: str | Literal[False] = token or False  # False: not even the login saved on this machine
+
+    @cached_property
+    def api(self) -> "HfApi":
+        """The client of the Hub's own library."""
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=self.endpoint, token=self._token, library_name=_NAME, library_version=__version__)
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """The headers of a request that no method of `api` makes."""
+        from huggingface_hub.utils._headers import build_hf_headers
+
+        headers: dict[str, str] = build_hf_headers(token=self._token, library_name=_NAME, library_version=__version__)
+        return headers
+
+    def page(self, repo_id: str) -> str:
+        """Return the address of a repo's page."""
+        return f"{self.endpoint}/{repo_id}"
+
+    @cached_property
+    def xet(self) -> Any:
+        """The session of hf-xet, with bounded buffers and without log files."""
+        keep_xet_logs_off_the_disk()
+        from hf_xet import XetConfig, XetSession
+
+        # By default hf-xet buffers gigabytes ahead.
+        config = XetConfig().with_config(
+            {
+                "reconstruction.download_buffer_size": XET_BUFFER_BYTES,
+                "reconstruction.download_buffer_perfile_size": XET_BUFFER_BYTES,
+                "reconstruction.download_buffer_limit": 2 * XET_BUFFER_BYTES,
+                "reconstruction.min_prefetch_buffer": XET_BUFFER_BYTES,
+                "reconstruction.min_reconstruction_fetch_size": XET_BUFFER_BYTES,
+            }
+        )
+        return XetSession(config)
+
+    def has_xet(self, repo_id: str) -> bool:
+        """Return whether files of `repo_id` are uploaded through Xet. Raises the client's errors."""
+        from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+
+        response = http_backoff("GET", self._xet_url("write", repo_id, "main"), headers=self.headers)
+        if response.status_code != 404:
+            hf_raise_for_status(response)
+        return response.status_code != 404
+
+    def upload_to(self, repo_id: str, revision: str) -> Any:
+        """Return a new upload commit of hf-xet for `repo_id`."""
+        return self.xet.new_upload_commit(**self._xet_access("write", repo_id, revision))
+
+    def download_from(self, repo_id: str, revision: str) -> Any:
+        """Return a new download group of hf-xet for `repo_id`."""
+        return self.xet.new_download_stream_group(**self._xet_access("read", repo_id, revision))
+
+    def get(self, repo_id: str, revision: str, path: str, max_bytes: int) -> bytes:
+        """Return a small file of a repo, cut off at `max_bytes`. Raises the client's errors."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+
+        url = hf_hub_url(repo_id, path, revision=revision, endpoint=self.endpoint)
+        response = http_backoff("GET", url, headers=self.headers, follow_redirects=True)
+        hf_raise_for_status(response)
+        return bytes(response.content[:max_bytes])
+
+    def _xet_url(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> str:
+        from huggingface_hub.utils._xet import XetTokenType, xet_connection_info_refresh_url
+
+        url: str = xet_connection_info_refresh_url(
+            token_type=XetTokenType(kind), repo_id=repo_id, repo_type="model", revision=revision, endpoint=self.endpoint
+        )
+        return url
+
+    def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
+        from huggingface_hub.utils._xet import xet_headers_without_auth
+
+        return {
+            "token_refresh_url": self._xet_url(kind, repo_id, revision),
+            "token_refresh_headers": self.headers,
+            "custom_headers": xet_headers_without_auth(self.headers),
+        }
+
+    @contextmanager
+    def explained(self, repo_id: str, family: type[ShardingError]) -> Iterator[None]:
+        """Turn what the Hub's client raises about `repo_id` into a `family` error that says what helps."""
+        import httpx2
+        from huggingface_hub import errors
+
+        try:
+            yield
+        except errors.GatedRepoError as error:
+            hint = f"Accept its terms on {self.page(repo_id)}, then run again signed in."
+            raise family(f"{repo_id} is gated.", hint) from error
+        except errors.RevisionNotFoundError as error:
+            raise family(f"{repo_id} has no such revision.", "Name a branch, a tag or a commit that it has.") from error
+        except errors.EntryNotFoundError as error:
+            raise family(f"{repo_id} lacks a file that it listed.", "Run again: it may have just changed.") from error
+        except errors.RepositoryNotFoundError as error:
+            hint = "Check the name." if self.is_signed_in else f"Check the name; if it is private, {SIGN_IN}"
+            raise family(f"There is no repo {repo_id} that you may see.", hint) from error
+        except errors.HfHubHTTPError as error:
+            raise _explain(error, repo_id, family) from error
+        except httpx2.TransportError as error:
+            hint = "Check the network and run the same command again; it goes on where it stopped."
+            raise family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint) from error
+        except errors.HFValidationError as error:
+            raise family(f"{repo_id!r} is no name for a repo.", "It has the form owner/name.") from error
+
+
+SIGN_IN = "sign in with `hf auth login` or set HF_TOKEN."
+
+_BY_STATUS = {
+    400: ("The Hub does not accept it", "See its message above."),
+    401: ("The login is not valid or has expired", f"Run the same command again after you {SIGN_IN}"),
+    403: ("The login does not allow it", "Use a token that may write there, or another namespace."),
+    409: ("It exists already, or was changed at the same moment", "Run again, or choose another name."),
+    412: ("It has changed meanwhile", "Run the same command again; it goes on where it stopped."),
+    413: ("It is larger than the Hub accepts", "Free some storage on the Hub, or choose a smaller shard size."),
+    429: ("The Hub asks to slow down", "Wait some minutes and run the same command again."),
+}
+
+
+def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingError:
+    status = error.response.status_code
+    problem, hint = _BY_STATUS.get(status, ("The Hub has a problem of its own", "Run the same command again later."))
+    said = (error.server_message or "").strip().splitlines()
+    return family(f"{problem}: {repo_id}, status {status}{f', {said[0][:200]}' if said else ''}.", hint)
