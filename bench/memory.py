@@ -1,14 +1,13 @@
 """Whether the memory and the time a gigabyte of re-sharding grow with the model."""
 
 import sys
-from functools import partial
 from pathlib import Path
 
-from cache import settle
 from checkpoints import build_llama, weight_bytes
-from figures import Figure, anon_megabytes, costs_of, print_figures, ratio, sampling_rate
+from figures import Figure, anon_megabytes, print_figures, ratio
 from processes import Cost
 from scratch import benchmark_arguments, scratch
+from state import State
 from turns import Contender, take_turns
 
 
@@ -24,21 +23,21 @@ def main() -> None:
         for source, gigabytes in zip(sources.values(), (small, large), strict=True):
             build_llama(source, int(gigabytes * 1e9))
         destination = folder / "destination"
+        # No source is read ahead: the large one and its copy may not fit into the page cache together.
+        state = State((destination,), (), int(max(small, large) * 1.1e9))
         command = (sys.executable, "-m", "sharding", "shard", "--json", "--max-shard-size", arguments.max_shard_size)
         costs = take_turns(
             [Contender(title, (*command, str(source), str(destination))) for title, source in sources.items()],
             arguments.pairs,
-            # Nothing is read ahead: the large source and its copy may not fit into the page cache together.
-            partial(settle, [destination], [], cold=False),
+            state,
         )
         facts = [
             *(f"{title}: {weight_bytes(source):,} bytes of weights." for title, source in sources.items()),
             f"Random bf16 Llamas that differ in their number of layers, into shards of {arguments.max_shard_size}; "
             "digests and verification included.",
-            "Before every run: outputs removed, disk synced; the source may or may not be in the page cache.",
-            sampling_rate(costs.values()),
+            f"{state} The source may or may not be in the page cache.",
         ]
-        print_figures("Memory", facts, _figures(sources, costs), folder, ("safetensors", "huggingface_hub"))
+        print_figures("Memory", _figures(sources, costs), costs, facts, folder, ("safetensors", "huggingface_hub"))
 
 
 def _figures(sources: dict[str, Path], costs: dict[str, list[Cost]]) -> list[Figure]:
@@ -48,14 +47,11 @@ def _figures(sources: dict[str, Path], costs: dict[str, list[Cost]]) -> list[Fig
         for title, source in sources.items()
     }
     peaks = {title: anon_megabytes(costs[title]) for title in sources}
-    figures = [
+    return [
         ratio(f"peak anonymous memory, {other} to {one}", peaks[other], peaks[one], "about 1"),
         ratio(f"time a GB, {other} to {one}", pace[other], pace[one]),
         *(Figure(f"{title}: time a GB", values, "{:.3f} s") for title, values in pace.items()),
     ]
-    for title in sources:
-        figures += costs_of(title, costs[title])
-    return figures
 
 
 if __name__ == "__main__":

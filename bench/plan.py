@@ -1,13 +1,12 @@
 """Planning a checkpoint of very many tensors against reading its headers with safetensors."""
 
 import sys
-from functools import partial
 
-from cache import settle
 from checkpoints import build_sparse
-from figures import Figure, anon_megabytes, costs_of, print_figures, ratio, sampling_rate, seconds
+from figures import Figure, anon_megabytes, print_figures, ratio, seconds
 from processes import ROOT
 from scratch import benchmark_arguments, scratch
+from state import State
 from turns import Contender, take_turns
 
 _OURS = "ours"
@@ -30,23 +29,22 @@ def main() -> None:
             Contender(_FLOOR, (sys.executable, str(ROOT / "bench" / "peers.py"), "headers", str(source))),
         ]
         # The files are mostly holes: reading them whole would fill the page cache with zeros, for nothing.
-        costs = take_turns(contenders, arguments.pairs, partial(settle, [], [], cold=False))
+        state = State(touched_bytes=4_000 * arguments.tensors)
+        costs = take_turns(contenders, arguments.pairs, state)
         ours, floor = costs[_OURS], costs[_FLOOR]
         figures = [
             ratio("time, ours to safe_open", seconds(ours), seconds(floor)),
             ratio("peak anonymous memory, ours to safe_open", anon_megabytes(ours), anon_megabytes(floor)),
             Figure("time, ours", seconds(ours), "{:.3f} s", "at most 2 s"),
             Figure("peak anonymous memory, ours", anon_megabytes(ours), "{:.1f} MB", "at most 150 MB"),
-            *costs_of(_OURS, ours),
-            *costs_of(_FLOOR, floor),
         ]
         facts = [
             f"{arguments.tensors:,} tensors in {arguments.files} files with an index, planned into shards of "
             f"{arguments.max_shard_size}; headers in the page cache.",
+            str(state),
             "safe_open: one Python process that opens every file and lists names and shapes, and plans nothing.",
-            sampling_rate(costs.values()),
         ]
-        print_figures("Planning", facts, figures, folder, ("safetensors", "huggingface_hub"))
+        print_figures("Planning", figures, costs, facts, folder, ("safetensors", "huggingface_hub"))
 
 
 if __name__ == "__main__":

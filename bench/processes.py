@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
+import psutil
 from cgroup import memory_cgroup, reason_for_none
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,12 +22,14 @@ class Cost:
     """What one run of a command took, with all processes that it started.
 
     `peak_anon_bytes` is the largest of `samples` sums of `RssAnon` (proc(5)). `peak_cgroup_bytes` counts the
-    page cache too; None where no cgroup can be made.
+    page cache too; None where no cgroup can be made. `others_cpu_seconds` is what everybody else on the
+    machine used meanwhile, kernel threads that write to the disk included.
     """
 
     exit_status: int
     seconds: float
     cpu_seconds: float
+    others_cpu_seconds: float
     peak_anon_bytes: int
     peak_cgroup_bytes: int | None
     samples: int
@@ -47,20 +50,22 @@ def run(command: tuple[str, ...], *, limit_bytes: int | None = None) -> Cost:
         if limit_bytes is not None or reason_for_none() is None:
             cgroup = stack.enter_context(memory_cgroup(limit_bytes))
         errors = stack.enter_context(tempfile.TemporaryFile())
-        cpu_seconds, started = _cpu_seconds(), time.perf_counter()
+        cpu_seconds, busy_seconds, started = _cpu_seconds(), _busy_seconds(), time.perf_counter()
         process = subprocess.Popen(
             cgroup.enter(command) if cgroup else command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors
         )
         with _Sampler(process.pid) as sampler:
             exit_status = process.wait()
             seconds = time.perf_counter() - started
+            cpu_seconds, busy_seconds = _cpu_seconds() - cpu_seconds, _busy_seconds() - busy_seconds
         if exit_status and limit_bytes is None:
             errors.seek(0)
             raise CommandFailed(f"{command} ended with {exit_status}: {errors.read()[-2000:].decode(errors='replace')}")
         return Cost(
             exit_status=exit_status,
             seconds=seconds,
-            cpu_seconds=_cpu_seconds() - cpu_seconds,
+            cpu_seconds=cpu_seconds,
+            others_cpu_seconds=max(0.0, busy_seconds - cpu_seconds),
             peak_anon_bytes=sampler.peak_anon_bytes,
             peak_cgroup_bytes=cgroup.peak_bytes if cgroup else None,
             samples=sampler.samples,
@@ -107,6 +112,11 @@ def _anon_bytes(pid: int) -> int:
             if line.startswith(b"RssAnon:"):
                 return int(line.split()[1]) * 1024
     return 0  # a zombie has no memory
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)  # guest is in user already
 
 
 def _cpu_seconds() -> float:

@@ -3,15 +3,14 @@
 import shutil
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from cache import settle
 from cgroup import reason_for_none
 from checkpoints import build_llama, weight_bytes
-from figures import Figure, anon_megabytes, costs_of, print_figures, ratio, sampling_rate, seconds
+from figures import Figure, anon_megabytes, print_figures, ratio, seconds
 from processes import Cost
 from scratch import benchmark_arguments, scratch
+from state import State
 from turns import Contender, take_turns
 
 _OURS = "ours"
@@ -30,21 +29,20 @@ def main() -> None:
     with scratch(arguments.folder, int(arguments.gigabytes * 2.2e9)) as folder:
         source, destination = folder / "source", folder / "destination"
         build_llama(source, int(arguments.gigabytes * 1e9))
+        state = State((destination,), (source,), int(arguments.gigabytes * 2.2e9), arguments.cold)
         no_cgroup = reason_for_none()
         costs = take_turns(
             _contenders(source, destination, arguments.max_shard_size, limited=no_cgroup is None),
             arguments.pairs,
-            partial(settle, [destination], [source], cold=arguments.cold),
+            state,
         )
         facts = [
             f"A random bf16 Llama of {weight_bytes(source):,} bytes into shards of {arguments.max_shard_size}, "
             "digests and verification included.",
-            "Before every run: outputs removed, disk synced, "
-            + ("page cache dropped." if arguments.cold else "source in the page cache."),
+            str(state),
             _said_of_limit(costs, no_cgroup),
-            sampling_rate(costs.values()),
         ]
-        print_figures("Sharding", facts, _figures(costs), folder, ("safetensors", "huggingface_hub"))
+        print_figures("Sharding", _figures(costs), costs, facts, folder, ("safetensors", "huggingface_hub"))
 
 
 def _contenders(source: Path, destination: Path, max_shard_size: str, *, limited: bool) -> list[Contender]:
@@ -71,8 +69,6 @@ def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
     if _finished(inside) and _finished(floor_inside):
         figures.append(ratio(f"time within 200 MB, ours to {floors[0]}", seconds(inside), seconds(floor_inside)))
     figures.append(Figure("peak anonymous memory, ours", anon_megabytes(ours), "{:.1f} MB", "at most 64 MB"))
-    for title, runs in costs.items():
-        figures += costs_of(title, runs)
     return figures
 
 

@@ -1,10 +1,11 @@
-"""Let commands take turns, each from the same state of the disk, and collect what every run cost."""
+"""Let commands take turns, each from the same state, and collect what every run cost."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from processes import Cost, run
+from state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,8 @@ class Contender:
     limit_bytes: int | None = None
 
 
-def take_turns(contenders: Iterable[Contender], rounds: int, settle: Callable[[], None]) -> dict[str, list[Cost]]:
-    """Run every contender once a round, after `settle`; return the costs in the order of the rounds, by title.
+def take_turns(contenders: Iterable[Contender], rounds: int, state: State) -> dict[str, list[Cost]]:
+    """Run every contender once a round, each from `state`; return the costs in the order of the rounds, by title.
 
     Every second round goes backwards, so that a machine that grows slower favours nobody.
     """
@@ -25,11 +26,10 @@ def take_turns(contenders: Iterable[Contender], rounds: int, settle: Callable[[]
     costs: dict[str, list[Cost]] = {contender.title: [] for contender in order}
     for number in range(1, rounds + 1):
         for contender in order:
-            settle()
+            state.restore()
             cost = run(contender.command, limit_bytes=contender.limit_bytes)
             costs[contender.title].append(cost)
             ended = f" (ended with {cost.exit_status})" if cost.exit_status else ""
             print(f"round {number}: {contender.title}: {cost.seconds:.2f} s{ended}", file=sys.stderr, flush=True)
         order.reverse()
-    settle()
     return costs

@@ -2,14 +2,13 @@
 
 import filecmp
 import sys
-from functools import partial
 from pathlib import Path
 
-from cache import settle
 from checkpoints import build_llama, weight_bytes
-from figures import anon_megabytes, costs_of, print_figures, ratio, sampling_rate, seconds
+from figures import anon_megabytes, print_figures, ratio, seconds
 from processes import ROOT, run
 from scratch import benchmark_arguments, scratch
+from state import State
 from turns import Contender, take_turns
 
 _OURS = "ours"
@@ -28,11 +27,13 @@ def main() -> None:
     with scratch(arguments.folder, int(arguments.gigabytes * 3.2e9)) as folder:
         source, destination = folder / "source", folder / "destination"
         build_llama(source, int(arguments.gigabytes * 1e9))
+        # Enough for a model in memory and its copy in the page cache.
+        state = State((destination,), (source,), int(arguments.gigabytes * 3.2e9), arguments.cold)
         commands = _commands(source, arguments.max_shard_size)
         costs = take_turns(
             [Contender(title, (*command, str(destination))) for title, command in commands.items()],
             arguments.pairs,
-            partial(settle, [destination], [source], cold=arguments.cold),
+            state,
         )
         ours = costs[_OURS]
         figures = []
@@ -41,19 +42,15 @@ def main() -> None:
             figures.append(
                 ratio(f"peak anonymous memory, {peer} to ours", anon_megabytes(costs[peer]), anon_megabytes(ours))
             )
-        for title, runs in costs.items():
-            figures += costs_of(title, runs)
         facts = [
             f"A random bf16 Llama of {weight_bytes(source):,} bytes into shards of {arguments.max_shard_size}. "
             "Ours keeps every bit: no cast. The first peer casts to fp16, the second keeps bf16.",
             "Ours includes syncing to the disk, digests and verification; the peers do none of these.",
             _said_of_bytes(folder, commands),
-            "Before every run: outputs removed, disk synced, "
-            + ("page cache dropped." if arguments.cold else "source in the page cache."),
-            sampling_rate(costs.values()),
+            str(state),
         ]
         libraries = ("torch", "transformers", "accelerate", "safetensors", "huggingface_hub")
-        print_figures("Against the tutorials' way", facts, figures, folder, libraries)
+        print_figures("Against the tutorials' way", figures, costs, facts, folder, libraries)
 
 
 def _commands(source: Path, max_shard_size: str) -> dict[str, tuple[str, ...]]:
@@ -69,7 +66,7 @@ def _commands(source: Path, max_shard_size: str) -> dict[str, tuple[str, ...]]:
 def _said_of_bytes(folder: Path, commands: dict[str, tuple[str, ...]]) -> str:
     """Run the two that keep the dtype once more and compare what they wrote."""
     ours, theirs = folder / "destination", folder / "transformers"
-    settle([ours], [], cold=False)
+    State((ours,)).restore()
     run((*commands[_OURS], str(ours)))
     run((*commands[_TRANSFORMERS], str(theirs)))
     names = sorted(path.name for path in theirs.glob("model*"))
