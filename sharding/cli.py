@@ -1,10 +1,12 @@
 """Arguments in; a job's events out, as a table and a bar, as `--json` or as `--events`."""
 
+import dataclasses
 import json
+import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
@@ -139,6 +141,22 @@ def verify(
             raise typer.Exit(1)
 
 
+@app.command()
+def discard(
+    destination: Destination,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what an unfinished job has staged, and the repo where that job made it."""
+    with _outcome(as_json) as terminal:
+        from sharding import job
+
+        discarded = job.discard(destination, token=hub_token())
+        if as_json:
+            _print_json(dataclasses.asdict(discarded))
+        else:
+            terminal.discarded(discarded)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def localhub(context: typer.Context) -> None:
     """Serve a Hub on this machine, to try everything offline: --port PORT --folder DIR [--user NAME] [--samples]."""
@@ -150,7 +168,14 @@ def localhub(context: typer.Context) -> None:
 def main() -> None:
     """Run the command line and exit: 0 done, 1 a "no", 2 wrong usage, 3 refused or failed, 130 cancelled."""
     signal.signal(signal.SIGTERM, _interrupt)
-    app(prog_name="shard-my-repo")
+    try:
+        app(prog_name="shard-my-repo")
+    except SystemExit as end:
+        if end.code == Cancelled.exit_status:
+            # A thread may still be waiting for a network that stalls, with nothing left to spoil.
+            sys.stdout.flush()
+            os._exit(Cancelled.exit_status)
+        raise
 
 
 @app.callback(invoke_without_command=True)
@@ -187,15 +212,18 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
             raise typer.Exit(error.exit_status) from error
 
 
-def _follow(events: Iterator["Event"], terminal: "Terminal", as_json: bool, as_events: bool) -> "Event | None":
+def _follow(
+    events: "Generator[Event, None, None]", terminal: "Terminal", as_json: bool, as_events: bool
+) -> "Event | None":
     from sharding.report import event_json
 
     event = None
-    for event in events:
-        if as_events:
-            _print_json(event_json(event))
-        else:
-            terminal.event(event)
+    with closing(events):
+        for event in events:
+            if as_events:
+                _print_json(event_json(event))
+            else:
+                terminal.event(event)
     if as_json and event:
         document = event_json(event)
         del document["event"]

@@ -20,7 +20,7 @@ from sharding.files import INDEX_NAME, REPORT_NAME, is_weights
 from sharding.journal import Journal
 from sharding.limits import DISK_FLOOR_BYTES, FLUSH_BYTES, MAX_REPORT_BYTES, format_bytes
 from sharding.protocols import Source
-from sharding.values import FileEntry, RepoRef, ShardRecord
+from sharding.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 
 PART = ".part"
 
@@ -70,8 +70,8 @@ class FolderDestination:
             records = self._journal.read(plan_id)
             return {file: record for file, record in records.items() if self._size(file) == record.bytes}
 
-    def prepare(self, plan_id: str, keep: Iterable[ShardRecord], new_bytes: int) -> None:
-        """Make room for `new_bytes`, remove what a different or forgotten plan left, keep the shards in `keep`.
+    def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
+        """Make room for `new_bytes` of `job`, remove what another plan left, keep the shards in `keep`.
 
         Raises DestinationError where the disk lacks the room or refuses to be written, or another job is
         writing to the same folder.
@@ -81,12 +81,8 @@ class FolderDestination:
         self._refuse_without_room(new_bytes, sum(path.stat().st_size for path in stale))
         with _explained(self._folder):
             self._make_folder()
-            try:
-                self._journal.begin(plan_id, kept.values())
-            except BlockingIOError as error:
-                raise DestinationError(
-                    f"Another job is writing to {self._folder} right now.", "Wait for it, or choose another folder."
-                ) from error
+            self._lock()
+            self._journal.begin(job, kept.values())
             self._finished = set(kept)
             for path in stale:
                 path.unlink()
@@ -138,15 +134,23 @@ class FolderDestination:
             _sync_folder(self._folder)
         return Published(self.ref, str(self._folder))
 
-    def discard(self) -> None:
+    def unfinished(self) -> StagedJob | None:
+        """Return the job that the folder's journal is of."""
+        return self._journal.job()
+
+    def discard(self) -> Discarded:
         """Remove the parts, the journal, and the folders that this job made, where nothing else is in them."""
-        if self._journal.is_ours:
-            for path in self._parts():
-                path.unlink(missing_ok=True)
-            self._journal.remove()
+        found = self._journal.path.exists()
+        with _explained(self._folder):
+            if found:
+                self._lock()
+                for path in self._parts():
+                    path.unlink(missing_ok=True)
+                self._journal.remove()
         for folder in reversed(self._made):
             with suppress(OSError):
                 folder.rmdir()
+        return Discarded(found)
 
     def close(self) -> None:
         """Let go of the folder, so that another job may write to it; remove shards that are not finished."""
@@ -158,6 +162,15 @@ class FolderDestination:
                 if path.name.removesuffix(PART) not in self._finished:
                     path.unlink(missing_ok=True)
             self._journal.close()
+
+    def _lock(self) -> None:
+        if not self._journal.is_ours:
+            try:
+                self._journal.lock()
+            except BlockingIOError as error:
+                raise DestinationError(
+                    f"Another job is writing to {self._folder} right now.", "Wait for it, or choose another folder."
+                ) from error
 
     def _refuse_foreign(self) -> None:
         if not self._folder.exists():
@@ -255,6 +268,9 @@ class FolderShardWriter:
             os.fsync(self._stream.fileno())
             self._stream.close()
         self._destination.finish(record)
+
+    def abort(self) -> None:
+        """Do nothing: a disk does not keep anybody waiting, and `FolderDestination.close` removes the part."""
 
 
 @contextmanager

@@ -1,18 +1,20 @@
 """Reach a Hub: one client for one token, answers in plain words, what may pass tried again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sharding import __version__
 from sharding.errors import ShardingError
-from sharding.limits import XET_BUFFER_BYTES, keep_xet_logs_off_the_disk
+from sharding.limits import ANSWER_TIMEOUT_SECONDS, XET_BUFFER_BYTES, keep_xet_logs_off_the_disk
+from sharding.retry import may_pass, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _NAME = "shard-my-repo"
+_T = TypeVar("_T")
 
 
 class Hub:
@@ -29,6 +31,7 @@ class Hub:
         """The client of the Hub's own library."""
         from huggingface_hub import HfApi
 
+        _bound_waiting()
         return HfApi(endpoint=self.endpoint, token=self._token, library_name=_NAME, library_version=__version__)
 
     @cached_property
@@ -61,14 +64,30 @@ class Hub:
         )
         return XetSession(config)
 
+    def ask(self, repo_id: str, family: type[ShardingError], question: Callable[[], _T]) -> _T:
+        """Return what `question` about `repo_id` returns, asked again while its failure may pass.
+
+        Raises a `family` error that says what helps.
+        """
+        tries = 0
+        with self.explained(repo_id, family):
+            while True:
+                try:
+                    return question()
+                except Exception as error:
+                    if not may_pass(error):
+                        raise
+                    tries += 1
+                    wait_to_retry(error, tries)
+
     def has_xet(self, repo_id: str) -> bool:
         """Return whether files of `repo_id` are uploaded through Xet. Raises the client's errors."""
-        from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
 
-        response = http_backoff("GET", self._xet_url("write", repo_id, "main"), headers=self.headers)
+        response = get_session().get(self._xet_url("write", repo_id, "main"), headers=self.headers)
         if response.status_code != 404:
             hf_raise_for_status(response)
-        return response.status_code != 404
+        return bool(response.status_code != 404)
 
     def upload_to(self, repo_id: str, revision: str) -> Any:
         """Return a new upload commit of hf-xet for `repo_id`."""
@@ -81,12 +100,17 @@ class Hub:
     def get(self, repo_id: str, revision: str, path: str, max_bytes: int) -> bytes:
         """Return a small file of a repo, cut off at `max_bytes`. Raises the client's errors."""
         from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
 
         url = hf_hub_url(repo_id, path, revision=revision, endpoint=self.endpoint)
-        response = http_backoff("GET", url, headers=self.headers, follow_redirects=True)
-        hf_raise_for_status(response)
-        return bytes(response.content[:max_bytes])
+        text = b""
+        with get_session().stream("GET", url, headers=self.headers, follow_redirects=True) as response:
+            hf_raise_for_status(response)
+            for chunk in response.iter_bytes():
+                text += chunk
+                if len(text) > max_bytes:
+                    break
+        return text[:max_bytes]
 
     def _xet_url(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> str:
         from huggingface_hub.utils._xet import XetTokenType, xet_connection_info_refresh_url
@@ -125,11 +149,32 @@ class Hub:
             raise family(f"There is no repo {repo_id} that you may see.", hint) from error
         except errors.HfHubHTTPError as error:
             raise _explain(error, repo_id, family) from error
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, ConnectionError, TimeoutError) as error:
             hint = "Check the network and run the same command again; it goes on where it stopped."
             raise family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint) from error
+        except PermissionError as error:  # what hf-xet raises, as the next two are
+            raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1]) from error
+        except FileNotFoundError as error:
+            hint = "Run again later; if that does not help, whoever owns it should upload it again."
+            raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
+        except RuntimeError as error:
+            hint = "Run the same command again; it goes on where it stopped."
+            raise family(f"The transfer of {repo_id} broke off: {error}.", hint) from error
         except errors.HFValidationError as error:
             raise family(f"{repo_id!r} is no name for a repo.", "It has the form owner/name.") from error
+
+
+def _bound_waiting() -> None:
+    """Make this process's client give up on answers that do not come: by itself huggingface_hub 2.4 waits for ever."""
+    from huggingface_hub.utils import _http
+
+    def client() -> Any:
+        client = _http.default_client_factory()
+        client.timeout = ANSWER_TIMEOUT_SECONDS
+        return client
+
+    if _http._GLOBAL_CLIENT_FACTORY is _http.default_client_factory:
+        _http.set_client_factory(client)
 
 
 SIGN_IN = "sign in with `hf auth login` or set HF_TOKEN."

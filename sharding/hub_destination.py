@@ -5,10 +5,11 @@ machine can go on from there. Publishing is one commit on `main`; the branch goe
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import replace
 from threading import Semaphore
+from typing import TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError
@@ -22,19 +23,24 @@ from sharding.hub import SIGN_IN, Hub
 from sharding.hub_writers import LfsShardWriter, XetShardWriter
 from sharding.limits import HEADER_THREADS, MAX_REPORT_BYTES
 from sharding.protocols import Source
-from sharding.values import FileEntry, RepoRef, ShardRecord
+from sharding.staging import job_line, parse_job, parse_record, record_line
+from sharding.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 
 STAGING_BRANCH = "shard-my-repo-staging"
 RECORDS = "sharding_records/"
-"""Folder on the staging branch: `plan.json`, and a `ShardRecord` as JSON for every finished shard."""
+"""Folder on the staging branch: `job.json`, a `StagedJob`, and a `ShardRecord` for every finished shard."""
+
+_JOB = f"{RECORDS}job.json"
 
 _OF_EVERY_NEW_REPO = {".gitattributes"}
+
+_T = TypeVar("_T")
 
 
 class HubDestination:
     """A repo of a Hub. See `protocols.Destination`."""
 
-    def __init__(self, hub: Hub, name: str, *, private: bool, restart: bool = False) -> None:
+    def __init__(self, hub: Hub, name: str, *, private: bool | None = None, restart: bool = False) -> None:
         """Aim at `name` ("owner/name", or "name" in one's own namespace). Changes nothing on the Hub.
 
         `private` is the visibility of a new repo; one that exists keeps its own. Raises DestinationError
@@ -46,18 +52,18 @@ class HubDestination:
         self._hub = hub
         self._private = private
         self._restart = restart
+        self._job: StagedJob | None = None
         self._created = False
-        self._staging_made = False
         self._finished: set[str] = set()
         self._parent: str | None = None
         self._stale: list[str] = []
         self._has_xet = True
         self._one_at_a_time = Semaphore()
         self._open: list[XetShardWriter | LfsShardWriter] = []
+        self.ref = RepoRef("hub", name, "")
         if not hub.is_signed_in:
             raise DestinationError(f"Nobody is signed in, so nothing can be pushed to {name}.", f"First {SIGN_IN}")
-        with hub.explained(name, DestinationError):
-            self._me = hub.api.whoami()
+        self._me = self._ask(hub.api.whoami)
         self.ref = RepoRef("hub", name if "/" in name else f"{self._me['name']}/{name}", "")
 
     @property
@@ -71,48 +77,45 @@ class HubDestination:
         Raises DestinationError where the repo may not be written, holds what this tool did not write, or
         has an unfinished job of another plan staged.
         """
-        repo_id = self.ref.repo_id
-        with self._hub.explained(repo_id, DestinationError):
-            self._refuse_foreign_namespace()
-            if not self._hub.api.repo_exists(repo_id):
-                return {}
-            self._hub.api.auth_check(repo_id, write=True)
-            branches = {branch.name: branch.target_commit for branch in self._hub.api.list_repo_refs(repo_id).branches}
-            self._parent = branches.get("main")
-            self._refuse_foreign(staged=STAGING_BRANCH in branches)
-            if STAGING_BRANCH not in branches:
-                return {}
-            self._staging_made = True
-            return self._staged_records(plan_id)
+        api, repo_id = self._hub.api, self.ref.repo_id
+        self._refuse_foreign_namespace()
+        if not self._ask(lambda: api.repo_exists(repo_id)):
+            return {}
+        self._ask(lambda: api.auth_check(repo_id, write=True))
+        branches = self._branches()
+        self._parent = branches.get("main")
+        self._refuse_foreign(staged=STAGING_BRANCH in branches)
+        if STAGING_BRANCH not in branches:
+            return {}
+        self._job = self._staged_job()
+        self._created = bool(self._job and self._job.created)
+        return {} if self._restart else self._staged_records(plan_id)
 
-    def prepare(self, plan_id: str, keep: Iterable[ShardRecord], new_bytes: int) -> None:
+    def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
         """Create the repo and the staging branch where they are not there yet.
 
         Raises DestinationError where the Hub does not allow it.
         """
         api, repo_id = self._hub.api, self.ref.repo_id
         self._finished = {record.file for record in keep}
-        with self._hub.explained(repo_id, DestinationError):
-            if self._parent is None:
-                api.create_repo(repo_id, private=True)
-                self._created = True
-                self._parent = api.model_info(repo_id).sha
-            self._has_xet = self._hub.has_xet(repo_id)
-            if self._staging_made and not self._finished:
-                api.delete_branch(repo_id, branch=STAGING_BRANCH)
-                self._staging_made = False
-            if not self._staging_made:
-                api.create_branch(repo_id, branch=STAGING_BRANCH, revision=self._parent)
-                self._staging_made = True
-                plan = json.dumps({"plan_id": plan_id}).encode()
-                self._commit("Begin", [CommitOperationAdd(f"{RECORDS}plan.json", plan)])
+        if self._parent is None:
+            self._ask(lambda: api.create_repo(repo_id, private=True, exist_ok=True))
+            self._created = True
+            self._parent = self._branches()["main"]
+        self._has_xet = self._ask(lambda: self._hub.has_xet(repo_id))
+        if self._finished:
+            return
+        self._job = replace(job, private=self._private, created=self._created)
+        self._delete_staging()
+        self._ask(lambda: api.create_branch(repo_id, branch=STAGING_BRANCH, revision=self._parent, exist_ok=True))
+        self._commit("Begin", [CommitOperationAdd(_JOB, job_line(self._job))])
 
     def open_shard(self, file: str) -> XetShardWriter | LfsShardWriter:
         """Start a shard: a stream through hf-xet, with nothing on the disk; without Xet, one temporary file."""
         writer: XetShardWriter | LfsShardWriter
         if self._has_xet:
-            with self._hub.explained(self.ref.repo_id, DestinationError):
-                writer = XetShardWriter(self._hub.upload_to(self.ref.repo_id, STAGING_BRANCH), file, self.finish)
+            repo_id = self.ref.repo_id
+            writer = XetShardWriter(lambda: self._hub.upload_to(repo_id, STAGING_BRANCH), file, self.finish)
         else:
             self._one_at_a_time.acquire()
             writer = LfsShardWriter(self._upload_lfs, file, self.finish)
@@ -140,28 +143,41 @@ class HubDestination:
             *(CommitOperationAdd(path, data) for path, data in written.items()),
         ]
         new = {operation.path_in_repo for operation in operations}
-        api, repo_id = self._hub.api, self.ref.repo_id
-        with self._hub.explained(repo_id, DestinationError):
-            commit = api.create_commit(
-                repo_id,
-                [*operations, *(CommitOperationDelete(path) for path in self._stale if path not in new)],
-                commit_message=f"Shard {origin.ref.repo_id} with Shard My Repo",
-                parent_commit=self._parent,
-            )
-            self.ref = RepoRef("hub", repo_id, commit.oid)
-            api.delete_branch(repo_id, branch=STAGING_BRANCH)
+        stale = [CommitOperationDelete(path) for path in self._stale if path not in new]
+        message = f"Shard {origin.ref.repo_id} with Shard My Repo"
+        commit = self._ask(lambda: self._publish([*operations, *stale], message, written[REPORT_NAME]))
+        self.ref = RepoRef("hub", self.ref.repo_id, commit)
+        self._delete_staging()
         remark = self._show() if self._created and not self._private else ""
-        return Published(self.ref, self._hub.page(repo_id), remark)
+        return Published(self.ref, self._hub.page(self.ref.repo_id), remark)
 
-    def discard(self) -> None:
-        """Remove the staging branch, and the repo if this job created it."""
-        api, repo_id = self._hub.api, self.ref.repo_id
-        with self._hub.explained(repo_id, DestinationError):
-            if self._created:
-                api.delete_repo(repo_id, missing_ok=True)
-            elif self._staging_made:
-                api.delete_branch(repo_id, branch=STAGING_BRANCH)
-        self._created = self._staging_made = False
+    def unfinished(self) -> StagedJob | None:
+        """Return the job that stands on the staging branch. Changes nothing."""
+        repo_id = self.ref.repo_id
+        if not self._ask(lambda: self._hub.api.repo_exists(repo_id)) or STAGING_BRANCH not in self._branches():
+            return None
+        return self._staged_job()
+
+    def discard(self) -> Discarded:
+        """Remove the staging branch, and the repo where the job that made it has published nothing in it.
+
+        A login that may create repos need not be one that may delete them: then the remark says so.
+        """
+        self._job = self._job or self.unfinished()
+        if self._job is None and not self._created:
+            return Discarded(found=False)
+        repo_id, self._job = self.ref.repo_id, None
+        if self._created and {file.path for file in self._list("main")} <= _OF_EVERY_NEW_REPO:
+            try:
+                self._hub.api.delete_repo(repo_id, missing_ok=True)
+                return Discarded(found=True, repo_deleted=True)
+            except HfHubHTTPError as error:
+                if error.response.status_code != 403:
+                    raise
+        self._delete_staging()
+        settings = f"{self._hub.page(repo_id)}/settings"
+        remark = f"The login may not delete {repo_id}, which is empty: {settings}." if self._created else ""
+        return Discarded(found=True, remark=remark)
 
     def close(self) -> None:
         """Let go of the repo: shards that are not finished are gone."""
@@ -170,24 +186,53 @@ class HubDestination:
 
     def finish(self, record: ShardRecord, bytes_uploaded: int, bytes_deduplicated: int) -> None:
         """Commit a shard, whose bytes the Hub's store has, to the staging branch, with its record."""
-        line = json.dumps(asdict(record)).encode()
-        self._commit(record.file, [_uploaded(record), CommitOperationAdd(f"{RECORDS}{record.file}.json", line)])
+        line = CommitOperationAdd(f"{RECORDS}{record.file}.json", record_line(record))
+        self._commit(record.file, [_uploaded(record), line])
         self.bytes_uploaded += bytes_uploaded
         self.bytes_deduplicated += bytes_deduplicated
         self._finished.add(record.file)
 
+    def _ask(self, question: Callable[[], _T]) -> _T:
+        return self._hub.ask(self.ref.repo_id, DestinationError, question)
+
+    def _publish(
+        self,
+        operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
+        message: str,
+        report: bytes,
+    ) -> str:
+        """Return the commit that shows the result."""
+        try:
+            return self._hub.api.create_commit(
+                self.ref.repo_id, operations, commit_message=message, parent_commit=self._parent
+            ).oid
+        except HfHubHTTPError as error:
+            # An earlier try may have arrived although its answer did not.
+            if error.response.status_code == 412 and self._shows(report):
+                return self._branches()["main"]
+            raise
+
+    def _shows(self, report: bytes) -> bool:
+        files = {file.path for file in self._list("main")}
+        return REPORT_NAME in files and self._read("main", REPORT_NAME) == report
+
     def _upload_lfs(self, operation: CommitOperationAdd) -> None:
         try:
-            with self._hub.explained(self.ref.repo_id, DestinationError):
-                self._hub.api.preupload_lfs_files(self.ref.repo_id, [operation], revision=STAGING_BRANCH)
+            self._ask(lambda: self._hub.api.preupload_lfs_files(self.ref.repo_id, [operation], revision=STAGING_BRANCH))
             self.bytes_uploaded += operation.upload_info.size
             self.disk_bytes_written += operation.upload_info.size
         finally:
             self._one_at_a_time.release()
 
     def _commit(self, message: str, operations: Sequence[CommitOperationAdd]) -> None:
-        with self._hub.explained(self.ref.repo_id, DestinationError):
-            self._hub.api.create_commit(self.ref.repo_id, operations, commit_message=message, revision=STAGING_BRANCH)
+        repo_id = self.ref.repo_id
+        self._ask(
+            lambda: self._hub.api.create_commit(repo_id, operations, commit_message=message, revision=STAGING_BRANCH)
+        )
+
+    def _delete_staging(self) -> None:
+        if STAGING_BRANCH in self._branches():
+            self._ask(lambda: self._hub.api.delete_branch(self.ref.repo_id, branch=STAGING_BRANCH))
 
     def _show(self) -> str:
         try:
@@ -207,40 +252,55 @@ class HubDestination:
 
     def _refuse_foreign(self, staged: bool) -> None:
         files = {file.path for file in self._list("main")}
-        report = json.loads(self._read("main", REPORT_NAME)) if REPORT_NAME in files else {}
+        report = self._earlier_report() if REPORT_NAME in files else {}
         if staged or report or files <= _OF_EVERY_NEW_REPO:
             self._stale = [path for path in report.get("files", ()) if path in files]
             return
-        free = next(
-            name for number in range(2, 1000) if not self._hub.api.repo_exists(name := f"{self.ref.repo_id}-{number}")
-        )
+        names = (f"{self.ref.repo_id}-{number}" for number in range(2, 1000))
+        free = next(name for name in names if not self._ask(lambda name=name: self._hub.api.repo_exists(name)))  # type: ignore[misc]
         raise DestinationError(
             f"{self.ref.repo_id} exists already, and this tool did not write what is in it.", f"A free name is {free}."
         )
 
-    def _staged_records(self, plan_id: str) -> dict[str, ShardRecord]:
-        files = {file.path: file for file in self._list(STAGING_BRANCH)}
-        plan = json.loads(self._read(STAGING_BRANCH, f"{RECORDS}plan.json")) if f"{RECORDS}plan.json" in files else {}
-        if self._restart:
+    def _earlier_report(self) -> dict[str, list[str]]:
+        try:
+            return {"files": [str(path) for path in json.loads(self._read("main", REPORT_NAME))["files"]]}
+        except (ValueError, LookupError, TypeError, RecursionError):
             return {}
-        if plan.get("plan_id") != plan_id:
+
+    def _staged_job(self) -> StagedJob | None:
+        files = {file.path for file in self._list(STAGING_BRANCH)}
+        return parse_job(self._read(STAGING_BRANCH, _JOB)) if _JOB in files else None
+
+    def _staged_records(self, plan_id: str) -> dict[str, ShardRecord]:
+        if self._job is None or self._job.plan_id != plan_id:
             raise DestinationError(
                 f"{self.ref.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
                 "Finish that one with its own command, or discard it with --restart.",
             )
-        paths = [path for path in files if path.startswith(RECORDS) and path.endswith(".safetensors.json")]
+        files = {file.path: file for file in self._list(STAGING_BRANCH)}
+        paths = [path for path in files if path.startswith(RECORDS) and path != _JOB]
         with ThreadPoolExecutor(HEADER_THREADS) as pool:
-            texts = list(pool.map(lambda path: self._read(STAGING_BRANCH, path), paths))
-        records = [ShardRecord(**json.loads(text)) for text in texts]
+            records = [parse_record(text) for text in pool.map(lambda path: self._read(STAGING_BRANCH, path), paths)]
         stored = {path: (file.lfs.sha256, file.size) for path, file in files.items() if file.lfs}
-        return {record.file: record for record in records if stored.get(record.file) == (record.sha256, record.bytes)}
+        return {
+            record.file: record
+            for record in records
+            if record and stored.get(record.file) == (record.sha256, record.bytes)
+        }
+
+    def _branches(self) -> dict[str, str]:
+        refs = self._ask(lambda: self._hub.api.list_repo_refs(self.ref.repo_id))
+        return {branch.name: branch.target_commit for branch in refs.branches}
 
     def _list(self, revision: str) -> list[RepoFile]:
-        tree = self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=revision)
+        tree = self._ask(
+            lambda: list(self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=revision))
+        )
         return [item for item in tree if isinstance(item, RepoFile)]
 
     def _read(self, revision: str, path: str) -> bytes:
-        return self._hub.get(self.ref.repo_id, revision, path, MAX_REPORT_BYTES)
+        return self._ask(lambda: self._hub.get(self.ref.repo_id, revision, path, MAX_REPORT_BYTES))
 
 
 def _uploaded(record: ShardRecord) -> CommitOperationAdd:

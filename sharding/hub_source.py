@@ -1,8 +1,6 @@
 """Read a repo of a Hub at one pinned commit: its files, and any range of their bytes."""
 
-import random
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -14,10 +12,10 @@ from sharding.limits import (
     BLOCK_BYTES,
     HUB_BLOCK_BYTES,
     MAX_FILES,
-    NETWORK_TRIES,
-    NETWORK_WAIT_SECONDS,
+    READ_TIMEOUT_SECONDS,
     XET_LEAST_BYTES,
 )
+from sharding.retry import may_pass, wait_to_retry
 from sharding.values import FileEntry, RepoRef
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -33,29 +31,18 @@ class HubSource:
 
         Raises SourceError where it is not there, is gated, or the login does not reach it.
         """
-        from huggingface_hub.hf_api import RepoFile
-
         self._hub = hub
         self.block_bytes = HUB_BLOCK_BYTES
         self._lock = Lock()
         self._group: Any = None
         self.requests = 0
         self.bytes_read = 0
-        with hub.explained(repo_id, SourceError):
-            info = hub.api.model_info(repo_id, revision=revision)
-            assert info.sha
-            self.ref = RepoRef("hub", info.id, info.sha)
-            hub.api.auth_check(info.id)
-            listed = hub.api.list_repo_tree(info.id, recursive=True, revision=info.sha)
-            files = []
-            for item in listed:
-                if isinstance(item, RepoFile):
-                    sha256 = item.lfs.sha256 if item.lfs else None
-                    files.append(FileEntry(item.path, item.size, sha256, item.xet_hash))
-                if len(files) > MAX_FILES:
-                    raise SourceError(f"{repo_id} holds more than {MAX_FILES} files.", "It is no repo of one model.")
+        info = hub.ask(repo_id, SourceError, lambda: hub.api.model_info(repo_id, revision=revision))
+        assert info.sha
+        self.ref = RepoRef("hub", info.id, info.sha)
         self.is_private: bool | None = bool(info.private or info.gated)
-        self.files = tuple(sorted(files, key=lambda file: file.path))
+        hub.ask(repo_id, SourceError, lambda: hub.api.auth_check(info.id))
+        self.files = tuple(hub.ask(repo_id, SourceError, self._list))
         self._by_path = {file.path: file for file in self.files}
 
     def path(self, file: str) -> None:
@@ -69,38 +56,50 @@ class HubSource:
         """
         entry = self._by_path[file]
         with_xet = entry.xet_hash is not None and end_byte - start_byte >= XET_LEAST_BYTES
-        position, waits = start_byte, 0
+        position, tries = start_byte, 0
         with self._hub.explained(self.ref.repo_id, SourceError):
             while position < end_byte:
                 try:
                     # Bounded ranges: hf-xet holds what it has of a range in memory, and may stall on a long one.
                     stop = min(end_byte, position + self.block_bytes)
                     for chunk in (self._xet if with_xet else self._http)(entry, position, stop):
-                        position, waits = position + len(chunk), 0
+                        position, tries = position + len(chunk), 0
                         with self._lock:
                             self.bytes_read += len(chunk)
                         yield chunk
                     if position < stop:
                         raise ConnectionError("the stream ended early")
-                except _passing() as error:
-                    if waits == NETWORK_TRIES:
-                        raise SourceError(
-                            f"{file} of {self.ref.repo_id} cannot be read on from byte {position}: {error}.",
-                            "Check the network and run the same command again; it goes on where it stopped.",
-                        ) from error
+                except Exception as error:
+                    if not (may_pass(error) or isinstance(error, PermissionError)):
+                        raise
                     self._group = None  # its token may have expired
-                    waits += 1
-                    time.sleep(random.uniform(0.5, 1) * NETWORK_WAIT_SECONDS * 2**waits)
+                    tries += 1
+                    wait_to_retry(error, tries)
+
+    def _list(self) -> list[FileEntry]:
+        from huggingface_hub.hf_api import RepoFile
+
+        files = []
+        for item in self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision):
+            if isinstance(item, RepoFile):
+                sha256 = item.lfs.sha256 if item.lfs else None
+                files.append(FileEntry(item.path, item.size, sha256, item.xet_hash))
+            if len(files) > MAX_FILES:
+                message = f"{self.ref.repo_id} holds more than {MAX_FILES} files."
+                raise SourceError(message, "It is no repo of one model.")
+        return sorted(files, key=lambda file: file.path)
 
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils._http import hf_raise_for_status, http_stream_backoff
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
 
         self._count()
         url = hf_hub_url(self.ref.repo_id, entry.path, revision=self.ref.revision, endpoint=self._hub.endpoint)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         headers = {**self._hub.headers, **asked}
-        with http_stream_backoff("GET", url, headers=headers, follow_redirects=True) as response:
+        with get_session().stream(
+            "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS
+        ) as response:
             hf_raise_for_status(response)
             self._check_range(
                 entry, response.status_code, response.headers.get("Content-Range", ""), start_byte, end_byte
@@ -136,10 +135,3 @@ class HubSource:
     def _count(self) -> None:
         with self._lock:
             self.requests += 1
-
-
-def _passing() -> tuple[type[Exception], ...]:
-    """What a network does now and then; hf-xet raises RuntimeError for it, and PermissionError for an old token."""
-    import httpx2
-
-    return ConnectionError, TimeoutError, PermissionError, RuntimeError, httpx2.TransportError

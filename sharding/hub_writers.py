@@ -1,7 +1,8 @@
 """Send one shard to a Hub: through hf-xet as a stream, or through LFS as one temporary file."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd
@@ -18,28 +19,25 @@ _HINT = "Run the same command again; it goes on where it stopped."
 class XetShardWriter:
     """A shard that streams through hf-xet; no byte of it touches the disk. See `protocols.ShardWriter`."""
 
-    def __init__(self, commit: Any, file: str, finish: Finish) -> None:
-        """Open a stream in `commit`, an upload commit of hf-xet 1.8 for this shard alone."""
-        self._commit = commit
+    def __init__(self, start: Callable[[], Any], file: str, finish: Finish) -> None:
+        """Open a stream in what `start` returns: an upload commit of hf-xet 1.8 for this shard alone."""
         self._file = file
         self._finish = finish
-        self._stream = commit.start_upload_stream(name=file)
         self._is_finished = False
+        with self._explained():
+            self._commit = start()
+            self._stream = self._commit.start_upload_stream(name=file)
 
     def write(self, data: bytes) -> None:
         """Append bytes; waits while the upload is behind."""
-        try:
+        with self._explained():
             self._stream.write(data)
-        except (RuntimeError, OSError) as error:
-            raise DestinationError(f"The upload of {self._file} broke off: {error}.", _HINT) from error
 
     def finish(self, record: ShardRecord) -> None:
         """Complete the upload and hand on the record."""
-        try:
+        with self._explained():
             stored = self._stream.finish().xet_info
             metrics = self._commit.wait_to_finish().dedup_metrics
-        except (RuntimeError, OSError) as error:
-            raise DestinationError(f"The upload of {self._file} broke off: {error}.", _HINT) from error
         self._is_finished = True
         if (stored.sha256, stored.file_size) != (record.sha256, record.bytes):
             raise DestinationError(f"{record.file} arrived damaged at the Hub's store.", _HINT)
@@ -49,6 +47,16 @@ class XetShardWriter:
         """Stop uploading, unless all is done."""
         if not self._is_finished:
             self._commit.abort()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except PermissionError as error:
+            message = f"The login is not valid any more, or may not upload {self._file}."
+            raise DestinationError(message, f"Sign in again. {_HINT}") from error
+        except (RuntimeError, OSError) as error:
+            raise DestinationError(f"The upload of {self._file} broke off: {error}.", _HINT) from error
 
 
 class LfsShardWriter:

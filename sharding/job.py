@@ -6,23 +6,34 @@ Hub at `endpoint`, seen with `token`; a destination likewise.
 """
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 
 from sharding import __version__
-from sharding.errors import DestinationError, SourceError
+from sharding.errors import DestinationError, ShardingError, SourceError
 from sharding.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.files import DIGESTS_NAME, INDEX_NAME, REPORT_NAME
 from sharding.headers import read_checkpoint, read_header, read_small
 from sharding.hub import Hub
 from sharding.limits import DEFAULT_MAX_SHARD_SIZE, MAX_REPORT_BYTES, hub_endpoint, parse_bytes
 from sharding.meter import Meter
-from sharding.places import open_destination, open_source, open_staged
+from sharding.places import find_destination, open_destination, open_source, open_staged
 from sharding.plan import Order, Strategy, build_index, identify_plan, plan_shards, shard_header
 from sharding.protocols import Destination, Source
 from sharding.report import Report, digests_json, parse_digests, report_json, to_bytes
 from sharding.transfer import transfer
-from sharding.values import Checkpoint, FileEntry, Mismatch, Plan, Resources, ShardRecord, TensorDigest, Verification
+from sharding.values import (
+    Checkpoint,
+    Discarded,
+    FileEntry,
+    Mismatch,
+    Plan,
+    Resources,
+    ShardRecord,
+    StagedJob,
+    TensorDigest,
+    Verification,
+)
 from sharding.verify import check_structure, compare, digest_files, digest_tensors, expected_digests
 
 Event = Planned | Progress | ShardFinished | Verified | Published | Report
@@ -67,7 +78,7 @@ def shard(
     restart: bool = False,
     endpoint: str | None = None,
     token: str | None = None,
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """Re-shard `source` into `destination`; yield events, the `Report` last.
 
     The result is published only if the verification finds it identical; the report says which. Closing
@@ -95,7 +106,8 @@ def shard(
         plan_id = identify_plan(plan, origin.ref)
         kept = yield from _check_kept(target, plan_id, hub)
         with _discarded_if_fruitless(target):
-            target.prepare(plan_id, kept.values(), _bytes_to_write(checkpoint, plan, kept))
+            job = StagedJob(plan_id, origin.ref, limit, strategy, order)
+            target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from transfer(plan, origin, target, kept)
             verification = yield from _verify_staged(plan, records, target, hub, meter)
             yield Verified(verification)
@@ -110,9 +122,27 @@ def shard(
     yield report
 
 
+def find_unfinished(destination: str, *, endpoint: str | None = None, token: str | None = None) -> StagedJob | None:
+    """Return the job whose shards are staged at `destination`: `shard` with the same arguments goes on with it.
+
+    Raises DestinationError.
+    """
+    with closing(find_destination(destination, Hub(endpoint or hub_endpoint(), token))) as target:
+        return target.unfinished()
+
+
+def discard(destination: str, *, endpoint: str | None = None, token: str | None = None) -> Discarded:
+    """Remove what an unfinished job has staged at `destination`, and the repo where that job made it.
+
+    Raises DestinationError.
+    """
+    with closing(find_destination(destination, Hub(endpoint or hub_endpoint(), token))) as target:
+        return target.discard()
+
+
 def verify(
     one: str, other: str, *, quick: bool = False, endpoint: str | None = None, token: str | None = None
-) -> Iterator[Progress | Verified]:
+) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
@@ -148,9 +178,12 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
     """Leave nothing behind when a job ends without a result and without a shard to go on from."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if not target.has_finished_shards:
-            target.discard()
+            with suppress(DestinationError):  # the first error says more
+                remark = target.discard().remark
+                if isinstance(error, ShardingError):
+                    error.hint = f"{error.hint} {remark}".rstrip()
         raise
 
 

@@ -1,21 +1,20 @@
 """Remember which shards of which plan are finished, so that a job that was killed can go on."""
 
 import fcntl
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 
-from sharding.values import ShardRecord
+from sharding.staging import job_line, parse_job, parse_record, record_line
+from sharding.values import ShardRecord, StagedJob
 
 JOURNAL_NAME = "sharding_journal.part"
 
 
 class Journal:
-    """A file with one JSON object a line: first the plan's id, then a `ShardRecord` for every finished shard.
+    """A file with one JSON object a line: first the `StagedJob`, then a `ShardRecord` for every finished shard.
 
     It is locked while a job writes to it, so that two jobs cannot share a folder. All methods raise OSError
     as files do.
@@ -32,19 +31,20 @@ class Journal:
         """Whether this job holds the lock."""
         return self._stream is not None
 
+    def job(self) -> StagedJob | None:
+        """Return the job that the journal is of."""
+        return parse_job(next(iter(self._lines()), b""))
+
     def read(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return what was finished of plan `plan_id`, by file name; nothing if the journal is of another plan."""
-        records: dict[str, ShardRecord] = {}
-        with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):  # a kill may have cut a line short
-            first, *lines = self.path.read_bytes().splitlines()
-            if json.loads(first).get("plan_id") == plan_id:
-                for line in lines:
-                    record = ShardRecord(**json.loads(line))
-                    records[record.file] = record
-        return records
+        job = self.job()
+        if job is None or job.plan_id != plan_id:
+            return {}
+        records = map(parse_record, self._lines()[1:])
+        return {record.file: record for record in records if record}
 
-    def begin(self, plan_id: str, records: Iterable[ShardRecord]) -> None:
-        """Lock the journal and write it anew. Raises BlockingIOError while another job holds it."""
+    def lock(self) -> None:
+        """Make the journal this job's own. Raises BlockingIOError while another job holds it."""
         # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
         stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         try:
@@ -53,12 +53,16 @@ class Journal:
             stream.close()
             raise
         self._stream = stream
-        stream.truncate(0)
-        self._append({"plan_id": plan_id}, *(asdict(record) for record in records))
+
+    def begin(self, job: StagedJob, records: Iterable[ShardRecord]) -> None:
+        """Write the journal anew. `lock` comes first."""
+        assert self._stream, "lock comes first"
+        self._stream.truncate(0)
+        self._append(job_line(job), *map(record_line, records))
 
     def note(self, record: ShardRecord) -> None:
         """Add a finished shard; returns once the line would survive a crash."""
-        self._append(asdict(record))
+        self._append(record_line(record))
 
     def remove(self) -> None:
         """Delete the journal: what it spoke of is published or discarded."""
@@ -69,9 +73,14 @@ class Journal:
         if self._stream:
             self._stream.close()
 
-    def _append(self, *lines: Mapping[str, object]) -> None:
+    def _lines(self) -> list[bytes]:
+        with suppress(FileNotFoundError):
+            return self.path.read_bytes().splitlines()
+        return []
+
+    def _append(self, *lines: bytes) -> None:
         assert self._stream, "begin comes first"
-        text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        text = b"".join(line + b"\n" for line in lines)
         view = memoryview(text)
         while view:
             view = view[self._stream.write(view) :]

@@ -49,8 +49,8 @@ BLOCKS_AHEAD = 3
 BLOCKS_BEHIND = 3
 """Blocks that hashing and writing may still hold. With BLOCKS_AHEAD this bounds the memory of a job."""
 
-SHARDS_BEHIND = 3
-"""Finished shards that may still be on their way to the disk."""
+SHARDS_BEHIND = 1
+"""Written shards that may still be on their way to the disk or into a commit: what a kill makes a job repeat."""
 
 FLUSH_BYTES = 32 << 20
 """Dirty bytes after which write-back is started, so that the sync at the end of a shard is short."""
@@ -83,7 +83,16 @@ HEADER_THREADS = 16
 
 NETWORK_TRIES = 6
 NETWORK_WAIT_SECONDS = 0.25
-"""Attempts at one read without a byte of progress, and the first wait between two; it doubles: 15 s in all."""
+"""Attempts at a request, at a read since its last byte, and half the first wait between two; it doubles."""
+
+READ_TIMEOUT_SECONDS = 30
+"""Longest silence while a file is read: then the connection is given up, and the read taken up again."""
+
+ANSWER_TIMEOUT_SECONDS = 100
+"""Longest wait for any other answer: the Hub itself gives up on a commit after 60 seconds."""
+
+LONGEST_WAIT_SECONDS = 300
+"""What a server may ask for with Retry-After: the Hub counts requests in windows of five minutes."""
 
 # --- Units --------------------------------------------------------------------------------------------
 

@@ -51,24 +51,30 @@ def open_destination(
 
     Raises DestinationError where it and `source` are the same, or lie inside each other.
     """
-    if not is_folder(text):
-        place = parse_repo(text)
-        if place is None or place[1]:
+    if is_folder(text):
+        folder = Path(text).expanduser().resolve()
+        if source.folder and (folder.is_relative_to(source.folder) or source.folder.is_relative_to(folder)):
             raise DestinationError(
-                f"{text!r} is neither a folder nor the name of a repo.", "Write ./folder or owner/name."
+                f"The destination {text} and the source lie inside each other.", "Choose a folder beside the source."
             )
-        from sharding.hub_destination import HubDestination
+    target = find_destination(text, hub, private=private, overwrite=overwrite, restart=restart)
+    if (source.ref.kind, source.ref.repo_id) == ("hub", target.ref.repo_id):
+        raise DestinationError("The destination is the source itself.", f"Choose another, such as {text}-sharded.")
+    return target
 
-        target = HubDestination(hub, place[0], private=private, restart=restart)
-        if (source.ref.kind, source.ref.repo_id) == (target.ref.kind, target.ref.repo_id):
-            raise DestinationError("The destination is the source itself.", f"Choose another, such as {text}-sharded.")
-        return target
-    folder = Path(text).expanduser().resolve()
-    if source.folder and (folder.is_relative_to(source.folder) or source.folder.is_relative_to(folder)):
-        raise DestinationError(
-            f"The destination {text} and the source lie inside each other.", "Choose a folder beside the source."
-        )
-    return FolderDestination(folder, overwrite=overwrite, restart=restart)
+
+def find_destination(
+    text: str, hub: Hub, *, private: bool | None = None, overwrite: bool = False, restart: bool = False
+) -> Destination:
+    """Return the destination that `text` names, whatever goes there. Changes nothing. Raises DestinationError."""
+    if is_folder(text):
+        return FolderDestination(Path(text).expanduser().resolve(), overwrite=overwrite, restart=restart)
+    place = parse_repo(text)
+    if place is None or place[1]:
+        raise DestinationError(f"{text!r} is neither a folder nor the name of a repo.", "Write ./folder or owner/name.")
+    from sharding.hub_destination import HubDestination
+
+    return HubDestination(hub, place[0], private=private, restart=restart)
 
 
 def open_staged(destination: Destination, files: list[str], hub: Hub) -> Source:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sharding.events import Published
-from sharding.values import FileEntry, RepoRef, ShardRecord
+from sharding.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 
 
 class Source(Protocol):
@@ -45,6 +45,10 @@ class ShardWriter(Protocol):
         """Make the shard last. Returns once it would survive a crash."""
         ...
 
+    def abort(self) -> None:
+        """Give up an unfinished shard: called from any thread, so that a write which waits for a network ends."""
+        ...
+
 
 class Destination(Protocol):
     """A place that shards are streamed into and that shows them only once all are there."""
@@ -70,8 +74,8 @@ class Destination(Protocol):
         """
         ...
 
-    def prepare(self, plan_id: str, keep: Iterable[ShardRecord], new_bytes: int) -> None:
-        """Make ready for `new_bytes`; forget what an earlier run left, but for the shards in `keep`.
+    def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
+        """Make ready for `new_bytes` of `job`; forget what an earlier run left, but for the shards in `keep`.
 
         Raises DestinationError, before a byte moves, where the result cannot be written.
         """
@@ -95,8 +99,12 @@ class Destination(Protocol):
         """Show the shards of `records`, `side_files` copied from `origin`, and the files `written`; the index last."""
         ...
 
-    def discard(self) -> None:
-        """Remove everything that was staged."""
+    def unfinished(self) -> StagedJob | None:
+        """Return the job whose shards are staged here, if there is one. Changes nothing."""
+        ...
+
+    def discard(self) -> Discarded:
+        """Remove what this job or, before `prepare`, an earlier one has staged."""
         ...
 
     def close(self) -> None:

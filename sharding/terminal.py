@@ -14,7 +14,7 @@ from sharding.errors import ShardingError
 from sharding.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.limits import format_bytes
 from sharding.report import Report
-from sharding.values import Checkpoint, Finding, Plan, Verification
+from sharding.values import Checkpoint, Discarded, Finding, Plan, Verification
 
 _MOST_ROWS = 40
 _STAGES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
@@ -91,6 +91,15 @@ class Terminal:
                     f"{format_bytes(cost.disk_bytes_written)} written, "
                     f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
+
+    def discarded(self, discarded: Discarded) -> None:
+        """Say what was removed of an unfinished job."""
+        gone = "The staged shards are gone" + (
+            ", and the repo that was made for them." if discarded.repo_deleted else "."
+        )
+        self._say(gone if discarded.found else "There is no unfinished job.")
+        if discarded.remark:
+            self._mention(discarded.remark, "yellow")
 
     def verification(self, verification: Verification) -> None:
         """Say whether two checkpoints are the same, and where they are not."""

@@ -70,6 +70,7 @@ class _Pipeline:
         self._hashing_file = ThreadPoolExecutor(1, thread_name_prefix="file-digest")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._finishing = ThreadPoolExecutor(1, thread_name_prefix="finish")
+        self._in_work: list[ShardWriter] = []
 
     def run(self, shards: Iterable[Shard]) -> Iterator[tuple[str, int] | ShardRecord]:
         """Yield file name and bytes for every block that is written and digested, and a record for every shard."""
@@ -94,7 +95,11 @@ class _Pipeline:
 
     def close(self) -> None:
         """Stop all threads; what is not finished stays unfinished."""
-        for pool in (self._fetching, self._hashing_tensors, self._hashing_file, self._writing, self._finishing):
+        # Nobody waits for a network that stalls: a read ends with its time-out, a write when it is aborted.
+        self._fetching.shutdown(wait=False, cancel_futures=True)
+        for writer in list(self._in_work):
+            writer.abort()
+        for pool in (self._hashing_tensors, self._hashing_file, self._writing, self._finishing):
             pool.shutdown(cancel_futures=True)
 
     def _fetched(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Block, bytes]]:
@@ -110,6 +115,7 @@ class _Pipeline:
 
     def _start(self, shard: Shard) -> "_ShardInWork":
         work = _ShardInWork(shard, self._destination.open_shard(shard.file))
+        self._in_work.append(work.writer)
         header = shard_header(self._plan, shard)
         self._hashing_file.submit(work.file_sha256.update, header)
         self._writing.submit(work.write, header)
@@ -130,6 +136,7 @@ class _Pipeline:
         def finish() -> ShardRecord:
             record = ShardRecord(work.shard.file, size.result(), file.result(), tensors.result())
             work.writer.finish(record)
+            self._in_work.remove(work.writer)
             return record
 
         return self._finishing.submit(finish)

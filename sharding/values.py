@@ -150,6 +150,32 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class StagedJob:
+    """What a job leaves beside its staged shards, so that anybody who may can go on with it, or discard it.
+
+    `private` is the visibility that the result is meant to have, `created` whether the job made the repo itself;
+    both are None for a folder.
+    """
+
+    plan_id: str
+    source: RepoRef
+    max_shard_bytes: int
+    strategy: str
+    order: str
+    private: bool | None = None
+    created: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """What was removed of an unfinished job. `remark` is what could not be, and what is left to do."""
+
+    found: bool
+    repo_deleted: bool = False
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ShardRecord:
     """A finished shard: file size and SHA-256, and the SHA-256 of every tensor's bytes. Hashes in hex."""
 

@@ -14,7 +14,7 @@ from tests.conftest import ROOT, environment
 
 ROWS = [
     {"errors", "events", "limits", "protocols", "values", "sharding"},
-    {"files", "layout", "pace", "plan", "report", "schedule"},
+    {"files", "layout", "pace", "plan", "report", "schedule", "staging"},
     {"destination", "headers", "hub_destination", "hub_source", "meter", "source", "transfer", "verify"},
     {"places"},
     {"job"},
@@ -22,8 +22,9 @@ ROWS = [
 ]
 PARTS = {
     "destination": {"journal"},
+    "hub": {"retry"},
     "hub_destination": {"hub", "hub_writers"},
-    "hub_source": {"hub"},
+    "hub_source": {"hub", "retry"},
     "places": {"hub"},
     "job": {"hub"},
 }
@@ -115,7 +116,7 @@ def test_every_command_and_option_stands_in_the_readme() -> None:
         for option in [*param.opts, *param.secondary_opts]
         if option.startswith("-")
     }  # type: ignore[attr-defined]
-    assert names == {match[1] for match in re.finditer(r"^\| `(\w+) (?:SOURCE|--port)", readme, re.M)}
+    assert names == {match[1] for match in re.finditer(r"^\| `(\w+) (?:SOURCE|DESTINATION|--port)", readme, re.M)}
     assert options | {"--help", "-h"} == {match[0] for match in re.finditer(r"(?<=`)--?[a-z][a-z-]*(?=`)", readme)} - {
         "--samples"
     }
