@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from sharding.errors import SourceError
 from sharding.files import (
@@ -15,6 +14,7 @@ from sharding.files import (
 from sharding.layout import LENGTH_BYTES, header_end, parse_header
 from sharding.limits import HEADER_THREADS, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, format_bytes
 from sharding.protocols import Source
+from sharding.threads import readers
 from sharding.values import Checkpoint, FileEntry, Finding, Header, TensorEntry
 
 _FIRST_READ_BYTES = 64 << 10
@@ -32,7 +32,7 @@ def read_checkpoint(source: Source) -> Checkpoint:
     if INDEX_NAME in by_path:
         index = parse_index(read_small(source, by_path[INDEX_NAME], MAX_INDEX_BYTES))
     choice = choose_files(source.files, index)
-    with ThreadPoolExecutor(1 if source.folder else HEADER_THREADS, thread_name_prefix="headers") as pool:
+    with readers(1 if source.folder else HEADER_THREADS) as pool:
         headers = list(pool.map(lambda file: read_header(source, file), choice.weight_files))
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     _refuse_unusable(tensors)

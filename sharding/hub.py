@@ -82,12 +82,14 @@ class Hub:
 
     def has_xet(self, repo_id: str) -> bool:
         """Return whether files of `repo_id` are uploaded through Xet. Raises the client's errors."""
-        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub.errors import HfHubHTTPError
 
-        response = get_session().get(self._xet_url("write", repo_id, "main"), headers=self.headers)
-        if response.status_code != 404:
-            hf_raise_for_status(response)
-        return bool(response.status_code != 404)
+        try:
+            return bool(self._xet_access("write", repo_id, "main"))
+        except HfHubHTTPError as error:
+            if error.response.status_code == 404:
+                return False
+            raise
 
     def upload_to(self, repo_id: str, revision: str) -> Any:
         """Return a new upload commit of hf-xet for `repo_id`."""
@@ -112,19 +114,26 @@ class Hub:
                     break
         return text[:max_bytes]
 
-    def _xet_url(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> str:
-        from huggingface_hub.utils._xet import XetTokenType, xet_connection_info_refresh_url
+    def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
+        """Return how hf-xet reaches the store: asked for here, where a refusal is understood and tried again."""
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub.utils._xet import (
+            XetTokenType,
+            xet_connection_info_refresh_url,
+            xet_headers_without_auth,
+        )
 
-        url: str = xet_connection_info_refresh_url(
+        url = xet_connection_info_refresh_url(
             token_type=XetTokenType(kind), repo_id=repo_id, repo_type="model", revision=revision, endpoint=self.endpoint
         )
-        return url
-
-    def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
-        from huggingface_hub.utils._xet import xet_headers_without_auth
-
+        response = get_session().get(url, headers=self.headers)
+        hf_raise_for_status(response)
+        granted = response.json()
         return {
-            "token_refresh_url": self._xet_url(kind, repo_id, revision),
+            "endpoint": granted["casUrl"],
+            "token": granted["accessToken"],
+            "token_expiry_unix_secs": granted["exp"],
+            "token_refresh_url": url,
             "token_refresh_headers": self.headers,
             "custom_headers": xet_headers_without_auth(self.headers),
         }
@@ -183,6 +192,7 @@ _BY_STATUS = {
     400: ("The Hub does not accept it", "See its message above."),
     401: ("The login is not valid or has expired", f"Run the same command again after you {SIGN_IN}"),
     403: ("The login does not allow it", "Use a token that may write there, or another namespace."),
+    404: ("The Hub does not find it", "Check the name, and whether it has just been deleted."),
     409: ("It exists already, or was changed at the same moment", "Run again, or choose another name."),
     412: ("It has changed meanwhile", "Run the same command again; it goes on where it stopped."),
     413: ("It is larger than the Hub accepts", "Free some storage on the Hub, or choose a smaller shard size."),

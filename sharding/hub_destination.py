@@ -6,8 +6,8 @@ machine can go on from there. Publishing is one commit on `main`; the branch goe
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from threading import Semaphore
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from sharding.hub_writers import LfsShardWriter, XetShardWriter
 from sharding.limits import HEADER_THREADS, MAX_REPORT_BYTES
 from sharding.protocols import Source
 from sharding.staging import job_line, parse_job, parse_record, record_line
+from sharding.threads import readers
 from sharding.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 
 STAGING_BRANCH = "shard-my-repo-staging"
@@ -114,8 +115,8 @@ class HubDestination:
         """Start a shard: a stream through hf-xet, with nothing on the disk; without Xet, one temporary file."""
         writer: XetShardWriter | LfsShardWriter
         if self._has_xet:
-            repo_id = self.ref.repo_id
-            writer = XetShardWriter(lambda: self._hub.upload_to(repo_id, STAGING_BRANCH), file, self.finish)
+            start = partial(self._hub.upload_to, self.ref.repo_id, STAGING_BRANCH)
+            writer = XetShardWriter(lambda: self._ask(start), file, self.finish)
         else:
             self._one_at_a_time.acquire()
             writer = LfsShardWriter(self._upload_lfs, file, self.finish)
@@ -164,6 +165,7 @@ class HubDestination:
         A login that may create repos need not be one that may delete them: then the remark says so.
         """
         self._job = self._job or self.unfinished()
+        self._created = self._created or bool(self._job and self._job.created)
         if self._job is None and not self._created:
             return Discarded(found=False)
         repo_id, self._job = self.ref.repo_id, None
@@ -280,7 +282,7 @@ class HubDestination:
             )
         files = {file.path: file for file in self._list(STAGING_BRANCH)}
         paths = [path for path in files if path.startswith(RECORDS) and path != _JOB]
-        with ThreadPoolExecutor(HEADER_THREADS) as pool:
+        with readers(HEADER_THREADS) as pool:
             records = [parse_record(text) for text in pool.map(lambda path: self._read(STAGING_BRANCH, path), paths)]
         stored = {path: (file.lfs.sha256, file.size) for path, file in files.items() if file.lfs}
         return {

@@ -9,7 +9,6 @@ from typing import Any
 from sharding.errors import SourceError
 from sharding.hub import Hub
 from sharding.limits import (
-    BLOCK_BYTES,
     HUB_BLOCK_BYTES,
     MAX_FILES,
     READ_TIMEOUT_SECONDS,
@@ -105,7 +104,7 @@ class HubSource:
                 entry, response.status_code, response.headers.get("Content-Range", ""), start_byte, end_byte
             )
             missing = end_byte - start_byte
-            for chunk in response.iter_raw(BLOCK_BYTES):
+            for chunk in response.iter_raw():  # as it comes: what has come is not asked for again
                 missing -= len(chunk)
                 if missing < 0:
                     raise SourceError(f"The Hub sent more of {entry.path} than it was asked for.", "Run again later.")

@@ -114,7 +114,7 @@ class _Work:
             return [future.result() for future in futures]
         finally:
             self._stopped = True
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _spans(tensors: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:

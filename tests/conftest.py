@@ -1,22 +1,33 @@
 """Small checkpoints to work on, and the command line to run."""
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from safetensors.numpy import save_file
 
+if TYPE_CHECKING:
+    from tests.localhub.conftest import Server
+
 # Time is never asserted, and the machine of a test may be slow or busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).parent.parent
+HOME = Path(tempfile.mkdtemp(prefix="home-"))
+# Before huggingface_hub is imported, which reads it once: no login and no cache of this machine's own.
+os.environ["HF_HOME"] = str(HOME)
+atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -64,6 +75,23 @@ def run() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
         return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, **options)  # type: ignore[call-overload]
 
     yield run
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Callable[..., Server]"]:
+    """Start a loopback Hub with the options given; it is stopped at the end."""
+    from tests.localhub.conftest import Server
+
+    servers: list[Server] = []
+
+    def start(*options: str) -> "Server":
+        servers.append(Server(tmp_path_factory.mktemp("hub"), options).start())
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        if server.process and server.process.poll() is None:
+            server.stop()
 
 
 def environment() -> dict[str, str]:

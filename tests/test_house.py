@@ -15,15 +15,16 @@ from tests.conftest import ROOT, environment
 ROWS = [
     {"errors", "events", "limits", "protocols", "values", "sharding"},
     {"files", "layout", "pace", "plan", "report", "schedule", "staging"},
-    {"destination", "headers", "hub_destination", "hub_source", "meter", "source", "transfer", "verify"},
+    {"destination", "headers", "hub_destination", "hub_source", "meter", "source", "threads", "transfer", "verify"},
     {"places"},
     {"job"},
     {"cli", "terminal", "__main__"},
 ]
 PARTS = {
     "destination": {"journal"},
+    "headers": {"threads"},
     "hub": {"retry"},
-    "hub_destination": {"hub", "hub_writers"},
+    "hub_destination": {"hub", "hub_writers", "threads"},
     "hub_source": {"hub", "retry"},
     "places": {"hub"},
     "job": {"hub"},

@@ -20,26 +20,12 @@ from sharding.events import Planned, Published, ShardFinished, Verified
 from sharding.files import REPORT_NAME
 from sharding.hub_destination import STAGING_BRANCH
 from sharding.report import Report
-from tests.conftest import environment, listing, write_checkpoint
+from tests.conftest import HOME, environment, listing, write_checkpoint
+from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
-TOKEN = "hf_alice"
 KILLS = 10
-
-
-@pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Start a loopback Hub with the options given; it is stopped at the end."""
-    servers: list[Server] = []
-
-    def start(*options: str) -> Server:
-        servers.append(Server(tmp_path_factory.mktemp("hub"), options).start())
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -53,40 +39,23 @@ def name() -> str:
     return f"alice/model-{next(NUMBERS)}"
 
 
-def push(hub: Server, folder: Path, repo_id: str, token: str = TOKEN, **options: object) -> str:
-    """Upload a checkpoint as its author would."""
-    hub.api(token).create_repo(repo_id, **options)  # type: ignore[arg-type]
-    hub.api(token).upload_folder(repo_id=repo_id, folder_path=folder)
-    return repo_id
-
-
 @pytest.fixture
 def source(hub: Server, checkpoint: Path, name: str) -> str:
     return push(hub, checkpoint, f"{name}-source")
 
 
-def shard(
-    hub: Server, source: str, destination: str, size: str = "60kB", token: str | None = TOKEN, **options: object
-) -> Report:
-    *_, report = job.shard(source, destination, size, endpoint=hub.address, token=token, **options)  # type: ignore[arg-type]
-    assert isinstance(report, Report)
-    return report
-
-
-def files_of(hub: Server, repo_id: str, revision: str = "main") -> set[str]:
-    return set(hub.api().list_repo_files(repo_id, revision=revision))
-
-
-def branches(hub: Server, repo_id: str) -> set[str]:
-    return {branch.name for branch in hub.api().list_repo_refs(repo_id).branches}
-
-
-def exists(hub: Server, repo_id: str) -> bool:
-    return hub.api().repo_exists(repo_id)
-
-
-def download(hub: Server, repo_id: str, folder: Path) -> Path:
-    return Path(hub.api().snapshot_download(repo_id, local_dir=folder))
+@pytest.fixture(autouse=True)
+def nothing_stays_on_this_disk(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Every test here, whether its job succeeds or is refused, leaves no file where a job could put one."""
+    cwd, temporary = tmp_path_factory.mktemp("cwd"), tmp_path_factory.mktemp("temporary")
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    before = listing(HOME)
+    yield
+    assert listing(cwd) == listing(temporary) == {}
+    assert listing(HOME) == before
 
 
 def weights(folder: Path) -> dict[str, bytes]:

@@ -25,12 +25,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--oauth-seconds", type=int, default=8 * 3600, metavar="N", help="how long a login lasts; default: 8 hours"
     )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="break answers: KIND[:VALUE]@PATTERN[%%CHANCE][#TIMES], as sharding/localhub/faults.py says",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="for the chances of faults")
     options = parser.parse_args(arguments)
     orgs = {
         name: tuple(filter(None, members.split(","))) for name, _, members in (o.partition("=") for o in options.org)
     }
 
     # Late: what serves takes half a second to import, and --help needs none of it.
+    from starlette.middleware import Middleware
+
+    from sharding.localhub.faults import Faults, parse_fault
     from sharding.localhub.hub import Settings
     from sharding.localhub.server import serve
 
@@ -43,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         multipart_above_bytes=options.lfs_multipart_above,
         oauth_seconds=options.oauth_seconds,
     )
-    serve(options.port, options.folder, settings, options.samples)
+    middleware = []
+    if options.fault:
+        middleware.append(Middleware(Faults, [parse_fault(rule) for rule in options.fault], options.seed))
+    serve(options.port, options.folder, settings, options.samples, middleware)
 
 
 if __name__ == "__main__":

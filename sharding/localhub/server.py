@@ -71,7 +71,7 @@ def serve(
                 seed(hub, sys.stderr)
             config = uvicorn.Config(
                 make_app(hub, middleware),
-                log_level="warning",
+                log_level="critical" if middleware else "warning",
                 access_log=False,
                 lifespan="off",
                 timeout_keep_alive=_IDLE_SECONDS,

@@ -1,0 +1,138 @@
+"""Break answers on purpose, by rule: what networks, proxies and busy servers do now and then."""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Literal, cast
+
+import anyio
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+Kind = Literal["delay", "status", "cut", "short", "long", "corrupt", "stall", "whole"]
+
+_RULE = re.compile(
+    r"(?P<kind>delay|status|cut|short|long|corrupt|stall|whole)(:(?P<value>\d+(\.\d+)?))?"
+    r"@(?P<pattern>.+?)(%(?P<chance>[\d.]+))?(#(?P<times>\d+))?"
+)
+
+
+@dataclass(slots=True)
+class Fault:
+    """What to do to answers whose "METHOD path" `pattern` is found in: the next `left` of them (None: all).
+
+    `delay` waits `value` seconds before the request is carried out, `stall` in the middle of the answer's body.
+    `status` answers with that status and does nothing; with 429 and 503 goes Retry-After: 0. `cut` breaks the
+    connection after `value` bytes of the body, when the request has been carried out. `short` and `long` send
+    `value` bytes less and more, and say so; `corrupt` turns a bit in the middle; `whole` ignores a range.
+    """
+
+    kind: Kind
+    value: float
+    pattern: re.Pattern[str]
+    chance: float = 1.0
+    left: int | None = None
+
+
+def parse_fault(text: str) -> Fault:
+    """Return the fault that `KIND[:VALUE]@PATTERN[%CHANCE][#TIMES]` means. Raises ValueError.
+
+    >>> parse_fault("status:503@POST .*/commit/#2").left
+    2
+    """
+    match = _RULE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no fault: write KIND[:VALUE]@PATTERN[%CHANCE][#TIMES].")
+    return Fault(
+        cast(Kind, match["kind"]),
+        float(match["value"] or 0),
+        re.compile(match["pattern"]),
+        float(match["chance"] or 1),
+        int(match["times"]) if match["times"] else None,
+    )
+
+
+class ConnectionCut(Exception):  # noqa: N818 - it is no error of this program
+    """Makes the server drop the connection in the middle of an answer."""
+
+
+class Faults:
+    """Middleware that breaks answers by the rules given; the same `seed`, the same chances."""
+
+    def __init__(self, app: ASGIApp, rules: Sequence[Fault], seed: int = 0) -> None:
+        """Stand before `app`."""
+        self._app = app
+        self._rules = rules
+        self._random = random.Random(seed)
+        self._lock = Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on and its answer back, unless a rule says otherwise."""
+        for fault in self._due(scope) if scope["type"] == "http" else ():
+            match fault.kind:
+                case "delay":
+                    await anyio.sleep(fault.value)
+                case "status":
+                    status = int(fault.value)
+                    headers = {"Retry-After": "0"} if status in (429, 503) else {}
+                    return await JSONResponse({"error": "A fault on purpose."}, status, headers)(scope, receive, send)
+                case "whole":
+                    scope["headers"] = [line for line in scope["headers"] if line[0] != b"range"]
+                case _:
+                    send = _Breaker(send, fault)
+        await self._app(scope, receive, send)
+
+    def _due(self, scope: Scope) -> list[Fault]:
+        request = f"{scope['method']} {scope['path']}"
+        due = []
+        with self._lock:
+            for fault in self._rules:
+                if fault.left != 0 and fault.pattern.search(request) and self._random.random() < fault.chance:
+                    fault.left = None if fault.left is None else fault.left - 1
+                    due.append(fault)
+        return due
+
+
+class _Breaker:
+    """Passes the messages of one answer on, one of them broken."""
+
+    def __init__(self, send: Send, fault: Fault) -> None:
+        self._send = send
+        self._kind = fault.kind
+        self._value = fault.value
+        self._sent = 0
+        self._size = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=list(message["headers"]))
+            self._size = int(headers.get("content-length", 0))
+            if self._kind in ("short", "long", "cut"):
+                more = {"short": -min(self._value, self._size), "long": self._value, "cut": 1}[self._kind]
+                headers["content-length"] = str(int(self._size + more))
+            message = {**message, "headers": headers.raw}
+        elif message["type"] == "http.response.body":
+            message = {**message, "body": await self._broken(message.get("body", b""), message.get("more_body", False))}
+        await self._send(message)
+
+    async def _broken(self, data: bytes, more: bool) -> bytes:
+        start, self._sent = self._sent, self._sent + len(data)
+        middle = self._size // 2
+        match self._kind:
+            case "cut" if self._sent >= self._value or not more:
+                await self._send(
+                    {"type": "http.response.body", "body": data[: int(self._value) - start], "more_body": True}
+                )
+                raise ConnectionCut
+            case "short":
+                return data[: max(0, int(self._size - self._value) - start)]
+            case "long" if not more:
+                return data + bytes(int(self._value))
+            case "stall" if start <= middle < self._sent:
+                await anyio.sleep(self._value)
+            case "corrupt" if start <= middle < self._sent:
+                return data[: middle - start] + bytes([data[middle - start] ^ 1]) + data[middle - start + 1 :]
+        return data

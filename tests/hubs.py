@@ -1,0 +1,40 @@
+"""What tests do with a Hub: put a checkpoint there, shard it, look at what is there."""
+
+from pathlib import Path
+
+from sharding import job
+from sharding.report import Report
+from tests.localhub.conftest import Server
+
+TOKEN = "hf_alice"
+
+
+def push(hub: Server, folder: Path, repo_id: str, token: str = TOKEN, **options: object) -> str:
+    """Upload a checkpoint as its author would."""
+    hub.api(token).create_repo(repo_id, **options)  # type: ignore[arg-type]
+    hub.api(token).upload_folder(repo_id=repo_id, folder_path=folder)
+    return repo_id
+
+
+def shard(
+    hub: Server, source: str, destination: str, size: str = "60kB", token: str | None = TOKEN, **options: object
+) -> Report:
+    *_, report = job.shard(source, destination, size, endpoint=hub.address, token=token, **options)  # type: ignore[arg-type]
+    assert isinstance(report, Report)
+    return report
+
+
+def files_of(hub: Server, repo_id: str, revision: str = "main") -> set[str]:
+    return set(hub.api().list_repo_files(repo_id, revision=revision))
+
+
+def branches(hub: Server, repo_id: str) -> set[str]:
+    return {branch.name for branch in hub.api().list_repo_refs(repo_id).branches}
+
+
+def exists(hub: Server, repo_id: str) -> bool:
+    return hub.api().repo_exists(repo_id)
+
+
+def download(hub: Server, repo_id: str, folder: Path) -> Path:
+    return Path(hub.api().snapshot_download(repo_id, local_dir=folder, cache_dir=f"{folder}-cache"))
