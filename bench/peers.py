@@ -1,4 +1,4 @@
-"""What the others do, each as one process: load a model and save it again, or read headers with safetensors."""
+"""What the others do, each as one process: load and save a model, read headers, upload and download a repo."""
 
 import argparse
 from pathlib import Path
@@ -32,10 +32,25 @@ def read_headers(source: Path) -> dict[str, list[int]]:
     return shapes
 
 
+def upload(folder: Path, repo_id: str) -> None:
+    """Upload a folder to a new repo, as the Hub's library does it."""
+    from huggingface_hub import HfApi
+
+    HfApi().create_repo(repo_id)
+    HfApi().upload_folder(repo_id=repo_id, folder_path=folder)
+
+
+def download(repo_id: str, folder: Path) -> None:
+    """Download a repo into a folder, as the Hub's library does it."""
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(repo_id, local_dir=folder)
+
+
 def main() -> None:
     """Do one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["accelerate", "transformers", "headers"])
+    parser.add_argument("what", choices=["accelerate", "transformers", "headers", "upload", "download"])
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path, nargs="?")
     parser.add_argument("--max-shard-size", default="200MB")
@@ -47,6 +62,10 @@ def main() -> None:
             load_and_save_with_transformers(arguments.source, arguments.destination, arguments.max_shard_size)
         case "headers":
             print(len(read_headers(arguments.source)))
+        case "upload":
+            upload(arguments.source, str(arguments.destination))
+        case "download":
+            download(str(arguments.source), arguments.destination)
 
 
 if __name__ == "__main__":

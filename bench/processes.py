@@ -4,6 +4,7 @@ import resource
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,16 +36,25 @@ class Cost:
     samples: int
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The environment (None: this process's) and the working directory of a command."""
+
+    environment: Mapping[str, str] | None = None
+    folder: Path = ROOT
+
+
 class CommandFailed(Exception):
     """A command ended with another exit status than 0."""
 
 
-def run(command: tuple[str, ...], *, limit_bytes: int | None = None) -> Cost:
-    """Run `command` in the root of the project, its standard output thrown away.
+def run(command: tuple[str, ...], *, limit_bytes: int | None = None, surroundings: Surroundings | None = None) -> Cost:
+    """Run `command` in `surroundings` (the root of the project), its standard output thrown away.
 
     With `limit_bytes` it runs in a memory cgroup of that size, and failing in there is a result like any
     other. Raises CommandFailed where it fails without a limit, OSError where the limit cannot be set.
     """
+    around = surroundings or Surroundings()
     with ExitStack() as stack:
         cgroup = None
         if limit_bytes is not None or reason_for_none() is None:
@@ -52,7 +62,11 @@ def run(command: tuple[str, ...], *, limit_bytes: int | None = None) -> Cost:
         errors = stack.enter_context(tempfile.TemporaryFile())
         cpu_seconds, busy_seconds, started = _cpu_seconds(), _busy_seconds(), time.perf_counter()
         process = subprocess.Popen(
-            cgroup.enter(command) if cgroup else command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors
+            cgroup.enter(command) if cgroup else command,
+            cwd=around.folder,
+            env=around.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
         )
         with _Sampler(process.pid) as sampler:
             exit_status = process.wait()

@@ -1,41 +1,71 @@
-"""Show the whole job on a small model: build it, shard it, load both copies, let them generate."""
+"""Show the whole job offline: a Hub on this machine, a sample model on it, sharded, downloaded, loaded."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 
-from sharding.localhub.samples import build_mistral
-
+SOURCE, DESTINATION = "samples/mistral-60m", "demo/mistral-60m-sharded"
 SHARD_SIZE = "10MB"
 PROMPT = "Return the number of"
 NEW_TOKENS = 12
+USER = "demo"
 
 
 def main() -> None:
     """Work in the folder `demo`; exit with 1 if the two copies disagree."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    original, sharded = Path("./demo/mistral-60m"), Path("./demo/mistral-60m-sharded")
-    rmtree("demo", ignore_errors=True)
-    print(f"Building {original}: a Mistral with random weights in two files …", flush=True)
-    build_mistral(original)
-    command = ["shard", f"./{original}", f"./{sharded}", "--max-shard-size", SHARD_SIZE]
-    print(f"\n$ shard-my-repo {' '.join(command)}", flush=True)
-    subprocess.run([sys.executable, "-m", "sharding", *command], check=True)
-    print(f"\nLoading both with transformers, {NEW_TOKENS} tokens from each after {PROMPT!r}:")
-    texts = [_generate(folder) for folder in (original, sharded)]
-    for folder, text in zip((original, sharded), texts, strict=True):
-        print(f"  {folder.name:<22} {text!r}")
+    place = Path("demo")
+    rmtree(place, ignore_errors=True)
+    print("Starting a Hub on this machine, with sample models of random weights …", flush=True)
+    with _hub(place / "hub") as endpoint:
+        command = ["shard", SOURCE, DESTINATION, "--max-shard-size", SHARD_SIZE]
+        print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
+        env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": f"hf_{USER}", "HF_HOME": str(place / "home")}
+        subprocess.run([sys.executable, "-m", "sharding", *command], env=env, check=True)
+        print("\nDownloading both with huggingface_hub …", flush=True)
+        folders = [_download(repo_id, place, endpoint) for repo_id in (SOURCE, DESTINATION)]
+    print(f"Loading both with transformers, {NEW_TOKENS} tokens from each after {PROMPT!r}:")
+    texts = [_generate(folder) for folder in folders]
+    for folder, text in zip(folders, texts, strict=True):
+        print(f"  ./{str(folder):<27} {text!r}")
     print("They agree." if texts[0] == texts[1] else "They differ!")
     sys.exit(texts[0] != texts[1])
 
 
+@contextmanager
+def _hub(folder: Path) -> Iterator[str]:
+    """Yield the address of a Hub with samples, which stops at the end."""
+    command = [sys.executable, "-m", "sharding", "localhub", "--port", "0", "--folder", str(folder)]
+    command += ["--user", USER, "--samples"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hub:
+        assert hub.stdout
+        try:
+            word, _, address = hub.stdout.readline().strip().partition(" ")
+            if word != "ready":
+                sys.exit("The Hub did not start; its words stand above.")
+            yield address
+        finally:
+            hub.terminate()
+
+
+def _download(repo_id: str, place: Path, endpoint: str) -> Path:
+    os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
+    from huggingface_hub import snapshot_download
+
+    folder = place / repo_id.split("/")[1]
+    snapshot_download(repo_id, local_dir=folder, cache_dir=place / "home", endpoint=endpoint, token=f"hf_{USER}")
+    return folder
+
+
 def _generate(folder: Path) -> str:
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)

@@ -12,7 +12,7 @@ from sharding.files import (
     parse_index,
 )
 from sharding.layout import LENGTH_BYTES, header_end, parse_header
-from sharding.limits import HEADER_THREADS, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, format_bytes
+from sharding.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, format_bytes
 from sharding.protocols import Source
 from sharding.threads import readers
 from sharding.values import Checkpoint, FileEntry, Finding, Header, TensorEntry
@@ -32,8 +32,7 @@ def read_checkpoint(source: Source) -> Checkpoint:
     if INDEX_NAME in by_path:
         index = parse_index(read_small(source, by_path[INDEX_NAME], MAX_INDEX_BYTES))
     choice = choose_files(source.files, index)
-    with readers(1 if source.folder else HEADER_THREADS) as pool:
-        headers = list(pool.map(lambda file: read_header(source, file), choice.weight_files))
+    headers = read_headers(source, choice.weight_files)
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     _refuse_unusable(tensors)
     disagreements = compare_with_index(choice.index, tensors) if choice.index else []
@@ -50,8 +49,13 @@ def read_checkpoint(source: Source) -> Checkpoint:
     )
 
 
-def read_header(source: Source, file: FileEntry) -> Header:
-    """Return the parsed header of one file, reading no more of it than the header."""
+def read_headers(source: Source, files: Iterable[FileEntry]) -> list[Header]:
+    """Return the parsed headers of `files`, in order. Raises SourceError, HeaderError."""
+    with readers(source.ranges_at_once) as pool:
+        return list(pool.map(lambda file: _read_header(source, file), files))
+
+
+def _read_header(source: Source, file: FileEntry) -> Header:
     first = b"".join(source.read(file.path, 0, min(file.bytes, _FIRST_READ_BYTES)))
     end = header_end(first[:LENGTH_BYTES], file.bytes, file.path)
     if end > len(first):

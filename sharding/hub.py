@@ -1,5 +1,6 @@
 """Reach a Hub: one client for one token, answers in plain words, what may pass tried again."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sharding import __version__
 from sharding.errors import ShardingError
-from sharding.limits import ANSWER_TIMEOUT_SECONDS, XET_BUFFER_BYTES, keep_xet_logs_off_the_disk
+from sharding.limits import ANSWER_TIMEOUT_SECONDS, XET_BUFFER_BYTES, XET_UPLOADS_AT_ONCE, keep_xet_logs_off_the_disk
 from sharding.retry import may_pass, wait_to_retry
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Hub:
         self.endpoint = endpoint.rstrip("/")
         self.is_signed_in = token is not None
         self._token: str | Literal[False] = token or False  # False: not even the login saved on this machine
+        self._accesses: dict[str, dict[str, Any]] = {}
 
     @cached_property
     def api(self) -> "HfApi":
@@ -60,6 +62,8 @@ class Hub:
                 "reconstruction.download_buffer_limit": 2 * XET_BUFFER_BYTES,
                 "reconstruction.min_prefetch_buffer": XET_BUFFER_BYTES,
                 "reconstruction.min_reconstruction_fetch_size": XET_BUFFER_BYTES,
+                "client.ac_max_upload_concurrency": XET_UPLOADS_AT_ONCE,
+                "client.ac_initial_upload_concurrency": XET_UPLOADS_AT_ONCE,
             }
         )
         return XetSession(config)
@@ -80,12 +84,12 @@ class Hub:
                     tries += 1
                     wait_to_retry(error, tries)
 
-    def has_xet(self, repo_id: str) -> bool:
+    def has_xet(self, repo_id: str, revision: str) -> bool:
         """Return whether files of `repo_id` are uploaded through Xet. Raises the client's errors."""
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
-            return bool(self._xet_access("write", repo_id, "main"))
+            return bool(self._xet_access("write", repo_id, revision))
         except HfHubHTTPError as error:
             if error.response.status_code == 404:
                 return False
@@ -126,10 +130,13 @@ class Hub:
         url = xet_connection_info_refresh_url(
             token_type=XetTokenType(kind), repo_id=repo_id, repo_type="model", revision=revision, endpoint=self.endpoint
         )
+        access = self._accesses.get(url)
+        if access and access["token_expiry_unix_secs"] > time.time() + ANSWER_TIMEOUT_SECONDS:
+            return access
         response = get_session().get(url, headers=self.headers)
         hf_raise_for_status(response)
         granted = response.json()
-        return {
+        self._accesses[url] = {
             "endpoint": granted["casUrl"],
             "token": granted["accessToken"],
             "token_expiry_unix_secs": granted["exp"],
@@ -137,6 +144,11 @@ class Hub:
             "token_refresh_headers": self.headers,
             "custom_headers": xet_headers_without_auth(self.headers),
         }
+        return self._accesses[url]
+
+    def forget_access(self) -> None:
+        """Ask for new access to the store next time: what was granted may have expired."""
+        self._accesses.clear()
 
     @contextmanager
     def explained(self, repo_id: str, family: type[ShardingError]) -> Iterator[None]:

@@ -21,7 +21,7 @@ from sharding.events import Published
 from sharding.files import REPORT_NAME
 from sharding.hub import SIGN_IN, Hub
 from sharding.hub_writers import LfsShardWriter, XetShardWriter
-from sharding.limits import HEADER_THREADS, MAX_REPORT_BYTES
+from sharding.limits import MAX_REPORT_BYTES, RANGES_AT_ONCE
 from sharding.protocols import Source
 from sharding.staging import job_line, parse_job, parse_record, record_line
 from sharding.threads import readers
@@ -55,6 +55,7 @@ class HubDestination:
         self._restart = restart
         self._job: StagedJob | None = None
         self._created = False
+        self._staging_seen = False
         self._finished: set[str] = set()
         self._parent: str | None = None
         self._stale: list[str] = []
@@ -88,6 +89,7 @@ class HubDestination:
         self._refuse_foreign(staged=STAGING_BRANCH in branches)
         if STAGING_BRANCH not in branches:
             return {}
+        self._staging_seen = True
         self._job = self._staged_job()
         self._created = bool(self._job and self._job.created)
         return {} if self._restart else self._staged_records(plan_id)
@@ -103,13 +105,13 @@ class HubDestination:
             self._ask(lambda: api.create_repo(repo_id, private=True, exist_ok=True))
             self._created = True
             self._parent = self._branches()["main"]
-        self._has_xet = self._ask(lambda: self._hub.has_xet(repo_id))
-        if self._finished:
-            return
-        self._job = replace(job, private=self._private, created=self._created)
-        self._delete_staging()
-        self._ask(lambda: api.create_branch(repo_id, branch=STAGING_BRANCH, revision=self._parent, exist_ok=True))
-        self._commit("Begin", [CommitOperationAdd(_JOB, job_line(self._job))])
+        if not self._finished:
+            if self._staging_seen:
+                self._delete_staging()
+            self._job = replace(job, private=self._private, created=self._created)
+            self._ask(lambda: api.create_branch(repo_id, branch=STAGING_BRANCH, revision=self._parent, exist_ok=True))
+            self._commit("Begin", [_small(_JOB, job_line(self._job))])
+        self._has_xet = self._ask(lambda: self._hub.has_xet(repo_id, STAGING_BRANCH))
 
     def open_shard(self, file: str) -> XetShardWriter | LfsShardWriter:
         """Start a shard: a stream through hf-xet, with nothing on the disk; without Xet, one temporary file."""
@@ -188,7 +190,7 @@ class HubDestination:
 
     def finish(self, record: ShardRecord, bytes_uploaded: int, bytes_deduplicated: int) -> None:
         """Commit a shard, whose bytes the Hub's store has, to the staging branch, with its record."""
-        line = CommitOperationAdd(f"{RECORDS}{record.file}.json", record_line(record))
+        line = _small(f"{RECORDS}{record.file}.json", record_line(record))
         self._commit(record.file, [_uploaded(record), line])
         self.bytes_uploaded += bytes_uploaded
         self.bytes_deduplicated += bytes_deduplicated
@@ -233,8 +235,14 @@ class HubDestination:
         )
 
     def _delete_staging(self) -> None:
-        if STAGING_BRANCH in self._branches():
-            self._ask(lambda: self._hub.api.delete_branch(self.ref.repo_id, branch=STAGING_BRANCH))
+        def delete() -> None:
+            try:
+                self._hub.api.delete_branch(self.ref.repo_id, branch=STAGING_BRANCH)
+            except HfHubHTTPError as error:
+                if error.response.status_code != 404:  # gone already: an earlier try may have arrived
+                    raise
+
+        self._ask(delete)
 
     def _show(self) -> str:
         try:
@@ -282,7 +290,7 @@ class HubDestination:
             )
         files = {file.path: file for file in self._list(STAGING_BRANCH)}
         paths = [path for path in files if path.startswith(RECORDS) and path != _JOB]
-        with readers(HEADER_THREADS) as pool:
+        with readers(RANGES_AT_ONCE) as pool:
             records = [parse_record(text) for text in pool.map(lambda path: self._read(STAGING_BRANCH, path), paths)]
         stored = {path: (file.lfs.sha256, file.size) for path, file in files.items() if file.lfs}
         return {
@@ -310,6 +318,13 @@ def _uploaded(record: ShardRecord) -> CommitOperationAdd:
     operation = CommitOperationAdd(record.file, b"")
     operation.upload_info = UploadInfo(record.bytes, b"", bytes.fromhex(record.sha256))
     operation._upload_mode, operation._is_uploaded, operation._should_ignore = "lfs", True, False
+    return operation
+
+
+def _small(path: str, data: bytes) -> CommitOperationAdd:
+    """Return the operation that commits a file of JSON, which no Hub keeps in its store: so none is asked."""
+    operation = CommitOperationAdd(path, data)
+    operation._upload_mode, operation._is_uploaded, operation._should_ignore = "regular", True, False
     return operation
 
 

@@ -10,7 +10,9 @@ from sharding.errors import SourceError
 from sharding.hub import Hub
 from sharding.limits import (
     HUB_BLOCK_BYTES,
+    HUB_JOIN_GAP_BYTES,
     MAX_FILES,
+    RANGES_AT_ONCE,
     READ_TIMEOUT_SECONDS,
     XET_LEAST_BYTES,
 )
@@ -20,28 +22,36 @@ from sharding.values import FileEntry, RepoRef
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
+def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource":
+    """Pin `repo_id` to the commit that `revision` (a branch, tag or commit; None: main) is at now.
+
+    Raises SourceError where it is not there, is gated, or the login does not reach it.
+    """
+    info = hub.ask(repo_id, SourceError, lambda: hub.api.model_info(repo_id, revision=revision))
+    assert info.sha
+    if info.gated:
+        hub.ask(repo_id, SourceError, lambda: hub.api.auth_check(info.id))
+    return HubSource(hub, RepoRef("hub", info.id, info.sha), is_private=bool(info.private or info.gated))
+
+
 class HubSource:
     """The files of a Hub repo at one commit. See `protocols.Source`."""
 
     folder: Path | None = None
 
-    def __init__(self, hub: Hub, repo_id: str, revision: str | None = None) -> None:
-        """Pin `repo_id` to the commit that `revision` (a branch, tag or commit; None: main) is at now.
-
-        Raises SourceError where it is not there, is gated, or the login does not reach it.
-        """
-        self._hub = hub
+    def __init__(self, hub: Hub, ref: RepoRef, *, is_private: bool | None = None) -> None:
+        """Read what `ref` names: a repo at a revision that does not move. Raises SourceError."""
+        self.ref = ref
+        self.is_private = is_private
         self.block_bytes = HUB_BLOCK_BYTES
+        self.join_gap_bytes = HUB_JOIN_GAP_BYTES
+        self.ranges_at_once = RANGES_AT_ONCE
+        self._hub = hub
         self._lock = Lock()
         self._group: Any = None
         self.requests = 0
         self.bytes_read = 0
-        info = hub.ask(repo_id, SourceError, lambda: hub.api.model_info(repo_id, revision=revision))
-        assert info.sha
-        self.ref = RepoRef("hub", info.id, info.sha)
-        self.is_private: bool | None = bool(info.private or info.gated)
-        hub.ask(repo_id, SourceError, lambda: hub.api.auth_check(info.id))
-        self.files = tuple(hub.ask(repo_id, SourceError, self._list))
+        self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list))
         self._by_path = {file.path: file for file in self.files}
 
     def path(self, file: str) -> None:
@@ -71,7 +81,8 @@ class HubSource:
                 except Exception as error:
                     if not (may_pass(error) or isinstance(error, PermissionError)):
                         raise
-                    self._group = None  # its token may have expired
+                    self._group = None
+                    self._hub.forget_access()
                     tries += 1
                     wait_to_retry(error, tries)
 

@@ -13,7 +13,7 @@ from sharding import __version__
 from sharding.errors import DestinationError, ShardingError, SourceError
 from sharding.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.files import DIGESTS_NAME, INDEX_NAME, REPORT_NAME
-from sharding.headers import read_checkpoint, read_header, read_small
+from sharding.headers import read_checkpoint, read_headers, read_small
 from sharding.hub import Hub
 from sharding.limits import DEFAULT_MAX_SHARD_SIZE, MAX_REPORT_BYTES, hub_endpoint, parse_bytes
 from sharding.meter import Meter
@@ -217,10 +217,11 @@ def _verify_staged(
             problems.extend(check_structure(path, shard, plan.metadata))
     found: dict[str, TensorDigest] = {}
     if not problems:
-        headers = [read_header(staged, FileEntry(record.file, record.bytes)) for record in records.values()]
+        headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
         found = yield from digest_tensors(staged, [tensor for header in headers for tensor in header.tensors])
         problems.extend(compare(expected_digests(plan.shards, records), found))
-    method = "read again: structure by safetensors, the SHA-256 of every tensor compared with the source's"
+    structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
+    method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's"
     return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems))
 
 

@@ -49,9 +49,6 @@ BLOCKS_AHEAD = 3
 BLOCKS_BEHIND = 3
 """Blocks that hashing and writing may still hold. With BLOCKS_AHEAD this bounds the memory of a job."""
 
-SHARDS_BEHIND = 1
-"""Written shards that may still be on their way to the disk or into a commit: what a kill makes a job repeat."""
-
 FLUSH_BYTES = 32 << 20
 """Dirty bytes after which write-back is started, so that the sync at the end of a shard is short."""
 
@@ -72,14 +69,20 @@ DEFAULT_MAX_SHARD_SIZE = "5GB"
 XET_BUFFER_BYTES = 64 << 20
 """What hf-xet may fetch ahead; its own defaults buffer gigabytes."""
 
+XET_UPLOADS_AT_ONCE = 2
+"""Packages of up to 64 MB that hf-xet may have on their way to the store, each in memory; by itself up to 64."""
+
 XET_LEAST_BYTES = 128 << 10
 """Shorter ranges (headers, configurations) are quicker over plain HTTP than through a reconstruction."""
 
 HUB_BLOCK_BYTES = 8 << 20
 """What one request to a Hub asks for: a few dozen requests a shard, and as many buffers as memory allows."""
 
-HEADER_THREADS = 16
-"""Headers asked for side by side: kilobytes each, so only the round trips count."""
+HUB_JOIN_GAP_BYTES = 512 << 10
+"""The same as JOIN_GAP_BYTES for a Hub, where a request costs a round trip: tens of milliseconds."""
+
+RANGES_AT_ONCE = 32
+"""Ranges of one block, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
 
 NETWORK_TRIES = 6
 NETWORK_WAIT_SECONDS = 0.25

@@ -39,9 +39,9 @@ def open_source(text: str, hub: Hub) -> Source:
     place = parse_repo(text)
     if place is None:
         raise SourceError(f"{text!r} is neither a folder nor the name of a repo.", "Write ./folder or owner/name.")
-    from sharding.hub_source import HubSource
+    from sharding.hub_source import open_repo
 
-    return HubSource(hub, *place)
+    return open_repo(hub, *place)
 
 
 def open_destination(
@@ -83,5 +83,5 @@ def open_staged(destination: Destination, files: list[str], hub: Hub) -> Source:
     if isinstance(staged, RepoRef):
         from sharding.hub_source import HubSource
 
-        return HubSource(hub, staged.repo_id, staged.revision)
+        return HubSource(hub, staged)
     return FolderSource(destination.ref.repo_id, staged)

@@ -18,6 +18,10 @@ class Source(Protocol):
     """Whether it is hidden from some: private or gated. None for a folder."""
     block_bytes: int
     """How much to ask for at a time."""
+    join_gap_bytes: int
+    """Ranges closer than this are read as one."""
+    ranges_at_once: int
+    """How many ranges to ask for side by side."""
     files: tuple[FileEntry, ...]
     requests: int
     bytes_read: int

@@ -9,7 +9,7 @@ from stat import S_ISREG
 from threading import Lock
 
 from sharding.errors import SourceError
-from sharding.limits import BLOCK_BYTES, MAX_FILES
+from sharding.limits import BLOCK_BYTES, JOIN_GAP_BYTES, MAX_FILES
 from sharding.values import FileEntry, RepoRef
 
 _NOT_REPO = {".git", ".cache", "__pycache__"}
@@ -28,6 +28,8 @@ class FolderSource:
         """
         self.folder = folder
         self.block_bytes = BLOCK_BYTES
+        self.join_gap_bytes = JOIN_GAP_BYTES
+        self.ranges_at_once = 1
         self.is_private: bool | None = None
         self.requests = 0
         self.bytes_read = 0

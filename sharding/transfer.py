@@ -10,21 +10,19 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from functools import partial
 
 from sharding.events import Progress, ShardFinished
 from sharding.limits import (
     BLOCKS_AHEAD,
     BLOCKS_BEHIND,
-    JOIN_GAP_BYTES,
-    SHARDS_BEHIND,
     THREADS,
 )
 from sharding.pace import Pace
 from sharding.plan import shard_header
 from sharding.protocols import Destination, ShardWriter, Source
 from sharding.schedule import read_blocks
-from sharding.values import Block, Plan, Shard, ShardRecord
+from sharding.values import Block, ByteRange, Plan, Shard, ShardRecord
 
 _EMPTY_SHA256 = hashlib.sha256().hexdigest()
 _END_OF_SHARD = Block((), ())
@@ -64,6 +62,7 @@ class _Pipeline:
         self._plan = plan
         self._source = source
         self._destination = destination
+        self._asking = ThreadPoolExecutor(source.ranges_at_once, thread_name_prefix="range")
         self._fetching = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         # One thread each: what is submitted to it is done in order.
         self._hashing_tensors = ThreadPoolExecutor(1, thread_name_prefix="tensor-digests")
@@ -74,29 +73,24 @@ class _Pipeline:
 
     def run(self, shards: Iterable[Shard]) -> Iterator[tuple[str, int] | ShardRecord]:
         """Yield file name and bytes for every block that is written and digested, and a record for every shard."""
-        blocks_behind: deque[tuple[str, int, list[Future[None]]]] = deque()
-        shards_behind: deque[Future[ShardRecord]] = deque()
+        behind: deque[tuple[str, int, list[Future[None]]]] = deque()
         work = None
         for shard, block, data in self._fetched(shards):
             work = work or self._start(shard)
+            if block is not _END_OF_SHARD:
+                behind.append((shard.file, len(data), self._spread(work, block, data)))
+            while behind and (len(behind) > BLOCKS_BEHIND or block is _END_OF_SHARD):
+                yield _wait(*behind.popleft())
             if block is _END_OF_SHARD:
-                shards_behind.append(self._end(work))
+                # Waited for, so that a kill makes a job repeat one shard at most.
+                yield self._end(work).result()
                 work = None
-            else:
-                blocks_behind.append((shard.file, len(data), self._spread(work, block, data)))
-            while len(blocks_behind) > BLOCKS_BEHIND:
-                yield _wait(*blocks_behind.popleft())
-            while shards_behind and (shards_behind[0].done() or len(shards_behind) > SHARDS_BEHIND):
-                yield shards_behind.popleft().result()
-        for behind in blocks_behind:
-            yield _wait(*behind)
-        for record in shards_behind:
-            yield record.result()
 
     def close(self) -> None:
         """Stop all threads; what is not finished stays unfinished."""
         # Nobody waits for a network that stalls: a read ends with its time-out, a write when it is aborted.
-        self._fetching.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._fetching, self._asking):
+            pool.shutdown(wait=False, cancel_futures=True)
         for writer in list(self._in_work):
             writer.abort()
         for pool in (self._hashing_tensors, self._hashing_file, self._writing, self._finishing):
@@ -105,13 +99,28 @@ class _Pipeline:
     def _fetched(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Block, bytes]]:
         ahead: deque[tuple[Shard, Block, Future[bytes]]] = deque()
         for shard in shards:
-            for block in chain(read_blocks(shard.tensors, self._source.block_bytes, JOIN_GAP_BYTES), [_END_OF_SHARD]):
-                ahead.append((shard, block, self._fetching.submit(_fetch, self._source, block)))
+            for block in self._blocks(shard):
+                ahead.append((shard, block, self._fetching.submit(self._fetch, block)))
                 if len(ahead) > BLOCKS_AHEAD:
                     shard_, block_, data = ahead.popleft()
                     yield shard_, block_, data.result()
         for shard, block, data in ahead:
             yield shard, block, data.result()
+
+    def _blocks(self, shard: Shard) -> Iterator[Block]:
+        yield from read_blocks(shard.tensors, self._source.block_bytes, self._source.join_gap_bytes)
+        yield _END_OF_SHARD
+
+    def _fetch(self, block: Block) -> bytes:
+        """Return the bytes of a block's pieces, one after another."""
+        several = len(block.ranges) > 1 and self._source.ranges_at_once > 1
+        read = partial(_read, self._source)
+        buffers = list((self._asking.map if several else map)(read, block.ranges))
+        if len(buffers) == 1 and _in_place(block, len(buffers[0])):
+            return buffers[0]
+        return b"".join(
+            memoryview(buffers[piece.range_index])[piece.start_byte : piece.end_byte] for piece in block.pieces
+        )
 
     def _start(self, shard: Shard) -> "_ShardInWork":
         work = _ShardInWork(shard, self._destination.open_shard(shard.file))
@@ -176,15 +185,9 @@ class _ShardInWork:
         self._tensor, self._tensor_sha256 = name, hashlib.sha256()
 
 
-def _fetch(source: Source, block: Block) -> bytes:
-    """Return the bytes of a block's pieces, one after another."""
-    buffers = []
-    for part in block.ranges:
-        chunks = list(source.read(part.file, part.start_byte, part.end_byte))
-        buffers.append(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-    if len(buffers) == 1 and _in_place(block, len(buffers[0])):
-        return buffers[0]
-    return b"".join(memoryview(buffers[piece.range_index])[piece.start_byte : piece.end_byte] for piece in block.pieces)
+def _read(source: Source, part: ByteRange) -> bytes:
+    chunks = list(source.read(part.file, part.start_byte, part.end_byte))
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _in_place(block: Block, size: int) -> bool:

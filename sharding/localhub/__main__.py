@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="RULE",
         help="break answers: KIND[:VALUE]@PATTERN[%%CHANCE][#TIMES], as sharding/localhub/faults.py says",
     )
+    parser.add_argument("--access-log", action="store_true", help="print a line for every request on standard output")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="for the chances of faults")
     options = parser.parse_args(arguments)
     orgs = {
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     middleware = []
     if options.fault:
         middleware.append(Middleware(Faults, [parse_fault(rule) for rule in options.fault], options.seed))
-    serve(options.port, options.folder, settings, options.samples, middleware)
+    serve(options.port, options.folder, settings, options.samples, middleware, access_log=options.access_log)
 
 
 if __name__ == "__main__":

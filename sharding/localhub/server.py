@@ -53,7 +53,13 @@ def make_app(hub: Hub, middleware: Sequence[Middleware] = ()) -> ASGIApp:
 
 
 def serve(
-    port: int, folder: Path, settings: Settings, samples: bool = False, middleware: Sequence[Middleware] = ()
+    port: int,
+    folder: Path,
+    settings: Settings,
+    samples: bool = False,
+    middleware: Sequence[Middleware] = (),
+    *,
+    access_log: bool = False,
 ) -> None:
     """Serve the Hub kept in `folder` until SIGTERM or SIGINT; port 0 takes a free one.
 
@@ -71,8 +77,8 @@ def serve(
                 seed(hub, sys.stderr)
             config = uvicorn.Config(
                 make_app(hub, middleware),
-                log_level="critical" if middleware else "warning",
-                access_log=False,
+                log_level="info" if access_log else "critical" if middleware else "warning",
+                access_log=access_log,
                 lifespan="off",
                 timeout_keep_alive=_IDLE_SECONDS,
                 timeout_graceful_shutdown=_GOODBYE_SECONDS,

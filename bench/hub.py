@@ -1,0 +1,80 @@
+"""Hub to Hub, and folder to an empty Hub, on 64 MB of disk, against the Hub library's upload and download."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from checkpoints import build_llama, weight_bytes
+from figures import Figure, anon_megabytes, print_figures, ratio, seconds
+from hubs import HubState, environment, serve
+from processes import ROOT, Cost
+from scratch import benchmark_arguments, scratch
+from state import State
+from turns import Contender, take_turns
+
+_HUB, _FOLDER = "ours, Hub to Hub", "ours, folder to an empty Hub"
+_UPLOAD, _DOWNLOAD = "upload_folder to an empty Hub", "snapshot_download"
+_SOURCE, _RESULT = "alice/source", "alice/result"
+_DISK_BYTES = 64_000_000
+
+
+def main() -> None:
+    """Build a checkpoint, put it on a Hub, run all in turn, print the table."""
+    parser = benchmark_arguments(__doc__, pairs=3)
+    parser.add_argument("--gigabytes", type=float, default=1.5, help="size of the random Llama (default: 1.5)")
+    parser.add_argument("--max-shard-size", default="200MB")
+    arguments = parser.parse_args()
+    with scratch(arguments.folder, int(arguments.gigabytes * 6e9)) as folder:
+        source = folder / "source"
+        build_llama(source, int(arguments.gigabytes * 1e9))
+        full = _fill(folder, source)
+        size = ("--max-shard-size", arguments.max_shard_size, "--json")
+        ours = (sys.executable, "-m", "sharding", "shard")
+        peer = (sys.executable, str(ROOT / "bench" / "peers.py"))
+        served = folder / "served"
+        downloaded = folder / "downloaded"
+        contenders = [
+            Contender(_HUB, (*ours, _SOURCE, _RESULT, *size), within=HubState(served, full, (), _DISK_BYTES)),
+            Contender(_FOLDER, (*ours, str(source), _RESULT, *size), within=HubState(served, None, (), _DISK_BYTES)),
+            Contender(_UPLOAD, (*peer, "upload", str(source), _RESULT), within=HubState(served)),
+            Contender(_DOWNLOAD, (*peer, "download", _SOURCE, str(downloaded)), within=HubState(served, full)),
+        ]
+        state = State((downloaded, served), (source,), int(arguments.gigabytes * 2e9))
+        costs = take_turns(contenders, arguments.pairs, state)
+        facts = [
+            f"A random bf16 Llama of {weight_bytes(source):,} bytes; ours into shards of {arguments.max_shard_size}, "
+            "read again and verified, on a staging branch first.",
+            f"Ours had HF_HOME, TMPDIR and the working directory on a file system of {_DISK_BYTES:,} bytes, in memory.",
+            "The loopback Hub's store is the one built into hf-xet: each client reads and writes it on the disk "
+            "itself, in its own process, so there is no network and its time includes the store's work.",
+            str(state),
+        ]
+        print_figures("Hub to Hub", _figures(costs), costs, facts, folder, ("huggingface_hub", "hf-xet"))
+
+
+def _fill(folder: Path, source: Path) -> Path:
+    """Return the folder of a Hub that has the source."""
+    full = folder / "full"
+    home = folder / "home"
+    with serve(full) as address:
+        command = [sys.executable, str(ROOT / "bench" / "peers.py"), "upload", str(source), _SOURCE]
+        subprocess.run(command, env=dict(environment(address, home)), check=True)
+    shutil.rmtree(home, ignore_errors=True)
+    return full
+
+
+def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
+    both = [one + other for one, other in zip(seconds(costs[_DOWNLOAD]), seconds(costs[_UPLOAD]), strict=True)]
+    return [
+        ratio(f"time, {_HUB} to {_DOWNLOAD} + upload_folder", seconds(costs[_HUB]), both, "less than 1"),
+        ratio(f"time, {_FOLDER} to upload_folder", seconds(costs[_FOLDER]), seconds(costs[_UPLOAD])),
+        *(
+            Figure(f"peak anonymous memory, {title}", anon_megabytes(costs[title]), "{:.1f} MB", "at most 400 MB")
+            for title in (_HUB, _FOLDER)
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    main()
