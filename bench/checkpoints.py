@@ -40,9 +40,9 @@ def build_llama(folder: Path, weight_bytes: int) -> None:
     _build("llama", folder, "--bytes", weight_bytes)
 
 
-def build_sparse(folder: Path, files: int, tensors: int) -> None:
-    """Write `files` files that hold `tensors` tensors together: headers, and holes for the weights."""
-    _build("sparse", folder, "--files", files, "--tensors", tensors)
+def build_sparse(folder: Path, files: int, tensors: int, width: int = 2048) -> None:
+    """Write `files` files that hold `tensors` tensors, one side of each `width`: headers, and holes for the weights."""
+    _build("sparse", folder, "--files", files, "--tensors", tensors, "--width", width)
 
 
 def weight_bytes(folder: Path) -> int:
@@ -116,7 +116,7 @@ def _in_two_files(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
     return files
 
 
-def _write_sparse(folder: Path, files: int, tensors: int) -> None:
+def _write_sparse(folder: Path, files: int, tensors: int, width: int) -> None:
     folder.mkdir(parents=True)
     config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": files}
     (folder / "config.json").write_text(json.dumps(config))
@@ -124,7 +124,7 @@ def _write_sparse(folder: Path, files: int, tensors: int) -> None:
     for layer in range(files):
         count = tensors // files + (layer < tensors % files)
         parts[f"model-{layer + 1:05d}-of-{files:05d}.safetensors"] = sorted(
-            (_expert(layer, number) for number in range(count)), key=lambda tensor: tensor.name
+            (_expert(layer, number, width) for number in range(count)), key=lambda tensor: tensor.name
         )
     for name, part in parts.items():
         with open(folder / name, "wb") as stream:
@@ -133,9 +133,10 @@ def _write_sparse(folder: Path, files: int, tensors: int) -> None:
     _write_index(folder, parts)
 
 
-def _expert(layer: int, number: int) -> Tensor:
-    """Return one of the three matrices of an expert, 3 MiB, named as in Qwen3-MoE."""
-    projection, shape = (("down", (2048, 768)), ("gate", (768, 2048)), ("up", (768, 2048)))[number % 3]
+def _expert(layer: int, number: int, width: int) -> Tensor:
+    """Return one of the three matrices of an expert, 3 MiB at a width of 2048, named as in Qwen3-MoE."""
+    projection = ("down", "gate", "up")[number % 3]
+    shape = (width, width * 3 // 8) if projection == "down" else (width * 3 // 8, width)
     return Tensor(f"model.layers.{layer}.mlp.experts.{number // 3}.{projection}_proj.weight", shape)
 
 
@@ -171,13 +172,14 @@ def main() -> None:
     sparse = kinds.add_parser("sparse", help="real headers, holes for the weights")
     sparse.add_argument("--files", type=int, default=200)
     sparse.add_argument("--tensors", type=int, default=100_000)
+    sparse.add_argument("--width", type=int, default=2048)
     for kind in (llama, sparse):
         kind.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     if arguments.kind == "llama":
         _write_llama(arguments.folder, arguments.bytes)
     else:
-        _write_sparse(arguments.folder, arguments.files, arguments.tensors)
+        _write_sparse(arguments.folder, arguments.files, arguments.tensors, arguments.width)
 
 
 if __name__ == "__main__":

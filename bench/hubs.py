@@ -1,9 +1,11 @@
 """Loopback Hubs to measure against, and a small disk to work on."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from pathlib import Path
 from processes import ROOT, Surroundings
 
 TOKEN = "hf_alice"
+
+_READY = re.compile(r"^ready (\S+)$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +53,18 @@ class HubState:
 def serve(folder: Path, options: Sequence[str] = (), log: Path | None = None) -> Iterator[str]:
     """Yield the address of a loopback Hub kept in `folder`."""
     command = [sys.executable, "-m", "sharding.localhub", "--folder", str(folder), *options]
+    said = log or folder.with_name(f"{folder.name}.log")
     if log:
         command.append("--access-log")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, bufsize=1) as process:
-        assert process.stdout
-        word, _, address = next(line for line in process.stdout if line.startswith("ready")).strip().partition(" ")
+    with open(said, "wb") as output, subprocess.Popen(command, stdout=output, cwd=ROOT) as process:
         try:
-            yield address
+            while not (ready := _READY.search(said.read_text())):
+                if process.poll() is not None:
+                    raise RuntimeError("The loopback Hub did not start.")
+                time.sleep(0.05)
+            yield ready[1]
         finally:
             process.terminate()
-            requests = process.stdout.read()
-            if log:
-                log.write_text(requests)
 
 
 def environment(address: str, home: Path) -> Mapping[str, str]:

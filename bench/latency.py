@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--small-tensors", type=int, default=10_000, help="in the one file of the job")
     arguments = parser.parse_args()
     with scratch(arguments.folder, 8_000_000_000) as folder:
-        build_sparse(folder / "many", arguments.files, arguments.tensors)
+        build_sparse(folder / "many", arguments.files, arguments.tensors, width=8)
         _build_small(folder / "small", arguments.small_tensors)
         full = folder / "full"
         with serve(full) as address:
