@@ -5,6 +5,7 @@ ShardingError                 the family; `str(error)` is the sentence, `error.h
 ├── SourceError               the checkpoint cannot be read: missing, truncated, corrupt, changed meanwhile
 │   └── HeaderError           a safetensors header that the safetensors reader would refuse as well
 ├── DestinationError          the result cannot be written: occupied, no room, read-only
+├── Refused                   this machine does not take the job: it is busy, the job too large, or somebody else's
 └── Cancelled                 somebody asked to stop; what is finished stays and is resumed; exit status 130
 
 Expected outcomes are not in this tree: a tensor that differs is a `values.Mismatch`, and an oversized
@@ -40,6 +41,10 @@ class HeaderError(SourceError):
 
 class DestinationError(ShardingError):
     """The result cannot be written where it was asked for."""
+
+
+class Refused(ShardingError):
+    """The desk does not take a job, or does not let go of one."""
 
 
 class Cancelled(ShardingError):

@@ -60,9 +60,23 @@ def plan(
 
     Reads no weights and writes nothing. Raises UsageError, SourceError.
     """
-    limit = parse_bytes(max_shard_size)
+    parse_bytes(max_shard_size)  # before anything is asked of a Hub
     checkpoint = inspect(source, endpoint=endpoint, token=token)
-    return checkpoint, _plan(checkpoint, limit, strategy, order)
+    return checkpoint, plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
+
+
+def plan_checkpoint(
+    checkpoint: Checkpoint, max_shard_size: str, *, strategy: Strategy = "size", order: Order = "natural"
+) -> Plan:
+    """Return which shards of at most `max_shard_size` a checkpoint would be cut into. Pure. Raises UsageError."""
+    return plan_shards(
+        checkpoint.tensors,
+        parse_bytes(max_shard_size),
+        strategy=strategy,
+        order=order,
+        metadata=checkpoint.metadata,
+        total_parameters=checkpoint.total_parameters,
+    )
 
 
 def shard(
@@ -88,7 +102,7 @@ def shard(
     a folder that this tool did not write, `restart` discards what an earlier run left.
     Raises UsageError, SourceError, DestinationError.
     """
-    limit = parse_bytes(max_shard_size)
+    parse_bytes(max_shard_size)  # before anything is asked of a Hub
     hub = Hub(endpoint or hub_endpoint(), token)
     origin = open_source(source, hub)
     hidden = origin.is_private is not False if private is None else private
@@ -100,7 +114,7 @@ def shard(
     target = open_destination(destination, hub, origin, private=hidden, overwrite=overwrite, restart=restart)
     with Meter() as meter, closing(target):
         checkpoint = read_checkpoint(origin)
-        plan = _plan(checkpoint, limit, strategy, order)
+        plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, origin.ref)
@@ -160,17 +174,6 @@ def verify(
             digests.append((yield from digest_tensors(source, checkpoint.tensors)))
     method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
     yield Verified(Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, compare(*digests)))
-
-
-def _plan(checkpoint: Checkpoint, max_shard_bytes: int, strategy: Strategy, order: Order) -> Plan:
-    return plan_shards(
-        checkpoint.tensors,
-        max_shard_bytes,
-        strategy=strategy,
-        order=order,
-        metadata=checkpoint.metadata,
-        total_parameters=checkpoint.total_parameters,
-    )
 
 
 @contextmanager

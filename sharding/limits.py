@@ -5,7 +5,9 @@ Sizes are decimal as on the Hub: "200MB" is 200 * 10**6 bytes. "MiB" and "GiB" a
 
 import os
 import re
+import tempfile
 from decimal import Decimal
+from pathlib import Path
 
 from sharding.errors import UsageError
 
@@ -97,6 +99,49 @@ ANSWER_TIMEOUT_SECONDS = 100
 LONGEST_WAIT_SECONDS = 300
 """What a server may ask for with Retry-After: the Hub counts requests in windows of five minutes."""
 
+# --- Many visitors on one machine -----------------------------------------------------------------------
+
+KEEP_SECONDS = 24 * 3600
+"""How long what a job said is kept, so that its link works again the next day."""
+
+SHARED_JOB_BYTES = 50_000_000_000
+"""Largest job of a visitor on somebody else's Space: others wait behind it. One's own Space has no such limit."""
+
+EVENT_BYTES = 64_000_000
+"""Longest event of a job: a plan of 100,000 tensors prints about 20 MB."""
+
+EVENTS_BYTES = 4 * EVENT_BYTES
+"""All that a job may say: a plan, a report, and days of progress once a second."""
+
+LOG_LINES = 500
+"""What a visitor may want to read of a job; the oldest go first."""
+
+STDERR_BYTES = 8 << 10
+"""Enough of what a broken job printed to see why."""
+
+STOP_SECONDS = 5.0
+"""A job that was told to end gets this long to do so before it is killed."""
+
+SILENT_SECONDS = 30 * 60
+"""A job that has said nothing for so long hangs; the longest pause in a sound one is the commit at its end."""
+
+JOBS_REMEMBERED = 100
+"""Finished jobs whose cost forecasts rest on."""
+
+SWEEP_SECONDS = 60.0
+"""How often the desk looks for what may be thrown away."""
+
+PROGRESS_KEPT_SECONDS = 1.0
+"""Progress is kept once a second; the newest is always in memory."""
+
+VIEW_SECONDS = 0.2
+"""Shortest time between two views of a job: nobody reads faster."""
+
+CACHED_SECONDS = 10 * 60
+CACHED_CHECKPOINTS = 64
+CACHED_TENSORS = 300_000
+"""Headers are read again after ten minutes; a hundred thousand tensors take about 50 MB of memory."""
+
 # --- Units --------------------------------------------------------------------------------------------
 
 _UNITS = {
@@ -164,3 +209,47 @@ def hub_token() -> str | None:
 def keep_xet_logs_off_the_disk() -> None:
     """Tell hf-xet, before it is imported, to write no log files; it reads no other setting for that."""
     os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
+
+
+def space_host() -> str | None:
+    """Return whose Space this is, if it is one: SPACE_AUTHOR_NAME."""
+    return os.environ.get("SPACE_AUTHOR_NAME") if is_space() else None
+
+
+def is_space() -> bool:
+    """Return whether this is a Space of the Hub: SPACE_ID is set there."""
+    return bool(os.environ.get("SPACE_ID"))
+
+
+def jobs_at_once() -> int:
+    """Return how many jobs run side by side: SHARD_JOBS_AT_ONCE, or 1. Raises UsageError."""
+    text = os.environ.get("SHARD_JOBS_AT_ONCE", "1")
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise UsageError(f"SHARD_JOBS_AT_ONCE is {text!r}, which is no number of jobs.", "Set it to 1 or a few more.")
+    return int(text)
+
+
+def max_job_bytes() -> int | None:
+    """Return the largest job that a visitor may start: SHARD_MAX_JOB_SIZE; without it 50 GB on a Space, else no limit.
+
+    Raises UsageError.
+    """
+    text = os.environ.get("SHARD_MAX_JOB_SIZE")
+    return parse_bytes(text) if text else SHARED_JOB_BYTES if is_space() else None
+
+
+def desk_folder() -> Path:
+    """Return where the desk keeps what jobs say: SHARD_FOLDER, or a folder of this user among the temporary ones."""
+    text = os.environ.get("SHARD_FOLDER")
+    return Path(text) if text else Path(tempfile.gettempdir()) / f"shard-my-repo-{os.getuid()}"
+
+
+def child_environment() -> dict[str, str]:
+    """Return the few variables that a job's process inherits: none that could hold a secret of this one."""
+    return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+
+
+_INHERITED = (
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST", "PYTHONWARNINGS"),
+)

@@ -1,0 +1,245 @@
+"""Run jobs for many visitors: one child process a job, in a queue, seen and stopped by their owners only."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from threading import Condition, Event, Thread
+from types import TracebackType
+from typing import Self
+
+from sharding import job
+from sharding.desk.child import kill_stray
+from sharding.desk.forecast import bytes_per_second, seconds_until_start
+from sharding.desk.history import History
+from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobView, Settings, new_job_id
+from sharding.desk.plans import Headers
+from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
+from sharding.desk.shelf import Shelf
+from sharding.errors import Refused
+from sharding.limits import JOBS_REMEMBERED, SILENT_SECONDS, SWEEP_SECONDS, VIEW_SECONDS, format_bytes
+from sharding.lookup import Lookup
+from sharding.plan import Order, Strategy
+from sharding.values import Checkpoint, Plan
+
+
+class Desk:
+    """Takes jobs, runs them in turn, and tells their owners how they are. A context: leaving it ends the jobs.
+
+    A job whose desk is closed or dies is interrupted: what it staged on the Hub stays and can be resumed.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        """Begin work in `settings.folder`. `clock` tells seconds since 1970. Raises Refused where another desk is."""
+        self._settings = settings
+        self._clock = clock
+        self._shelf = Shelf(settings.folder)
+        self._jobs: dict[str, ActiveJob] = {}
+        self._finished: deque[JobRecord] = deque(maxlen=JOBS_REMEMBERED)
+        self._changed = Condition()
+        self._changes = 0
+        self._closing = Event()
+        self._headers = Headers(settings.endpoint)
+        self._ended = lru_cache(maxsize=4)(self._read_ended)
+        self.lookup = Lookup(settings.endpoint)
+        self._runner = Runner(self._shelf, settings.endpoint, clock, self._changed, self._closing)
+        self._take_stock()
+        self.sweep()
+        self._workers = ThreadPoolExecutor(settings.jobs_at_once, thread_name_prefix="job")
+        self._sweeper = Thread(target=self._sweep_now_and_then, name="sweep", daemon=True)
+        self._sweeper.start()
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all jobs so that they can be resumed."""
+        self.close()
+
+    def close(self) -> None:
+        """End all jobs so that they can be resumed; return when they have ended."""
+        with self._changed:
+            self._closing.set()
+            for taken in self._jobs.values():
+                if taken.child:
+                    taken.child.stop()
+            self._changed.notify_all()
+        self._workers.shutdown()
+        self._sweeper.join()
+        self._shelf.close()
+
+    def plan(
+        self,
+        source: str,
+        max_shard_size: str,
+        strategy: Strategy = "size",
+        order: Order = "natural",
+        token: str | None = None,
+    ) -> tuple[Checkpoint, Plan]:
+        """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
+
+        Its headers are read once in a while; planning anew with another size reads nothing.
+        Raises UsageError, SourceError.
+        """
+        checkpoint = self._headers.read(self.lookup.link(source), token)
+        return checkpoint, job.plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
+
+    def submit(self, request: JobRequest, owner: str, token: str) -> str:
+        """Take a job of `owner`, who bears `token`; return its id.
+
+        Raises Refused where he has one already, another job writes to the same repo, or it is too large;
+        UsageError and SourceError where it cannot even be planned.
+        """
+        destination = self.lookup.repo_id(request.destination, owner)
+        self._refuse_busy(owner, destination)
+        checkpoint, plan = self.plan(request.source, request.max_shard_size, request.strategy, request.order, token)
+        limit = self._settings.max_job_bytes
+        if limit is not None and plan.total_bytes > limit and owner != self._settings.host:
+            size, most = format_bytes(plan.total_bytes), format_bytes(limit)
+            raise Refused(
+                f"The model has {size}; this shared machine takes up to {most}.",
+                "Duplicate this Space: your own takes models of any size.",
+            )
+        pinned = f"{checkpoint.source.repo_id}@{checkpoint.source.revision}"
+        request = replace(request, source=pinned, destination=destination)
+        record = JobRecord(new_job_id(destination), owner, request, plan.total_bytes, self._clock())
+        with self._changed:
+            self._refuse_busy(owner, destination)
+            self._shelf.save(record)
+            taken = self._jobs[record.id] = ActiveJob(record, token)
+            self._workers.submit(self._run, taken)
+        return record.id
+
+    def view(self, job_id: str, viewer: str | None) -> JobView | None:
+        """Return how a job is, or None where there is none of that id that is the viewer's."""
+        with self._changed:
+            if taken := self._jobs.get(job_id):
+                view: JobView | None = self._view(taken.record, taken.history)
+            else:
+                view = self._ended(job_id)
+        return view if view and view.owner == viewer else None
+
+    def watch(self, job_id: str, viewer: str | None) -> Iterator[JobView]:
+        """Yield how a job is, at once and at each change, until it has ended or the desk is closed."""
+        last = None
+        while view := self.view(job_id, viewer):
+            if view != last:
+                yield view
+            if view.state not in ACTIVE or self._closing.wait(VIEW_SECONDS):
+                return
+            last = view
+
+    def active_job(self, owner: str) -> JobView | None:
+        """Return the job of `owner` that is queued or runs, if there is one."""
+        with self._changed:
+            taken = next((taken for taken in self._jobs.values() if taken.record.owner == owner), None)
+            return self._view(taken.record, taken.history) if taken else None
+
+    @property
+    def queue_length(self) -> int:
+        """Jobs that are queued or run."""
+        return len(self._jobs)
+
+    def cancel(self, job_id: str, viewer: str | None) -> None:
+        """Stop a job and discard what it staged; it ends as "cancelled" a moment later.
+
+        Raises Refused where it is not the viewer's. A job that has ended stays as it is.
+        """
+        if self.view(job_id, viewer) is None:
+            raise Refused("You have no such job.", "Sign in as the one who started it.")
+        with self._changed:
+            taken = self._jobs.get(job_id)
+            if taken and taken.record.state != "cancelling":
+                taken.record = replace(taken.record, state="cancelling")
+                if taken.child:
+                    taken.child.stop()
+                else:  # It waits for its turn, and need not any more.
+                    self._runner.end(taken, "cancelled")
+                    self._settle(taken)
+
+    def sweep(self) -> None:
+        """Remove jobs that ended long ago, and end those that hang."""
+        now = self._clock()
+        self._shelf.sweep(now - self._settings.keep_seconds)
+        self._ended.cache_clear()
+        with self._changed:
+            for taken in self._jobs.values():
+                if taken.child and now - taken.heard > SILENT_SECONDS:
+                    taken.history.say("Nothing has been heard of it for too long.", now)
+                    taken.child.stop()
+
+    def _run(self, taken: ActiveJob) -> None:
+        self._runner.run(taken)
+        self._settle(taken)
+
+    def _settle(self, taken: ActiveJob) -> None:
+        with self._changed:
+            if self._jobs.pop(taken.record.id, None):
+                self._finished.append(taken.record)
+
+    def _refuse_busy(self, owner: str, destination: str) -> None:
+        with self._changed:
+            records = [taken.record for taken in self._jobs.values()]
+        if any(record.owner == owner for record in records):
+            raise Refused("You have a job here already.", "Wait until it is done, or cancel it.")
+        if any(record.request.destination == destination for record in records):
+            raise Refused(f"Another job is writing to {destination}.", "Choose another name.")
+
+    def _take_stock(self) -> None:
+        """Find the jobs of earlier desks; those that had not ended have by now."""
+        for record in self._shelf.records():
+            if record.state in ACTIVE:
+                if record.process:
+                    kill_stray(record.process)
+                self._runner.end(ActiveJob(record, ""), "interrupted", INTERRUPTED)
+            else:
+                self._finished.append(record)
+
+    def _sweep_now_and_then(self) -> None:
+        while not self._closing.wait(SWEEP_SECONDS):
+            self.sweep()
+
+    def _read_ended(self, job_id: str) -> JobView | None:
+        record = self._shelf.load(job_id)
+        return self._view(record, self._shelf.history(job_id)) if record else None
+
+    def _view(self, record: JobRecord, history: History) -> JobView:
+        before: list[ActiveJob] = []
+        if record.state == "queued":
+            before = [other for other in self._jobs.values() if other.record.created < record.created]
+        return JobView(
+            id=record.id,
+            state=record.state,
+            request=record.request,
+            owner=record.owner,
+            position=len(before),
+            seconds_until_start=self._seconds_until_start(before) if before else None,
+            planned=history.planned,
+            progress=history.progress,
+            shards=tuple(history.shards),
+            log=tuple(history.log),
+            verification=history.verification,
+            report=history.report,
+            published=history.published,
+            error=record.error,
+            remark=record.remark,
+        )
+
+    def _seconds_until_start(self, before: Sequence[ActiveJob]) -> float | None:
+        rate = bytes_per_second(self._finished)
+        return seconds_until_start([self._seconds_left(other, rate) for other in before], self._settings.jobs_at_once)
+
+    def _seconds_left(self, taken: ActiveJob, rate: float | None) -> float | None:
+        """Return how long a job will still take: by its own rate, and by that of others before it has one."""
+        whole = taken.record.bytes / rate if rate else None
+        if taken.record.state == "queued" or taken.record.started is None:
+            return whole
+        ran = self._clock() - taken.record.started
+        stage = taken.history.progress["seconds_left"] if taken.history.progress else None
+        known = [seconds for seconds in (whole and max(whole - ran, 0), stage) if seconds is not None]
+        return max(known, default=None)

@@ -1,0 +1,113 @@
+"""What the desk is asked for, what it keeps of a job, and what one viewer may see of it."""
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sharding.limits import KEEP_SECONDS, desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_host
+from sharding.plan import Order, Strategy
+from sharding.report import Json
+
+State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
+
+ACTIVE: tuple[State, ...] = ("queued", "running", "cancelling")
+"""States of a job that has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where and within which bounds a desk works. `host`: whose machine it is; the job limit is not for him."""
+
+    folder: Path
+    endpoint: str
+    jobs_at_once: int = 1
+    max_job_bytes: int | None = None
+    keep_seconds: float = KEEP_SECONDS
+    host: str | None = None
+
+    @classmethod
+    def from_environment(cls) -> "Settings":
+        """Return what the environment says. Raises UsageError where that makes no sense."""
+        return cls(desk_folder(), hub_endpoint(), jobs_at_once(), max_job_bytes(), host=space_host())
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What somebody asked for: repos of the Hub and the options of `job.shard`."""
+
+    source: str
+    destination: str
+    max_shard_size: str
+    strategy: Strategy = "size"
+    order: Order = "natural"
+    private: bool | None = None
+    confirmed: bool = False
+    restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970.
+
+    `process` are the number and the start time of its process: together they name it for good.
+    """
+
+    id: str
+    owner: str
+    request: JobRequest
+    bytes: int
+    created: float
+    state: State = "queued"
+    started: float | None = None
+    ended: float | None = None
+    process: tuple[int, float] | None = None
+    error: tuple[str, str] | None = None
+    remark: str = ""
+    seconds: float | None = None
+    peak_anon_bytes: int | None = None
+    disk_bytes_written: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A snapshot of a job for its owner.
+
+    `request` is as asked for, with the source pinned to the commit that was planned. `position` counts the
+    jobs before it, those that run included; 0 once it runs or has ended. `seconds_until_start` is expected
+    from those jobs, None where that is unknown. `planned`, `progress` (the newest), `shards`, `verification`
+    and `report` are the job's events, `published` says {repo_id, revision, place, remark}, and `log` tells
+    them in readable lines with the time (UTC). Events come without the weight map, which repeats the shards.
+    `error` is a sentence and a hint; `remark` what is left to do.
+    """
+
+    id: str
+    state: State
+    request: JobRequest
+    owner: str
+    position: int
+    seconds_until_start: float | None
+    planned: Json | None
+    progress: Json | None
+    shards: tuple[Json, ...]
+    log: tuple[str, ...]
+    verification: Json | None
+    report: Json | None
+    published: Json | None
+    error: tuple[str, str] | None
+    remark: str
+
+
+def new_job_id(destination: str) -> str:
+    """Return an id that nobody can guess and that names the destination, where an unfinished job is found again."""
+    return f"{secrets.token_urlsafe(16)}/{destination}"
+
+
+def destination_of(job_id: str) -> str | None:
+    """Return the repo id in a job id, or None if it is no job id.
+
+    >>> destination_of("k3J9a0bcdefghijklmnopq/alice/model"), destination_of("nonsense")
+    ('alice/model', None)
+    """
+    key, _, repo_id = job_id.partition("/")
+    return repo_id if len(key) == 22 and repo_id.count("/") == 1 else None

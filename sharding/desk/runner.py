@@ -1,0 +1,143 @@
+"""Run one job to its end: start its process, hear what it says, decide how it ended."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Condition, Event
+
+from sharding.desk.child import Child
+from sharding.desk.history import History
+from sharding.desk.jobs import JobRecord, JobRequest, State
+from sharding.desk.shelf import Shelf
+from sharding.limits import EVENTS_BYTES, PROGRESS_KEPT_SECONDS
+
+Outcome = tuple[State, tuple[str, str] | None, str]
+"""State, error (sentence and hint) and remark that a job ends with."""
+
+RESUME = "Start it again with the same choices: what is finished is kept, and it goes on from there."
+INTERRUPTED = ("The machine was restarted before the job was done.", RESUME)
+
+
+class ActiveJob:
+    """A job that has not ended. It changes under the desk's lock only."""
+
+    def __init__(self, record: JobRecord, token: str) -> None:
+        """Keep the token for as long as the job runs, in memory only."""
+        self.record = record
+        self.token = token
+        self.history = History()
+        self.child: Child | None = None
+        self.heard = record.created
+
+
+class Runner:
+    """Runs jobs; each call of `run` is one job in one thread."""
+
+    def __init__(
+        self, shelf: Shelf, endpoint: str, clock: Callable[[], float], changed: Condition, closing: Event
+    ) -> None:
+        """Keep events in `shelf`; notify `changed`, which is the lock as well; start nothing once `closing` is set."""
+        self._shelf = shelf
+        self._endpoint = endpoint
+        self._clock = clock
+        self._changed = changed
+        self._closing = closing
+
+    def run(self, job: ActiveJob) -> None:
+        """Run `job` until its record says how it ended. Raises nothing: the next one must have its turn."""
+        try:
+            if child := self._start(job):
+                self.end(job, *self._follow(job, child))
+        except Exception as problem:
+            self.end(job, "failed", (f"The job could not be run: {problem}.", RESUME))
+
+    def end(self, job: ActiveJob, state: State, error: tuple[str, str] | None = None, remark: str = "") -> None:
+        """Note how `job` ended, and forget its token."""
+        cost = job.history.report["resources"] if job.history.report else {}
+        with self._changed:
+            job.token = ""
+            job.record = replace(
+                job.record,
+                state=state,
+                ended=self._clock(),
+                process=None,
+                error=error,
+                remark=remark,
+                seconds=cost.get("seconds"),
+                peak_anon_bytes=cost.get("peak_anon_bytes"),
+                disk_bytes_written=cost.get("disk_bytes_written"),
+            )
+            self._shelf.clear(job.record.id)
+            self._shelf.save(job.record)
+
+    def _start(self, job: ActiveJob) -> Child | None:
+        with self._changed:
+            if job.record.state != "queued":  # cancelled before its turn
+                return None
+            if self._closing.is_set():
+                self.end(job, "interrupted", INTERRUPTED)
+                return None
+            folder = self._shelf.work_folder(job.record.id)
+            job.child = Child(shard_arguments(job.record.request), folder, self._endpoint, job.token)
+            now = job.heard = self._clock()
+            job.record = replace(job.record, state="running", started=now, process=job.child.identity)
+            self._shelf.save(job.record)
+            return job.child
+
+    def _follow(self, job: ActiveJob, child: Child) -> Outcome:
+        problem = ""
+        try:
+            self._listen(job, child)
+        except ValueError as error:
+            problem = str(error)
+            child.kill()
+        status = child.wait()
+        if job.history.published:
+            return "done", None, job.history.published["remark"]
+        if job.record.state == "cancelling":
+            return "cancelled", None, self._discard(job)
+        if self._closing.is_set():
+            return "interrupted", INTERRUPTED, ""
+        return "failed", _reason(job.history, status, problem, child.last_words), ""
+
+    def _listen(self, job: ActiveJob, child: Child) -> None:
+        """Take in what the process prints until it ends. Raises ValueError where that is no event of a job."""
+        kept_bytes, progress_kept = 0, 0.0
+        for line in child.lines():
+            event, now = json.loads(line), self._clock()
+            if not isinstance(event, dict):
+                raise ValueError("it is no object")
+            with self._changed:
+                job.heard = now
+                job.history.take(event, now)
+            if event.get("event") == "progress":
+                if now - progress_kept < PROGRESS_KEPT_SECONDS:
+                    continue
+                progress_kept = now
+            kept_bytes += self._shelf.note(job.record.id, event, now)
+            if kept_bytes > EVENTS_BYTES:
+                raise ValueError("it said more than any job has to say")
+
+    def _discard(self, job: ActiveJob) -> str:
+        """Remove what a job staged; return what is left to do."""
+        raise NotImplementedError
+
+
+def shard_arguments(request: JobRequest) -> list[str]:
+    """Return the command line of a job."""
+    options = ["--max-shard-size", request.max_shard_size, "--strategy", request.strategy, "--order", request.order]
+    if request.private is not None:
+        options.append("--private" if request.private else "--public")
+    options += ["--yes"] * request.confirmed + ["--restart"] * request.restart
+    return ["shard", *options, "--events", "--", request.source, request.destination]
+
+
+def _reason(history: History, status: int, problem: str, last_words: str) -> tuple[str, str]:
+    if history.error:
+        return history.error
+    if problem:
+        return f"The job's process said something that is no event ({problem}).", RESUME
+    if history.verification and not history.verification["identical"]:
+        return "The copy is not identical to the source, so it was not published.", "Start it again."
+    how = f"was killed (signal {-status})" if status < 0 else f"ended with status {status}"
+    return f"The job's process {how}{f': {last_words}' if last_words else ''}.", RESUME
