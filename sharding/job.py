@@ -120,7 +120,7 @@ def shard(
         plan_id = identify_plan(plan, origin.ref)
         kept = yield from _check_kept(target, plan_id, hub)
         with _discarded_if_fruitless(target):
-            job = StagedJob(plan_id, origin.ref, limit, strategy, order)
+            job = StagedJob(plan_id, origin.ref, plan.max_shard_bytes, strategy, order)
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from transfer(plan, origin, target, kept)
             verification = yield from _verify_staged(plan, records, target, hub, meter)
