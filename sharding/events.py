@@ -16,7 +16,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes moved so far in one stage of the job; `seconds_left` is None until a rate is known."""
+    """Bytes moved so far in one stage of the job; `seconds_left` is None until a rate is known.
+
+    `anon_bytes` is the memory of the job's process now; `bytes_uploaded` and `bytes_deduplicated` are those of
+    its finished shards. They stay 0 where no job but a mere comparison makes progress.
+    """
 
     stage: Literal["check", "transfer", "verify"]
     bytes_done: int
@@ -24,6 +28,9 @@ class Progress:
     file: str = ""
     bytes_per_second: float = 0.0
     seconds_left: float | None = None
+    anon_bytes: int = 0
+    bytes_uploaded: int = 0
+    bytes_deduplicated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

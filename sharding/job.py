@@ -7,7 +7,9 @@ Hub at `endpoint`, seen with `token`; a destination likewise.
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from sharding import __version__
 from sharding.errors import DestinationError, ShardingError, SourceError
@@ -35,6 +37,8 @@ from sharding.values import (
     Verification,
 )
 from sharding.verify import check_structure, compare, digest_files, digest_tensors, expected_digests
+
+_T = TypeVar("_T")
 
 Event = Planned | Progress | ShardFinished | Verified | Published | Report
 
@@ -118,12 +122,13 @@ def shard(
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, origin.ref)
-        kept = yield from _check_kept(target, plan_id, hub)
+        kept = yield from _measured(_check_kept(target, plan_id, hub), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, plan.max_shard_bytes, strategy, order)
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
-            records = yield from transfer(plan, origin, target, kept)
-            verification = yield from _verify_staged(plan, records, target, hub, meter)
+            records = yield from _measured(transfer(plan, origin, target, kept), target, meter)
+            staged = _verify_staged(plan, records, target, hub, meter)
+            verification = yield from _measured(staged, target, meter)
             yield Verified(verification)
 
             cost = _resources(meter, origin, target)
@@ -174,6 +179,29 @@ def verify(
             digests.append((yield from digest_tensors(source, checkpoint.tensors)))
     method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
     yield Verified(Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, compare(*digests)))
+
+
+def _measured(
+    stage: Generator[Progress | ShardFinished, None, _T] | Generator[Progress, None, _T],
+    target: Destination,
+    meter: Meter,
+) -> Generator[Progress | ShardFinished, None, _T]:
+    """Yield the events of a stage, progress with what the job costs by now; return what the stage returns."""
+    with closing(stage):
+        while True:
+            try:
+                event = next(stage)
+            except StopIteration as end:
+                result: _T = end.value
+                return result
+            if isinstance(event, Progress):
+                event = replace(
+                    event,
+                    anon_bytes=meter.anon_bytes,
+                    bytes_uploaded=target.bytes_uploaded,
+                    bytes_deduplicated=target.bytes_deduplicated,
+                )
+            yield event
 
 
 @contextmanager

@@ -128,6 +128,9 @@ SILENT_SECONDS = 30 * 60
 JOBS_REMEMBERED = 100
 """Finished jobs whose cost forecasts rest on."""
 
+DISCARD_SECONDS = 120.0
+"""Removing what a cancelled job staged takes a few requests; no longer than this may it hold up the queue."""
+
 SWEEP_SECONDS = 60.0
 """How often the desk looks for what may be thrown away."""
 
@@ -189,6 +192,17 @@ def format_bytes(count: float) -> str:
     while (count := count / 1000) >= 999.95 and len(units) > 1:
         units.pop()
     return f"{count:.1f} {units[-1]}"
+
+
+def exact_size(count: int) -> str:
+    """Return a size that `parse_bytes` reads as exactly `count` bytes, in the largest unit that has no fraction.
+
+    >>> exact_size(200_000_000), exact_size(1 << 30), exact_size(1001)
+    ('200MB', '1GiB', '1001')
+    """
+    whole = [(size, unit) for unit, size in _UNITS.items() if unit and count % size == 0]
+    size, unit = max(whole)
+    return f"{count // size}{unit.replace('IB', 'iB').replace('KB', 'kB')}" if size > 1 else str(count)
 
 
 # --- The environment, which nobody else reads -----------------------------------------------------------

@@ -1,5 +1,6 @@
 """Ask a Hub what a visitor wants to know before a job: which repos there are, who he is, what a name is worth."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sharding.errors import DestinationError, SourceError
@@ -88,6 +89,14 @@ class Lookup:
             bool(info.gated),
             bool(info.private),
         )
+
+    def remark_on_empty(self, repo_id: str, token: str) -> str:
+        """Return a sentence on a repo that is there and empty, with the address where it can be deleted; else ""."""
+        hub = Hub(self._endpoint, token)
+        with suppress(DestinationError), hub.explained(repo_id, DestinationError):
+            if set(hub.api.list_repo_files(repo_id)) <= {".gitattributes"}:
+                return f"The empty repo {repo_id} is still there: {hub.page(repo_id)}/settings."
+        return ""
 
     def free_name(self, repo_id: str, token: str) -> str:
         """Return `repo_id` if no repo has that name yet, otherwise the first of `repo_id`-2, -3 … that none has.

@@ -19,6 +19,7 @@ class Meter:
 
     def __init__(self) -> None:
         """Start the clock."""
+        self.anon_bytes = 0
         self.peak_anon_bytes = 0
         self._started = time.monotonic()
         self._stop = Event()
@@ -43,7 +44,8 @@ class Meter:
 
     def _sample(self) -> None:
         while True:
-            self.peak_anon_bytes = max(self.peak_anon_bytes, anon_bytes())
+            self.anon_bytes = anon_bytes()
+            self.peak_anon_bytes = max(self.peak_anon_bytes, self.anon_bytes)
             if self._stop.wait(_SAMPLE_SECONDS):
                 return
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from threading import Condition, Event, Thread
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from sharding import job
 from sharding.desk.child import kill_stray
@@ -19,9 +19,8 @@ from sharding.desk.plans import Headers
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.desk.shelf import Shelf
 from sharding.errors import Refused
-from sharding.limits import JOBS_REMEMBERED, SILENT_SECONDS, SWEEP_SECONDS, VIEW_SECONDS, format_bytes
+from sharding.limits import JOBS_REMEMBERED, SILENT_SECONDS, SWEEP_SECONDS, VIEW_SECONDS, exact_size, format_bytes
 from sharding.lookup import Lookup
-from sharding.plan import Order, Strategy
 from sharding.values import Checkpoint, Plan
 
 
@@ -77,8 +76,8 @@ class Desk:
         self,
         source: str,
         max_shard_size: str,
-        strategy: Strategy = "size",
-        order: Order = "natural",
+        strategy: str = "size",
+        order: str = "natural",
         token: str | None = None,
     ) -> tuple[Checkpoint, Plan]:
         """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
@@ -87,7 +86,8 @@ class Desk:
         Raises UsageError, SourceError.
         """
         checkpoint = self._headers.read(self.lookup.link(source), token)
-        return checkpoint, job.plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
+        choices: dict[str, Any] = {"strategy": strategy, "order": order}  # planning refuses those that are none
+        return checkpoint, job.plan_checkpoint(checkpoint, max_shard_size, **choices)
 
     def submit(self, request: JobRequest, owner: str, token: str) -> str:
         """Take a job of `owner`, who bears `token`; return its id.
@@ -161,6 +161,32 @@ class Desk:
                 else:  # It waits for its turn, and need not any more.
                     self._runner.end(taken, "cancelled")
                     self._settle(taken)
+
+    def unfinished(self, repo_id: str, token: str) -> JobRequest | None:
+        """Return the request that goes on with the job staged in `repo_id`, or None if there is none.
+
+        Raises DestinationError.
+        """
+        staged = job.find_unfinished(repo_id, endpoint=self._settings.endpoint, token=token)
+        if staged is None or staged.source.kind != "hub":
+            return None
+        return JobRequest(
+            source=f"{staged.source.repo_id}@{staged.source.revision}",
+            destination=repo_id,
+            max_shard_size=exact_size(staged.max_shard_bytes),
+            strategy=staged.strategy,
+            order=staged.order,
+            private=staged.private,
+            confirmed=True,  # the job that is staged had asked
+        )
+
+    def discard(self, repo_id: str, token: str) -> str:
+        """Remove what an unfinished job has staged in `repo_id`; return what is left to do.
+
+        Raises DestinationError, and Refused where a job is writing there.
+        """
+        self._refuse_busy("", repo_id)
+        return job.discard(repo_id, endpoint=self._settings.endpoint, token=token).remark
 
     def sweep(self) -> None:
         """Remove jobs that ended long ago, and end those that hang."""

@@ -45,6 +45,9 @@ class _Progress(_Model):
     file: str
     bytes_per_second: float
     seconds_left: float | None
+    anon_bytes: _Count
+    bytes_uploaded: _Count
+    bytes_deduplicated: _Count
 
 
 class _ShardFinished(_Model):

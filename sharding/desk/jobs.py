@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from sharding.limits import KEEP_SECONDS, desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_host
-from sharding.plan import Order, Strategy
 from sharding.report import Json
 
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
@@ -39,8 +38,8 @@ class JobRequest:
     source: str
     destination: str
     max_shard_size: str
-    strategy: Strategy = "size"
-    order: Order = "natural"
+    strategy: str = "size"
+    order: str = "natural"
     private: bool | None = None
     confirmed: bool = False
     restart: bool = False

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from threading import Condition, Event
+from threading import Condition, Event, Timer
 
 from sharding.desk.child import Child
 from sharding.desk.history import History
 from sharding.desk.jobs import JobRecord, JobRequest, State
 from sharding.desk.shelf import Shelf
-from sharding.limits import EVENTS_BYTES, PROGRESS_KEPT_SECONDS
+from sharding.limits import DISCARD_SECONDS, EVENTS_BYTES, PROGRESS_KEPT_SECONDS
+from sharding.lookup import Lookup
 
 Outcome = tuple[State, tuple[str, str] | None, str]
 """State, error (sentence and hint) and remark that a job ends with."""
@@ -34,11 +35,17 @@ class Runner:
     """Runs jobs; each call of `run` is one job in one thread."""
 
     def __init__(
-        self, shelf: Shelf, endpoint: str, clock: Callable[[], float], changed: Condition, closing: Event
+        self,
+        shelf: Shelf,
+        endpoint: str,
+        clock: Callable[[], float],
+        changed: Condition,
+        closing: Event,
     ) -> None:
         """Keep events in `shelf`; notify `changed`, which is the lock as well; start nothing once `closing` is set."""
         self._shelf = shelf
         self._endpoint = endpoint
+        self._lookup = Lookup(endpoint)
         self._clock = clock
         self._changed = changed
         self._closing = closing
@@ -102,7 +109,7 @@ class Runner:
 
     def _listen(self, job: ActiveJob, child: Child) -> None:
         """Take in what the process prints until it ends. Raises ValueError where that is no event of a job."""
-        kept_bytes, progress_kept = 0, 0.0
+        kept_bytes, stage_kept = 0, (None, 0.0)
         for line in child.lines():
             event, now = json.loads(line), self._clock()
             if not isinstance(event, dict):
@@ -110,17 +117,31 @@ class Runner:
             with self._changed:
                 job.heard = now
                 job.history.take(event, now)
-            if event.get("event") == "progress":
-                if now - progress_kept < PROGRESS_KEPT_SECONDS:
-                    continue
-                progress_kept = now
+            stage = event.get("stage")
+            if stage is not None and stage == stage_kept[0] and now - stage_kept[1] < PROGRESS_KEPT_SECONDS:
+                continue
+            stage_kept = (stage, now)
             kept_bytes += self._shelf.note(job.record.id, event, now)
             if kept_bytes > EVENTS_BYTES:
                 raise ValueError("it said more than any job has to say")
 
     def _discard(self, job: ActiveJob) -> str:
         """Remove what a job staged; return what is left to do."""
-        raise NotImplementedError
+        destination = job.record.request.destination
+        folder = self._shelf.work_folder(job.record.id)
+        child = Child(["discard", "--json", "--", destination], folder, self._endpoint, job.token)
+        limit = Timer(DISCARD_SECONDS, child.kill)
+        limit.start()
+        try:
+            said = json.loads(b"".join(child.lines()) or b"{}")
+        except ValueError:
+            said = {}
+        child.wait()
+        limit.cancel()
+        if isinstance(said, dict) and "repo_deleted" in said:
+            return str(said["remark"]) or self._lookup.remark_on_empty(destination, job.token)
+        reason = said["error"]["message"] if isinstance(said, dict) and "error" in said else child.last_words
+        return f"What it staged in {destination} could not be removed: {reason}"
 
 
 def shard_arguments(request: JobRequest) -> list[str]:
