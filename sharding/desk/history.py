@@ -98,6 +98,7 @@ class _Report(_Model):
 
 
 class _Error(_Model):
+    kind: str
     message: str
     hint: str
 
@@ -133,7 +134,7 @@ class History:
             if "error" in event:
                 error = _Failed.model_validate(event).error
                 self.error = (error.message, error.hint)
-                return self.say(f"Failed: {error.message}", seconds)
+                return self.say(error.message, seconds)
             _EVENT.validate_python(event)
         except ValidationError as error:
             raise ValueError(f"no event of a job: {error.errors()[0]['msg']}") from error
