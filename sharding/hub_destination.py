@@ -171,7 +171,8 @@ class HubDestination:
         if self._job is None and not self._created:
             return Discarded(found=False)
         repo_id, self._job = self.ref.repo_id, None
-        if self._created and {file.path for file in self._list("main")} <= _OF_EVERY_NEW_REPO:
+        is_ours = self._created and {file.path for file in self._list("main")} <= _OF_EVERY_NEW_REPO
+        if is_ours:
             try:
                 self._hub.api.delete_repo(repo_id, missing_ok=True)
                 return Discarded(found=True, repo_deleted=True)
@@ -180,7 +181,7 @@ class HubDestination:
                     raise
         self._delete_staging()
         settings = f"{self._hub.page(repo_id)}/settings"
-        remark = f"The login may not delete {repo_id}, which is empty: {settings}." if self._created else ""
+        remark = f"The login may not delete {repo_id}, which is empty: {settings}." if is_ours else ""
         return Discarded(found=True, remark=remark)
 
     def close(self) -> None:

@@ -125,6 +125,9 @@ STOP_SECONDS = 5.0
 SILENT_SECONDS = 30 * 60
 """A job that has said nothing for so long hangs; the longest pause in a sound one is the commit at its end."""
 
+HUB_JOB_ANON_BYTES = 347_000_000
+"""Peak anonymous memory of a job between two Hub repos as measured: 1.5 GB, of which the Hub's store had nothing."""
+
 JOBS_REMEMBERED = 100
 """Finished jobs whose cost forecasts rest on."""
 

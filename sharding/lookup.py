@@ -63,14 +63,17 @@ class Lookup:
     def search(self, text: str, token: str | None = None) -> list[str]:
         """Return ids of a few repos that match `text`, the most popular first. Raises SourceError."""
         hub = Hub(self._endpoint, token)
-        with hub.explained(text, SourceError):
-            return [model.id for model in hub.api.list_models(search=text, sort="downloads", limit=_SUGGESTIONS)]
+        models = hub.ask(
+            text or "the list of models",
+            SourceError,
+            lambda: list(hub.api.list_models(search=text, sort="downloads", limit=_SUGGESTIONS)),
+        )
+        return [model.id for model in models]
 
     def who(self, token: str) -> Person:
         """Return who bears `token`. Raises DestinationError where it is not valid."""
         hub = Hub(self._endpoint, token)
-        with hub.explained("your account", DestinationError):
-            me = hub.api.whoami()
+        me = hub.ask("your account", DestinationError, hub.api.whoami)
         orgs = [org["name"] for org in me.get("orgs", ()) if org.get("roleInOrg") not in ("read", "no_access")]
         return Person(me["name"], (me["name"], *orgs))
 
@@ -78,8 +81,7 @@ class Lookup:
         """Return what the Hub says of `source`. Raises SourceError where there is no such repo to be seen."""
         hub = Hub(self._endpoint, token)
         repo_id, _, revision = self.link(source).removeprefix(f"{self._endpoint}/").partition("@")
-        with hub.explained(repo_id, SourceError):
-            info = hub.api.model_info(repo_id, revision=revision or None)
+        info = hub.ask(repo_id, SourceError, lambda: hub.api.model_info(repo_id, revision=revision or None))
         license = getattr(info.card_data, "license", None)
         return SourceCard(
             info.id,
@@ -93,8 +95,9 @@ class Lookup:
     def remark_on_empty(self, repo_id: str, token: str) -> str:
         """Return a sentence on a repo that is there and empty, with the address where it can be deleted; else ""."""
         hub = Hub(self._endpoint, token)
-        with suppress(DestinationError), hub.explained(repo_id, DestinationError):
-            if set(hub.api.list_repo_files(repo_id)) <= {".gitattributes"}:
+        with suppress(DestinationError):
+            files = hub.ask(repo_id, DestinationError, lambda: hub.api.list_repo_files(repo_id))
+            if set(files) <= {".gitattributes"}:
                 return f"The empty repo {repo_id} is still there: {hub.page(repo_id)}/settings."
         return ""
 
@@ -104,12 +107,10 @@ class Lookup:
         Raises DestinationError where the Hub does not answer.
         """
         hub = Hub(self._endpoint, token)
-        with hub.explained(repo_id, DestinationError):
-            names = (repo_id, *(f"{repo_id}-{number}" for number in range(2, 100)))
-            free = next((name for name in names if not hub.api.repo_exists(name)), None)
-        if free is None:
-            raise DestinationError(f"{repo_id} and all names like it are taken.", "Choose another name.")
-        return free
+        for name in (repo_id, *(f"{repo_id}-{number}" for number in range(2, 100))):
+            if not hub.ask(name, DestinationError, lambda name=name: hub.api.repo_exists(name)):  # type: ignore[misc]
+                return name
+        raise DestinationError(f"{repo_id} and all names like it are taken.", "Choose another name.")
 
 
 def propose_name(namespace: str, source: str, max_shard_size: str) -> str:

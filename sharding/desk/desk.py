@@ -3,18 +3,19 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
-from threading import Condition, Event, Thread
+from functools import cached_property, lru_cache
+from itertools import takewhile
+from queue import SimpleQueue
+from threading import Event, RLock, Thread
 from types import TracebackType
 from typing import Any, Self
 
 from sharding import job
 from sharding.desk.child import kill_stray
-from sharding.desk.forecast import bytes_per_second, seconds_until_start
+from sharding.desk.forecast import Forecast, bytes_per_second, forecast, measure_hashing, seconds_until_start
 from sharding.desk.history import History
-from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobView, Settings, new_job_id
+from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobView, Settings, destination_of, new_job_id
 from sharding.desk.plans import Headers
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.desk.shelf import Shelf
@@ -37,18 +38,20 @@ class Desk:
         self._shelf = Shelf(settings.folder)
         self._jobs: dict[str, ActiveJob] = {}
         self._finished: deque[JobRecord] = deque(maxlen=JOBS_REMEMBERED)
-        self._changed = Condition()
-        self._changes = 0
+        self._lock = RLock()
         self._closing = Event()
         self._headers = Headers(settings.endpoint)
         self._ended = lru_cache(maxsize=4)(self._read_ended)
         self.lookup = Lookup(settings.endpoint)
-        self._runner = Runner(self._shelf, settings.endpoint, clock, self._changed, self._closing)
+        self._runner = Runner(self._shelf, settings.endpoint, clock, self._lock, self._closing)
         self._take_stock()
         self.sweep()
-        self._workers = ThreadPoolExecutor(settings.jobs_at_once, thread_name_prefix="job")
-        self._sweeper = Thread(target=self._sweep_now_and_then, name="sweep", daemon=True)
-        self._sweeper.start()
+        # Daemons: a program that forgets to close its desk ends all the same.
+        self._queue: SimpleQueue[ActiveJob | None] = SimpleQueue()
+        tasks = [self._work] * settings.jobs_at_once + [self._sweep_now_and_then]
+        self._threads = [Thread(target=task, name="desk", daemon=True) for task in tasks]
+        for thread in self._threads:
+            thread.start()
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -62,14 +65,15 @@ class Desk:
 
     def close(self) -> None:
         """End all jobs so that they can be resumed; return when they have ended."""
-        with self._changed:
+        with self._lock:
             self._closing.set()
             for taken in self._jobs.values():
                 if taken.child:
                     taken.child.stop()
-            self._changed.notify_all()
-        self._workers.shutdown()
-        self._sweeper.join()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
         self._shelf.close()
 
     def plan(
@@ -89,12 +93,24 @@ class Desk:
         choices: dict[str, Any] = {"strategy": strategy, "order": order}  # planning refuses those that are none
         return checkpoint, job.plan_checkpoint(checkpoint, max_shard_size, **choices)
 
+    def forecast(self, plan: Plan) -> Forecast:
+        """Return what a job with `plan` is expected to cost on this machine."""
+        with self._lock:
+            finished = list(self._finished)
+        return forecast(plan.total_bytes, finished, self._hashed_per_second)
+
+    @cached_property
+    def _hashed_per_second(self) -> float:
+        return measure_hashing()
+
     def submit(self, request: JobRequest, owner: str, token: str) -> str:
         """Take a job of `owner`, who bears `token`; return its id.
 
         Raises Refused where he has one already, another job writes to the same repo, or it is too large;
         UsageError and SourceError where it cannot even be planned.
         """
+        if not token:
+            raise Refused("Nobody is signed in.", "Sign in first: the result goes into a repo of your own.")
         destination = self.lookup.repo_id(request.destination, owner)
         self._refuse_busy(owner, destination)
         checkpoint, plan = self.plan(request.source, request.max_shard_size, request.strategy, request.order, token)
@@ -108,20 +124,19 @@ class Desk:
         pinned = f"{checkpoint.source.repo_id}@{checkpoint.source.revision}"
         request = replace(request, source=pinned, destination=destination)
         record = JobRecord(new_job_id(destination), owner, request, plan.total_bytes, self._clock())
-        with self._changed:
+        with self._lock:
             self._refuse_busy(owner, destination)
             self._shelf.save(record)
             taken = self._jobs[record.id] = ActiveJob(record, token)
-            self._workers.submit(self._run, taken)
+            self._queue.put(taken)
         return record.id
 
     def view(self, job_id: str, viewer: str | None) -> JobView | None:
         """Return how a job is, or None where there is none of that id that is the viewer's."""
-        with self._changed:
-            if taken := self._jobs.get(job_id):
-                view: JobView | None = self._view(taken.record, taken.history)
-            else:
-                view = self._ended(job_id)
+        with self._lock:
+            taken = self._jobs.get(job_id)
+            view = self._view(taken.record, taken.history) if taken else None
+        view = view or self._ended(job_id)
         return view if view and view.owner == viewer else None
 
     def watch(self, job_id: str, viewer: str | None) -> Iterator[JobView]:
@@ -136,7 +151,7 @@ class Desk:
 
     def active_job(self, owner: str) -> JobView | None:
         """Return the job of `owner` that is queued or runs, if there is one."""
-        with self._changed:
+        with self._lock:
             taken = next((taken for taken in self._jobs.values() if taken.record.owner == owner), None)
             return self._view(taken.record, taken.history) if taken else None
 
@@ -152,7 +167,7 @@ class Desk:
         """
         if self.view(job_id, viewer) is None:
             raise Refused("You have no such job.", "Sign in as the one who started it.")
-        with self._changed:
+        with self._lock:
             taken = self._jobs.get(job_id)
             if taken and taken.record.state != "cancelling":
                 taken.record = replace(taken.record, state="cancelling")
@@ -193,23 +208,24 @@ class Desk:
         now = self._clock()
         self._shelf.sweep(now - self._settings.keep_seconds)
         self._ended.cache_clear()
-        with self._changed:
+        with self._lock:
             for taken in self._jobs.values():
                 if taken.child and now - taken.heard > SILENT_SECONDS:
-                    taken.history.say("Nothing has been heard of it for too long.", now)
+                    taken.problem = f"was silent for {SILENT_SECONDS // 60} minutes"
                     taken.child.stop()
 
-    def _run(self, taken: ActiveJob) -> None:
-        self._runner.run(taken)
-        self._settle(taken)
+    def _work(self) -> None:
+        while taken := self._queue.get():
+            self._runner.run(taken)
+            self._settle(taken)
 
     def _settle(self, taken: ActiveJob) -> None:
-        with self._changed:
+        with self._lock:
             if self._jobs.pop(taken.record.id, None):
                 self._finished.append(taken.record)
 
     def _refuse_busy(self, owner: str, destination: str) -> None:
-        with self._changed:
+        with self._lock:
             records = [taken.record for taken in self._jobs.values()]
         if any(record.owner == owner for record in records):
             raise Refused("You have a job here already.", "Wait until it is done, or cancel it.")
@@ -231,13 +247,20 @@ class Desk:
             self.sweep()
 
     def _read_ended(self, job_id: str) -> JobView | None:
-        record = self._shelf.load(job_id)
-        return self._view(record, self._shelf.history(job_id)) if record else None
+        record = self._shelf.load(job_id) if destination_of(job_id) else None
+        if record is None:
+            return None
+        history = self._shelf.history(job_id)
+        error = record.error[0] if record.error and record.error != history.error else ""
+        for line in (error, "What it had staged is discarded." if record.state == "cancelled" else "", record.remark):
+            if line and record.ended:
+                history.say(line, record.ended)
+        return self._view(record, history)
 
     def _view(self, record: JobRecord, history: History) -> JobView:
         before: list[ActiveJob] = []
         if record.state == "queued":
-            before = [other for other in self._jobs.values() if other.record.created < record.created]
+            before = list(takewhile(lambda other: other.record.id != record.id, self._jobs.values()))
         return JobView(
             id=record.id,
             state=record.state,

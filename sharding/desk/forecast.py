@@ -1,10 +1,61 @@
-"""Say what a job will probably cost on this machine, from what others have cost here. Pure."""
+"""Say what a job will probably cost on this machine, from what others have cost here; before the first, at least."""
 
+import hashlib
 import heapq
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from sharding.desk.jobs import JobRecord
+from sharding.limits import BLOCK_BYTES, HUB_JOB_ANON_BYTES, format_bytes
+
+_HASHED_BYTES = 16 * BLOCK_BYTES
+_HASHINGS = 2
+"""Every byte is hashed on its way and once more when the result is verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a job is expected to cost. `seconds` is a lower bound where `at_least`; `basis` says what that rests on."""
+
+    seconds: float
+    at_least: bool
+    peak_anon_bytes: int
+    disk_bytes: int
+    basis: str
+
+
+def forecast(total_bytes: int, finished: Iterable[JobRecord], hashed_per_second: float) -> Forecast:
+    """Return what a job of `total_bytes` will cost, from jobs that were done here.
+
+    Before the first there is only how fast this machine computes SHA-256, `hashed_per_second` in bytes.
+    """
+    done = [record for record in finished if record.state == "done" and record.seconds]
+    rate = bytes_per_second(done)
+    if rate is None:
+        basis = (
+            f"No job has been done here yet. SHA-256 runs at {format_bytes(hashed_per_second)}/s on this machine, "
+            "twice over every byte; what the network takes comes on top. Memory and disk are another machine's."
+        )
+        return Forecast(_HASHINGS * total_bytes / hashed_per_second, True, HUB_JOB_ANON_BYTES, 0, basis)
+    return Forecast(
+        seconds=total_bytes / rate,
+        at_least=False,
+        peak_anon_bytes=max(record.peak_anon_bytes or 0 for record in done),
+        disk_bytes=max(record.disk_bytes_written or 0 for record in done),
+        basis=f"From {len(done)} done on this machine lately: {format_bytes(rate)}/s, the most memory and disk of any.",
+    )
+
+
+def measure_hashing() -> float:
+    """Return how many bytes a second SHA-256 takes in here, on one core. Takes some hundredths of a second."""
+    block = bytes(BLOCK_BYTES)
+    digest = hashlib.sha256()
+    started = time.perf_counter()
+    for _ in range(_HASHED_BYTES // BLOCK_BYTES):
+        digest.update(block)
+    return _HASHED_BYTES / (time.perf_counter() - started)
 
 
 def bytes_per_second(finished: Iterable[JobRecord]) -> float | None:

@@ -1,5 +1,6 @@
 """What the desk is asked for, what it keeps of a job, and what one viewer may see of it."""
 
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from sharding.limits import KEEP_SECONDS, desk_folder, hub_endpoint, jobs_at_onc
 from sharding.report import Json
 
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
+
+_JOB_ID = re.compile(r"[\w-]{22}/([\w.-]+/[\w.-]+)", re.ASCII)
 
 ACTIVE: tuple[State, ...] = ("queued", "running", "cancelling")
 """States of a job that has not ended."""
@@ -108,5 +111,5 @@ def destination_of(job_id: str) -> str | None:
     >>> destination_of("k3J9a0bcdefghijklmnopq/alice/model"), destination_of("nonsense")
     ('alice/model', None)
     """
-    key, _, repo_id = job_id.partition("/")
-    return repo_id if len(key) == 22 and repo_id.count("/") == 1 else None
+    match = _JOB_ID.fullmatch(job_id)
+    return match[1] if match else None

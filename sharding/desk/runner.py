@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from threading import Condition, Event, Timer
+from threading import Event, Timer
+from typing import Any
 
 from sharding.desk.child import Child
 from sharding.desk.history import History
@@ -29,6 +31,7 @@ class ActiveJob:
         self.history = History()
         self.child: Child | None = None
         self.heard = record.created
+        self.problem = ""
 
 
 class Runner:
@@ -39,15 +42,15 @@ class Runner:
         shelf: Shelf,
         endpoint: str,
         clock: Callable[[], float],
-        changed: Condition,
+        lock: AbstractContextManager[Any],
         closing: Event,
     ) -> None:
-        """Keep events in `shelf`; notify `changed`, which is the lock as well; start nothing once `closing` is set."""
+        """Keep events in `shelf`; change jobs under `lock` only; start nothing once `closing` is set."""
         self._shelf = shelf
         self._endpoint = endpoint
         self._lookup = Lookup(endpoint)
         self._clock = clock
-        self._changed = changed
+        self._lock = lock
         self._closing = closing
 
     def run(self, job: ActiveJob) -> None:
@@ -60,8 +63,9 @@ class Runner:
 
     def end(self, job: ActiveJob, state: State, error: tuple[str, str] | None = None, remark: str = "") -> None:
         """Note how `job` ended, and forget its token."""
-        cost = job.history.report["resources"] if job.history.report else {}
-        with self._changed:
+        resumed = any(shard["kept"] for shard in job.history.shards)
+        cost = job.history.report["resources"] if job.history.report and not resumed else {}
+        with self._lock:
             job.token = ""
             job.record = replace(
                 job.record,
@@ -78,7 +82,7 @@ class Runner:
             self._shelf.save(job.record)
 
     def _start(self, job: ActiveJob) -> Child | None:
-        with self._changed:
+        with self._lock:
             if job.record.state != "queued":  # cancelled before its turn
                 return None
             if self._closing.is_set():
@@ -92,11 +96,10 @@ class Runner:
             return job.child
 
     def _follow(self, job: ActiveJob, child: Child) -> Outcome:
-        problem = ""
         try:
             self._listen(job, child)
         except ValueError as error:
-            problem = str(error)
+            job.problem = f"said something that is no event ({error})"
             child.kill()
         status = child.wait()
         if job.history.published:
@@ -105,7 +108,7 @@ class Runner:
             return "cancelled", None, self._discard(job)
         if self._closing.is_set():
             return "interrupted", INTERRUPTED, ""
-        return "failed", _reason(job.history, status, problem, child.last_words), ""
+        return "failed", _reason(job, status, child.last_words), ""
 
     def _listen(self, job: ActiveJob, child: Child) -> None:
         """Take in what the process prints until it ends. Raises ValueError where that is no event of a job."""
@@ -114,7 +117,7 @@ class Runner:
             event, now = json.loads(line), self._clock()
             if not isinstance(event, dict):
                 raise ValueError("it is no object")
-            with self._changed:
+            with self._lock:
                 job.heard = now
                 job.history.take(event, now)
             stage = event.get("stage")
@@ -153,12 +156,13 @@ def shard_arguments(request: JobRequest) -> list[str]:
     return ["shard", *options, "--events", "--", request.source, request.destination]
 
 
-def _reason(history: History, status: int, problem: str, last_words: str) -> tuple[str, str]:
-    if history.error:
-        return history.error
-    if problem:
-        return f"The job's process said something that is no event ({problem}).", RESUME
-    if history.verification and not history.verification["identical"]:
+def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
+    verification = job.history.verification
+    if job.problem:
+        return f"The job's process {job.problem}.", RESUME
+    if job.history.error:
+        return job.history.error
+    if verification and not verification["identical"]:
         return "The copy is not identical to the source, so it was not published.", "Start it again."
     how = f"was killed (signal {-status})" if status < 0 else f"ended with status {status}"
     return f"The job's process {how}{f': {last_words}' if last_words else ''}.", RESUME
