@@ -52,7 +52,7 @@ def large(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     return push(hub, folder, "alice/large")
 
 
-SLOW = "400kB"
+SLOW = "1MB"
 
 
 def push(hub: Server, folder: Path, repo_id: str, token: str = ALICE, **options: object) -> str:

@@ -16,7 +16,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from sharding import job
 from sharding.errors import DestinationError, ShardingError, SourceError
-from sharding.events import Planned, Published, ShardFinished, Verified
+from sharding.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.files import REPORT_NAME
 from sharding.hub_destination import STAGING_BRANCH
 from sharding.report import Report
@@ -365,6 +365,18 @@ def test_an_error_never_shows_the_token(hub: Server, checkpoint: Path) -> None:
     with pytest.raises(ShardingError) as refusal:
         shard(hub, str(checkpoint), "alice/never", token=secret)
     assert secret not in refusal.value.message + refusal.value.hint
+
+
+def test_progress_says_what_the_job_costs_by_now(hub: Server, source: str, name: str) -> None:
+    events = list(job.shard(source, name, "20kB", endpoint=hub.address, token=TOKEN))
+    report = events[-1]
+    assert isinstance(report, Report)
+    steps = [event for event in events if isinstance(event, Progress)]
+    assert {step.stage for step in steps} == {"transfer", "verify"}
+    assert all(0 < step.anon_bytes <= report.resources.peak_anon_bytes for step in steps)
+    uploaded = [step.bytes_uploaded + step.bytes_deduplicated for step in steps]
+    assert uploaded == sorted(uploaded)
+    assert uploaded[-1] == report.resources.bytes_uploaded + report.resources.bytes_deduplicated > 0
 
 
 def test_the_published_event_names_the_page(hub: Server, source: str, name: str) -> None:

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.desk import Settings
 from sharding.errors import UsageError
-from sharding.limits import format_bytes, parse_bytes
+from sharding.limits import exact_size, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,36 @@ def test_a_formatted_size_is_within_a_twentieth_of_the_count(count: int) -> None
     number, unit = format_bytes(count).split()
     assert float(number) < 1000 or unit == "TB"
     assert abs(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit] - count) <= 0.05 * count
+
+
+@given(st.integers(1, 10**15))
+def test_an_exact_size_means_exactly_that_many_bytes(count: int) -> None:
+    assert parse_bytes(exact_size(count)) == count
+
+
+@pytest.mark.parametrize(("count", "text"), [(200_000_000, "200MB"), (1 << 30, "1GiB"), (7_000, "7kB"), (1001, "1001")])
+def test_an_exact_size_is_written_as_people_write_it(count: int, text: str) -> None:
+    assert exact_size(count) == text
+
+
+def test_a_shared_space_limits_jobs_and_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SPACE_ID", "SPACE_AUTHOR_NAME", "SHARD_MAX_JOB_SIZE", "SHARD_JOBS_AT_ONCE", "SHARD_FOLDER"):
+        monkeypatch.delenv(name, raising=False)
+    own = Settings.from_environment()
+    assert (own.jobs_at_once, own.max_job_bytes, own.host) == (1, None, None)
+    monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
+    monkeypatch.setenv("SPACE_AUTHOR_NAME", "acme")
+    space = Settings.from_environment()
+    assert (space.max_job_bytes, space.host) == (50_000_000_000, "acme")
+    monkeypatch.setenv("SHARD_MAX_JOB_SIZE", "3GB")
+    monkeypatch.setenv("SHARD_JOBS_AT_ONCE", "4")
+    monkeypatch.setenv("SHARD_FOLDER", "/data/jobs")
+    told = Settings.from_environment()
+    assert (told.max_job_bytes, told.jobs_at_once, str(told.folder)) == (3_000_000_000, 4, "/data/jobs")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "1000"])
+def test_a_wrong_number_of_jobs_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("SHARD_JOBS_AT_ONCE", text)
+    with pytest.raises(UsageError, match="SHARD_JOBS_AT_ONCE"):
+        Settings.from_environment()

@@ -1,0 +1,119 @@
+"""What a job says becomes what its owner sees, whatever it says."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.desk.forecast import forecast, measure_hashing, seconds_until_start
+from sharding.desk.history import History
+from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.limits import LOG_LINES
+
+NOON = 12 * 3600.0
+PROGRESS = {
+    "event": "progress",
+    "stage": "transfer",
+    "bytes_done": 1,
+    "bytes_total": 2,
+    "file": "f",
+    "bytes_per_second": 0.0,
+    "seconds_left": None,
+    "anon_bytes": 1,
+    "bytes_uploaded": 1,
+    "bytes_deduplicated": 1,
+}
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+EVENTS = st.sampled_from(["planned", "progress", "shard-finished", "verified", "published", "report", "error", "x"])
+KEYS = st.sampled_from([*PROGRESS, "plan", "source", "ref", "place", "error", "file", "bytes", "number", "kept"])
+
+
+@given(st.dictionaries(KEYS, ANYTHING), st.none() | EVENTS)
+def test_an_event_is_taken_or_refused_whatever_it_is(event: dict[str, object], name: str | None) -> None:
+    if name:
+        event["event"] = name
+    history = History()
+    try:
+        history.take(event, NOON)
+    except ValueError:
+        assert not history.log
+
+
+@pytest.mark.parametrize("key", PROGRESS)
+def test_every_key_that_the_page_reads_must_be_there(key: str) -> None:
+    History().take(dict(PROGRESS), NOON)
+    with pytest.raises(ValueError, match="no event"):
+        History().take({other: value for other, value in PROGRESS.items() if other != key}, NOON)
+
+
+def test_the_log_says_when_a_stage_begins_and_not_each_step_of_it() -> None:
+    history = History()
+    for stage in ("check", "transfer", "transfer", "verify"):
+        history.take({**PROGRESS, "stage": stage}, NOON)
+    assert [line.split()[1] for line in history.log] == ["Checking", "Moving", "Reading"]
+    assert history.log[0].startswith("12:00:00 ")
+
+
+def test_the_log_is_bounded() -> None:
+    history = History()
+    for number in range(3 * LOG_LINES):
+        history.take({**PROGRESS, "stage": ("check", "transfer")[number % 2]}, NOON)
+    assert len(history.log) == LOG_LINES
+
+
+def test_the_weight_map_is_left_out_since_the_shards_say_it() -> None:
+    shard = {"file": "f", "bytes": 6, "tensors": ["t"]}
+    plan = {"shards": [shard], "total_bytes": 6, "total_parameters": 6, "weight_map": {"t": "f"}}
+    history = History()
+    history.take({"event": "planned", "source": {}, "plan": plan}, NOON)
+    assert history.planned and json.dumps(history.planned).count('"t"') == 1
+
+
+# --- Forecasts -------------------------------------------------------------------------------------------
+
+
+def record(size: int, seconds: float | None, state: str = "done", peak: int = 1, disk: int = 0) -> JobRecord:
+    return JobRecord(
+        "id",
+        "alice",
+        JobRequest("a/b", "c/d", "1MB"),
+        size,
+        NOON,
+        state,  # type: ignore[arg-type]
+        seconds=seconds,
+        peak_anon_bytes=peak,
+        disk_bytes_written=disk,
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "slots", "expected"),
+    [([], 1, 0), ([5.0], 1, 5), ([5.0, 7.0], 1, 12), ([5.0, 7.0], 2, 5), ([5.0], 2, 0), ([5.0, None], 1, None)],
+)
+def test_a_job_starts_when_those_before_it_leave_a_place(
+    left: list[float | None], slots: int, expected: float | None
+) -> None:
+    assert seconds_until_start(left, slots) == expected
+
+
+def test_a_forecast_rests_on_the_jobs_that_were_done_here() -> None:
+    finished = [record(100, 1, peak=5), record(100, 2, peak=9, disk=3), record(900, 3), record(1, None, "cancelled")]
+    expected = forecast(1000, finished, 1e9)
+    assert (expected.seconds, expected.at_least) == (10, False)
+    assert (expected.peak_anon_bytes, expected.disk_bytes) == (9, 3)
+    assert "3 done" in expected.basis
+
+
+def test_before_the_first_job_a_forecast_says_that_it_is_a_lower_bound_and_why() -> None:
+    expected = forecast(1000, [record(1, None, "failed")], 100.0)
+    assert (expected.seconds, expected.at_least) == (20, True)
+    assert "No job has been done here yet" in expected.basis
+
+
+def test_hashing_is_measured() -> None:
+    assert measure_hashing() > 1e6
