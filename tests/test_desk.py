@@ -441,7 +441,7 @@ GARBAGE = {
     "a wrong error": "print(json.dumps({'error': 'oops'}))",
     "not a number": 'print(\'{"event": "shard-finished", "number": NaN}\')',
     "no text": "os.write(1, bytes(range(256)) + b'\\n')",
-    "deep": "print('[' * 100_000)",
+    "deep": "print('[' * 90_000)",
     "a line beyond all bounds": "os.write(1, b'x' * 200_000)",
     "exit 3": "sys.exit(3)",
     "exit 0 without a result": "sys.exit(0)",
@@ -464,6 +464,25 @@ def test_a_job_that_talks_nonsense_fails_with_a_hint_and_the_next_one_runs(
     monkeypatch.setattr("sharding.desk.child.sys.executable", executable)
     monkeypatch.setattr("sharding.desk.child.EVENT_BYTES", 64_000_000)
     assert end(desk, desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)).state == "done"
+
+
+def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
+    desk: Desk, settings: Settings, large: str, small: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    job_id = desk.submit(JobRequest(large, name, SLOW), "alice", ALICE)
+    until(desk, job_id, 1)
+    child = psutil.Process(process_of(settings, job_id))
+    with monkeypatch.context() as context:
+        context.setattr("sharding.desk.shelf.Shelf.note", full)
+        context.setattr("sharding.desk.shelf.Shelf.save", full)
+        child.wait(60)
+        view = end(desk, job_id)
+    assert view.state == "interrupted"
+    assert view.error and view.error[1]
+    assert end(desk, desk.submit(JobRequest(small, f"{name}-next", "60kB"), "alice", ALICE)).state == "done"
 
 
 def test_a_job_that_says_too_much_is_ended(

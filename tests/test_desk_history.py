@@ -106,7 +106,7 @@ def test_a_forecast_rests_on_the_jobs_that_were_done_here() -> None:
     expected = forecast(1000, finished, 1e9)
     assert (expected.seconds, expected.at_least) == (10, False)
     assert (expected.peak_anon_bytes, expected.disk_bytes) == (9, 3)
-    assert "3 done" in expected.basis
+    assert "jobs: 3" in expected.basis
 
 
 def test_before_the_first_job_a_forecast_says_that_it_is_a_lower_bound_and_why() -> None:

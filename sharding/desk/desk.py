@@ -2,7 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
@@ -13,8 +14,15 @@ from typing import Any, Self
 
 from sharding import job
 from sharding.desk.child import kill_stray
-from sharding.desk.forecast import Forecast, bytes_per_second, forecast, measure_hashing, seconds_until_start
-from sharding.desk.history import History
+from sharding.desk.forecast import (
+    Forecast,
+    bytes_per_second,
+    forecast,
+    measure_hashing,
+    seconds_left,
+    seconds_until_start,
+)
+from sharding.desk.history import view
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobView, Settings, destination_of, new_job_id
 from sharding.desk.plans import Headers
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
@@ -135,25 +143,25 @@ class Desk:
         """Return how a job is, or None where there is none of that id that is the viewer's."""
         with self._lock:
             taken = self._jobs.get(job_id)
-            view = self._view(taken.record, taken.history) if taken else None
-        view = view or self._ended(job_id)
-        return view if view and view.owner == viewer else None
+            found = self._view(taken) if taken else None
+        found = found or self._ended(job_id)
+        return found if found and found.owner == viewer else None
 
     def watch(self, job_id: str, viewer: str | None) -> Iterator[JobView]:
         """Yield how a job is, at once and at each change, until it has ended or the desk is closed."""
         last = None
-        while view := self.view(job_id, viewer):
-            if view != last:
-                yield view
-            if view.state not in ACTIVE or self._closing.wait(VIEW_SECONDS):
+        while seen := self.view(job_id, viewer):
+            if seen != last:
+                yield seen
+            if seen.state not in ACTIVE or self._closing.wait(VIEW_SECONDS):
                 return
-            last = view
+            last = seen
 
     def active_job(self, owner: str) -> JobView | None:
         """Return the job of `owner` that is queued or runs, if there is one."""
         with self._lock:
             taken = next((taken for taken in self._jobs.values() if taken.record.owner == owner), None)
-            return self._view(taken.record, taken.history) if taken else None
+            return self._view(taken) if taken else None
 
     @property
     def queue_length(self) -> int:
@@ -216,7 +224,9 @@ class Desk:
 
     def _work(self) -> None:
         while taken := self._queue.get():
-            self._runner.run(taken)
+            # The next one must have its turn, even where the disk is full and nothing can be noted any more.
+            with suppress(OSError):
+                self._runner.run(taken)
             self._settle(taken)
 
     def _settle(self, taken: ActiveJob) -> None:
@@ -248,47 +258,14 @@ class Desk:
 
     def _read_ended(self, job_id: str) -> JobView | None:
         record = self._shelf.load(job_id) if destination_of(job_id) else None
-        if record is None:
-            return None
-        history = self._shelf.history(job_id)
-        error = record.error[0] if record.error and record.error != history.error else ""
-        for line in (error, "What it had staged is discarded." if record.state == "cancelled" else "", record.remark):
-            if line and record.ended:
-                history.say(line, record.ended)
-        return self._view(record, history)
+        if record and record.state in ACTIVE:  # its end could not be noted
+            record = replace(record, state="interrupted", error=INTERRUPTED)
+        return view(record, self._shelf.history(record)) if record else None
 
-    def _view(self, record: JobRecord, history: History) -> JobView:
-        before: list[ActiveJob] = []
-        if record.state == "queued":
-            before = list(takewhile(lambda other: other.record.id != record.id, self._jobs.values()))
-        return JobView(
-            id=record.id,
-            state=record.state,
-            request=record.request,
-            owner=record.owner,
-            position=len(before),
-            seconds_until_start=self._seconds_until_start(before) if before else None,
-            planned=history.planned,
-            progress=history.progress,
-            shards=tuple(history.shards),
-            log=tuple(history.log),
-            verification=history.verification,
-            report=history.report,
-            published=history.published,
-            error=record.error,
-            remark=record.remark,
-        )
-
-    def _seconds_until_start(self, before: Sequence[ActiveJob]) -> float | None:
-        rate = bytes_per_second(self._finished)
-        return seconds_until_start([self._seconds_left(other, rate) for other in before], self._settings.jobs_at_once)
-
-    def _seconds_left(self, taken: ActiveJob, rate: float | None) -> float | None:
-        """Return how long a job will still take: by its own rate, and by that of others before it has one."""
-        whole = taken.record.bytes / rate if rate else None
-        if taken.record.state == "queued" or taken.record.started is None:
-            return whole
-        ran = self._clock() - taken.record.started
-        stage = taken.history.progress["seconds_left"] if taken.history.progress else None
-        known = [seconds for seconds in (whole and max(whole - ran, 0), stage) if seconds is not None]
-        return max(known, default=None)
+    def _view(self, taken: ActiveJob) -> JobView:
+        if taken.record.state != "queued":
+            return view(taken.record, taken.history)
+        before = list(takewhile(lambda other: other is not taken, self._jobs.values()))
+        rate, now = bytes_per_second(self._finished), self._clock()
+        left = [seconds_left(other.record, other.history.progress, rate, now) for other in before]
+        return view(taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once))

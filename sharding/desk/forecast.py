@@ -9,6 +9,7 @@ from statistics import median
 
 from sharding.desk.jobs import JobRecord
 from sharding.limits import BLOCK_BYTES, HUB_JOB_ANON_BYTES, format_bytes
+from sharding.report import Json
 
 _HASHED_BYTES = 16 * BLOCK_BYTES
 _HASHINGS = 2
@@ -44,7 +45,8 @@ def forecast(total_bytes: int, finished: Iterable[JobRecord], hashed_per_second:
         at_least=False,
         peak_anon_bytes=max(record.peak_anon_bytes or 0 for record in done),
         disk_bytes=max(record.disk_bytes_written or 0 for record in done),
-        basis=f"From {len(done)} done on this machine lately: {format_bytes(rate)}/s, the most memory and disk of any.",
+        basis=f"From what was done here lately, jobs: {len(done)}. Their median rate is {format_bytes(rate)}/s; "
+        "memory and disk are the most that any took.",
     )
 
 
@@ -62,6 +64,18 @@ def bytes_per_second(finished: Iterable[JobRecord]) -> float | None:
     """Return the median rate of jobs that were done, whole jobs with all their stages; None where there is none."""
     rates = [record.bytes / record.seconds for record in finished if record.seconds and record.state == "done"]
     return median(rates) if rates else None
+
+
+def seconds_left(record: JobRecord, progress: Json | None, rate: float | None, now: float) -> float | None:
+    """Return how long a job will still take: by its stage's own rate and by the `rate` of whole jobs, the longer one.
+
+    None where neither is known.
+    """
+    whole = record.bytes / rate if rate else None
+    if record.started is None:
+        return whole
+    known = [progress["seconds_left"] if progress else None, whole and max(whole - (now - record.started), 0.0)]
+    return max((seconds for seconds in known if seconds is not None), default=None)
 
 
 def seconds_until_start(left: Sequence[float | None], jobs_at_once: int) -> float | None:

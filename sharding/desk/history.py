@@ -1,4 +1,4 @@
-"""Gather a job's events into what its owner sees of it. Pure."""
+"""Gather a job's events into what its owner sees of it."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from sharding.desk.jobs import JobRecord, JobView
 from sharding.limits import LOG_LINES, MAX_FILES, format_bytes
 from sharding.report import Json
 
@@ -146,6 +147,14 @@ class History:
         """Add a line to the log."""
         self.log.append(f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} {line}")
 
+    def close(self, record: JobRecord) -> None:
+        """Add what the log should say of the end that `record` tells, where the job did not say it itself."""
+        lines = [record.error[0]] if record.error and record.error != self.error else []
+        if record.state == "cancelled":
+            lines += ["What it had staged is discarded."] * bool(self.planned) + [record.remark] * bool(record.remark)
+        for line in lines:
+            self.say(line, record.ended or record.created)
+
     def _add(self, event: Json) -> str:
         """Keep an event; return what the log says of it."""
         match event["event"]:
@@ -183,6 +192,27 @@ class History:
                 event["plan"].pop("weight_map", None)
                 self.report = event
                 return f"Done in {event['resources']['seconds']:.1f} s."
+
+
+def view(record: JobRecord, history: History, position: int = 0, seconds_until_start: float | None = None) -> JobView:
+    """Return what the owner of a job sees of it."""
+    return JobView(
+        id=record.id,
+        state=record.state,
+        request=record.request,
+        owner=record.owner,
+        position=position,
+        seconds_until_start=seconds_until_start,
+        planned=history.planned,
+        progress=history.progress,
+        shards=tuple(history.shards),
+        log=tuple(history.log),
+        verification=history.verification,
+        report=history.report,
+        published=history.published,
+        error=record.error,
+        remark=record.remark,
+    )
 
 
 _STAGES = {

@@ -54,11 +54,15 @@ class Runner:
         self._closing = closing
 
     def run(self, job: ActiveJob) -> None:
-        """Run `job` until its record says how it ended. Raises nothing: the next one must have its turn."""
+        """Run `job` until its record says how it ended. Raises OSError where that cannot be written down."""
+        child = None
         try:
             if child := self._start(job):
                 self.end(job, *self._follow(job, child))
         except Exception as problem:
+            if child:
+                child.kill()
+                child.wait()
             self.end(job, "failed", (f"The job could not be run: {problem}.", RESUME))
 
     def end(self, job: ActiveJob, state: State, error: tuple[str, str] | None = None, remark: str = "") -> None:
@@ -98,7 +102,7 @@ class Runner:
     def _follow(self, job: ActiveJob, child: Child) -> Outcome:
         try:
             self._listen(job, child)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             job.problem = f"said something that is no event ({error})"
             child.kill()
         status = child.wait()

@@ -64,12 +64,13 @@ class Shelf:
         with open(self._place(job_id) / _EVENTS, "ab") as stream:
             return stream.write(line)
 
-    def history(self, job_id: str) -> History:
-        """Return what a job said, as far as it can be read."""
+    def history(self, record: JobRecord) -> History:
+        """Return what a job that has ended said, as far as it can be read, and how it ended."""
         history = History()
-        for seconds, event in self._events(job_id):
+        for seconds, event in self._events(record.id):
             with suppress(ValueError):
                 history.take(event, seconds)
+        history.close(record)
         return history
 
     def work_folder(self, job_id: str) -> Path:
