@@ -128,7 +128,7 @@ def test_every_command_and_option_stands_in_the_readme() -> None:
 
 def test_the_python_example_of_the_readme_runs(tmp_path: Path, checkpoint: Path) -> None:
     readme = (ROOT / "README.md").read_text()
-    code = readme.split("From Python:")[1].split("## Limits")[0].replace("\n    ", "\n")
+    code = readme.split("From Python:")[1].split("\n## ")[0].replace("\n    ", "\n")
     checkpoint.rename(tmp_path / "my-model")
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path, check=True
