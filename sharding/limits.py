@@ -143,6 +143,9 @@ PROGRESS_KEPT_SECONDS = 1.0
 VIEW_SECONDS = 0.2
 """Shortest time between two views of a job: nobody reads faster."""
 
+PERSON_SECONDS = 60.0
+"""A page asks every second whose job it shows; the Hub need not be asked as often."""
+
 CACHED_SECONDS = 10 * 60
 CACHED_CHECKPOINTS = 64
 CACHED_TENSORS = 300_000

@@ -1,10 +1,14 @@
 """Ask a Hub what a visitor wants to know before a job: which repos there are, who he is, what a name is worth."""
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
+from threading import Lock
 
 from sharding.errors import DestinationError, SourceError
 from sharding.hub import Hub
+from sharding.limits import PERSON_SECONDS
 from sharding.places import parse_repo
 
 _SUGGESTIONS = 12
@@ -38,6 +42,8 @@ class Lookup:
     def __init__(self, endpoint: str) -> None:
         """Ask the Hub at `endpoint`."""
         self._endpoint = endpoint
+        self._lock = Lock()
+        self._people: dict[str, tuple[float, Person]] = {}
 
     def link(self, text: str) -> str:
         """Return the address of the repo and revision that somebody typed or pasted, on this Hub.
@@ -71,11 +77,22 @@ class Lookup:
         return [model.id for model in models]
 
     def who(self, token: str) -> Person:
-        """Return who bears `token`. Raises DestinationError where it is not valid."""
+        """Return who bears `token`, as the Hub said within the last minute. Raises DestinationError."""
+        key, now = sha256(token.encode()).hexdigest(), time.monotonic()
+        with self._lock:
+            # In order of age, as every entry is new when it is put in.
+            while self._people and now - next(iter(self._people.values()))[0] > PERSON_SECONDS:
+                del self._people[next(iter(self._people))]
+            if key in self._people:
+                return self._people[key][1]
         hub = Hub(self._endpoint, token)
         me = hub.ask("your account", DestinationError, hub.api.whoami)
         orgs = [org["name"] for org in me.get("orgs", ()) if org.get("roleInOrg") not in ("read", "no_access")]
-        return Person(me["name"], (me["name"], *orgs))
+        person = Person(me["name"], (me["name"], *orgs))
+        with self._lock:
+            self._people.pop(key, None)
+            self._people[key] = (now, person)
+        return person
 
     def card(self, source: str, token: str | None = None) -> SourceCard:
         """Return what the Hub says of `source`. Raises SourceError where there is no such repo to be seen."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from sharding.errors import DestinationError, ShardingError, SourceError
+from sharding.hub import Hub
 from sharding.lookup import Lookup, Person, propose_name
 from tests.localhub.conftest import Server
 
@@ -40,6 +41,18 @@ def test_who_signed_in_is_known_with_his_namespaces(lookup: Lookup) -> None:
     assert lookup.who("hf_alice") == Person("alice", ("alice", "acme", "zoo"))
     with pytest.raises(DestinationError, match="not valid or has expired"):
         lookup.who("hf_nobody")
+
+
+def test_the_hub_is_asked_once_a_minute_who_somebody_is(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr("sharding.lookup.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sharding.lookup.Hub", lambda endpoint, token: asked.append(token) or Hub(endpoint, token))
+    for seconds, token in ((0, "hf_alice"), (30, "hf_bob"), (60, "hf_alice"), (61, "hf_alice"), (62, "hf_bob")):
+        now[0] = seconds
+        assert lookup.who(token).name == token.removeprefix("hf_")
+    assert asked == ["hf_alice", "hf_bob", "hf_alice"]
+    assert "hf_alice" not in repr(vars(lookup))
 
 
 def test_a_card_says_license_gate_and_privacy(hub: Server, lookup: Lookup) -> None:
