@@ -17,6 +17,7 @@ import pytest
 
 from sharding import job
 from sharding.desk import Desk, JobRequest, JobView, Settings, destination_of
+from sharding.desk.child import kill_stray
 from sharding.errors import Refused, ShardingError, SourceError, UsageError
 from sharding.events import Verified
 from sharding.files import REPORT_NAME
@@ -391,6 +392,16 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
         view = desk.view(job_id, "alice")
         assert view and view.state == "interrupted"
         assert desk.queue_length == 0
+
+
+def test_a_process_that_has_only_the_number_of_an_old_one_is_left_alone() -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
+        started = psutil.Process(stranger.pid).create_time()
+        kill_stray((stranger.pid, started - 1))
+        assert stranger.poll() is None
+        kill_stray((stranger.pid, started))
+        assert stranger.wait(30) == -signal.SIGKILL
+    kill_stray((stranger.pid, started))
 
 
 def test_two_desks_do_not_share_a_folder(desk: Desk, settings: Settings) -> None:
