@@ -77,6 +77,20 @@ def run() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     yield run
 
 
+@pytest.fixture
+def nothing_stays_on_this_disk(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A test whose job, done or refused, leaves no file where a job could put one."""
+    cwd, temporary = tmp_path_factory.mktemp("cwd"), tmp_path_factory.mktemp("temporary")
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    before = listing(HOME)
+    yield
+    assert listing(cwd) == listing(temporary) == {}
+    assert listing(HOME) == before
+
+
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Callable[..., Server]"]:
     """Start a loopback Hub with the options given; it is stopped at the end."""

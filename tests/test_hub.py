@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -20,12 +20,14 @@ from sharding.events import Planned, Progress, Published, ShardFinished, Verifie
 from sharding.files import REPORT_NAME
 from sharding.hub_destination import STAGING_BRANCH
 from sharding.report import Report
-from tests.conftest import HOME, environment, listing, write_checkpoint
+from tests.conftest import environment, listing, write_checkpoint
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
 KILLS = 10
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
 
 
 @pytest.fixture(scope="session")
@@ -42,20 +44,6 @@ def name() -> str:
 @pytest.fixture
 def source(hub: Server, checkpoint: Path, name: str) -> str:
     return push(hub, checkpoint, f"{name}-source")
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_on_this_disk(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """Every test here, whether its job succeeds or is refused, leaves no file where a job could put one."""
-    cwd, temporary = tmp_path_factory.mktemp("cwd"), tmp_path_factory.mktemp("temporary")
-    monkeypatch.chdir(cwd)
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    before = listing(HOME)
-    yield
-    assert listing(cwd) == listing(temporary) == {}
-    assert listing(HOME) == before
 
 
 def weights(folder: Path) -> dict[str, bytes]:

@@ -24,6 +24,8 @@ from tests.localhub.conftest import Server
 LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
 MADE, SOURCE = "alice/made", "alice/source"
 
+pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
+
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
