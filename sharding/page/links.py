@@ -1,0 +1,73 @@
+"""Read what a link to the page asks for, and write such links. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+from urllib.parse import quote, urlencode
+
+from sharding.plan import Order
+
+SIZES = ("200MB", "500MB", "1GB", "2GB", "5GB")
+OTHER_SIZE = "Other"
+_LONGEST = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a visitor comes for: a form filled in, a job to attach to, or the result in a repo."""
+
+    repo: str = ""
+    revision: str = ""
+    size: str = SIZES[0]
+    order: Order = "natural"
+    job: str = ""
+    result: str = ""
+
+    @property
+    def choice(self) -> tuple[str, str]:
+        """Return the size as one of the choices offered, and in free text."""
+        return (self.size, "") if self.size in SIZES else (OTHER_SIZE, self.size)
+
+
+def read_wish(query: Mapping[str, str]) -> Wish:
+    """Return what the query of a link asks for; what it does not know, it leaves out.
+
+    >>> read_wish({"repo": "me/model@v2", "size": "300MB", "colour": "red"})
+    Wish(repo='me/model', revision='v2', size='300MB', order='natural', job='', result='')
+    """
+    given = {name: str(value)[:_LONGEST].strip() for name, value in query.items()}
+    repo, _, revision = given.get("repo", "").partition("@")
+    size = "".join(given.get("size", "").split()).upper().replace("IB", "iB")
+    order = given.get("order", "")
+    return Wish(
+        repo=repo,
+        revision=given.get("revision", "") or revision,
+        size=size if re.fullmatch(r"[\d.]+[A-Zi]*", size) else SIZES[0],
+        order=order if order in get_args(Order) else "natural",  # type: ignore[arg-type]
+        job=given.get("job", ""),
+        result=given.get("result", ""),
+    )
+
+
+def query_of(wish: Wish) -> str:
+    """Return the query of the link that `read_wish` reads `wish` from.
+
+    >>> query_of(Wish(repo="me/model", size="300MB")), query_of(Wish(result="me/model@v2"))
+    ('?repo=me/model&size=300MB', '?result=me/model@v2')
+    """
+    if wish.job or wish.result:
+        pairs = {"job": wish.job} if wish.job else {"result": wish.result}
+    else:
+        source = f"{wish.repo}@{wish.revision}" if wish.revision else wish.repo
+        pairs = {"repo": source, "size": wish.size} if source else {}
+        if source and wish.order != "natural":
+            pairs["order"] = wish.order
+    return f"?{urlencode(pairs, safe='/@', quote_via=quote)}" if pairs else "?"
+
+
+def source_of(repo: str | None, revision: str | None) -> str:
+    """Return the source that the two fields name together; what the first says of a revision comes first."""
+    repo, revision = (repo or "").strip(), (revision or "").strip()
+    names_one = "@" in repo or re.search(r"/(tree|commit)/", repo)
+    return f"{repo}@{revision}" if revision and repo and not names_one else repo

@@ -1,0 +1,148 @@
+"""Turn plans, views of jobs and reports into the panels of the page. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sharding.desk import JobView
+from sharding.errors import ShardingError
+from sharding.lookup import SourceCard
+from sharding.page.render import render
+from sharding.page.shards import files_of_event, files_of_plan, files_of_report, files_of_source
+from sharding.page.snippets import loading_snippets
+from sharding.page.words import count, duration, format_bytes
+from sharding.report_reader import ReadReport
+from sharding.values import Checkpoint, Plan
+
+_STAGES = {
+    "check": "Checking what an earlier run has finished",
+    "transfer": "Writing shards",
+    "verify": "Reading the result again to prove it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """How far a job is, in per cent of all that it moves, and the numbers beside it."""
+
+    stage: str
+    percent: int
+    numbers: tuple[tuple[str, str], ...]
+
+
+def message(text: str, hint: str = "", level: str = "note", link: tuple[str, str] | None = None) -> str:
+    """Return a sentence to stand beside the field it is about; `link` is an address and its words."""
+    return render("message", message=text, hint=hint, level=level, link=link)
+
+
+def problem(error: ShardingError, link: tuple[str, str] | None = None) -> str:
+    """Return what went wrong and what helps."""
+    return message(error.message, error.hint, "error", link)
+
+
+def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
+    """Return what a source is."""
+    sizes: dict[str, int] = {}
+    for tensor in checkpoint.tensors:
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
+    shares = sorted(sizes, key=lambda dtype: -sizes[dtype])
+    access = "gated" if card.gated else "private" if card.private else "open to all"
+    parameters = checkpoint.total_parameters or sum(tensor.parameters for tensor in checkpoint.tensors)
+    dtypes = ", ".join(shares[:4])
+    return render("facts", checkpoint=checkpoint, card=card, parameters=parameters, dtypes=dtypes, access=access)
+
+
+def plan_panel(checkpoint: Checkpoint, plan: Plan) -> str:
+    """Return the shards of a plan beside today's files."""
+    return render("plan", old=files_of_source(checkpoint), new=files_of_plan(plan, checkpoint), plan=plan)
+
+
+def job_panel(view: JobView, source_link: str) -> str:
+    """Return how a job is."""
+    new = files_of_event(view.planned, (shard["file"] for shard in view.shards))[1] if view.planned else None
+    headline, detail = _headline(view)
+    return render(
+        "job",
+        view=view,
+        source=view.request.source.partition("@")[0],
+        source_link=source_link,
+        headline=headline,
+        detail=detail,
+        bar=_bar(view),
+        new=new if view.state != "done" else None,
+        done_count=len(view.shards),
+    )
+
+
+def log_panel(lines: Sequence[str]) -> str:
+    """Return what a job has said."""
+    return render("log", lines=lines)
+
+
+def result_panel(
+    report: ReadReport, repo_id: str, page: str, link: str, source_link: str | None, word: str = ""
+) -> str:
+    """Return a finished job; `word` says whose word it is, where that is to be said."""
+    old, new = files_of_report(report)
+    proof = report.verification
+    source = f"{report.source.repo_id}@{report.source.revision[:12]}"
+    verdict = (
+        f"All {count(proof.tensors, 'tensor')} bit-identical to {source}"
+        if proof.identical
+        else f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
+    )
+    return render(
+        "result",
+        report=report,
+        repo_id=repo_id,
+        page=page,
+        link=link,
+        source_link=source_link,
+        word=word,
+        verdict=verdict,
+        old=old,
+        new=new,
+        snippets=loading_snippets(repo_id, report.source.architecture),
+    )
+
+
+def _headline(view: JobView) -> tuple[str, str]:
+    match view.state:
+        case "queued":
+            before = f"Waiting for {count(view.position, 'job')} before this one" if view.position else "Starting"
+            seconds = view.seconds_until_start
+            start = f"It will start in about {duration(seconds)}." if seconds is not None and view.position else ""
+            return before, f"{start} You may close this page and come back with its link.".strip()
+        case "running":
+            stage = view.progress["stage"] if view.progress else ""
+            return _STAGES.get(stage, "Reading the headers"), "You may close this page and come back with its link."
+        case "cancelling":
+            return "Cancelling", "What was staged is being discarded."
+        case "cancelled":
+            return "Cancelled", view.remark
+        case "done":
+            return "Done", view.remark
+        case "interrupted":
+            return "Interrupted", " ".join(view.error or ())
+        case "failed":
+            return "Failed", " ".join(view.error or ())
+
+
+def _bar(view: JobView) -> Bar | None:
+    progress = view.progress
+    if progress is None or view.state != "running":
+        return None
+    done, total = progress["bytes_done"], progress["bytes_total"]
+    # Every byte is moved once and read again once.
+    halves = {"transfer": 0.0, "verify": 0.5}.get(progress["stage"], 0.0) + 0.5 * (done / total if total else 0)
+    left = progress["seconds_left"]
+    numbers = [
+        ("This stage", f"{format_bytes(done)} of {format_bytes(total)}"),
+        ("Rate", f"{format_bytes(progress['bytes_per_second'])}/s"),
+        ("Left in it", duration(left) if left is not None else "…"),
+        ("In work", progress["file"] or "…"),
+    ]
+    numbers += [(name, format_bytes(progress[key])) for key, name in _LIVE.items() if progress.get(key) is not None]
+    return Bar(_STAGES.get(progress["stage"], progress["stage"]), int(100 * halves), tuple(numbers))
+
+
+_LIVE = {"anon_bytes": "Memory now", "bytes_uploaded": "Uploaded", "bytes_deduplicated": "Deduplicated"}
