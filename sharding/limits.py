@@ -28,6 +28,9 @@ MAX_CONFIG_BYTES = 10_000_000
 MAX_REPORT_BYTES = 100_000_000
 """A report names every tensor twice, as an index does."""
 
+MAX_SHOWN_REPORT_BYTES = 20_000_000
+"""What the page reads of a report in a stranger's repo: one of 100,000 tensors has about 15 MB."""
+
 MAX_SIDE_FILE_BYTES = 500_000_000
 """Tokenizers reach tens of megabytes; what is larger is data or weights under another name."""
 
@@ -239,6 +242,11 @@ def space_host() -> str | None:
 def is_space() -> bool:
     """Return whether this is a Space of the Hub: SPACE_ID is set there."""
     return bool(os.environ.get("SPACE_ID"))
+
+
+def space_id() -> str | None:
+    """Return "owner/name" of the Space that this is, if it is one: SPACE_ID."""
+    return os.environ.get("SPACE_ID") or None
 
 
 def jobs_at_once() -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sharding.desk import JobView
+from sharding.desk.forecast import Forecast
 from sharding.errors import ShardingError
 from sharding.lookup import SourceCard
 from sharding.page.render import render
@@ -11,7 +12,7 @@ from sharding.page.shards import files_of_event, files_of_plan, files_of_report,
 from sharding.page.snippets import loading_snippets
 from sharding.page.words import count, duration, format_bytes
 from sharding.report_reader import ReadReport
-from sharding.values import Checkpoint, Plan
+from sharding.values import Checkpoint, Finding, Plan
 
 _STAGES = {
     "check": "Checking what an earlier run has finished",
@@ -54,6 +55,11 @@ def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
 def plan_panel(checkpoint: Checkpoint, plan: Plan) -> str:
     """Return the shards of a plan beside today's files."""
     return render("plan", old=files_of_source(checkpoint), new=files_of_plan(plan, checkpoint), plan=plan)
+
+
+def forecast_panel(forecast: Forecast, findings: Sequence[Finding]) -> str:
+    """Return what the job will take on this machine, and what else there is to know of it."""
+    return render("forecast", forecast=forecast, found=findings)
 
 
 def job_panel(view: JobView, source_link: str) -> str:

@@ -1,0 +1,41 @@
+"""The Space: one desk, and the page over it. `python app.py` serves it on this machine."""
+
+import signal
+from typing import NoReturn
+
+import spaces
+
+from sharding.desk import Desk, Settings
+from sharding.page.build import build
+from sharding.page.form import ASSETS
+from sharding.page.site import Site
+from sharding.page.theme import theme
+
+
+@spaces.GPU
+def gpu() -> None:
+    """Use no GPU: bytes are moved, nothing is computed. ZeroGPU hardware starts only what declares a function."""
+
+
+def main() -> None:
+    """Serve until told to stop; jobs that run then are interrupted, and can be resumed."""
+    signal.signal(signal.SIGTERM, _stop)
+    with Desk(Settings.from_environment()) as desk:
+        build(desk, Site.from_environment()).launch(
+            theme=theme(),
+            css_paths=ASSETS / "style.css",
+            head=f"<script>{(ASSETS / 'page.js').read_text()}</script>",
+            favicon_path=ASSETS / "logo.svg",
+            footer_links=["api"],
+            mcp_server=True,
+            run_history=False,
+            ssr_mode=False,
+        )
+
+
+def _stop(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

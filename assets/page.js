@@ -1,0 +1,32 @@
+// What a page cannot do from the server: write its own address, and copy text.
+window.shardMyRepo = {
+  address(query) {
+    if (!query || query === window.location.search) return;
+    window.history.replaceState(window.history.state, "", query);
+    // A Space lies in a frame; the Hub takes the address over from it.
+    if (window.parent !== window) {
+      window.parent.postMessage({ queryString: query.slice(1) }, "https://huggingface.co");
+    }
+  },
+};
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button.copy");
+  if (button) {
+    const text = button.parentElement.querySelector("pre").innerText.trimEnd();
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  }
+});
+
+// Gradio's own way loses all but the first part of the address on the way through the login.
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("#sign-in");
+  if (!button) return;
+  event.stopPropagation();
+  event.preventDefault();
+  const door = button.textContent.trim().startsWith("Sign out") ? "logout" : "login/huggingface";
+  const back = encodeURIComponent("/" + window.location.search);
+  window.location.assign(`${door}?_target_url=${back}`);
+}, true);

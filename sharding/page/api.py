@@ -1,0 +1,141 @@
+"""The same work for programs: endpoints of Gradio's HTTP API, which are MCP tools as well."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import gradio as gr
+
+from sharding.desk import Desk, JobRequest
+from sharding.errors import Refused, ShardingError
+from sharding.limits import DEFAULT_MAX_SHARD_SIZE
+from sharding.lookup import Person
+from sharding.page.links import Wish, query_of
+from sharding.page.site import Site, person
+from sharding.plan import Order, Strategy
+from sharding.report import checkpoint_json, plan_json
+from sharding.results import read_result
+
+Json = dict[str, Any]
+
+
+class Endpoints:
+    """What a program may ask. Programs and language models read these docstrings."""
+
+    def __init__(self, desk: Desk, site: Site) -> None:
+        """Answer from `desk`; the caller is who the `Authorization` header of a request says."""
+        self._desk = desk
+        self._site = site
+
+    def add(self) -> None:
+        """Add the endpoints to the page that is being built."""
+        for endpoint in (self.inspect, self.plan, self.shard, self.status, self.result):
+            gr.api(endpoint, api_name=endpoint.__name__, concurrency_limit=None)
+
+    def inspect(self, source: str, request: gr.Request) -> Json:
+        """Say what a model checkpoint on the Hub holds, from its headers only: architecture, parameters, dtypes, files.
+
+        Args:
+            source: the repo, as "owner/name", "owner/name@revision" or a link to it
+        """
+        with _told():
+            checkpoint, _ = self._desk.plan(source, DEFAULT_MAX_SHARD_SIZE, token=self._site.caller(request))
+            return checkpoint_json(checkpoint)
+
+    def plan(
+        self,
+        source: str,
+        request: gr.Request,
+        max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
+        strategy: Strategy = "size",
+        order: Order = "natural",
+    ) -> Json:
+        """Say which files a model checkpoint would be cut into. Moves no weights and needs no login.
+
+        Args:
+            source: the repo, as "owner/name", "owner/name@revision" or a link to it
+            max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary)
+            strategy: how to cut; "size" fills each file up to the limit
+            order: "natural" puts layer 2 before layer 10, as transformers writes; "stored" keeps the source's order
+        """
+        with _told():
+            checkpoint, plan = self._desk.plan(source, max_shard_size, strategy, order, self._site.caller(request))
+            document = plan_json(plan)
+            return {**document, "findings": checkpoint_json(checkpoint)["findings"] + document["findings"]}
+
+    def shard(
+        self,
+        source: str,
+        destination: str,
+        request: gr.Request,
+        max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
+        strategy: Strategy = "size",
+        order: Order = "natural",
+        private: bool | None = None,
+        public_copy_allowed: bool = False,
+    ) -> Json:
+        """Start a job that copies a model checkpoint into files of at most the given size, verifies and pushes them.
+
+        Answers at once with the job's id and link; ask `status` how it is. Needs the caller's Hugging Face token in
+        the header `Authorization: Bearer hf_...`, with the right to write to the destination.
+
+        Args:
+            source: the repo, as "owner/name", "owner/name@revision" or a link to it
+            destination: the repo to write, as "owner/name"; it is created if there is none
+            max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary)
+            strategy: how to cut; "size" fills each file up to the limit
+            order: "natural" puts layer 2 before layer 10, as transformers writes; "stored" keeps the source's order
+            private: whether a new repo is private; by default it is as the source
+            public_copy_allowed: whether the terms of a gated or private source allow a public copy
+        """
+        with _told():
+            caller, token = self._caller(request)
+            wish = JobRequest(source, destination, max_shard_size, strategy, order, private, public_copy_allowed)
+            job = self._desk.submit(wish, caller.name, token)
+            return {"job": job, "link": self._site.address(request) + query_of(Wish(job=job))}
+
+    def status(self, job: str, request: gr.Request) -> Json:
+        """Say how a job of the caller is: state, place in the queue, progress, log, and the report once it is done.
+
+        Needs the token of the one who started it, in the header `Authorization: Bearer hf_...`.
+
+        Args:
+            job: the id that `shard` answered with
+        """
+        with _told():
+            view = self._desk.view(job, self._caller(request)[0].name)
+            if view is None:
+                raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
+            return asdict(view)
+
+    def result(self, repo: str, request: gr.Request) -> Json:
+        """Return the report of a finished job from the repo that it made: what was done, the proof, what it cost.
+
+        Args:
+            repo: the result, as "owner/name", "owner/name@revision" or a link to it
+        """
+        with _told():
+            found = read_result(repo, endpoint=self._site.endpoint, token=self._site.caller(request))
+            return {
+                "repo_id": found.repo_id,
+                "revision": found.revision,
+                "has_those_files": found.has_those_files,
+                "report": found.report.model_dump(mode="json", by_alias=True),
+            }
+
+    def _caller(self, request: gr.Request) -> tuple[Person, str]:
+        token = self._site.caller(request)
+        who = person(self._desk, token)
+        if who is None or token is None:
+            raise Refused("This needs a login.", "Send your token in the header `Authorization: Bearer hf_...`.")
+        return who, token
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell the caller what went wrong and what helps."""
+    try:
+        yield
+    except ShardingError as error:
+        raise gr.Error(f"{error.message} {error.hint}".rstrip(), print_exception=False) from error

@@ -1,0 +1,143 @@
+"""Lay out the page: what stands where, and nothing of what it does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import gradio as gr
+
+from sharding.page.links import OTHER_SIZE, SIZES
+from sharding.page.render import render
+from sharding.plan import Order
+
+ASSETS = Path(__file__).parent.parent.parent / "assets"
+
+_ORDERS = {"natural": "As the layers are counted", "stored": "As stored today"}
+PRIVATE, PUBLIC = "Private", "Public"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The parts of the page that something happens to, from top to bottom."""
+
+    account: gr.HTML
+    notice: gr.HTML
+
+    choose: gr.Column
+    repo: gr.Dropdown
+    revision: gr.Textbox
+    show: gr.Button
+    repo_message: gr.HTML
+    examples: gr.Dataset
+    facts: gr.HTML
+
+    plan: gr.Column
+    size: gr.Radio
+    other_size: gr.Textbox
+    size_message: gr.HTML
+    order: gr.Radio
+    shards: gr.HTML
+    forecast: gr.HTML
+
+    push: gr.Column
+    namespace: gr.Dropdown
+    name: gr.Textbox
+    name_message: gr.HTML
+    visibility: gr.Radio
+    permitted: gr.Checkbox
+    start: gr.Button
+    start_message: gr.HTML
+
+    run: gr.Column
+    progress: gr.HTML
+    cancel: gr.Button
+    resume: gr.Button
+    run_message: gr.HTML
+    log: gr.HTML
+
+    outcome: gr.Column
+    result: gr.HTML
+
+    job: gr.Textbox
+    wanted: gr.Textbox
+    query: gr.Textbox
+    proposed: gr.State
+
+
+def lay_out(on_space: bool) -> Form:
+    """Put every part in its place, inside the `gr.Blocks` that is open. The login button is for a Space only."""
+    account = _masthead(on_space)
+    notice = gr.HTML(elem_id="notice")
+    with _step("choose", 1, "Choose a model") as choose:
+        with gr.Row(elem_classes="fields"):
+            repo = gr.Dropdown(
+                [], value=None, label="Model", info="owner/name, or a link to it", allow_custom_value=True,
+                filterable=False, elem_id="repo", scale=4,
+            )  # fmt: skip
+            revision = gr.Textbox(
+                label="Revision", info="branch, tag or commit", placeholder="main", elem_id="revision", scale=1
+            )
+            show = gr.Button("Show the plan", elem_id="show", scale=0, min_width=160)
+        repo_message = gr.HTML(elem_id="repo-message")
+        examples = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
+        facts = gr.HTML(elem_id="facts")
+    with _step("plan", 2, "See the plan", visible=False) as plan:
+        with gr.Row(elem_classes="fields"):
+            with gr.Column(scale=3):
+                size = gr.Radio([*SIZES, OTHER_SIZE], value=SIZES[0], label="Largest shard", elem_id="size")
+                other_size = gr.Textbox(
+                    label="Another size", info="such as 300MB, 1.5GB or 1GiB", visible=False, elem_id="other-size"
+                )
+                size_message = gr.HTML(elem_id="size-message")
+            with gr.Column(scale=2):
+                choices = [(_ORDERS[order], order) for order in get_args(Order)]
+                order = gr.Radio(choices, value="natural", label="Order of the tensors", elem_id="order")
+        shards = gr.HTML(elem_id="shards")
+        forecast = gr.HTML(elem_id="forecast")
+    with _step("push", 3, "Shard and push", visible=False) as push:
+        with gr.Row(elem_classes="fields"):
+            namespace = gr.Dropdown([], label="Namespace", elem_id="namespace", scale=1)
+            name = gr.Textbox(label="Name of the new repo", elem_id="name", scale=3)
+        name_message = gr.HTML(elem_id="name-message")
+        with gr.Row(elem_classes="fields"):
+            visibility = gr.Radio([PUBLIC, PRIVATE], value=PUBLIC, label="Who may see it", elem_id="visibility")
+            permitted = gr.Checkbox(
+                label="The terms of the model allow a public copy", visible=False, elem_id="permitted"
+            )
+        start = gr.Button("Shard and push", variant="primary", elem_id="start")
+        start_message = gr.HTML(elem_id="start-message")
+    with _step("run", 3, "Shard and push", visible=False) as run:
+        progress = gr.HTML(elem_id="progress")
+        with gr.Row(elem_classes="actions"):
+            cancel = gr.Button("Cancel", variant="stop", visible=False, elem_id="cancel", scale=0)
+            resume = gr.Button("Resume", variant="primary", visible=False, elem_id="resume", scale=0)
+        run_message = gr.HTML(elem_id="run-message")
+        log = gr.HTML(elem_id="log")
+    with _step("outcome", 4, "Result", visible=False) as outcome:
+        result = gr.HTML(elem_id="result")
+    return Form(
+        account, notice, choose, repo, revision, show, repo_message, examples, facts, plan, size, other_size,
+        size_message, order, shards, forecast, push, namespace, name, name_message, visibility, permitted, start,
+        start_message, run, progress, cancel, resume, run_message, log, outcome, result,
+        job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False), query=gr.Textbox(visible=False), proposed=gr.State(""),
+    )  # fmt: skip
+
+
+def _masthead(on_space: bool) -> gr.HTML:
+    with gr.Row(elem_classes="masthead-row"):
+        gr.HTML(render("header", logo=(ASSETS / "logo.svg").read_text()), elem_id="masthead", scale=1)
+        with gr.Column(elem_classes="account", scale=0, min_width=240):
+            account = gr.HTML(elem_id="account")
+            if on_space:
+                gr.LoginButton("Sign in with Hugging Face", logout_value="Sign out {}", size="md", elem_id="sign-in")
+                gr.DuplicateButton("Duplicate this Space", variant="secondary", elem_id="duplicate")
+    return account
+
+
+@contextmanager
+def _step(name: str, number: int, title: str, visible: bool = True) -> Iterator[gr.Column]:
+    with gr.Column(visible=visible, elem_id=name, elem_classes="step") as column:
+        gr.HTML(render("heading", number=number, title=title, lead=""))
+        yield column

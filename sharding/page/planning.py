@@ -1,0 +1,120 @@
+"""Answer a visitor who looks around: suggest models, plan, draw. Nothing here needs a login."""
+
+from typing import Any
+
+import gradio as gr
+
+from sharding.desk import Desk
+from sharding.errors import ShardingError, UsageError
+from sharding.page.form import PRIVATE, PUBLIC, Form
+from sharding.page.links import OTHER_SIZE, Wish, query_of, read_wish, source_of
+from sharding.page.panels import facts_panel, forecast_panel, message, plan_panel, problem
+from sharding.page.site import Site, person
+
+Update = dict[Any, Any]
+"""New values, or settings, of parts of the form."""
+
+_SIGN_IN = "Sign in to see your private models and to push. Plans need no login."
+_NO_LOGIN = "Nobody is signed in on this machine. Run `hf auth login` to push, then reload the page."
+
+
+class Planning:
+    """What happens in the steps 1 and 2."""
+
+    def __init__(self, desk: Desk, site: Site, form: Form) -> None:
+        """Plan at `desk`, show in `form`."""
+        self._desk = desk
+        self._site = site
+        self._form = form
+
+    def arrive(self, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+        """Fill the form in as the link says, and greet who is signed in."""
+        wish, form = read_wish(dict(request.query_params)), self._form
+        choice, other = wish.choice
+        is_form = not (wish.job or wish.result)
+        update = {
+            form.account: self._greet(login),
+            form.choose: gr.Column(visible=is_form),
+            form.run: gr.Column(visible=bool(wish.job)),
+            form.outcome: gr.Column(visible=bool(wish.result)),
+            form.repo: gr.Dropdown(choices=[wish.repo] if wish.repo else [], value=wish.repo or None),
+            form.revision: wish.revision,
+            form.size: choice,
+            form.other_size: gr.Textbox(value=other, visible=choice == OTHER_SIZE),
+            form.order: wish.order,
+            form.job: wish.job,
+            form.wanted: wish.result,
+        }
+        return {**update, form.examples: gr.Dataset(samples=[[name] for name in self._examples()])}
+
+    def suggest(self, typed: gr.KeyUpData, login: gr.OAuthToken | None) -> Any:
+        """Offer repos whose names are like what was typed so far."""
+        text = (typed.input_value or "").strip()
+        if len(text) < 2:
+            return gr.skip()
+        try:
+            return gr.Dropdown(choices=self._desk.lookup.search(text, self._site.bearer(login)))
+        except ShardingError:
+            return gr.skip()  # suggestions are a courtesy: the name can still be typed
+
+    def see(
+        self, repo: str, revision: str, choice: str, other: str, order: Any, login: gr.OAuthToken | None
+    ) -> Update:
+        """Say what the model is, and draw the plan."""
+        form, source, token = self._form, source_of(repo, revision), self._site.bearer(login)
+        hidden = {form.facts: "", form.plan: gr.Column(visible=False), form.push: gr.Column(visible=False)}
+        if not source:
+            return {**hidden, form.repo_message: ""}
+        try:
+            checkpoint = self._desk.plan(source, "5GB", token=token)[0]
+            card = self._desk.lookup.card(source, token)
+        except ShardingError as error:
+            return {**hidden, form.repo_message: problem(error)}
+        hides = card.gated or card.private
+        return {
+            form.repo_message: "",
+            form.facts: facts_panel(checkpoint, card),
+            form.plan: gr.Column(visible=True),
+            form.push: gr.Column(visible=True),
+            form.visibility: PRIVATE if hides else PUBLIC,
+            form.permitted: gr.Checkbox(value=False, visible=hides),
+            **self.draw(repo, revision, choice, other, order, login),
+        }
+
+    def draw(
+        self, repo: str, revision: str, choice: str, other: str, order: Any, login: gr.OAuthToken | None
+    ) -> Update:
+        """Draw the plan for what is chosen."""
+        form, source = self._form, source_of(repo, revision)
+        size = other if choice == OTHER_SIZE else choice
+        shown = gr.Textbox(visible=choice == OTHER_SIZE)
+        if not source or not size.strip():
+            return {form.size_message: "", form.other_size: shown}
+        try:
+            checkpoint, plan = self._desk.plan(source, size, "size", order, self._site.bearer(login))
+        except UsageError as error:
+            return {form.size_message: problem(error), form.other_size: shown}
+        except ShardingError as error:
+            return {form.repo_message: problem(error), form.other_size: shown}
+        return {
+            form.size_message: "",
+            form.other_size: shown,
+            form.shards: plan_panel(checkpoint, plan),
+            form.forecast: forecast_panel(self._desk.forecast(plan), (*checkpoint.findings, *plan.findings)),
+            form.query: query_of(Wish(repo=source, size=size, order=order)),
+        }
+
+    def _examples(self) -> tuple[str, ...]:
+        try:
+            return self._site.examples(self._desk)
+        except ShardingError:
+            return ()
+
+    def _greet(self, login: gr.OAuthToken | None) -> str:
+        try:
+            who = person(self._desk, self._site.bearer(login))
+        except ShardingError as error:
+            return problem(error)
+        if who:
+            return message(f"Signed in as {who.name}.")
+        return message(_SIGN_IN if self._site.space else _NO_LOGIN)

@@ -1,0 +1,120 @@
+"""Take a visitor's order: propose a name for the copy, see that it is free, hand the job to the desk."""
+
+from typing import Any
+
+import gradio as gr
+
+from sharding.desk import Desk, JobRequest
+from sharding.errors import DestinationError, Refused, ShardingError, SourceError, UsageError
+from sharding.lookup import propose_name
+from sharding.page.form import PRIVATE, Form
+from sharding.page.links import OTHER_SIZE, Wish, query_of, source_of
+from sharding.page.panels import message, problem
+from sharding.page.planning import Update
+from sharding.page.site import Site, person
+
+_TO_SIGN_IN = "Sign in with Hugging Face at the top of the page; what you chose is kept."
+_TO_LOG_IN = "Run `hf auth login` on the machine that serves this page, then reload it."
+
+
+class Pushing:
+    """What happens in step 3 before a job begins."""
+
+    def __init__(self, desk: Desk, site: Site, form: Form) -> None:
+        """Hand jobs to `desk`, show in `form`."""
+        self._desk = desk
+        self._site = site
+        self._form = form
+
+    def propose(
+        self, repo: str, revision: str, choice: str, other: str, namespace: str | None, name: str, proposed: str,
+        login: gr.OAuthToken | None,
+    ) -> Update:  # fmt: skip
+        """Fill in a namespace and a free name; a name that the visitor wrote himself stays."""
+        form, token, source = self._form, self._site.bearer(login), source_of(repo, revision)
+        size = other if choice == OTHER_SIZE else choice
+        try:
+            who = person(self._desk, token)
+            if who is None or token is None:
+                return {
+                    form.start: gr.Button(interactive=False),
+                    form.start_message: message("Pushing needs a login.", self._to_sign_in),
+                }
+            space = namespace if namespace in who.namespaces else who.name
+            mine = name if name and name != proposed else ""
+            wanted = f"{space}/{mine}" if mine else propose_name(space, source, size)
+            free = wanted if mine else self._desk.lookup.free_name(wanted, token)
+        except ShardingError as error:
+            return {form.start_message: problem(error), form.start: gr.Button(interactive=False)}
+        short = free.partition("/")[2]
+        return {
+            form.start: gr.Button(interactive=True),
+            form.start_message: "",
+            form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space),
+            form.name: short,
+            form.proposed: proposed if mine else short,
+            form.name_message: "" if free == wanted else _taken(wanted, free),
+        }
+
+    def check_name(self, namespace: str | None, name: str, login: gr.OAuthToken | None) -> Update:
+        """Say whether the name is free."""
+        form, token = self._form, self._site.bearer(login)
+        wanted = f"{namespace}/{name.strip()}"
+        if not (namespace and name.strip() and token):
+            return {form.name_message: ""}
+        try:
+            free = self._desk.lookup.free_name(wanted, token)
+            if free == wanted or self._desk.unfinished(wanted, token):
+                return {form.name_message: ""}
+        except ShardingError as error:
+            return {form.name_message: problem(error)}
+        return {form.name_message: _taken(wanted, free)}
+
+    def start(
+        self, repo: str, revision: str, choice: str, other: str, order: Any, namespace: str, name: str,
+        visibility: str, permitted: bool, login: gr.OAuthToken | None,
+    ) -> Update:  # fmt: skip
+        """Hand the job to the desk and turn to its progress; or say beside which field something is wrong."""
+        form, token = self._form, self._site.bearer(login)
+        request = JobRequest(
+            source=source_of(repo, revision),
+            destination=f"{namespace}/{name.strip()}",
+            max_shard_size=other if choice == OTHER_SIZE else choice,
+            order=order,
+            private=visibility == PRIVATE,
+            confirmed=permitted,
+        )
+        try:
+            who = person(self._desk, token)
+            if who is None or token is None:
+                raise Refused("Pushing needs a login.", self._to_sign_in)
+            taken = self._desk.submit(request, who.name, token)
+        except ShardingError as error:
+            return {form.start_message: "", self._field_of(error): problem(error)}
+        return {
+            form.choose: gr.Column(visible=False),
+            form.plan: gr.Column(visible=False),
+            form.push: gr.Column(visible=False),
+            form.run: gr.Column(visible=True),
+            form.job: taken,
+            form.query: query_of(Wish(job=taken)),
+        }
+
+    def _field_of(self, error: ShardingError) -> gr.HTML:
+        match error:
+            case SourceError():
+                return self._form.repo_message
+            case UsageError():
+                return self._form.size_message
+            case DestinationError():
+                return self._form.name_message
+            case _:
+                return self._form.start_message
+
+    @property
+    def _to_sign_in(self) -> str:
+        return _TO_SIGN_IN if self._site.space else _TO_LOG_IN
+
+
+def _taken(wanted: str, free: str) -> str:
+    return message(f"{wanted} exists already.", f"{free} is free.", "warning")

@@ -1,0 +1,132 @@
+"""Show a job to its owner while it runs; cancel it, resume it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import gradio as gr
+
+from sharding.desk import Desk, JobRequest, JobView, destination_of
+from sharding.desk.jobs import ACTIVE
+from sharding.errors import Refused, ShardingError
+from sharding.limits import VIEW_SECONDS
+from sharding.page.form import Form
+from sharding.page.links import Wish, query_of
+from sharding.page.panels import job_panel, log_panel, message, problem, result_panel
+from sharding.page.planning import Update
+from sharding.page.site import Site, person
+from sharding.report_reader import parse_report
+
+_NOT_YOURS = Refused(
+    "There is no such job of yours here.",
+    "Jobs are kept for a day, and shown only to the one who started them. Look at the repo it was to write.",
+)
+
+
+class Running:
+    """What happens while a job is on its way."""
+
+    def __init__(self, desk: Desk, site: Site, form: Form) -> None:
+        """Watch jobs of `desk`, show in `form`."""
+        self._desk = desk
+        self._site = site
+        self._form = form
+
+    async def follow(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> AsyncIterator[Update]:
+        """Show how a job is, again and again, until it has ended. It goes on without anybody watching."""
+        if not job:
+            yield {self._form.job: ""}
+            return
+        token = self._site.bearer(login)
+        try:
+            who = await asyncio.to_thread(person, self._desk, token)
+            view = self._desk.view(job, who.name if who else None)
+            if view is None:
+                yield await asyncio.to_thread(self._lost, job, token)
+                return
+        except ShardingError as error:
+            yield {self._form.progress: problem(error)}
+            return
+        shown = None
+        while view is not None:
+            if view != shown:
+                yield self._show(view, request)
+            if view.state not in ACTIVE:
+                return
+            shown = view
+            await asyncio.sleep(2 * VIEW_SECONDS)
+            view = self._desk.view(job, view.owner)
+
+    def cancel(self, job: str, login: gr.OAuthToken | None) -> Update:
+        """Stop the job."""
+        try:
+            who = person(self._desk, self._site.bearer(login))
+            self._desk.cancel(job, who.name if who else None)
+        except ShardingError as error:
+            return {self._form.run_message: problem(error)}
+        return {self._form.cancel: gr.Button("Cancelling …", interactive=False)}
+
+    def resume(self, job: str, login: gr.OAuthToken | None) -> Update:
+        """Begin an interrupted job again, which goes on from the shards that are finished."""
+        form, token = self._form, self._site.bearer(login)
+        try:
+            who = person(self._desk, token)
+            request = self._interrupted(job, who.name if who else None, token)
+            if who is None or token is None or request is None:
+                raise _NOT_YOURS
+            again = self._desk.submit(request, who.name, token)
+        except ShardingError as error:
+            return {form.run_message: problem(error)}
+        return {
+            form.job: again,
+            form.query: query_of(Wish(job=again)),
+            form.resume: gr.Button(visible=False),
+            form.run_message: "",
+        }
+
+    def _interrupted(self, job: str, viewer: str | None, token: str | None) -> JobRequest | None:
+        if view := self._desk.view(job, viewer):
+            return view.request
+        place = destination_of(job)
+        return self._desk.unfinished(place, token) if place and token else None
+
+    def _lost(self, job: str, token: str | None) -> Update:
+        """Say what is to be done about a job that the desk does not know, or not as this visitor's."""
+        form, place = self._form, destination_of(job)
+        if token is None:
+            text = message("Sign in to see this job.", "It is shown only to the one who started it.")
+            return {form.progress: text}
+        if place and self._desk.unfinished(place, token):
+            text = message(
+                f"The job for {place} was interrupted, as this Space was restarted.",
+                "Its finished shards are kept on the Hub, and it can go on from them.",
+                "warning",
+            )
+            return {form.progress: text, form.resume: gr.Button(visible=True)}
+        return {form.progress: problem(_NOT_YOURS)}
+
+    def _show(self, view: JobView, request: gr.Request) -> Update:
+        form = self._form
+        update: dict[Any, Any] = {
+            form.progress: job_panel(view, self._repo_page(view.request.source)),
+            form.log: log_panel(view.log),
+            form.cancel: gr.Button(
+                "Cancel" if view.state != "cancelling" else "Cancelling …",
+                visible=view.state in ACTIVE,
+                interactive=view.state != "cancelling",
+            ),
+            form.resume: gr.Button(visible=view.state == "interrupted"),
+        }
+        if view.report is None or view.state in ACTIVE:
+            return update
+        place = view.request.destination
+        report = parse_report(json.dumps(view.report))
+        link = self._site.address(request) + query_of(Wish(result=place))
+        source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
+        panel = result_panel(report, place, self._repo_page(place), link, source)
+        return {**update, form.outcome: gr.Column(visible=True), form.result: panel}
+
+    def _repo_page(self, source: str) -> str:
+        repo_id, _, revision = source.partition("@")
+        return f"{self._site.endpoint}/{repo_id}" + (f"/tree/{revision}" if revision else "")

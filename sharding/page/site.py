@@ -1,0 +1,61 @@
+"""Where the page stands: on which Hub, on whose Space if on one, and so who its visitors are."""
+
+from dataclasses import dataclass
+
+import gradio as gr
+
+from sharding.desk import Desk
+from sharding.limits import hub_endpoint, hub_token, space_id
+from sharding.lookup import Person
+
+EXAMPLES = (
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "Qwen/Qwen3-8B",
+    "mistralai/Mistral-7B-Instruct-v0.3",
+    "google-t5/t5-large",
+)
+_PUBLIC_HUB = "https://huggingface.co"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A Hub and, on a Space, its id. Off a Space the page belongs to whoever started it."""
+
+    endpoint: str
+    space: str | None = None
+
+    @classmethod
+    def from_environment(cls) -> "Site":
+        """Return what the environment says."""
+        return cls(hub_endpoint(), space_id())
+
+    def bearer(self, login: gr.OAuthToken | None) -> str | None:
+        """Return the token of a visitor in a browser: on a Space his own or none, elsewhere this machine's login.
+
+        A secret HF_TOKEN of a Space is its owner's, and lent to nobody.
+        """
+        if self.space:
+            return login.token if login else None
+        return hub_token()
+
+    def caller(self, request: gr.Request) -> str | None:
+        """Return the token of a caller of the API: the one he sends as `Authorization`; off a Space also this login."""
+        scheme, _, token = (request.headers.get("authorization") or "").partition(" ")
+        if scheme.lower() == "bearer" and token.strip():
+            return str(token.strip())
+        return None if self.space else hub_token()
+
+    def address(self, request: gr.Request) -> str:
+        """Return the address that links to this page begin with."""
+        if self.space:
+            return f"{_PUBLIC_HUB}/spaces/{self.space}"
+        return f"http://{request.headers.get('host', 'localhost')}/"
+
+    def examples(self, desk: Desk) -> tuple[str, ...]:
+        """Return a few models to try: well-known ones, or some that another Hub has."""
+        return EXAMPLES if self.endpoint == _PUBLIC_HUB else tuple(desk.lookup.search("", None)[: len(EXAMPLES)])
+
+
+def person(desk: Desk, token: str | None) -> Person | None:
+    """Return who bears `token`. Raises DestinationError where it is not valid any more."""
+    return desk.lookup.who(token) if token else None
