@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import gradio as gr
+from markupsafe import Markup
 
 from sharding.page.links import OTHER_SIZE, SIZES
 from sharding.page.render import render
@@ -74,12 +75,12 @@ def lay_out(on_space: bool) -> Form:
         with gr.Row(elem_classes="fields"):
             repo = gr.Dropdown(
                 [], value=None, label="Model", info="owner/name, or a link to it", allow_custom_value=True,
-                filterable=False, elem_id="repo", scale=4,
+                elem_id="repo", scale=4,
             )  # fmt: skip
             revision = gr.Textbox(
                 label="Revision", info="branch, tag or commit", placeholder="main", elem_id="revision", scale=1
             )
-            show = gr.Button("Show the plan", elem_id="show", scale=0, min_width=160)
+            show = gr.Button("Show the plan", elem_id="show", scale=0, min_width=170)
         repo_message = gr.HTML(elem_id="repo-message")
         examples = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
         facts = gr.HTML(elem_id="facts")
@@ -127,7 +128,7 @@ def lay_out(on_space: bool) -> Form:
 
 def _masthead(on_space: bool) -> gr.HTML:
     with gr.Row(elem_classes="masthead-row"):
-        gr.HTML(render("header", logo=(ASSETS / "logo.svg").read_text()), elem_id="masthead", scale=1)
+        gr.HTML(render("header", logo=Markup((ASSETS / "logo.svg").read_text())), elem_id="masthead", scale=1)
         with gr.Column(elem_classes="account", scale=0, min_width=240):
             account = gr.HTML(elem_id="account")
             if on_space:
