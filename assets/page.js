@@ -13,7 +13,7 @@ window.shardMyRepo = {
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button.copy");
   if (button) {
-    const text = button.parentElement.querySelector("pre").innerText.trimEnd();
+    const text = button.closest(".copyable").querySelector("pre").innerText.trimEnd();
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = "Copy"), 2000);

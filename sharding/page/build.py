@@ -37,13 +37,14 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
             step.then(running.follow, form.job, _run_parts(form), **_QUIET)
 
         arrived = page.load(planning.arrive, None, _all_parts(form), **_QUIET)
-        plan_from(arrived)
+        plan_from(arrived.then(planning.begin, source[:2], form.repo_message, **_QUIET))
         arrived.then(running.follow, form.job, _run_parts(form), **_QUIET)
         arrived.then(showing.show, form.wanted, form.result, **_QUIET)
 
         form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="always_last", **_QUIET)
         form.examples.click(_first, form.examples, form.repo, **_QUIET)
-        plan_from(gr.on([form.repo.change, form.revision.submit, form.show.click], **_QUIET))
+        chosen = gr.on([form.repo.change, form.revision.submit, form.show.click], planning.begin, source[:2], form.repo_message, **_QUIET)
+        plan_from(chosen)
         redraws = [form.size.change, form.other_size.submit, form.other_size.blur, form.order.change]
         drawn = gr.on(redraws, planning.draw, [*source, form.order], _plan_parts(form), **_QUIET)
         propose_from(drawn)

@@ -15,7 +15,7 @@ from sharding.plan import Order
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 
-_ORDERS = {"natural": "As the layers are counted", "stored": "As stored today"}
+_ORDERS = {"natural": "Natural: layer 2 before layer 10", "stored": "As stored today"}
 PRIVATE, PUBLIC = "Private", "Public"
 
 
@@ -70,7 +70,7 @@ class Form:
 def lay_out(on_space: bool) -> Form:
     """Put every part in its place, inside the `gr.Blocks` that is open. The login button is for a Space only."""
     account = _masthead(on_space)
-    notice = gr.HTML(elem_id="notice")
+    notice = _panel("notice")
     with _step("choose", 1, "Choose a model") as choose:
         with gr.Row(elem_classes="fields"):
             repo = gr.Dropdown(
@@ -80,44 +80,44 @@ def lay_out(on_space: bool) -> Form:
             revision = gr.Textbox(
                 label="Revision", info="branch, tag or commit", placeholder="main", elem_id="revision", scale=1
             )
-            show = gr.Button("Show the plan", elem_id="show", scale=0, min_width=170)
-        repo_message = gr.HTML(elem_id="repo-message")
+            show = gr.Button("Show the plan", size="md", elem_id="show", scale=0, min_width=170)
+        repo_message = _panel("repo-message")
         examples = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
-        facts = gr.HTML(elem_id="facts")
+        facts = _panel("facts")
     with _step("plan", 2, "See the plan", visible=False) as plan:
-        with gr.Row(elem_classes="fields"):
+        with gr.Row(elem_classes="fields tops"):
             with gr.Column(scale=3):
                 size = gr.Radio([*SIZES, OTHER_SIZE], value=SIZES[0], label="Largest shard", elem_id="size")
                 other_size = gr.Textbox(
                     label="Another size", info="such as 300MB, 1.5GB or 1GiB", visible=False, elem_id="other-size"
                 )
-                size_message = gr.HTML(elem_id="size-message")
+                size_message = _panel("size-message")
             with gr.Column(scale=2):
                 choices = [(_ORDERS[order], order) for order in get_args(Order)]
                 order = gr.Radio(choices, value="natural", label="Order of the tensors", elem_id="order")
-        shards = gr.HTML(elem_id="shards")
-        forecast = gr.HTML(elem_id="forecast")
+        shards = _panel("shards")
+        forecast = _panel("forecast")
     with _step("push", 3, "Shard and push", visible=False) as push:
         with gr.Row(elem_classes="fields"):
             namespace = gr.Dropdown([], label="Namespace", elem_id="namespace", scale=1)
             name = gr.Textbox(label="Name of the new repo", elem_id="name", scale=3)
-        name_message = gr.HTML(elem_id="name-message")
+        name_message = _panel("name-message")
         with gr.Row(elem_classes="fields"):
             visibility = gr.Radio([PUBLIC, PRIVATE], value=PUBLIC, label="Who may see it", elem_id="visibility")
             permitted = gr.Checkbox(
                 label="The terms of the model allow a public copy", visible=False, elem_id="permitted"
             )
-        start = gr.Button("Shard and push", variant="primary", elem_id="start")
-        start_message = gr.HTML(elem_id="start-message")
+        start = gr.Button("Shard and push", variant="primary", size="md", elem_id="start")
+        start_message = _panel("start-message")
     with _step("run", 3, "Shard and push", visible=False) as run:
-        progress = gr.HTML(elem_id="progress")
+        progress = _panel("progress")
         with gr.Row(elem_classes="actions"):
-            cancel = gr.Button("Cancel", variant="stop", visible=False, elem_id="cancel", scale=0)
-            resume = gr.Button("Resume", variant="primary", visible=False, elem_id="resume", scale=0)
-        run_message = gr.HTML(elem_id="run-message")
-        log = gr.HTML(elem_id="log")
+            cancel = gr.Button("Cancel", variant="stop", visible=False, size="md", elem_id="cancel", scale=0)
+            resume = gr.Button("Resume", variant="primary", visible=False, size="md", elem_id="resume", scale=0)
+        run_message = _panel("run-message")
+        log = _panel("log")
     with _step("outcome", 4, "Result", visible=False) as outcome:
-        result = gr.HTML(elem_id="result")
+        result = _panel("result")
     return Form(
         account, notice, choose, repo, revision, show, repo_message, examples, facts, plan, size, other_size,
         size_message, order, shards, forecast, push, namespace, name, name_message, visibility, permitted, start,
@@ -128,17 +128,21 @@ def lay_out(on_space: bool) -> Form:
 
 def _masthead(on_space: bool) -> gr.HTML:
     with gr.Row(elem_classes="masthead-row"):
-        gr.HTML(render("header", logo=Markup((ASSETS / "logo.svg").read_text())), elem_id="masthead", scale=1)
-        with gr.Column(elem_classes="account", scale=0, min_width=240):
-            account = gr.HTML(elem_id="account")
+        _panel("masthead", render("header", logo=Markup((ASSETS / "logo.svg").read_text())))
+        with gr.Column(elem_classes="account", scale=0, min_width=280):
+            account = _panel("account")
             if on_space:
                 gr.LoginButton("Sign in with Hugging Face", logout_value="Sign out {}", size="md", elem_id="sign-in")
-                gr.DuplicateButton("Duplicate this Space", variant="secondary", elem_id="duplicate")
+                gr.DuplicateButton("Duplicate this Space", variant="secondary", size="md", elem_id="duplicate")
     return account
 
 
 @contextmanager
 def _step(name: str, number: int, title: str, visible: bool = True) -> Iterator[gr.Column]:
     with gr.Column(visible=visible, elem_id=name, elem_classes="step") as column:
-        gr.HTML(render("heading", number=number, title=title, lead=""))
+        _panel(f"{name}-heading", render("heading", number=number, title=title))
         yield column
+
+
+def _panel(name: str, html: str = "") -> gr.HTML:
+    return gr.HTML(html, elem_id=name, apply_default_css=False)

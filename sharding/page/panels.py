@@ -7,6 +7,7 @@ from sharding.desk import JobView
 from sharding.desk.forecast import Forecast
 from sharding.errors import ShardingError
 from sharding.lookup import SourceCard
+from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.shards import files_of_event, files_of_plan, files_of_report, files_of_source
 from sharding.page.snippets import loading_snippets
@@ -30,14 +31,14 @@ class Bar:
     numbers: tuple[tuple[str, str], ...]
 
 
-def message(text: str, hint: str = "", level: str = "note", link: tuple[str, str] | None = None) -> str:
-    """Return a sentence to stand beside the field it is about; `link` is an address and its words."""
-    return render("message", message=text, hint=hint, level=level, link=link)
+def message(text: str, hint: str = "", level: str = "note") -> str:
+    """Return a sentence to stand beside the field it is about; an address in `hint` becomes a link."""
+    return render("message", message=text, hint=hint, level=level)
 
 
-def problem(error: ShardingError, link: tuple[str, str] | None = None) -> str:
+def problem(error: ShardingError) -> str:
     """Return what went wrong and what helps."""
-    return message(error.message, error.hint, "error", link)
+    return message(error.message, error.hint, "error")
 
 
 def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
@@ -76,6 +77,7 @@ def job_panel(view: JobView, source_link: str) -> str:
         bar=_bar(view),
         new=new if view.state != "done" else None,
         done_count=len(view.shards),
+        again=_form_of(view) if view.state in ("cancelled", "failed") else None,
     )
 
 
@@ -124,13 +126,18 @@ def _headline(view: JobView) -> tuple[str, str]:
         case "cancelling":
             return "Cancelling", "What was staged is being discarded."
         case "cancelled":
-            return "Cancelled", view.remark
+            return "Cancelled", f"Nothing was published, and what was staged is gone. {view.remark}".rstrip()
         case "done":
             return "Done", view.remark
         case "interrupted":
             return "Interrupted", " ".join(view.error or ())
         case "failed":
             return "Failed", " ".join(view.error or ())
+
+
+def _form_of(view: JobView) -> str:
+    wish = view.request
+    return query_of(Wish(repo=wish.source.partition("@")[0], size=wish.max_shard_size, order=wish.order))
 
 
 def _bar(view: JobView) -> Bar | None:

@@ -9,6 +9,7 @@ from sharding.errors import ShardingError, UsageError
 from sharding.page.form import PRIVATE, PUBLIC, Form
 from sharding.page.links import OTHER_SIZE, Wish, query_of, read_wish, source_of
 from sharding.page.panels import facts_panel, forecast_panel, message, plan_panel, problem
+from sharding.page.render import render
 from sharding.page.site import Site, person
 
 Update = dict[Any, Any]
@@ -56,6 +57,11 @@ class Planning:
             return gr.Dropdown(choices=self._desk.lookup.search(text, self._site.bearer(login)))
         except ShardingError:
             return gr.skip()  # suggestions are a courtesy: the name can still be typed
+
+    def begin(self, repo: str, revision: str) -> str:
+        """Say that the headers are being read, which takes a second or two."""
+        source = source_of(repo, revision)
+        return message(f"Reading the headers of {source} …") if source else ""
 
     def see(
         self, repo: str, revision: str, choice: str, other: str, order: Any, login: gr.OAuthToken | None
@@ -116,5 +122,5 @@ class Planning:
         except ShardingError as error:
             return problem(error)
         if who:
-            return message(f"Signed in as {who.name}.")
+            return render("account", name=who.name, page=f"{self._site.endpoint}/{who.name}")
         return message(_SIGN_IN if self._site.space else _NO_LOGIN)

@@ -53,7 +53,7 @@ class Site:
 
     def examples(self, desk: Desk) -> tuple[str, ...]:
         """Return a few models to try: well-known ones, or some that another Hub has."""
-        return EXAMPLES if self.endpoint == _PUBLIC_HUB else tuple(desk.lookup.search("", None)[: len(EXAMPLES)])
+        return EXAMPLES if self.endpoint == _PUBLIC_HUB else tuple(desk.lookup.search("samples/")[: len(EXAMPLES)])
 
 
 def person(desk: Desk, token: str | None) -> Person | None:
