@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
+from gradio.events import api
 
 from sharding.desk import Desk, JobRequest
 from sharding.errors import Refused, ShardingError
@@ -31,7 +32,7 @@ class Endpoints:
     def add(self) -> None:
         """Add the endpoints to the page that is being built."""
         for endpoint in (self.inspect, self.plan, self.shard, self.status, self.result):
-            gr.api(endpoint, api_name=endpoint.__name__, concurrency_limit=None)
+            api(endpoint, api_name=endpoint.__name__, concurrency_limit=None)
 
     def inspect(self, source: str, request: gr.Request) -> Json:
         """Say what a model checkpoint on the Hub holds, from its headers only: architecture, parameters, dtypes, files.

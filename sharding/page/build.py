@@ -1,6 +1,10 @@
 """Build the page over a desk: lay it out, then say what follows from what."""
 
+from typing import Any
+
 import gradio as gr
+from gradio.blocks import Block
+from gradio.events import Dependency
 
 from sharding.desk import Desk
 from sharding.page.api import Endpoints
@@ -11,80 +15,84 @@ from sharding.page.running import Running
 from sharding.page.showing import Showing
 from sharding.page.site import Site
 
+_QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
 _TO_TOP = "() => window.scrollTo({ top: 0, behavior: 'smooth' })"
 
 
 def build(desk: Desk, site: Site) -> gr.Blocks:
     """Return the page. It keeps nothing of its visitors: all that lasts is at the desk or on the Hub."""
-    with gr.Blocks(title="Shard My Repo", analytics_enabled=False, fill_width=True) as page:
+    page = gr.Blocks(title="Shard My Repo", analytics_enabled=False, fill_width=True)
+    with page:
         form = lay_out(on_space=site.space is not None)
-        planning, pushing = Planning(desk, site, form), Pushing(desk, site, form)
-        running, showing = Running(desk, site, form), Showing(site, form)
-        source = [form.repo, form.revision, form.size, form.other_size]
+        planning, running = Planning(desk, site, form), Running(desk, site, form)
+        arrived = page.load(planning.arrive, None, _all(form), **_QUIET)
+        arrived.then(Showing(site, form).show, form.wanted, form.result, **_QUIET)
+        arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
+        _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
 
-        def plan_from(step: gr.events.Dependency) -> None:
-            step = step.then(planning.see, [*source, form.order], _plan_parts(form), **_QUIET)
-            propose_from(step)
-
-        def propose_from(step: gr.events.Dependency) -> None:
-            given = [*source, form.namespace, form.name, form.proposed]
-            step = step.then(pushing.propose, given, _push_parts(form), **_QUIET)
-            step.then(None, form.query, js=_SHOW_ADDRESS)
-
-        def follow_from(step: gr.events.Dependency) -> None:
-            step.then(None, form.query, js=_SHOW_ADDRESS)
-            step.then(running.follow, form.job, _run_parts(form), **_QUIET)
-
-        arrived = page.load(planning.arrive, None, _all_parts(form), **_QUIET)
-        plan_from(arrived.then(planning.begin, source[:2], form.repo_message, **_QUIET))
-        arrived.then(running.follow, form.job, _run_parts(form), **_QUIET)
-        arrived.then(showing.show, form.wanted, form.result, **_QUIET)
-
-        form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="always_last", **_QUIET)
-        form.examples.click(_first, form.examples, form.repo, **_QUIET)
-        chosen = gr.on([form.repo.change, form.revision.submit, form.show.click], planning.begin, source[:2], form.repo_message, **_QUIET)
-        plan_from(chosen)
-        redraws = [form.size.change, form.other_size.submit, form.other_size.blur, form.order.change]
-        drawn = gr.on(redraws, planning.draw, [*source, form.order], _plan_parts(form), **_QUIET)
-        propose_from(drawn)
-
-        named = [form.namespace, form.name]
-        gr.on([form.name.blur, form.name.submit, form.namespace.input], pushing.check_name, named, form.name_message, **_QUIET)
-        order = [*source, form.order, *named, form.visibility, form.permitted]
-        started = form.start.click(pushing.start, order, _all_parts(form), **_QUIET)
-        started.then(None, js=_TO_TOP)
-        follow_from(started)
-        form.cancel.click(running.cancel, form.job, _run_parts(form), **_QUIET)
-        follow_from(form.resume.click(running.resume, form.job, _run_parts(form), **_QUIET))
+        form.cancel.click(running.cancel, form.job, _job_parts(form), **_QUIET)
+        _follow(form, form.resume.click(running.resume, form.job, _job_parts(form), **_QUIET), running)
         Endpoints(desk, site).add()
-    return page.queue(default_concurrency_limit=None)
+    page.queue(default_concurrency_limit=None)
+    return page
 
 
-_QUIET = {"api_visibility": "private", "show_progress": "hidden"}
+def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
+    model, size = [form.repo, form.revision], [form.size, form.other_size]
+    plan = [*model, *size, form.order]
+    name = [form.namespace, form.name]
+
+    def propose(after: Dependency) -> None:
+        proposed = after.then(pushing.propose, [*model, *size, *name, form.proposed], _push_parts(form), **_QUIET)
+        proposed.then(None, form.query, js=_SHOW_ADDRESS)
+
+    form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="always_last", **_QUIET)
+    form.examples.click(_first, form.examples, form.repo, **_QUIET)
+    for chosen in (
+        arrived.then(planning.begin, model, form.repo_message, **_QUIET),
+        form.repo.change(planning.begin, model, form.repo_message, **_QUIET),
+        form.revision.submit(planning.begin, model, form.repo_message, **_QUIET),
+        form.show.click(planning.begin, model, form.repo_message, **_QUIET),
+    ):
+        propose(chosen.then(planning.see, plan, _plan_parts(form), **_QUIET))
+    for changed in (form.size.change, form.other_size.submit, form.other_size.blur, form.order.change):
+        propose(changed(planning.draw, plan, _plan_parts(form), **_QUIET))
+
+    for changed in (form.name.blur, form.name.submit, form.namespace.input):
+        changed(pushing.check_name, name, form.name_message, **_QUIET)
+    order = [*plan, *name, form.visibility, form.permitted]
+    started = form.start.click(pushing.start, order, _all(form), **_QUIET)
+    started.then(None, js=_TO_TOP)
+    _follow(form, started, running)
+
+
+def _follow(form: Form, after: Dependency, running: Running) -> None:
+    after.then(None, form.query, js=_SHOW_ADDRESS)
+    after.then(running.follow, form.job, _job_parts(form), **_QUIET)
 
 
 def _first(sample: list[str]) -> str:
     return sample[0]
 
 
-def _plan_parts(form: Form) -> list[gr.components.Component]:
+def _plan_parts(form: Form) -> list[Block]:
     return [
-        form.repo_message, form.facts, form.plan, form.push, form.other_size, form.size_message, form.shards,
-        form.forecast, form.visibility, form.permitted, form.query,
-    ]  # fmt: skip
+        *(form.repo_message, form.facts, form.plan, form.push, form.other_size, form.size_message),
+        *(form.shards, form.forecast, form.visibility, form.permitted, form.query),
+    ]
 
 
-def _push_parts(form: Form) -> list[gr.components.Component]:
+def _push_parts(form: Form) -> list[Block]:
     return [form.namespace, form.name, form.name_message, form.proposed, form.start, form.start_message]
 
 
-def _run_parts(form: Form) -> list[gr.components.Component]:
+def _job_parts(form: Form) -> list[Block]:
     return [
-        form.progress, form.cancel, form.resume, form.run_message, form.log, form.outcome, form.result, form.job,
-        form.query,
-    ]  # fmt: skip
+        *(form.progress, form.cancel, form.resume, form.run_message, form.log),
+        *(form.outcome, form.result, form.job, form.query),
+    ]
 
 
-def _all_parts(form: Form) -> list[gr.components.Component]:
+def _all(form: Form) -> list[Block]:
     return [getattr(form, name) for name in form.__slots__]

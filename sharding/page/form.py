@@ -122,7 +122,8 @@ def lay_out(on_space: bool) -> Form:
         account, notice, choose, repo, revision, show, repo_message, examples, facts, plan, size, other_size,
         size_message, order, shards, forecast, push, namespace, name, name_message, visibility, permitted, start,
         start_message, run, progress, cancel, resume, run_message, log, outcome, result,
-        job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False), query=gr.Textbox(visible=False), proposed=gr.State(""),
+        job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False), query=gr.Textbox(visible=False),
+        proposed=gr.State(""),
     )  # fmt: skip
 
 

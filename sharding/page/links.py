@@ -20,7 +20,7 @@ class Wish:
     repo: str = ""
     revision: str = ""
     size: str = SIZES[0]
-    order: Order = "natural"
+    order: str = "natural"
     job: str = ""
     result: str = ""
 
@@ -44,7 +44,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         repo=repo,
         revision=given.get("revision", "") or revision,
         size=size if re.fullmatch(r"[\d.]+[A-Zi]*", size) else SIZES[0],
-        order=order if order in get_args(Order) else "natural",  # type: ignore[arg-type]
+        order=order if order in get_args(Order) else "natural",
         job=given.get("job", ""),
         result=given.get("result", ""),
     )

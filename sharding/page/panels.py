@@ -155,7 +155,7 @@ def _bar(view: JobView) -> Bar | None:
         ("In work", progress["file"] or "…"),
     ]
     numbers += [(name, format_bytes(progress[key])) for key, name in _LIVE.items() if progress.get(key) is not None]
-    return Bar(_STAGES.get(progress["stage"], progress["stage"]), int(100 * halves), tuple(numbers))
+    return Bar(_STAGES.get(progress["stage"], ""), int(100 * halves), tuple(numbers))
 
 
 _LIVE = {"anon_bytes": "Memory now", "bytes_uploaded": "Uploaded", "bytes_deduplicated": "Deduplicated"}

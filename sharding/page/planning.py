@@ -63,9 +63,7 @@ class Planning:
         source = source_of(repo, revision)
         return message(f"Reading the headers of {source} …") if source else ""
 
-    def see(
-        self, repo: str, revision: str, choice: str, other: str, order: Any, login: gr.OAuthToken | None
-    ) -> Update:
+    def see(self, repo: str, revision: str, choice: str, other: str, order: Any, login: gr.OAuthToken | None) -> Update:
         """Say what the model is, and draw the plan."""
         form, source, token = self._form, source_of(repo, revision), self._site.bearer(login)
         hidden = {form.facts: "", form.plan: gr.Column(visible=False), form.push: gr.Column(visible=False)}

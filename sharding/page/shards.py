@@ -91,9 +91,7 @@ def files_of_report(report: ReadReport) -> tuple[Files, Files]:
 
 
 def _numbered(rows: Iterable[Row]) -> list[Row]:
-    return [
-        Row(row.file, row.tensors, row.bytes, ((number, row.bytes),)) for number, row in enumerate(rows)
-    ]
+    return [Row(row.file, row.tensors, row.bytes, ((number, row.bytes),)) for number, row in enumerate(rows)]
 
 
 def _files(rows: Iterable[Row], done: set[str] | None = None) -> Files:

@@ -32,9 +32,9 @@ class Showing:
     def _panel(self, result: Result, wanted: str, request: gr.Request) -> str:
         report, endpoint = result.report, self._site.endpoint
         word = (
-            f"So says the report in {result.repo_id}; the shards stored there have the sizes and SHA-256 that it names."
+            "So says the report in the repo; the shards stored there have the sizes and SHA-256 that it names."
             if result.has_those_files
-            else f"So says the report in {result.repo_id}, but the files there are not those it names: do not rely on it."
+            else "So says the report in the repo, but the files there are not those it names: do not rely on it."
         )
         source = None
         if report.source.kind == "hub":

@@ -7,7 +7,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mon
 
 
 def theme() -> gr.themes.Base:
-    """Return the theme: the system's own fonts, nothing fetched from elsewhere, and the variables of the style sheet."""
+    """Return the theme: the system's own fonts, nothing from elsewhere, the colours of the style sheet."""
     both = {
         "body_background_fill": "var(--ground)",
         "body_text_color": "var(--ink)",

@@ -1,0 +1,230 @@
+"""The page served in a process of its own, as a Space of a loopback Hub or on somebody's machine, and a browser."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.conftest import ROOT, environment, random_tensors, write_checkpoint
+from tests.localhub.conftest import Server
+
+NUMBERS = count()
+PATIENCE_MS = 60_000
+"""How long a browser waits for what must come; nothing is asserted about time."""
+
+CARD = "---\nlicense: apache-2.0\n---\n# A model\n"
+
+
+def browser_path() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = browser_path()
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("There is no Chromium, and in CI the page must be shown in one.")
+        pytest.skip("There is no Chromium: `apt-get install chromium`.")
+    with sync_playwright() as playwright:
+        # As root, which build machines are, Chromium cannot make its sandbox.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Site:
+    """`python app.py` in a process of its own."""
+
+    hub: Server
+    folder: Path
+    settings: dict[str, str]
+    port: int = 0
+    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> "Site":
+        self.port = self.port or free_port()
+        self.folder.mkdir(exist_ok=True)
+        env = {
+            **{name: value for name, value in environment().items() if not name.startswith("HF_")},
+            "HF_ENDPOINT": self.hub.address,
+            "HF_HOME": str(self.folder / "home"),
+            "SHARD_FOLDER": str(self.folder / "desk"),
+            "GRADIO_SERVER_PORT": str(self.port),
+            **self.settings,
+        }
+        with (self.folder / "log.txt").open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "app.py")], env=env, cwd=self.folder, stdout=log, stderr=log, text=True
+            )
+        deadline = time.monotonic() + 60
+        while True:
+            assert self.process.poll() is None, self.log
+            try:
+                with urlopen(self.address, timeout=5):
+                    return self
+            except (URLError, ConnectionError, TimeoutError):
+                assert time.monotonic() < deadline, self.log
+                time.sleep(0.05)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(number)
+            self.process.wait(timeout=30)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def small(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A public source of 240 kB in two files."""
+    tensors, folder = random_tensors(), tmp_path_factory.mktemp("in") / "small"
+    names = list(tensors)
+    halves = {f"model-0000{n + 1}-of-00002.safetensors": names[8 * n : 8 * n + 8] for n in (0, 1)}
+    write_checkpoint(folder, {file: {name: tensors[name] for name in part} for file, part in halves.items()})
+    return push(hub, folder, "bob/small")
+
+
+@pytest.fixture(scope="session")
+def gated(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = write_checkpoint(tmp_path_factory.mktemp("in") / "g", {"model.safetensors": random_tensors()}, False)
+    repo_id = push(hub, folder, "bob/gated")
+    hub.api("hf_bob").update_repo_settings(repo_id, gated="auto")
+    return repo_id
+
+
+@pytest.fixture(scope="session")
+def long(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A public source that `LONG` cuts into so many shards that there is time to interfere."""
+    tensors = {f"layers.{n}.weight": np.full(3000, n, np.float32) for n in range(1500)}
+    folder = write_checkpoint(tmp_path_factory.mktemp("in") / "long", {"model.safetensors": tensors}, False)
+    return push(hub, folder, "bob/long")
+
+
+LONG = "12kB"
+
+
+def push(hub: Server, folder: Path, repo_id: str) -> str:
+    (folder / "README.md").write_text(CARD)
+    hub.api("hf_bob").create_repo(repo_id)
+    hub.api("hf_bob").upload_folder(repo_id=repo_id, folder_path=folder)
+    return repo_id
+
+
+@pytest.fixture(scope="session")
+def serve(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Site]]:
+    """Serve the page with the settings given; it is stopped at the end."""
+    sites: list[Site] = []
+
+    def serve(**settings: str) -> Site:
+        sites.append(Site(hub, tmp_path_factory.mktemp("site"), settings).start())
+        return sites[-1]
+
+    yield serve
+    for site in sites:
+        site.stop()
+
+
+def as_space(hub: Server) -> dict[str, str]:
+    """The environment of a Space with a secret HF_TOKEN, which is not for its visitors."""
+    return {
+        "SYSTEM": "spaces",
+        "SPACE_ID": "carol/shard-my-repo",
+        "SPACE_AUTHOR_NAME": "carol",
+        "HF_TOKEN": "hf_alice",
+        "OAUTH_CLIENT_ID": "app",
+        "OAUTH_CLIENT_SECRET": "secret",
+        "OAUTH_SCOPES": "openid profile contribute-repos gated-repos read-repos",
+        "OPENID_PROVIDER_URL": hub.address,
+    }
+
+
+@pytest.fixture(scope="session")
+def space(hub: Server, serve: Callable[..., Site]) -> Site:
+    """The page as a Space, which most tests share."""
+    return serve(**as_space(hub))
+
+
+@pytest.fixture(scope="session")
+def home(serve: Callable[..., Site]) -> Site:
+    """The page on the machine of alice, who is logged in there."""
+    return serve(HF_TOKEN="hf_alice")
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open a page in a browser of its own that knows nobody; `complaints` of it are what its console said."""
+    contexts: list[BrowserContext] = []
+
+    def visit(site: Site, query: str = "", **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+        context.set_default_timeout(PATIENCE_MS)
+        # On a Space, Gradio asks the public Hub about it and for fonts; here there is none.
+        context.route(lambda url: "127.0.0.1" not in url, lambda route: route.fulfill(json={}))
+        contexts.append(context)
+        page = context.new_page()
+        page.complaints = []  # type: ignore[attr-defined]
+        page.on("console", lambda said: said.type == "error" and page.complaints.append(said.text))  # type: ignore[attr-defined]
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))  # type: ignore[attr-defined]
+        page.goto(f"{site.address}/{query}")
+        page.locator("#masthead h1").wait_for()
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+
+
+def sign_in(page: Page, user: str) -> None:
+    page.locator("#sign-in").click()
+    page.get_by_role("button", name=f"Continue as {user}").click()
+    page.locator("#account").get_by_text(f"Signed in as {user}").wait_for()
+
+
+def copy_name() -> str:
+    """A name that no repo has yet."""
+    return f"copy-{next(NUMBERS)}"
+
+
+def start_job(page: Page, name: str) -> str:
+    """Push what is planned to `name`; return the id of the job."""
+    page.locator("#start:not([disabled])").wait_for()
+    page.get_by_label("Name of the new repo").fill(name)
+    page.locator("#start").click()
+    page.locator("#progress .job").wait_for()
+    page.wait_for_url("**/?job=*")
+    return page.url.partition("?job=")[2]

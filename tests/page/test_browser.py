@@ -1,0 +1,360 @@
+"""The page as visitors see it, in a real browser, on a loopback Hub with its real login."""
+
+import json
+import re
+import signal
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from sharding import job as engine
+from tests.localhub.conftest import Server
+from tests.page.conftest import LONG, PATIENCE_MS, Site, as_space, copy_name, sign_in, start_job
+
+Visit = Callable[..., Page]
+
+expect.set_options(timeout=PATIENCE_MS)
+
+
+# --- Looking around -------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_shown_at_once_without_a_login(space: Site, visit: Visit, small: str) -> None:
+    page = visit(space)
+    page.get_by_label("Model", exact=True).fill(small)
+    page.get_by_role("button", name="Show the plan").click()
+    facts = page.locator("#facts")
+    expect(facts).to_contain_text("LlamaForCausalLM")
+    expect(facts).to_contain_text("apache-2.0")
+    expect(facts).to_contain_text("open to all")
+    expect(page.locator("#shards figure").first).to_contain_text("2 files")
+    expect(page.locator("#forecast")).to_contain_text("Memory")
+    expect(page.locator("#start")).to_be_disabled()
+    expect(page.locator("#start-message")).to_contain_text("Sign in")
+
+
+def test_names_are_suggested_as_one_types(space: Site, visit: Visit, small: str) -> None:
+    page = visit(space)
+    page.get_by_label("Model", exact=True).press_sequentially("smal", delay=60)
+    page.get_by_role("option", name=small).click()
+    expect(page.locator("#facts")).to_contain_text(small)
+
+
+@pytest.mark.parametrize("typed", ["https://hf.co/bob/small", "bob/small@main", "  bob/small/tree/main "])
+def test_links_and_revisions_can_be_pasted(space: Site, visit: Visit, small: str, typed: str) -> None:
+    page = visit(space)
+    page.get_by_label("Model", exact=True).fill(typed)
+    page.get_by_label("Model", exact=True).press("Enter")
+    expect(page.locator("#facts")).to_contain_text(small)
+
+
+def test_changing_a_control_redraws_the_plan_and_nothing_else(space: Site, visit: Visit, small: str) -> None:
+    page = visit(space, f"?repo={small}&size=100kB")
+    expect(page.locator("#shards tbody tr")).to_have_count(3)
+    page.evaluate("document.querySelector('#facts .repo').marked = true")
+    page.get_by_label("Another size").fill("50kB")
+    page.get_by_label("Another size").press("Enter")
+    expect(page.locator("#shards tbody tr")).to_have_count(6)
+    assert page.evaluate("document.querySelector('#facts .repo').marked")
+    page.wait_for_url(f"**/?repo={small}&size=50kB")
+    page.get_by_label("As stored today").check()
+    page.wait_for_url("**order=stored")
+    page.get_by_label("200MB").check()
+    expect(page.locator("#shards tbody tr")).to_have_count(1)
+
+
+def test_a_link_fills_the_form_in(space: Site, visit: Visit, small: str) -> None:
+    page = visit(space, f"?repo={small}@main&size=70kB&order=stored")
+    expect(page.get_by_label("Model", exact=True)).to_have_value(small)
+    expect(page.get_by_label("Revision")).to_have_value("main")
+    expect(page.get_by_label("Another size")).to_have_value("70kB")
+    expect(page.get_by_label("As stored today")).to_be_checked()
+    expect(page.locator("#shards figcaption").last).to_contain_text("at most 70.0 kB")
+
+
+@pytest.mark.parametrize(
+    ("query", "place", "words"),
+    [
+        ("?repo=bob/gated", "#repo-message", "bob/gated is gated. Accept its terms on"),
+        ("?repo=bob/nothing-here", "#repo-message", "There is no repo bob/nothing-here"),
+        ("?repo=not a repo", "#repo-message", "is not the name of a repo"),
+        ("?repo=/etc", "#repo-message", "is not the name of a repo"),
+    ],
+)
+def test_what_is_wrong_stands_beside_the_field_it_is_about(
+    space: Site, visit: Visit, gated: str, query: str, place: str, words: str
+) -> None:
+    page = visit(space, query)
+    expect(page.locator(place).get_by_role("alert")).to_contain_text(words)
+    expect(page.locator("#plan")).to_have_count(0)
+
+
+def test_a_bad_size_is_refused_beside_its_field(space: Site, visit: Visit, small: str) -> None:
+    page = visit(space, f"?repo={small}")
+    page.get_by_label("Other", exact=True).check()
+    page.get_by_label("Another size").fill("10 apples")
+    page.get_by_label("Another size").press("Enter")
+    expect(page.locator("#size-message").get_by_role("alert")).to_contain_text("'10 apples' is not a size")
+
+
+# --- Pushing --------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
+    space: Site, visit: Visit, hub: Server, small: str
+) -> None:
+    page = visit(space, f"?repo={small}&size=70kB")
+    sign_in(page, "alice")
+    expect(page.get_by_label("Name of the new repo")).to_have_value("small-sharded-70KB")
+    assert page.locator("#shards tbody tr").count() == 4  # what was chosen is kept through the login
+    name = copy_name()
+    start_job(page, name)
+    result = page.locator("#result")
+    expect(result).to_contain_text(f"All 14 tensors bit-identical to {small}@")
+    link = result.locator("pre", has_text="?result=").inner_text()
+    assert link == f"https://huggingface.co/spaces/carol/shard-my-repo?result=alice/{name}"
+    assert hub.api(False).model_info(f"alice/{name}").private is False
+
+    other = visit(space, f"?{link.partition('?')[2]}")
+    shown = other.locator("#result")
+    expect(shown).to_contain_text("All 14 tensors bit-identical")
+    expect(shown).to_contain_text("the shards stored there have the sizes and SHA-256")
+    expect(shown.get_by_role("link", name=f"alice/{name}").first).to_have_attribute("href", re.compile(f"alice/{name}"))
+    expect(shown).to_contain_text(f"AutoModelForCausalLM.from_pretrained('alice/{name}'")
+    expect(other.locator("#choose")).to_have_count(0)
+
+
+def test_a_taken_name_is_told_and_a_free_one_proposed(space: Site, visit: Visit, hub: Server, small: str) -> None:
+    hub.api().create_repo("alice/small-sharded-100KB", exist_ok=True)
+    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="x.txt", repo_id="alice/small-sharded-100KB")
+    page = visit(space, f"?repo={small}&size=100kB")
+    sign_in(page, "alice")
+    name = page.get_by_label("Name of the new repo")
+    expect(name).to_have_value("small-sharded-100KB-2")
+    name.fill("small-sharded-100KB")
+    name.press("Enter")
+    expect(page.locator("#name-message")).to_contain_text("alice/small-sharded-100KB-2 is free")
+    page.locator("#start").click()
+    expect(page.locator("#progress .failed")).to_contain_text("A free name is alice/small-sharded-100KB-2")
+
+
+def test_an_organisation_can_be_written_to(space: Site, visit: Visit, hub: Server, small: str) -> None:
+    page = visit(space, f"?repo={small}&size=70kB")
+    sign_in(page, "alice")
+    page.locator("#start:not([disabled])").wait_for()
+    page.get_by_label("Namespace").click()
+    page.get_by_role("option", name="acme").click()
+    name = copy_name()
+    page.get_by_label("Private", exact=True).check()
+    start_job(page, name)
+    expect(page.locator("#result")).to_contain_text("bit-identical")
+    assert hub.api("hf_bob").model_info(f"acme/{name}").private is True
+
+
+def test_cancel_ends_a_job_at_once_and_leaves_nothing(space: Site, visit: Visit, hub: Server, long: str) -> None:
+    page = visit(space, f"?repo={long}&size={LONG}")
+    sign_in(page, "alice")
+    name = copy_name()
+    start_job(page, name)
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#progress .cancelled")).to_contain_text("Nothing was published")
+    if hub.api().repo_exists(f"alice/{name}"):  # the scope that lets a visitor push does not let it delete
+        assert [branch.name for branch in hub.api().list_repo_refs(f"alice/{name}").branches] == ["main"]
+        expect(page.locator("#progress").get_by_role("link", name=re.compile("settings"))).to_be_visible()
+
+
+def test_a_job_goes_on_in_a_closed_tab_and_is_found_again(space: Site, visit: Visit, long: str) -> None:
+    page = visit(space, f"?repo={long}&size={LONG}")
+    sign_in(page, "alice")
+    job = start_job(page, copy_name())
+    expect(page.locator("#progress")).to_contain_text("Writing shards")
+    context = page.context
+    page.close()
+    again = context.new_page()
+    again.goto(f"{space.address}/?job={job}")
+    expect(again.locator("#progress .running")).to_be_visible()
+    again.get_by_role("button", name="Cancel").click()
+    expect(again.locator("#progress .cancelled")).to_be_visible()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL], ids=["told to stop", "killed"])
+@pytest.mark.parametrize("desk", ["kept", "lost"])
+def test_a_job_is_resumed_after_the_space_was_restarted(
+    serve: Callable[..., Site], visit: Visit, hub: Server, long: str, ending: signal.Signals, desk: str
+) -> None:
+    site = serve(**as_space(hub))
+    page = visit(site, f"?repo={long}&size={LONG}")
+    sign_in(page, "alice")
+    name = copy_name()
+    job = start_job(page, name)
+    expect(page.locator("#progress figure")).to_contain_text(re.compile(r"\d\d of 1,500"))
+    site.stop(ending)
+    if desk == "lost":  # a Space starts with an empty disk
+        site.settings["SHARD_FOLDER"] = str(site.folder / "another")
+    site.start()
+    other = visit(site, f"?job={job}")
+    expect(other.locator("#progress")).to_contain_text("Sign in to see this job")
+    sign_in(other, "alice")
+    other.get_by_role("button", name="Resume").click()
+    expect(other.locator("#log")).to_contain_text("kept from an earlier run")
+    expect(other.locator("#result")).to_contain_text("All 1,500 tensors bit-identical")
+    assert hub.api(False).model_info(f"alice/{name}").private is False
+    site.stop()
+
+
+# --- Results that nobody vouches for --------------------------------------------------------------------
+
+HOSTILE = {
+    "script": {"schema": 1, "tool": "<script>document.title='owned'</script>"},
+    "paths": {"schema": 1, "shards": [{"file": "../../x", "bytes": 1, "sha256": "0" * 64}]},
+    "types": {"schema": "1", "shards": 7, "plan": [], "source": None},
+    "list": [1, 2, 3],
+}
+
+
+@pytest.fixture(scope="module")
+def genuine(hub: Server, small: str) -> str:
+    """A result that this tool made."""
+    *_, _ = engine.shard(small, "alice/genuine", "90kB", endpoint=hub.address, token="hf_alice")
+    return "alice/genuine"
+
+
+def with_report(hub: Server, name: str, report: bytes) -> str:
+    repo_id = f"bob/{name}"
+    hub.api("hf_bob").create_repo(repo_id, exist_ok=True)
+    hub.api("hf_bob").upload_file(path_or_fileobj=report, path_in_repo="sharding_report.json", repo_id=repo_id)
+    return repo_id
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_report_gets_one_clear_message(space: Site, visit: Visit, hub: Server, kind: str) -> None:
+    repo_id = with_report(hub, f"hostile-{kind}", json.dumps(HOSTILE[kind]).encode())
+    page = visit(space, f"?result={repo_id}")
+    expect(page.locator("#result").get_by_role("alert")).to_contain_text("is not a report of this tool")
+    assert page.title() == "Shard My Repo"
+    assert not page.complaints  # type: ignore[attr-defined]
+
+
+def test_a_report_of_50_mb_is_not_read(space: Site, visit: Visit, hub: Server) -> None:
+    repo_id = with_report(hub, "hostile-large", b"[" + b"0," * 25_000_000 + b"0]")
+    page = visit(space, f"?result={repo_id}")
+    expect(page.locator("#result").get_by_role("alert")).to_contain_text("at most 20.0 MB are read of it")
+
+
+def test_a_well_formed_report_with_markup_in_it_is_shown_as_text_and_not_believed(
+    space: Site, visit: Visit, hub: Server, genuine: str
+) -> None:
+    report = json.loads(open(hub.api().hf_hub_download(genuine, "sharding_report.json")).read())
+    evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    report["tool"] = report["source"]["architecture"] = report["verification"]["method"] = evil
+    page = visit(space, f"?result={with_report(hub, 'hostile-markup', json.dumps(report).encode())}")
+    expect(page.locator("#result")).to_contain_text("<img src=x onerror")
+    expect(page.locator("#result")).to_contain_text("do not rely on it")
+    assert page.locator("#result img, #result script").count() == 0
+    assert page.title() == "Shard My Repo"
+
+
+@pytest.mark.parametrize("wanted", ["bob/small", "bob/nothing-here", "../../etc/passwd", "<script>alert(1)</script>"])
+def test_a_link_to_no_result_says_so(space: Site, visit: Visit, small: str, wanted: str) -> None:
+    page = visit(space, f"?result={wanted}")
+    expect(page.locator("#result").get_by_role("alert")).to_be_visible()
+    assert not page.complaints  # type: ignore[attr-defined]
+
+
+# --- Two visitors ---------------------------------------------------------------------------------------
+
+
+def test_the_second_visitor_sees_the_job_of_the_first_as_a_place_in_the_queue_only(
+    space: Site, visit: Visit, long: str, small: str
+) -> None:
+    first, second = visit(space, f"?repo={long}&size={LONG}"), visit(space, f"?repo={small}&size=70kB")
+    sign_in(first, "alice")
+    name = copy_name()
+    job = start_job(first, name)
+    sign_in(second, "bob")
+    start_job(second, copy_name())
+    expect(second.locator("#progress .queued")).to_contain_text("Waiting for 1 job")
+    assert name not in second.content()
+    second.goto(f"{space.address}/?job={job}")
+    expect(second.locator("#progress")).to_contain_text("There is no such job of yours")
+    assert second.get_by_role("button", name="Cancel").count() == 0
+    first.get_by_role("button", name="Cancel").click()
+    expect(first.locator("#progress .cancelled")).to_be_visible()
+
+
+def test_the_token_of_a_space_is_lent_to_nobody(space: Site, visit: Visit, small: str) -> None:
+    # HF_TOKEN is alice's there, and alice may see this.
+    page = visit(space, "?repo=alice/private-thing")
+    space.hub.api().create_repo("alice/private-thing", private=True, exist_ok=True)
+    expect(page.locator("#repo-message").get_by_role("alert")).to_contain_text("There is no repo")
+    expect(page.locator("#account")).to_contain_text("Sign in")
+
+
+def test_at_home_the_saved_login_is_used(home: Site, visit: Visit, small: str) -> None:
+    page = visit(home, f"?repo={small}&size=70kB")
+    expect(page.locator("#account")).to_contain_text("Signed in as alice")
+    start_job(page, copy_name())
+    expect(page.locator("#result")).to_contain_text("bit-identical")
+    assert f"{home.address}/?result=alice/" in page.locator("#result pre").first.inner_text()
+
+
+# --- For everybody --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_nothing_scrolls_sideways_and_the_console_is_silent(
+    home: Site, visit: Visit, small: str, long: str, width: int, theme: str
+) -> None:
+    page = visit(home, f"?repo={long}&size=1MB", viewport={"width": width, "height": 900}, color_scheme=theme)
+    expect(page.locator("#shards tbody tr")).to_have_count(18)
+    page.locator("#start:not([disabled])").wait_for()
+    assert fits(page)
+    page.goto(f"{home.address}/?repo={small}&size=70kB")
+    start_job(page, copy_name())
+    expect(page.locator("#result")).to_contain_text("bit-identical")
+    assert fits(page)
+    page.goto(f"{home.address}/?repo=bob/nothing-here")
+    expect(page.locator("#repo-message").get_by_role("alert")).to_be_visible()
+    assert fits(page)
+    background = page.evaluate("getComputedStyle(document.querySelector('.step')).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") == (theme == "light")
+    assert not page.complaints  # type: ignore[attr-defined]
+
+
+def fits(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+def test_the_keyboard_is_enough(home: Site, visit: Visit, small: str) -> None:
+    page = visit(home)
+    tab_to(page, "Model")
+    page.keyboard.type(f"{small}\n")
+    expect(page.locator("#facts")).to_contain_text(small)
+    tab_to(page, "200MB")
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    tab_to(page, "Another size")
+    page.keyboard.type("70kB\n")
+    expect(page.locator("#shards tbody tr")).to_have_count(4)
+    tab_to(page, "Name of the new repo")
+    page.keyboard.press("Control+a")
+    page.keyboard.type(copy_name())
+    tab_to(page, "Shard and push")
+    page.keyboard.press("Enter")
+    expect(page.locator("#result")).to_contain_text("bit-identical")
+
+
+def tab_to(page: Page, label: str) -> None:
+    """Press Tab until the part with this label has the focus."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        found = page.evaluate(
+            """() => { const it = document.activeElement;
+            return [it.getAttribute('aria-label'), it.labels?.[0]?.innerText, it.innerText].join(' ') }"""
+        )
+        if label in found:
+            return
+    raise AssertionError(f"Tab never reaches {label}.")
