@@ -38,12 +38,13 @@ def read_wish(query: Mapping[str, str]) -> Wish:
     """
     given = {name: str(value)[:_LONGEST].strip() for name, value in query.items()}
     repo, _, revision = given.get("repo", "").partition("@")
-    size = "".join(given.get("size", "").split()).upper().replace("IB", "iB")
+    size = "".join(given.get("size", "").split())
+    size = size.upper() if size.upper() in SIZES else size
     order = given.get("order", "")
     return Wish(
         repo=repo,
         revision=given.get("revision", "") or revision,
-        size=size if re.fullmatch(r"[\d.]+[A-Zi]*", size) else SIZES[0],
+        size=size if re.fullmatch(r"[\d.]+[A-Za-z]*", size) else SIZES[0],
         order=order if order in get_args(Order) else "natural",
         job=given.get("job", ""),
         result=given.get("result", ""),

@@ -32,21 +32,27 @@ class Planning:
         """Fill the form in as the link says, and greet who is signed in."""
         wish, form = read_wish(dict(request.query_params)), self._form
         choice, other = wish.choice
-        is_form = not (wish.job or wish.result)
-        update = {
+        update: Update = {
             form.account: self._greet(login),
-            form.choose: gr.Column(visible=is_form),
-            form.run: gr.Column(visible=bool(wish.job)),
-            form.outcome: gr.Column(visible=bool(wish.result)),
-            form.repo: gr.Dropdown(choices=[wish.repo] if wish.repo else [], value=wish.repo or None),
-            form.revision: wish.revision,
-            form.size: choice,
-            form.other_size: gr.Textbox(value=other, visible=choice == OTHER_SIZE),
-            form.order: wish.order,
-            form.job: wish.job,
-            form.wanted: wish.result,
+            form.examples: gr.Dataset(samples=[[name] for name in self._examples()]),
         }
-        return {**update, form.examples: gr.Dataset(samples=[[name] for name in self._examples()])}
+        if wish.repo:  # otherwise somebody may be typing already
+            update |= {
+                form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
+                form.revision: wish.revision,
+                form.size: choice,
+                form.other_size: gr.Textbox(value=other, visible=choice == OTHER_SIZE),
+                form.order: wish.order,
+            }
+        if wish.job or wish.result:
+            update |= {
+                form.choose: gr.Column(visible=False),
+                form.run: gr.Column(visible=bool(wish.job)),
+                form.outcome: gr.Column(visible=bool(wish.result)),
+                form.job: wish.job,
+                form.wanted: wish.result,
+            }
+        return update
 
     def suggest(self, typed: gr.KeyUpData, login: gr.OAuthToken | None) -> Any:
         """Offer repos whose names are like what was typed so far."""

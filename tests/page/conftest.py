@@ -1,6 +1,7 @@
 """The page served in a process of its own, as a Space of a loopback Hub or on somebody's machine, and a browser."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,14 +18,16 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.conftest import ROOT, environment, random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
-PATIENCE_MS = 60_000
+PATIENCE_MS = 30_000
 """How long a browser waits for what must come; nothing is asserted about time."""
+
+expect.set_options(timeout=PATIENCE_MS)
 
 CARD = "---\nlicense: apache-2.0\n---\n# A model\n"
 
@@ -201,7 +204,7 @@ def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.on("console", lambda said: said.type == "error" and page.complaints.append(said.text))  # type: ignore[attr-defined]
         page.on("pageerror", lambda error: page.complaints.append(str(error)))  # type: ignore[attr-defined]
         page.goto(f"{site.address}/{query}")
-        page.locator("#masthead h1").wait_for()
+        page.locator("#account p").first.wait_for()  # the page has arrived, and listens
         return page
 
     yield visit
@@ -226,5 +229,5 @@ def start_job(page: Page, name: str) -> str:
     page.get_by_label("Name of the new repo").fill(name)
     page.locator("#start").click()
     page.locator("#progress .job").wait_for()
-    page.wait_for_url("**/?job=*")
+    expect(page).to_have_url(re.compile(r"\?job="))
     return page.url.partition("?job=")[2]

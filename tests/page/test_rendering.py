@@ -1,0 +1,114 @@
+"""What the page shows of values, without a browser."""
+
+import doctest
+from html.parser import HTMLParser
+from types import ModuleType
+from urllib.parse import parse_qsl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.page import links, panels, snippets, words
+from sharding.page.links import OTHER_SIZE, SIZES, Wish, query_of, read_wish, source_of
+from sharding.page.shards import MOST_BARS, MOST_ROWS, files_of_plan, files_of_source
+from sharding.plan import plan_shards
+from sharding.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
+
+EVIL = "<img src=x onerror=alert(1)>\"'&"
+
+
+class Tags(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def checkpoint(files: dict[str, int], name: str = "w") -> Checkpoint:
+    """One tensor of so many bytes in each file."""
+    tensors = tuple(
+        TensorEntry(f"{name}{n}", "U8", (size,), file, 0, size) for n, (file, size) in enumerate(files.items())
+    )
+    entries = tuple(FileEntry(file, size) for file, size in files.items())
+    return Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, {}, entries, (), (), architecture=EVIL)
+
+
+@pytest.mark.parametrize("room", [links, snippets, words], ids=lambda room: room.__name__)
+def test_the_examples_are_true(room: ModuleType) -> None:
+    assert doctest.testmod(room).failed == 0
+
+
+def test_names_from_a_repo_are_never_markup() -> None:
+    source = checkpoint({f"{EVIL}.safetensors": 10, "b.safetensors": 10}, EVIL)
+    plan = plan_shards(source.tensors, 10)
+    from sharding.lookup import SourceCard
+
+    card = SourceCard(EVIL, "0" * 40, "http://hub/me/it", EVIL, False, False)
+    for html in (
+        panels.plan_panel(source, plan),
+        panels.facts_panel(source, card),
+        panels.message(EVIL, EVIL, "error"),
+        panels.log_panel([EVIL]),
+    ):
+        tags = Tags(html)
+        assert "img" not in tags.seen
+        assert EVIL in tags.text or html.count("&lt;img") > 0
+
+
+def test_an_address_in_a_hint_becomes_a_link() -> None:
+    html = panels.message("It is gated.", "Accept its terms on http://hub/me/it, then go on.")
+    assert '<a href="http://hub/me/it"' in html
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=2000))
+def test_picture_and_table_are_bounded_and_lose_no_byte(sizes: list[int]) -> None:
+    source = checkpoint({f"f{n}.safetensors": size for n, size in enumerate(sizes)})
+    files = files_of_source(source)
+    assert len(files.rows) <= MOST_ROWS
+    assert len(files.bars) <= MOST_BARS
+    assert sum(bar.bytes for bar in files.bars) == files.bytes == sum(sizes)
+    assert files.count == files.tensors == len(sizes)
+
+
+def test_a_bar_shows_which_of_todays_files_its_bytes_come_from() -> None:
+    source = checkpoint({"a.safetensors": 30, "b.safetensors": 20, "c.safetensors": 50})
+    files = files_of_plan(plan_shards(source.tensors, 50), source)
+    assert [row.parts for row in files.rows] == [((0, 30), (1, 20)), ((2, 50),)]
+
+
+@given(st.builds(Wish, repo=st.just("me/it"), revision=st.sampled_from(["", "v1"]), size=st.sampled_from([*SIZES, "1.5GB", "1GiB", "300kB"]), order=st.sampled_from(["natural", "stored"])))  # fmt: skip
+def test_a_link_says_what_was_chosen(wish: Wish) -> None:
+    assert read_wish(dict(parse_qsl(query_of(wish)[1:]))) == wish
+
+
+@given(st.dictionaries(st.sampled_from(["repo", "revision", "size", "order", "job", "result", "dtype"]), st.text()))
+def test_any_link_at_all_can_be_read(query: dict[str, str]) -> None:
+    wish = read_wish(query)
+    assert wish.choice[0] in (*SIZES, OTHER_SIZE)
+    assert all(len(text) <= 300 for text in (wish.repo, wish.job, wish.result))
+
+
+def test_what_is_pasted_with_a_revision_keeps_it() -> None:
+    assert source_of("me/it", "v2") == "me/it@v2"
+    assert source_of("me/it@v1", "v2") == "me/it@v1"
+    assert source_of("https://hf.co/me/it/tree/v1", "v2") == "https://hf.co/me/it/tree/v1"
+    assert source_of(None, None) == ""
+
+
+def test_findings_are_told_in_their_own_words() -> None:
+    from sharding.desk.forecast import Forecast
+
+    found = Finding("warning", "x", "One tensor is large.", "Choose a larger size.")
+    html = panels.forecast_panel(Forecast(75.0, True, 10**8, 0, "As measured."), [found])
+    text = " ".join(Tags(html).text.split())
+    assert "at least 1 min 15 s" in text
+    assert "100.0 MB" in text
+    assert "One tensor is large. Choose a larger size." in text
