@@ -34,6 +34,9 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         form.cancel.click(running.cancel, form.job, _job_parts(form), **_QUIET)
         _follow(form, form.resume.click(running.resume, form.job, _job_parts(form), **_QUIET), running)
         Endpoints(desk, site).add()
+    for function in page.fns.values():
+        if function.name == "_check_login_status":  # the login button's own, which it offers to programs
+            function.api_visibility = "private"
     page.queue(default_concurrency_limit=None)
     return page
 

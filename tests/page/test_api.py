@@ -1,0 +1,143 @@
+"""The page's API and MCP tools, used as programs use them."""
+
+import asyncio
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.localhub.conftest import Server
+from tests.page.conftest import LONG, Site, copy_name
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what they import
+    from gradio_client import Client
+    from gradio_client.exceptions import AppError
+    from mcp import ClientSession
+    from mcp.client.streamable_http import streamablehttp_client
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+ENDPOINTS = {"/inspect", "/plan", "/shard", "/status", "/result"}
+Connect = Callable[..., Client]
+
+
+@pytest.fixture
+def connect(space: Site) -> Iterator[Connect]:
+    """A client of the page that sends the header `Authorization` with a token, or none."""
+    clients: list[Client] = []
+
+    def connect(token: str | None = None) -> Client:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        clients.append(Client(space.address, token=False, headers=headers, verbose=False, analytics_enabled=False))  # type: ignore[arg-type]
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def finish(client: Client, job: str) -> dict[str, Any]:
+    while True:
+        view: dict[str, Any] = client.predict(job=job, api_name="/status")
+        if view["state"] not in ("queued", "running", "cancelling"):
+            return view
+
+
+def test_the_endpoints_are_five_and_take_no_token(connect: Connect) -> None:
+    described = connect().view_api(return_format="dict", print_info=False)["named_endpoints"]  # type: ignore[index]
+    assert set(described) == ENDPOINTS
+    names = {parameter["parameter_name"] for endpoint in described.values() for parameter in endpoint["parameters"]}
+    assert not [name for name in names if "token" in name or "auth" in name]
+    assert {"source", "destination", "max_shard_size", "order", "job", "repo"} <= names
+
+
+def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, small: str) -> None:
+    client = connect("hf_alice")
+    assert client.predict(source=small, api_name="/inspect")["tensors"] == 14
+    plan = client.predict(source=small, max_shard_size="70kB", api_name="/plan")
+    assert len(plan["shards"]) == 4
+    name = f"alice/{copy_name()}"
+    taken = client.predict(source=small, destination=name, max_shard_size="70kB", private=True, api_name="/shard")
+    assert taken["link"].endswith(f"?job={taken['job']}")
+    view = finish(client, taken["job"])
+    assert view["state"] == "done"
+    result = client.predict(repo=name, api_name="/result")
+    assert result["has_those_files"]
+    assert result["report"]["verification"]["identical"]
+    assert [shard["file"] for shard in result["report"]["shards"]] == [shard["file"] for shard in plan["shards"]]
+
+
+def test_without_a_login_one_may_look_but_not_push(connect: Connect, small: str) -> None:
+    client = connect()
+    assert client.predict(source=small, api_name="/plan")["total_bytes"] > 0
+    with pytest.raises(AppError, match="This needs a login"):
+        client.predict(source=small, destination="alice/never", api_name="/shard")
+    with pytest.raises(AppError, match="There is no repo"):
+        client.predict(source="alice/nothing", api_name="/inspect")
+
+
+def test_nobody_reads_the_job_of_another(connect: Connect, long: str) -> None:
+    alice, bob = connect("hf_alice"), connect("hf_bob")
+    job = alice.predict(source=long, destination=f"alice/{copy_name()}", max_shard_size="1MB", api_name="/shard")["job"]
+    with pytest.raises(AppError, match="no such job of yours"):
+        bob.predict(job=job, api_name="/status")
+    with pytest.raises(AppError, match="This needs a login"):
+        connect().predict(job=job, api_name="/status")
+    assert finish(alice, job)["owner"] == "alice"
+
+
+def test_the_handlers_of_the_page_know_whose_job_it_is(connect: Connect, space: Site, hub: Server, long: str) -> None:
+    alice = connect("hf_alice")
+    job = alice.predict(source=long, destination=f"alice/{copy_name()}", max_shard_size=LONG, api_name="/shard")["job"]
+    cancel = next(number for number, text in handlers(space).items() if text == "cancel")
+    for headers in ({}, {"Authorization": "Bearer hf_bob"}, {"Authorization": "Bearer hf_alice"}):
+        # Neither of them is a login in a browser, which is what this handler asks for.
+        call(space, cancel, [job], headers)
+    assert alice.predict(job=job, api_name="/status")["state"] in ("queued", "running")
+    space.stop()  # the job is not needed any more
+    space.start()
+
+
+def handlers(space: Site) -> dict[int, str]:
+    """The names of the functions behind the page, by their numbers."""
+    import httpx
+
+    config = httpx.get(f"{space.address}/config").json()
+    return {dependency["id"]: dependency["api_name"] for dependency in config["dependencies"]}
+
+
+def call(space: Site, number: int, data: list[Any], headers: dict[str, str]) -> str:
+    """Call a handler past every client; return what the page answers."""
+    import httpx
+
+    wish = {"data": data, "fn_index": number, "session_hash": "x"}
+    httpx.post(f"{space.address}/gradio_api/queue/join", json=wish, headers=headers)
+    with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=x", timeout=30) as answer:
+        for line in answer.iter_lines():
+            if "process_completed" in line:
+                return line
+    return ""
+
+
+def test_the_tools_of_mcp_read_well(space: Site, small: str) -> None:
+    async def ask() -> tuple[dict[str, Any], str]:
+        async with (
+            streamablehttp_client(f"{space.address}/gradio_api/mcp/") as (read, write, _),
+            ClientSession(read, write) as session,
+        ):
+            await session.initialize()
+            tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+            name = next(name for name in tools if name.endswith("plan"))
+            answer = await session.call_tool(name, {"source": small, "max_shard_size": "70kB"})
+            return tools, answer.content[0].text  # type: ignore[union-attr]
+
+    tools, answer = asyncio.run(ask())
+    assert {re.sub(".*_", "", name) for name in tools} == {name[1:] for name in ENDPOINTS}
+    assert "model-00001-of-00004.safetensors" in answer
+    for tool in tools.values():
+        assert len(tool.description or "") > 60
+        assert all(field.get("description") for field in tool.inputSchema["properties"].values())
+        assert "request" not in tool.inputSchema["properties"]
