@@ -50,20 +50,17 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
         proposed = after.then(pushing.propose, [*model, *size, *name, form.proposed], _push_parts(form), **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
 
-    form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="always_last", **_QUIET)
-    form.examples.click(_first, form.examples, form.repo, **_QUIET)
-    for chosen in (
-        arrived.then(planning.begin, model, form.repo_message, **_QUIET),
-        form.repo.change(planning.begin, model, form.repo_message, **_QUIET),
-        form.revision.submit(planning.begin, model, form.repo_message, **_QUIET),
-        form.show.click(planning.begin, model, form.repo_message, **_QUIET),
-    ):
+    form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="multiple", **_QUIET)
+    named = form.examples.click(_first, form.examples, form.repo, **_QUIET)
+    for trigger in (arrived.then, form.repo.input, named.then, form.revision.submit, form.show.click):
+        chosen = trigger(planning.begin, model, form.repo_message, **_QUIET)
         propose(chosen.then(planning.see, plan, _plan_parts(form), **_QUIET))
-    for changed in (form.size.change, form.other_size.submit, form.other_size.blur, form.order.change):
-        propose(changed(planning.draw, plan, _plan_parts(form), **_QUIET))
+    # What the visitor does, not what a link fills in: otherwise everything would be planned twice.
+    for trigger in (form.size.input, form.other_size.submit, form.other_size.blur, form.order.input):
+        propose(trigger(planning.draw, plan, _plan_parts(form), **_QUIET))
 
-    for changed in (form.name.blur, form.name.submit, form.namespace.input):
-        changed(pushing.check_name, name, form.name_message, **_QUIET)
+    for trigger in (form.name.blur, form.name.submit, form.namespace.input):
+        trigger(pushing.check_name, name, form.name_message, **_QUIET)
     order = [*plan, *name, form.visibility, form.permitted]
     started = form.start.click(pushing.start, order, _all(form), **_QUIET)
     started.then(None, js=_TO_TOP)

@@ -123,7 +123,7 @@ def lay_out(on_space: bool) -> Form:
         size_message, order, shards, forecast, push, namespace, name, name_message, visibility, permitted, start,
         start_message, run, progress, cancel, resume, run_message, log, outcome, result,
         job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False), query=gr.Textbox(visible=False),
-        proposed=gr.State(""),
+        proposed=gr.State(("", "")),
     )  # fmt: skip
 
 

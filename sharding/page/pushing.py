@@ -27,8 +27,8 @@ class Pushing:
         self._form = form
 
     def propose(
-        self, repo: str, revision: str, choice: str, other: str, namespace: str | None, name: str, proposed: str,
-        login: gr.OAuthToken | None,
+        self, repo: str, revision: str, choice: str, other: str, namespace: str | None, name: str,
+        proposed: tuple[str, str], login: gr.OAuthToken | None,
     ) -> Update:  # fmt: skip
         """Fill in a namespace and a free name; a name that the visitor wrote himself stays."""
         form, token, source = self._form, self._site.bearer(login), source_of(repo, revision)
@@ -41,18 +41,19 @@ class Pushing:
                     form.start_message: message("Pushing needs a login.", self._to_sign_in),
                 }
             space = namespace if namespace in who.namespaces else who.name
-            mine = name if name and name != proposed else ""
-            wanted = f"{space}/{mine}" if mine else propose_name(space, source, size)
-            free = wanted if mine else self._desk.lookup.free_name(wanted, token)
+            wanted = propose_name(space, source, size)
+            update: Update = {form.start: gr.Button(interactive=True), form.start_message: ""}
+            if wanted == proposed[0] or name not in ("", proposed[1]):  # proposed already, or the visitor's own
+                return update
+            free = self._desk.lookup.free_name(wanted, token)
         except ShardingError as error:
             return {form.start_message: problem(error), form.start: gr.Button(interactive=False)}
         short = free.partition("/")[2]
         return {
-            form.start: gr.Button(interactive=True),
-            form.start_message: "",
+            **update,
             form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space),
             form.name: short,
-            form.proposed: proposed if mine else short,
+            form.proposed: (wanted, short),
             form.name_message: "" if free == wanted else _taken(wanted, free),
         }
 
