@@ -1,15 +1,24 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
+AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo run test check clean
+.PHONY: demo run test browser check clean
 
 demo: .venv/installed
 	$(BIN)/python -m sharding.demo
 
-run: demo
+# The page as a visitor sees it, on a loopback Hub with samples, signed in as a demo user.
+run: .venv/installed
+	$(BIN)/python -m sharding.offline
 
-test: .venv/tested
+test: .venv/tested browser
 	$(BIN)/python -m pytest
+
+# Chromium, and axe-core for the test of accessibility: installed where they are missing and that is permitted.
+# Where it is not, their tests are skipped; with CI set they fail.
+browser:
+	@command -v chromium > /dev/null || { $(AS_ROOT) apt-get update -qq && $(AS_ROOT) apt-get install -qq -y chromium; } || true
+	@test -d tests/page/node_modules/axe-core || npm install --silent --no-package-lock --prefix tests/page || true
 
 check: .venv/tested
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from sharding.page.site import Site
 from sharding.page.theme import theme
 
 
-@spaces.GPU
+@spaces.GPU  # type: ignore[untyped-decorator]
 def gpu() -> None:
     """Use no GPU: bytes are moved, nothing is computed. ZeroGPU hardware starts only what declares a function."""
 

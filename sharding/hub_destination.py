@@ -66,6 +66,9 @@ class HubDestination:
         if not hub.is_signed_in:
             raise DestinationError(f"Nobody is signed in, so nothing can be pushed to {name}.", f"First {SIGN_IN}")
         self._me = self._ask(hub.api.whoami)
+        auth = self._me.get("auth", {})
+        # A login through an application may have no right to change a repo that it has created.
+        self._may_show_later = auth.get("type") != "oauth" or "manage-repos" in auth.get("scopes", ())
         self.ref = RepoRef("hub", name if "/" in name else f"{self._me['name']}/{name}", "")
 
     @property
@@ -102,7 +105,8 @@ class HubDestination:
         api, repo_id = self._hub.api, self.ref.repo_id
         self._finished = {record.file for record in keep}
         if self._parent is None:
-            self._ask(lambda: api.create_repo(repo_id, private=True, exist_ok=True))
+            hidden = self._may_show_later or self._private is not False
+            self._ask(lambda: api.create_repo(repo_id, private=hidden, exist_ok=True))
             self._created = True
             self._parent = self._branches()["main"]
         if not self._finished:
@@ -249,6 +253,8 @@ class HubDestination:
         try:
             self._hub.api.update_repo_settings(self.ref.repo_id, private=False)
         except HfHubHTTPError:
+            if not self._ask(lambda: self._hub.api.model_info(self.ref.repo_id)).private:
+                return ""
             return f"It stays private, as the login may not change that: {self._hub.page(self.ref.repo_id)}/settings."
         return ""
 

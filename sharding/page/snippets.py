@@ -35,7 +35,7 @@ model = load_checkpoint_and_dispatch(model, folder, device_map="auto")
 from transformers import {model}
 
 model = {model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")
-print(f"{{model.num_parameters():,}} parameters on {{model.device}}")
+f"{{model.num_parameters():,}} parameters on {{model.device}}"
 """,
     }
 

@@ -132,7 +132,7 @@ def test_a_taken_name_is_told_and_a_free_one_proposed(space: Site, visit: Visit,
     expect(name).to_have_value("small-sharded-100kB-2")
     name.fill("small-sharded-100kB")
     name.press("Enter")
-    expect(page.locator("#name-message")).to_contain_text("alice/small-sharded-100kB-2 is free")
+    expect(page.locator("#name-message")).to_contain_text("alice/small-sharded-100kB exists already")
     page.locator("#start").click()
     expect(page.locator("#progress .failed")).to_contain_text("A free name is alice/small-sharded-100kB-2")
 

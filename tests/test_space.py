@@ -1,0 +1,48 @@
+"""What a Space needs to start: complete front matter, pinned requirements, a declared GPU function."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+from tests.conftest import ROOT
+
+
+def front_matter() -> dict[str, object]:
+    _, text, _ = (ROOT / "README.md").read_text().split("---\n", 2)
+    card: dict[str, object] = yaml.safe_load(text)
+    return card
+
+
+def pins(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return {name.partition("[")[0]: version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def test_the_front_matter_says_all_that_a_space_asks() -> None:
+    card = front_matter()
+    assert card["sdk"] == "gradio"
+    assert card["sdk_version"] == pins(ROOT / "requirements.txt")["gradio"]
+    assert card["python_version"] == "3.11"
+    assert (ROOT / str(card["app_file"])).is_file()
+    assert len(str(card["short_description"])) <= 60
+    colours = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
+    assert {card["colorFrom"], card["colorTo"]} <= colours
+    assert card["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"].lower()
+
+
+def test_a_login_asks_for_no_more_than_it_needs() -> None:
+    card = front_matter()
+    assert card["hf_oauth"] is True
+    assert card["hf_oauth_scopes"] == ["contribute-repos", "gated-repos", "read-repos"]
+    assert card["hf_oauth_expiration_minutes"] == 480
+
+
+def test_every_requirement_is_pinned() -> None:
+    for file in ("requirements.txt", "tests/requirements.txt"):
+        assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins(ROOT / file).values()), file
+
+
+def test_app_declares_one_gpu_function() -> None:
+    assert (ROOT / "app.py").read_text().count("\n@spaces.GPU") == 1
