@@ -1,10 +1,15 @@
 """The page as visitors see it, in a real browser, on a loopback Hub with its real login."""
 
+import base64
 import json
+import os
 import re
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -356,3 +361,67 @@ def tab_to(page: Page, label: str) -> None:
         if label in found:
             return
     raise AssertionError(f"Tab never reaches {label}.")
+
+
+def axe() -> Path:
+    path = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
+    if not path.exists():
+        if os.environ.get("CI"):
+            pytest.fail("There is no axe-core, and in CI the page must be checked with it: make browser.")
+        pytest.skip("There is no axe-core: make browser.")
+    return path
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_serious_violation(space: Site, visit: Visit, small: str, theme: str) -> None:
+    script = axe()
+    page = visit(space, f"?repo={small}&size=70kB", color_scheme=theme)
+    expect(page.locator("#shards tbody tr")).to_have_count(4)
+    assert violations(page, script) == []
+    sign_in(page, "alice")
+    start_job(page, copy_name())
+    expect(page.locator("#result")).to_contain_text("bit-identical")
+    assert violations(page, script) == []
+    page.goto(f"{space.address}/?repo=bob/nothing-here")
+    expect(page.locator("#repo-message").get_by_role("alert")).to_be_visible()
+    assert violations(page, script) == []
+
+
+def violations(page: Page, script: Path) -> list[str]:
+    page.add_script_tag(path=script)
+    found = page.evaluate("axe.run()")["violations"]
+    return [
+        f"{one['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+
+
+def test_the_token_is_found_nowhere_after_a_job(
+    serve: Callable[..., Site], visit: Visit, hub: Server, long: str
+) -> None:
+    site = serve(**as_space(hub))
+    page = visit(site, f"?repo={long}&size=100kB")
+    sign_in(page, "alice")
+    cookie = next(cookie["value"] for cookie in page.context.cookies() if cookie["name"] == "session")
+    token = json.loads(base64.b64decode(cookie.split(".")[0] + "=="))["oauth_info"]["access_token"]
+    assert token.startswith("hf_oauth_")
+    name = copy_name()
+    start_job(page, name)
+    assert site.process
+    arguments = []
+    while page.locator("#result").count() == 0 or "bit-identical" not in page.locator("#result").inner_text():
+        for process in psutil.Process(site.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                arguments.append(" ".join(process.cmdline()))
+    assert any("sharding shard" in line for line in arguments)
+    said = [*arguments, page.content(), site.log]
+    for path in site.folder.rglob("*"):
+        if path.is_file():
+            said.append(path.read_bytes().decode(errors="replace"))
+    for file in hub.api().list_repo_files(f"alice/{name}"):
+        said.append(hub.ask("GET", f"/alice/{name}/resolve/main/{file}").body.decode(errors="replace"))
+    assert len(said) > 20
+    assert not [text[:200] for text in said if token in text or "hf_alice" in text]
+    site.stop()
