@@ -5,11 +5,7 @@ from typing import NoReturn
 
 import spaces
 
-from sharding.desk import Desk, Settings
-from sharding.page.build import build
-from sharding.page.form import ASSETS
-from sharding.page.site import Site
-from sharding.page.theme import theme
+from sharding.page.quick_import import import_gradio
 
 
 @spaces.GPU  # type: ignore[untyped-decorator]
@@ -20,6 +16,13 @@ def gpu() -> None:
 def main() -> None:
     """Serve until told to stop; jobs that run then are interrupted, and can be resumed."""
     signal.signal(signal.SIGTERM, _stop)
+    import_gradio()
+    from sharding.desk import Desk, Settings
+    from sharding.page.build import build
+    from sharding.page.form import ASSETS
+    from sharding.page.site import Site
+    from sharding.page.theme import theme
+
     with Desk(Settings.from_environment()) as desk:
         build(desk, Site.from_environment()).launch(
             theme=theme(),
