@@ -107,7 +107,7 @@ def lay_out(on_space: bool) -> Form:
             permitted = gr.Checkbox(
                 label="The terms of the model allow a public copy", visible=False, elem_id="permitted"
             )
-        start = gr.Button("Shard and push", variant="primary", size="md", elem_id="start")
+        start = gr.Button("Shard and push", variant="primary", size="md", interactive=False, elem_id="start")
         start_message = _panel("start-message")
     with _step("run", 3, "Shard and push", visible=False) as run:
         progress = _panel("progress")

@@ -11,6 +11,7 @@ from sharding.desk import Desk, JobRequest, JobView, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.errors import Refused, ShardingError
 from sharding.limits import VIEW_SECONDS
+from sharding.lookup import Person
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import job_panel, log_panel, message, problem, result_panel
@@ -43,7 +44,7 @@ class Running:
             who = await asyncio.to_thread(person, self._desk, token)
             view = self._desk.view(job, who.name if who else None)
             if view is None:
-                yield await asyncio.to_thread(self._lost, job, token)
+                yield await asyncio.to_thread(self._lost, job, who, token)
                 return
         except ShardingError as error:
             yield {self._form.progress: problem(error)}
@@ -72,7 +73,7 @@ class Running:
         form, token = self._form, self._site.bearer(login)
         try:
             who = person(self._desk, token)
-            request = self._interrupted(job, who.name if who else None, token)
+            request = self._interrupted(job, who, token) if who and token else None
             if who is None or token is None or request is None:
                 raise _NOT_YOURS
             again = self._desk.submit(request, who.name, token)
@@ -85,19 +86,19 @@ class Running:
             form.run_message: "",
         }
 
-    def _interrupted(self, job: str, viewer: str | None, token: str | None) -> JobRequest | None:
-        if view := self._desk.view(job, viewer):
+    def _interrupted(self, job: str, who: Person, token: str) -> JobRequest | None:
+        if view := self._desk.view(job, who.name):
             return view.request
-        place = destination_of(job)
-        return self._desk.unfinished(place, token) if place and token else None
+        place = destination_of(job) or ""
+        return self._desk.unfinished(place, token) if place.partition("/")[0] in who.namespaces else None
 
-    def _lost(self, job: str, token: str | None) -> Update:
+    def _lost(self, job: str, who: Person | None, token: str | None) -> Update:
         """Say what is to be done about a job that the desk does not know, or not as this visitor's."""
-        form, place = self._form, destination_of(job)
-        if token is None:
+        form, place = self._form, destination_of(job) or ""
+        if who is None or token is None:
             text = message("Sign in to see this job.", "It is shown only to the one who started it.")
             return {form.progress: text}
-        if place and self._desk.unfinished(place, token):
+        if place.partition("/")[0] in who.namespaces and self._desk.unfinished(place, token):
             text = message(
                 f"The job for {place} was interrupted, as this Space was restarted.",
                 "Its finished shards are kept on the Hub, and it can go on from them.",

@@ -193,6 +193,7 @@ def test_a_job_is_resumed_after_the_space_was_restarted(
     sign_in(page, "alice")
     name = copy_name()
     job = start_job(page, name)
+    assert job.endswith(f"/alice/{name}")
     expect(page.locator("#progress figure")).to_contain_text(re.compile(r"\d\d of 600"))
     site.stop(ending)
     if desk == "lost":  # a Space starts with an empty disk
