@@ -340,6 +340,7 @@ def test_the_keyboard_is_enough(home: Site, visit: Visit, small: str) -> None:
     expect(page.locator("#facts")).to_contain_text(small)
     tab_to(page, "Other")
     page.keyboard.press("Space")
+    expect(page.get_by_label("Another size")).to_be_visible()
     tab_to(page, "Another size")
     page.keyboard.type("70kB\n")
     expect(page.locator("#shards tbody tr")).to_have_count(4)
