@@ -1,0 +1,88 @@
+"""Hold one process to an amount of memory: a memory cgroup where one can be made, else RLIMIT_DATA.
+
+The cgroup (v1) counts what the kernel counts, page cache included, which it drops before it kills. RLIMIT_DATA
+counts private writable mappings whether or not they are touched, weights mapped by torch among them: what
+passes under it fits; what fails under it might have fitted.
+"""
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_MOUNT = Path("/sys/fs/cgroup/memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """A limit that is in force: what enforces it, and `enter`, which the new process calls before it is itself."""
+
+    by: str
+    enter: Callable[[], object]
+    folder: Path | None = None
+
+    @property
+    def anon_bytes(self) -> int | None:
+        """What the cgroup is charged with for anonymous memory now; None without a cgroup."""
+        if self.folder is None:
+            return None
+        for line in (self.folder / "memory.stat").read_text().splitlines():
+            if line.startswith("rss "):
+                return int(line.split()[1])
+        return None
+
+
+@contextmanager
+def memory_cap(limit_bytes: int, by: str | None) -> Iterator[Cap]:
+    """Yield a cap of `limit_bytes`; `by` insists on "cgroup" or "rlimit". Raises OSError where that is not possible."""
+    folder = None
+    if by != "rlimit":
+        try:
+            folder = _make_cgroup(limit_bytes)
+        except OSError:
+            if by == "cgroup":
+                raise
+    if folder is None:
+        limits = (limit_bytes, limit_bytes)
+        yield Cap("RLIMIT_DATA", lambda: resource.setrlimit(resource.RLIMIT_DATA, limits))
+        return
+    try:
+        tasks = folder / "cgroup.procs"
+        yield Cap("memory cgroup", lambda: tasks.write_text(str(os.getpid())), folder)
+    finally:
+        _remove(folder)
+
+
+def _make_cgroup(limit_bytes: int) -> Path:
+    folder = _own() / f"probe-{os.getpid()}"
+    folder.mkdir()
+    try:
+        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        with suppress(FileNotFoundError):  # a kernel that does not account for swap
+            (folder / "memory.memsw.limit_in_bytes").write_text(str(limit_bytes))
+    except OSError:
+        folder.rmdir()
+        raise
+    return folder
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(100):  # a killed process may still be leaving
+        with suppress(OSError):
+            folder.rmdir()
+            return
+        time.sleep(0.02)
+
+
+def _own() -> Path:
+    """Return this process's own memory cgroup (cgroups(7)): limits set on it hold for what is made inside."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") and (_MOUNT / path.lstrip("/")).is_dir():
+            return _MOUNT / path.lstrip("/")
+    if not (_MOUNT / "memory.limit_in_bytes").exists():
+        raise FileNotFoundError(f"{_MOUNT} is no memory cgroup of version 1")
+    return _MOUNT
