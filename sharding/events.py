@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from sharding.costs import Comparison, LoadCost
 from sharding.values import Checkpoint, Plan, RepoRef, Verification
 
 
@@ -59,3 +60,20 @@ class Published:
     ref: RepoRef
     place: str
     remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """One load has been measured; round 0 is the warm-up and does not count."""
+
+    side: Literal["original", "sharded"]
+    round: int
+    rounds: int
+    cost: LoadCost
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Original and sharded copy have been compared by loading them."""
+
+    comparison: Comparison

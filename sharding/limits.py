@@ -31,6 +31,9 @@ MAX_REPORT_BYTES = 100_000_000
 MAX_SHOWN_REPORT_BYTES = 20_000_000
 """What the page reads of a report in a stranger's repo: one of 100,000 tensors has about 15 MB."""
 
+MAX_CARD_BYTES = 1_000_000
+"""Cards are kilobytes; of a longer one nothing is kept but the file in the source."""
+
 MAX_SIDE_FILE_BYTES = 500_000_000
 """Tokenizers reach tens of megabytes; what is larger is data or weights under another name."""
 
@@ -68,6 +71,20 @@ PROGRESS_SECONDS = 0.1
 
 DEFAULT_MAX_SHARD_SIZE = "5GB"
 """The default of `huggingface_hub.save_torch_state_dict`."""
+
+# --- Comparisons --------------------------------------------------------------------------------------
+
+ROUNDS = 3
+"""Loads of each side: enough for a median that one slow run does not move."""
+
+CURVE_MOMENTS = 160
+"""Points of a memory curve that are kept: as many as a picture can show, few enough for a report."""
+
+MEMORY_SHARE = 0.85
+"""Of the memory that is free now, what a load may be expected to take; beyond it the kernel may kill others."""
+
+ARCHITECTURE_SECONDS = 300
+"""Importing transformers on a cold disk and building the largest model on the meta device stay well below."""
 
 # --- The Hub ------------------------------------------------------------------------------------------
 
@@ -222,6 +239,12 @@ def hub_endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
 
+def result_page(repo_id: str) -> str | None:
+    """Return the address that shows a result, where this runs in a Space: SPACE_HOST."""
+    host = os.environ.get("SPACE_HOST")
+    return f"https://{host}/?result={repo_id}" if host else None
+
+
 def hub_token() -> str | None:
     """Return the login of this machine: HF_TOKEN or the one that `hf auth login` saved; None if there is none."""
     from huggingface_hub import get_token
@@ -281,3 +304,11 @@ _INHERITED = (
     *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST", "PYTHONWARNINGS"),
 )
+
+
+def child_variables() -> dict[str, str]:
+    """Return the environment of a child process that loads a model: this package importable, no login, no network."""
+    kept = {name: os.environ[name] for name in ("HOME", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+    quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return {**child_environment(), **kept, **quiet, "PYTHONPATH": path}

@@ -50,13 +50,16 @@ class Meter:
                 return
 
 
-def anon_bytes() -> int:
-    """Return this process's resident anonymous memory in bytes."""
+def anon_bytes(pid: int | None = None) -> int:
+    """Return the resident anonymous memory of process `pid` (None: this one) in bytes; 0 if it has ended."""
     try:
-        with open("/proc/self/status", "rb") as status:
+        with open(f"/proc/{pid or 'self'}/status", "rb") as status:
             for line in status:
                 if line.startswith(b"RssAnon:"):
                     return int(line.split()[1]) * 1024
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         pass
-    return int(psutil.Process().memory_full_info().uss)
+    try:
+        return int(psutil.Process(pid).memory_full_info().uss)
+    except psutil.Error:
+        return 0

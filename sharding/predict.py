@@ -1,0 +1,53 @@
+"""Predict what a load costs where it cannot be measured. Pure; a model fitted to our own measurements.
+
+Memory follows from how transformers 5.23 loads: weights that are memory-mapped cost page cache only, a cast makes
+a second set in anonymous memory, and without mapping each file passes through memory whole. The coefficients of
+time were fitted with `bench/loading.py` on two cores of an AMD EPYC; another machine has others.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from sharding.costs import Prediction
+from sharding.values import TensorEntry
+
+BASE_ANON_BYTES = 275_000_000
+"""What Python, torch 2.13 and transformers 5.23 take by themselves, a small forward pass included."""
+
+BASE_FILE_BYTES = 110_000_000
+"""Their libraries, which are mapped as well."""
+
+SECONDS_FIXED = 1.0
+SECONDS_A_GB = 1.8
+SECONDS_A_GB_CAST = 1.4
+"""Loading and computing once: for every stored GB, and for every GB that a cast makes."""
+
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def predict(
+    dtypes: Mapping[str, int], largest_file_bytes: int, dtype_asked: str | None, *, with_mapping: bool = True
+) -> Prediction:
+    """Return what loading a checkpoint with `dtypes` (safetensors' name to bytes) should cost.
+
+    >>> predict({"BF16": 14_500_000_000}, 10_000_000_000, "float16").peak_anon_bytes
+    14775000000
+    """
+    stored = sum(dtypes.values())
+    cast = sum(
+        size * _BYTES[dtype_asked] // _BYTES[_FLOATS[dtype]]
+        for dtype, size in dtypes.items()
+        if dtype_asked and dtype in _FLOATS and _FLOATS[dtype] != dtype_asked
+    )
+    seconds = SECONDS_FIXED + (SECONDS_A_GB * stored + SECONDS_A_GB_CAST * cast) / 1e9
+    if with_mapping:
+        return Prediction(BASE_ANON_BYTES + cast, BASE_FILE_BYTES + stored, seconds)
+    return Prediction(BASE_ANON_BYTES + (cast or stored) + largest_file_bytes, BASE_FILE_BYTES, seconds)
+
+
+def stored_dtypes(tensors: Iterable[TensorEntry]) -> dict[str, int]:
+    """Return the bytes of each dtype."""
+    dtypes: dict[str, int] = {}
+    for tensor in tensors:
+        dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.bytes
+    return dtypes
