@@ -1,0 +1,80 @@
+"""Ask, in a child process on the meta device, what transformers knows of a model class."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sharding.errors import SourceError
+from sharding.limits import ARCHITECTURE_SECONDS, child_variables
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of the model: its name in memory, the names that it is saved under, and its size when loaded."""
+
+    name: str
+    saved_as: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What is known of a model class: hints, each as transformers 5.23 has it.
+
+    `blocks` are the modules of `no_split_classes`, `tied` groups of names that stand for one tensor, and
+    `keep_in_fp32` patterns of modules that a cast to fp16 leaves alone. `weights` has every tensor once.
+    """
+
+    class_name: str
+    no_split_classes: tuple[str, ...]
+    keep_in_fp32: tuple[str, ...]
+    tied: tuple[tuple[str, ...], ...]
+    blocks: tuple[str, ...]
+    weights: tuple[Weight, ...]
+    device_map: Mapping[str, str]
+
+
+def ask_architecture(config: bytes, dtype: str | None = None, budgets: Mapping[str, int] | None = None) -> Architecture:
+    """Return what is known of the model that `config` (a config.json) describes, as loaded in torch's `dtype`.
+
+    With `budgets` (device to bytes) the answer has accelerate's device map for them. Raises SourceError where
+    transformers has no class for it, or only code of the repo has.
+    """
+    question = {"config": config.decode(errors="replace"), "dtype": dtype, "budgets": dict(budgets or {})}
+    command = [sys.executable, "-m", "sharding.metamodel"]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            env=child_variables(),
+            timeout=ARCHITECTURE_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SourceError("The model could not be built without weights in time.", "Run it again.") from error
+    if done.returncode:
+        problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
+        raise SourceError(f"transformers cannot build this model: {problem}", "Check its config.json.")
+    answer = json.loads(done.stdout)
+    if "unsupported" in answer:
+        raise SourceError(answer["unsupported"], "Its files can still be inspected, planned and sharded.")
+    return from_answer(answer)
+
+
+def from_answer(answer: Mapping[str, Any]) -> Architecture:
+    """Return what `sharding.metamodel` has answered."""
+    return Architecture(
+        class_name=answer["class_name"],
+        no_split_classes=tuple(answer["no_split_classes"]),
+        keep_in_fp32=tuple(answer["keep_in_fp32"]),
+        tied=tuple(map(tuple, answer["tied"])),
+        blocks=tuple(answer["blocks"]),
+        weights=tuple(
+            Weight(weight["name"], tuple(weight["saved_as"]), weight["bytes"]) for weight in answer["weights"]
+        ),
+        device_map=answer.get("device_map", {}),
+    )
