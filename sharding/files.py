@@ -18,6 +18,8 @@ SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 REPORT_NAME = "sharding_report.json"
 DIGESTS_NAME = "sharding_digests.json"
+PICTURE_NAME = "sharding_comparison.svg"
+CARD_NAME = "README.md"
 
 SHARD_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
 
@@ -29,10 +31,10 @@ _ELSEWHERE = {
     ".gguf": "This is a GGUF file for llama.cpp; its own tool gguf-split cuts it.",
     ".h5": "Load it once with transformers' from_tf=True and save it again.",
     ".msgpack": "Load it once with transformers' from_flax=True and save it again.",
-    ".bin": "Load it once with transformers and save it again, which writes safetensors.",
+    ".bin": "Add --engine classic, which loads the model with transformers and saves safetensors.",
 }
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
-_NEVER = {".gitattributes", INDEX_NAME, REPORT_NAME, DIGESTS_NAME, "pytorch_model.bin.index.json"}
+_NEVER = {".gitattributes", INDEX_NAME, REPORT_NAME, DIGESTS_NAME, PICTURE_NAME, "pytorch_model.bin.index.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,11 @@ def choose_files(files: Iterable[FileEntry], index: Index | None) -> Choice:
     for reason, paths in left_out.items():
         findings.append(Finding("info", "left-out", f"Left out: {name_some(paths)} ({reason})."))
     return Choice(tuple(by_path[path] for path in weights), tuple(side), tuple(findings), used_index)
+
+
+def choose_side_files(files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+    """Return what is copied beside weights that are made anew, whatever the format of the old ones."""
+    return tuple(file for file in files if _reason_to_leave_out(file, []) is None)
 
 
 def compare_with_index(index: Index, tensors: Iterable[TensorEntry]) -> list[Finding]:

@@ -48,6 +48,14 @@ class Hub:
         """Return the address of a repo's page."""
         return f"{self.endpoint}/{repo_id}"
 
+    def takes_card(self, card: str) -> bool:
+        """Return whether the Hub would commit `card` as a README.md. Raises the client's errors."""
+        try:
+            self.api._validate_yaml(card, token=self._token)
+        except ValueError:  # the client's word for "Invalid metadata"
+            return False
+        return True
+
     @cached_property
     def xet(self) -> Any:
         """The session of hf-xet, with bounded buffers and without log files."""

@@ -12,12 +12,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from sharding.costs import Comparison
 from sharding.errors import SourceError
-from sharding.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.files import DIGESTS_NAME, INDEX_NAME, REPORT_NAME
+from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
+from sharding.evidence import comparison_json
+from sharding.files import CARD_NAME, DIGESTS_NAME, INDEX_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.values import Checkpoint, Plan, RepoRef, Resources, ShardRecord, TensorDigest, Verification
 
 SCHEMA = 1
+
+Engine = Literal["stream", "classic"]
 
 Json = dict[str, Any]
 """An object ready for json.dumps."""
@@ -36,13 +40,17 @@ class Report:
     resources: Resources
     finished: datetime
     version: str
+    engine: Engine = "stream"
+    comparison: Comparison | None = None
 
     @property
     def files(self) -> tuple[str, ...]:
         """Every file of the result, the index last."""
-        side = (file.path for file in self.source.side_files)
+        side = (file.path for file in self.source.side_files if file.path != CARD_NAME)
         shards = (shard.file for shard in self.plan.shards)
-        return (*side, *shards, DIGESTS_NAME, REPORT_NAME, *([INDEX_NAME] if self.plan.is_sharded else []))
+        picture = [PICTURE_NAME] if self.comparison and self.comparison.is_measured else []
+        index = [INDEX_NAME] if self.plan.is_sharded else []
+        return (*side, *shards, CARD_NAME, *picture, DIGESTS_NAME, REPORT_NAME, *index)
 
 
 def plan_json(plan: Plan) -> Json:
@@ -99,7 +107,7 @@ def report_json(report: Report) -> Json:
         "schema": SCHEMA,
         "tool": f"shard-my-repo {report.version}",
         "finished": report.finished.isoformat(timespec="seconds"),
-        "engine": "stream",
+        "engine": report.engine,
         "source": {key: value for key, value in source.items() if key not in ("findings", "side_files")},
         "destination": asdict(report.destination),
         "plan": {**plan_json(report.plan), "findings": source["findings"] + plan_json(report.plan)["findings"]},
@@ -108,6 +116,7 @@ def report_json(report: Report) -> Json:
         "files": list(report.files),
         "verification": verification_json(report.verification),
         "resources": asdict(report.resources),
+        "comparison": comparison_json(report.comparison) if report.comparison else None,
     }
 
 
@@ -123,7 +132,7 @@ def digests_json(report: Report) -> Json:
     return {"schema": SCHEMA, "plan_id": report.plan_id, "shards": shards, "tensors": tensors}
 
 
-def event_json(event: Planned | Progress | ShardFinished | Verified | Published | Report) -> Json:
+def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report) -> Json:
     """Return one line of `--events`: what happened, under the key `event`, and its particulars."""
     match event:
         case Planned():
@@ -134,6 +143,11 @@ def event_json(event: Planned | Progress | ShardFinished | Verified | Published 
             return {"event": "shard-finished", **asdict(event)}
         case Verified():
             return {"event": "verified", **verification_json(event.verification)}
+        case Probed():
+            cost = {key: given for key, given in asdict(event.cost).items() if key != "curve"}
+            return {"event": "probed", "side": event.side, "round": event.round, "rounds": event.rounds, "cost": cost}
+        case Compared():
+            return {"event": "compared", **comparison_json(event.comparison)}
         case Published():
             return {"event": "published", **asdict(event)}
         case Report():
