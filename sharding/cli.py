@@ -13,7 +13,7 @@ import typer
 
 from sharding import __version__
 from sharding.errors import Cancelled, ShardingError
-from sharding.limits import DEFAULT_MAX_SHARD_SIZE, hub_token
+from sharding.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS, hub_token
 
 if TYPE_CHECKING:
     from sharding.job import Event
@@ -40,6 +40,8 @@ Order = Annotated[
     Literal["natural", "stored"],
     typer.Option(help="natural: layer 2 before layer 10, as save_pretrained writes. stored: as in the source."),
 ]
+Dtype = Annotated[Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="What to load as; keep: as it is stored.")]
+Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
 AsEvents = Annotated[
     bool, typer.Option("--events", help="Print one JSON object a line as things happen, the result last.")
@@ -98,6 +100,16 @@ def shard(
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget an interrupted run instead of resuming it.")
     ] = False,
+    engine: Annotated[
+        Literal["stream", "classic"],
+        typer.Option(help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do."),
+    ] = "stream",
+    dtype: Annotated[
+        Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="classic: what to cast to while loading.")
+    ] = "keep",
+    comparing: Annotated[
+        bool, typer.Option("--compare", help="Load original and result in turn first; the card shows what it cost.")
+    ] = False,
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
@@ -116,6 +128,9 @@ def shard(
             confirmed=confirmed,
             overwrite=overwrite,
             restart=restart,
+            engine=engine,
+            dtype=dtype,
+            compare_rounds=ROUNDS if comparing else 0,
             token=hub_token(),
         )
         last = _follow(events, terminal, as_json, as_events)
@@ -155,6 +170,47 @@ def discard(
             _print_json(dataclasses.asdict(discarded))
         else:
             terminal.discarded(discarded)
+
+
+@app.command()
+def compare(
+    original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision].")],
+    sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare it with.")],
+    dtype: Dtype = "keep",
+    method: Annotated[Method, typer.Option(help="How to load.")] = "from_pretrained",
+    memory_limit: Annotated[str, typer.Option(help="Hold every load to this: 4GB. Would it load there?")] = "",
+    no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Load without memory mapping.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Loads of each, after a warm-up.")] = ROUNDS,
+    picture: Annotated[str, typer.Option(metavar="FILE", help="Draw memory over time into this SVG file.")] = "",
+    as_json: AsJson = False,
+    as_events: AsEvents = False,
+) -> None:
+    """Load both in turn, each time in a fresh process: time, memory, and what makes the difference."""
+    with _outcome(as_json or as_events) as terminal:
+        from sharding import job
+
+        load = job.how_to_load(method, dtype, memory_limit, with_mapping=not no_mmap)
+        events = job.compare(original, sharded, load=load, rounds=rounds, picture=picture, token=hub_token())
+        _follow(events, terminal, as_json, as_events)
+
+
+@app.command()
+def devices(
+    source: Source,
+    budget: Annotated[str, typer.Option("--budget", help="cuda:0=16GB,cpu=12GB, or a preset: colab-t4, 24gb, …")],
+    dtype: Dtype = "keep",
+    as_json: AsJson = False,
+) -> None:
+    """Show which block of a model goes on which device, and which shard files each needs. Loads no weights."""
+    with _outcome(as_json) as terminal:
+        from sharding import job
+        from sharding.devices import device_plan_json
+
+        plan = job.devices(source, budget, dtype=dtype, token=hub_token())
+        if as_json:
+            _print_json(device_plan_json(plan))
+        else:
+            terminal.devices(plan)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -5,24 +5,45 @@ last, and they work only while somebody asks for the next event. A source is a f
 Hub at `endpoint`, seen with `token`; a destination likewise.
 """
 
+import json
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
 from sharding import __version__
-from sharding.errors import DestinationError, ShardingError, SourceError
-from sharding.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.files import DIGESTS_NAME, INDEX_NAME, REPORT_NAME
+from sharding.architecture import ask_architecture
+from sharding.card import Links
+from sharding.checkout import loadable_files
+from sharding.comparison import compare_loads
+from sharding.costs import Comparison
+from sharding.devices import DevicePlan, parse_budgets, plan_devices
+from sharding.engines import Prepared, prepared_classic
+from sharding.errors import DestinationError, ShardingError, SourceError, UsageError
+from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
+from sharding.files import CARD_NAME, DIGESTS_NAME, INDEX_NAME, is_weights
 from sharding.headers import read_checkpoint, read_headers, read_small
 from sharding.hub import Hub
-from sharding.limits import DEFAULT_MAX_SHARD_SIZE, MAX_REPORT_BYTES, hub_endpoint, parse_bytes
+from sharding.limits import (
+    DEFAULT_MAX_SHARD_SIZE,
+    MAX_CARD_BYTES,
+    MAX_CONFIG_BYTES,
+    MAX_REPORT_BYTES,
+    ROUNDS,
+    hub_endpoint,
+    parse_bytes,
+    result_page,
+)
+from sharding.measure import DTYPES, Load, Method, free_memory_bytes
 from sharding.meter import Meter
+from sharding.picture import draw_memory
 from sharding.places import find_destination, open_destination, open_source, open_staged
 from sharding.plan import Order, Strategy, build_index, identify_plan, plan_shards, shard_header
 from sharding.protocols import Destination, Source
-from sharding.report import Report, digests_json, parse_digests, report_json, to_bytes
+from sharding.report import Engine, Report, parse_digests, to_bytes
+from sharding.result import files_beside
 from sharding.transfer import transfer
 from sharding.values import (
     Checkpoint,
@@ -36,11 +57,12 @@ from sharding.values import (
     TensorDigest,
     Verification,
 )
-from sharding.verify import check_structure, compare, digest_files, digest_tensors, expected_digests
+from sharding.verify import check_structure, digest_files, digest_tensors, expected_digests
+from sharding.verify import compare as compare_digests
 
 _T = TypeVar("_T")
 
-Event = Planned | Progress | ShardFinished | Verified | Published | Report
+Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
 
 
 def inspect(source: str, *, endpoint: str | None = None, token: str | None = None) -> Checkpoint:
@@ -94,6 +116,9 @@ def shard(
     confirmed: bool = False,
     overwrite: bool = False,
     restart: bool = False,
+    engine: Engine = "stream",
+    dtype: str = "keep",
+    compare_rounds: int = 0,
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Event, None, None]:
@@ -103,9 +128,13 @@ def shard(
     the generator, an exception or a kill keep the shards that are finished, and the same call goes on
     from them. `private` is the visibility of a new repo (None: as the source; private for a folder), and
     `confirmed` that a copy of a gated or private source may be public. `overwrite` replaces a checkpoint in
-    a folder that this tool did not write, `restart` discards what an earlier run left.
+    a folder that this tool did not write, `restart` discards what an earlier run left. `engine` "classic"
+    loads the whole model and saves it again, as `dtype` ("keep", "fp32", "fp16", "bf16"). `compare_rounds` is how
+    often original and result are each loaded before the result is published, for the report and the card.
     Raises UsageError, SourceError, DestinationError.
     """
+    if engine == "stream" and dtype != "keep":
+        raise UsageError("The stream engine keeps every bit.", "Add --engine classic to cast while loading.")
     parse_bytes(max_shard_size)  # before anything is asked of a Hub
     hub = Hub(endpoint or hub_endpoint(), token)
     origin = open_source(source, hub)
@@ -116,26 +145,41 @@ def shard(
             "Add --yes if its terms allow that, or leave --public out.",
         )
     target = open_destination(destination, hub, origin, private=hidden, overwrite=overwrite, restart=restart)
-    with Meter() as meter, closing(target):
-        checkpoint = read_checkpoint(origin)
-        plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
+    with Meter() as meter, closing(target), ExitStack() as stack:
+        if engine == "classic":
+            saved = prepared_classic(origin, parse_bytes(max_shard_size), DTYPES[dtype], hub)
+            prepared = stack.enter_context(saved)
+        else:
+            checkpoint = read_checkpoint(origin)
+            plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
+            prepared = Prepared(origin, checkpoint, plan)
+        checkpoint, plan = prepared.checkpoint, prepared.plan
         yield Planned(checkpoint, plan)
 
-        plan_id = identify_plan(plan, origin.ref)
+        plan_id = identify_plan(plan, prepared.reading.ref)
         kept = yield from _measured(_check_kept(target, plan_id, hub), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, plan.max_shard_bytes, strategy, order)
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
-            records = yield from _measured(transfer(plan, origin, target, kept), target, meter)
+            records = yield from _measured(transfer(plan, prepared.reading, target, kept), target, meter)
             staged = _verify_staged(plan, records, target, hub, meter)
             verification = yield from _measured(staged, target, meter)
+            if engine == "classic" and dtype == "keep":
+                verification = yield from _compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
 
-            cost = _resources(meter, origin, target)
+            cost = _resources(meter, prepared, target)
             now = datetime.now(UTC)
-            report = Report(checkpoint, target.ref, plan, plan_id, records, verification, cost, now, __version__)
+            report = Report(
+                checkpoint, target.ref, plan, plan_id, records, verification, cost, now, __version__, engine
+            )
             if verification.identical:
-                yield target.publish(records, checkpoint.side_files, origin, _written(report))
+                if compare_rounds:
+                    found = yield from _compare_staged(plan, records, origin, target, compare_rounds, hub)
+                    report = replace(report, comparison=found)
+                beside = _beside(report, origin, hub) | _configured(origin, DTYPES[dtype])
+                side_files = [file for file in checkpoint.side_files if file.path not in beside]
+                yield target.publish(records, side_files, origin, beside)
             else:
                 target.discard()
     yield report
@@ -178,7 +222,9 @@ def verify(
         else:
             digests.append((yield from digest_tensors(source, checkpoint.tensors)))
     method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
-    yield Verified(Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, compare(*digests)))
+    yield Verified(
+        Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, compare_digests(*digests))
+    )
 
 
 def _measured(
@@ -202,6 +248,59 @@ def _measured(
                     bytes_deduplicated=target.bytes_deduplicated,
                 )
             yield event
+
+
+def how_to_load(
+    method: Method = "from_pretrained", dtype: str = "keep", memory_limit: str = "", *, with_mapping: bool = True
+) -> Load:
+    """Return how probes load; `dtype` is "keep", "fp32", "fp16" or "bf16", `memory_limit` a size or "" for none.
+
+    With offload half the memory is for weights. Raises UsageError for a limit that is no size.
+    """
+    limit = parse_bytes(memory_limit) if memory_limit else None
+    room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
+    return Load(method, DTYPES[dtype], with_mapping, limit, room)
+
+
+def compare(
+    original: str,
+    sharded: str,
+    *,
+    load: Load | None = None,
+    rounds: int = ROUNDS,
+    picture: str = "",
+    endpoint: str | None = None,
+    token: str | None = None,
+) -> Generator[Probed | Compared, None, None]:
+    """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
+
+    A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
+    (SVG). Raises UsageError, SourceError.
+    """
+    hub = Hub(endpoint or hub_endpoint(), token)
+    comparison = yield from compare_loads(
+        open_source(original, hub), open_source(sharded, hub), load or Load(), rounds, hub
+    )
+    if picture and comparison.is_measured:
+        Path(picture).write_text(draw_memory(comparison), encoding="utf-8")
+    yield Compared(comparison)
+
+
+def devices(
+    source: str, budget: str, *, dtype: str = "keep", endpoint: str | None = None, token: str | None = None
+) -> DevicePlan:
+    """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
+
+    Reads headers and the configuration only. Raises UsageError, SourceError.
+    """
+    budgets = parse_budgets(budget)
+    origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
+    config = next((file for file in origin.files if file.path == "config.json"), None)
+    if config is None:
+        raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
+    tensors = read_checkpoint(origin).tensors
+    architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), DTYPES[dtype], budgets)
+    return plan_devices(architecture, tensors, budgets, source, DTYPES[dtype])
 
 
 @contextmanager
@@ -250,28 +349,78 @@ def _verify_staged(
     if not problems:
         headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
         found = yield from digest_tensors(staged, [tensor for header in headers for tensor in header.tensors])
-        problems.extend(compare(expected_digests(plan.shards, records), found))
+        problems.extend(compare_digests(expected_digests(plan.shards, records), found))
     structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
     method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's"
     return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems))
 
 
-def _resources(meter: Meter, origin: Source, target: Destination) -> Resources:
+def _resources(meter: Meter, prepared: Prepared, target: Destination) -> Resources:
     return Resources(
-        peak_anon_bytes=meter.peak_anon_bytes,
+        peak_anon_bytes=max(meter.peak_anon_bytes, prepared.cost.peak_anon_bytes if prepared.cost else 0),
         seconds=meter.seconds,
-        bytes_read=origin.bytes_read,
-        read_requests=origin.requests,
+        bytes_read=prepared.reading.bytes_read,
+        read_requests=prepared.reading.requests,
         bytes_uploaded=target.bytes_uploaded,
         bytes_deduplicated=target.bytes_deduplicated,
-        disk_bytes_written=target.disk_bytes_written,
+        disk_bytes_written=target.disk_bytes_written + prepared.disk_bytes_written,
     )
 
 
-def _written(report: Report) -> dict[str, bytes]:
-    """Return the files that this tool writes beside the shards: digests, report, and the index where one is due."""
-    files = {DIGESTS_NAME: to_bytes(digests_json(report)), REPORT_NAME: to_bytes(report_json(report))}
-    return {**files, INDEX_NAME: build_index(report.plan)} if report.plan.is_sharded else files
+def _compare_with_original(
+    verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Source
+) -> Generator[Progress, None, Verification]:
+    """Return `verification` with what loading and saving has changed; a source that is no safetensors is passed over.
+
+    Names that stood for the same bytes as another that is kept were tied: leaving them out changes nothing.
+    """
+    if not any(file.path.endswith(".safetensors") for file in loadable_files(origin.files)):
+        return verification
+    found = expected_digests(plan.shards, records)
+    original = yield from digest_tensors(origin, read_checkpoint(origin).tensors)
+    kept = {digest.sha256 for digest in found.values()}
+    missing = {name for name, digest in original.items() if name not in found and digest.sha256 in kept}
+    wanted = {name: digest for name, digest in original.items() if name not in missing}
+    method = f"{verification.method}; and every tensor with the original's"
+    return replace(verification, method=method, mismatches=verification.mismatches + compare_digests(wanted, found))
+
+
+def _configured(origin: Source, dtype: str | None) -> dict[str, bytes]:
+    """Return the configuration of a copy that was cast: it says the dtype that is stored now."""
+    config = next((file for file in origin.files if file.path == "config.json"), None)
+    if dtype is None or config is None:
+        return {}
+    document = json.loads(read_small(origin, config, MAX_CONFIG_BYTES))
+    document.pop("torch_dtype", None)
+    return {config.path: to_bytes({**document, "dtype": dtype})}
+
+
+def _beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
+    """Return the files that this tool writes beside the shards."""
+    card = next((file for file in origin.files if file.path == CARD_NAME and file.bytes <= MAX_CARD_BYTES), None)
+    text = read_small(origin, card, MAX_CARD_BYTES).decode(errors="replace") if card else ""
+    page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
+    links = Links(page, result_page(report.destination.repo_id) if report.destination.kind == "hub" else None)
+    files = files_beside(report, text, links, is_private=bool(origin.is_private))
+    if report.destination.kind == "hub":
+        with hub.explained(report.destination.repo_id, DestinationError):
+            keeps = hub.takes_card(files[CARD_NAME].decode())
+        files = files_beside(report, text, links, is_private=bool(origin.is_private), keeps_metadata=keeps)
+    return files
+
+
+def _compare_staged(
+    plan: Plan, records: Mapping[str, ShardRecord], origin: Source, target: Destination, rounds: int, hub: Hub
+) -> Generator[Probed | Compared, None, Comparison]:
+    """Load the original and the result, which is not published yet, in turn."""
+    beside = [file for file in loadable_files(origin.files) if not is_weights(file.path)]
+    written = {file.path: read_small(origin, file, file.bytes) for file in beside}
+    if plan.is_sharded:
+        written[INDEX_NAME] = build_index(plan)
+    staged = open_staged(target, list(records), hub)
+    comparison = yield from compare_loads(origin, staged, Load(), rounds, hub, written)
+    yield Compared(comparison)
+    return comparison
 
 
 def _stored_digests(source: Source, checkpoint: Checkpoint) -> dict[str, TensorDigest]:

@@ -10,8 +10,10 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
+from sharding.costs import Comparison, LoadCost, Spread
+from sharding.devices import DevicePlan
 from sharding.errors import ShardingError
-from sharding.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
 from sharding.limits import format_bytes
 from sharding.report import Report
 from sharding.values import Checkpoint, Discarded, Finding, Plan, Verification
@@ -65,7 +67,9 @@ class Terminal:
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
         self.findings(plan.findings)
 
-    def event(self, event: Planned | Progress | ShardFinished | Verified | Published | Report) -> None:
+    def event(
+        self, event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
+    ) -> None:
         """Show one event of a job."""
         match event:
             case Planned():
@@ -78,6 +82,10 @@ class Terminal:
                     self._mention(f"{event.file} was finished by an earlier run and is kept.", "dim")
             case Verified():
                 self.verification(event.verification)
+            case Probed():
+                self._probed(event)
+            case Compared():
+                self.comparison(event.comparison)
             case Published():
                 self._say(f"Published: {event.place}", "bold")
                 if event.remark:
@@ -114,6 +122,43 @@ class Terminal:
             self._say(f"  {mismatch.tensor}: {mismatch.problem}")
         self._say(f"({verification.method}; {verification.seconds:.1f} s)", "dim")
 
+    def comparison(self, comparison: Comparison) -> None:
+        """Show what loading costs: the verdict, then a table of medians with their spread."""
+        self._bar.stop()
+        self._say(comparison.verdict.sentence, "bold")
+        if comparison.reason_not_measured:
+            self._mention(f"Not measured: {comparison.reason_not_measured}", "yellow")
+            return
+        table = Table(box=None, pad_edge=False)
+        for name in ("", "files", "time", "anonymous memory", "mapped files"):
+            table.add_column(name)
+        for name, costs in (("original", comparison.original), ("sharded", comparison.sharded)):
+            table.add_row(name, *_cells(costs))
+        self._results.print(table)
+        cost = comparison.original[0]
+        how = f"{comparison.method}, {comparison.dtype_asked or 'dtype as stored'}, cache {cost.cache}"
+        how += "" if comparison.with_mapping else ", memory mapping off"
+        if comparison.memory_limit_bytes:
+            how += f", limited to {format_bytes(comparison.memory_limit_bytes)} by {cost.memory_limited_by}"
+        self._say(f"({how}; medians of {_count(len(comparison.original), 'run')}; {comparison.machine})", "dim")
+
+    def devices(self, plan: DevicePlan) -> None:
+        """Show which block goes where, and the code that does it."""
+        blocks = f"{_count(plan.blocks, 'block')} ({', '.join(plan.no_split_classes)}) that are never split"
+        self._say(f"{plan.class_name}: {blocks}", "bold")
+        table = Table(box=None, pad_edge=False)
+        for name in ("device", "weights", "budget", "modules", "files"):
+            table.add_column(name, justify="left" if name == "device" else "right")
+        for load in plan.devices:
+            budget = format_bytes(load.budget_bytes) if load.budget_bytes else ""
+            counts = (f"{len(load.modules):,}", f"{len(load.files):,}")
+            table.add_row(load.device, format_bytes(load.bytes), budget, *counts)
+        self._results.print(table)
+        fits = "It fits." if plan.fits else "It does not fit: what is left stays on the disk and is read at every pass."
+        self._say(f"{fits} Budgets are for weights; activations come on top.", "green" if plan.fits else "yellow")
+        for line in plan.snippet.splitlines():
+            self._say(line)
+
     def findings(self, findings: Iterable[Finding]) -> None:
         """Show what a person should know."""
         for finding in findings:
@@ -126,6 +171,12 @@ class Terminal:
         self._mention(error.message, "bold red")
         if error.hint:
             self._mention(error.hint, "")
+
+    def _probed(self, event: Probed) -> None:
+        title = "warm-up" if event.round == 0 else f"round {event.round} of {event.rounds}"
+        cost = event.cost
+        said = f"{cost.working_seconds:.1f} s, {format_bytes(cost.peak_anon_bytes)} anonymous"
+        self._mention(f"{title}, {event.side}: {said if cost.outcome == 'loaded' else cost.message}", "dim")
 
     def _progress(self, event: Progress) -> None:
         self._bar.start()
@@ -152,6 +203,20 @@ class Terminal:
 
     def _mention(self, text: str, style: str) -> None:
         self._passing.print(_plain(text, style))
+
+
+def _cells(costs: Sequence[LoadCost]) -> list[str]:
+    """Return what a row of a comparison says after its name."""
+    failed = next((cost for cost in costs if cost.outcome != "loaded"), None)
+    files = f"{costs[0].files} {costs[0].format}"
+    if failed:
+        return [files, failed.outcome]
+    seconds = Spread.of([cost.working_seconds for cost in costs])
+    cells = [files, f"{seconds.median:.1f} s ({seconds.low:.1f}..{seconds.high:.1f})"]
+    for sizes in ([cost.peak_anon_bytes for cost in costs], [cost.peak_file_bytes for cost in costs]):
+        size = Spread.of([one / 1e9 for one in sizes])
+        cells.append(f"{size.median:.2f} GB ({size.low:.2f}..{size.high:.2f})")
+    return cells
 
 
 def _plain(text: str, style: str) -> Text:

@@ -1,0 +1,65 @@
+"""Make what the classic engine transfers: load the source as a whole, save it, and plan by what was saved."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sharding.checkout import download_bytes, lay_out, loadable_files
+from sharding.classic import ClassicCost, refuse_too_large, run_classic
+from sharding.comparison import predict_load
+from sharding.files import choose_side_files
+from sharding.headers import read_checkpoint
+from sharding.hub import Hub
+from sharding.measure import Load
+from sharding.plan import plan_shards
+from sharding.protocols import Source
+from sharding.source import open_folder
+from sharding.values import Checkpoint, Plan, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a job transfers: bytes of `reading`, cut as in `plan`. `cost` is what the classic engine took."""
+
+    reading: Source
+    checkpoint: Checkpoint
+    plan: Plan
+    cost: ClassicCost | None = None
+    disk_bytes_written: int = 0
+
+
+@contextmanager
+def prepared_classic(origin: Source, max_shard_bytes: int, dtype: str | None, hub: Hub) -> Iterator[Prepared]:
+    """Load `origin` as a whole and save it in a temporary folder; yield that, with the cuts that accelerate made.
+
+    Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
+    """
+    files = loadable_files(origin.files)
+    predicted = predict_load(origin, files, Load(dtype=dtype))
+    weight_bytes = sum(file.bytes for file in files)
+    cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)
+    with TemporaryDirectory(prefix="classic-") as place:
+        refuse_too_large(predicted.peak_anon_bytes, download_bytes(origin, files) + cast_bytes, Path(place))
+        folder = lay_out(origin, files, Path(place) / "original", hub)
+        cost = run_classic(folder, Path(place) / "saved", max_shard_bytes, dtype or "keep")
+        saved = open_folder(str(Path(place) / "saved"))
+        checkpoint = read_checkpoint(saved)
+        plan = plan_shards(checkpoint.tensors, max_shard_bytes, order="stored", metadata=checkpoint.metadata)
+        yield Prepared(
+            reading=saved,
+            checkpoint=replace(checkpoint, source=origin.ref, side_files=choose_side_files(origin.files)),
+            plan=replace(plan, shards=_as_saved(checkpoint), order="stored"),
+            cost=cost,
+            disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),
+        )
+
+
+def _as_saved(checkpoint: Checkpoint) -> tuple[Shard, ...]:
+    """Return the shards that the files of a checkpoint are."""
+    shards = []
+    for file in checkpoint.weight_files:
+        tensors = tuple(tensor for tensor in checkpoint.tensors if tensor.file == file.path)
+        shards.append(Shard(file.path, tensors, sum(tensor.bytes for tensor in tensors)))
+    return tuple(shards)
