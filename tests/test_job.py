@@ -130,7 +130,8 @@ def test_nothing_stale_of_an_earlier_result_stays_beside_the_new_files(checkpoin
     (checkpoint / "old_tokenizer.json").unlink()
     (out / "notes of mine.txt").write_text("keep")
     finish(job.shard(str(checkpoint), str(out), "1GB"))
-    names = {"config.json", "model.safetensors", "notes of mine.txt", "sharding_digests.json", "sharding_report.json"}
+    names = {"config.json", "model.safetensors", "notes of mine.txt", "README.md"}
+    names |= {"sharding_digests.json", "sharding_report.json"}
     assert set(listing(out)) == names
 
 

@@ -1,0 +1,161 @@
+"""The card of a result keeps what the source's card said, and says truly what was done."""
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding import job
+from sharding.card import TAGS, Links, write_card
+from sharding.localhub.cards import find_errors, find_warnings, read_metadata
+from sharding.report import Report
+from tests import models
+from tests.localhub.conftest import Server
+
+SOURCE_CARD = """---
+license: other
+license_name: our-license
+license_link: LICENSE.md
+language:
+- en
+- no
+base_model: somebody/older
+tags: finetuned
+inference: false
+date: 2024-05-01
+model-index:
+- name: mine
+  results:
+  - task: {type: text-generation}
+    dataset: {type: d, name: D}
+    metrics: [{type: acc, value: 0.5}]
+---
+
+# Mine
+
+A [relative link](docs/more.md) and a table.
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    folder = tmp_path_factory.mktemp("card")
+    models.save("llama", folder / "source", "10GB")
+    *_, last = job.shard(str(folder / "source"), str(folder / "out"), "50kB")
+    assert isinstance(last, Report)
+    return last
+
+
+def metadata(card: str) -> dict[str, Any]:
+    assert find_errors(card) == [] and find_warnings(card) == []
+    found = read_metadata(card)
+    assert isinstance(found, dict)
+    assert ModelCard(card).data.to_dict().keys() >= found.keys() - {"model-index"}
+    return found
+
+
+def test_every_metadata_key_of_the_source_is_kept_and_the_copy_is_marked(report: Report) -> None:
+    before = yaml.safe_load(SOURCE_CARD.split("---")[1].replace("- no", "- 'no'"))
+    after = metadata(write_card(report, SOURCE_CARD, Links("https://hub/a/b"), is_private=False, picture=None))
+    assert before.keys() <= after.keys()
+    changed = {key for key, given in before.items() if after[key] != given}
+    assert changed == {"license_link", "base_model", "tags"}
+    assert after["base_model"] == report.source.source.repo_id
+    assert after["license_link"] == f"https://hub/a/b/blob/{report.source.source.revision}/LICENSE.md"
+    assert after["tags"] == ["finetuned", *TAGS]
+    assert after["language"] == ["en", "no"]
+
+
+def test_an_absolute_license_link_stays_and_a_folder_has_no_base_model(report: Report) -> None:
+    card = "---\nlicense: other\nlicense_link: https://example.org/license\n---\n"
+    after = metadata(write_card(report, card, Links("https://hub/a/b"), is_private=False, picture=None))
+    assert after["license_link"] == "https://example.org/license"
+    local = metadata(write_card(report, SOURCE_CARD, Links(), is_private=False, picture=None))
+    assert (local["base_model"], local["license_link"]) == ("somebody/older", "LICENSE.md")
+
+
+def test_the_text_of_the_source_stands_below_once_however_often_it_is_sharded(report: Report) -> None:
+    once = write_card(report, SOURCE_CARD, Links(), is_private=False, picture=None)
+    twice = write_card(report, once, Links(), is_private=False, picture=None)
+    assert once.count("A [relative link](docs/more.md)") == twice.count("A [relative link](docs/more.md)") == 1
+    assert once.count("## How to load it") == twice.count("## How to load it") == 1
+    assert metadata(twice)["tags"] == ["finetuned", *TAGS]
+
+
+def test_a_gated_or_private_source_is_explained(report: Report) -> None:
+    card = write_card(report, "", Links("https://hub/a/b"), is_private=True, picture=None)
+    assert "gated or private" in card
+    assert "gated or private" not in write_card(report, "", Links("https://hub/a/b"), is_private=False, picture=None)
+
+
+@given(st.text(max_size=300), st.booleans())
+def test_any_text_as_a_source_card_gives_a_card_that_the_hub_takes(report: Report, text: str, fenced: bool) -> None:
+    source = f"---\n{text}\n---\nbody" if fenced else text
+    card = write_card(report, source, Links("https://hub/a/b"), is_private=False, picture=None)
+    before = None
+    try:
+        if not find_errors(source):
+            before = read_metadata(source)
+    except ValueError:
+        pass
+    if before is None or isinstance(before, dict) and not find_errors(source):
+        assert find_errors(card) == []
+
+
+def test_a_folder_gets_a_card_with_the_picture_of_its_comparison_and_the_report_carries_it(tmp_path: Path) -> None:
+    source = models.save("llama", tmp_path / "source", "10GB")
+    (source / "README.md").write_text(SOURCE_CARD)
+    events = list(job.shard(str(source), str(tmp_path / "out"), "100kB", compare_rounds=1))
+    assert [type(event).__name__ for event in events[-3:]] == ["Compared", "Published", "Report"]
+    card = (tmp_path / "out/README.md").read_text()
+    found = json.loads((tmp_path / "out/sharding_report.json").read_text())
+    assert found["comparison"]["measured"] is True
+    assert found["comparison"]["verdict"]["sentence"].split(":")[0] in card
+    assert found["comparison"]["original"]["logits_sha256"] == found["comparison"]["sharded"]["logits_sha256"]
+    assert "(sharding_comparison.svg)" in card
+    ET.fromstring((tmp_path / "out/sharding_comparison.svg").read_text())
+    assert set(found["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from(
+    served: Callable[..., Server],
+    tmp_path: Path,
+) -> None:
+    server = served()
+    folder = models.save("llama", tmp_path / "source", "10GB")
+    (folder / "README.md").write_text(SOURCE_CARD.replace("- no\n", ""))
+    (folder / "LICENSE.md").write_text("Do what you like.\n")
+    api = server.api()
+    api.create_repo("alice/mine", private=True)
+    commit = api.upload_folder(folder_path=folder, repo_id="alice/mine")
+    for _ in job.shard("alice/mine", "alice/copy", "50kB", endpoint=server.address, token="hf_alice", compare_rounds=1):
+        pass
+    card = Path(api.hf_hub_download("alice/copy", "README.md", local_dir=tmp_path / "down")).read_text()
+    assert f"{server.address}/alice/mine/tree/{commit.oid}" in card
+    assert "gated or private" in card
+    assert metadata(card)["license_link"] == f"{server.address}/alice/mine/blob/{commit.oid}/LICENSE.md"
+    assert metadata(card)["base_model"] == "alice/mine"
+    assert api.model_info("alice/copy").card_data.license == "other"  # type: ignore[union-attr]
+    assert api.file_exists("alice/copy", "sharding_comparison.svg")
+    assert ".from_pretrained('alice/copy'" in card
+
+
+def test_metadata_that_a_hub_does_not_take_stands_in_the_text_and_the_job_ends_well(
+    served: Callable[..., Server],
+    tmp_path: Path,
+) -> None:
+    server = served()
+    folder = models.save("llama", tmp_path / "source", "10GB")
+    (folder / "README.md").write_text("---\nlicense: made-up-by-me\n---\nMine.\n")
+    for _ in job.shard(str(folder), "alice/copy", "50kB", endpoint=server.address, token="hf_alice"):
+        pass
+    card = Path(server.api().hf_hub_download("alice/copy", "README.md", local_dir=tmp_path / "down")).read_text()
+    assert "license" not in metadata(card)
+    assert "license: made-up-by-me" in card and "Mine." in card
