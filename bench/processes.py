@@ -34,6 +34,8 @@ class Cost:
     peak_anon_bytes: int
     peak_cgroup_bytes: int | None
     samples: int
+    curve: tuple[tuple[float, int], ...] = ()
+    """Seconds since the start, and anonymous bytes then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def run(command: tuple[str, ...], *, limit_bytes: int | None = None, surrounding
             peak_anon_bytes=sampler.peak_anon_bytes,
             peak_cgroup_bytes=cgroup.peak_bytes if cgroup else None,
             samples=sampler.samples,
+            curve=tuple(sampler.curve),
         )
 
 
@@ -92,7 +95,9 @@ class _Sampler:
     def __init__(self, pid: int) -> None:
         self.peak_anon_bytes = 0
         self.samples = 0
+        self.curve: list[tuple[float, int]] = []
         self._pid = pid
+        self._started = time.perf_counter()
         self._stop = Event()
         self._thread = Thread(target=self._sample, name="sampler")
 
@@ -106,8 +111,10 @@ class _Sampler:
 
     def _sample(self) -> None:
         while not self._stop.wait(_SAMPLE_SECONDS):
-            self.peak_anon_bytes = max(self.peak_anon_bytes, _tree_anon_bytes(self._pid))
+            anon_bytes = _tree_anon_bytes(self._pid)
+            self.peak_anon_bytes = max(self.peak_anon_bytes, anon_bytes)
             self.samples += 1
+            self.curve.append((time.perf_counter() - self._started, anon_bytes))
 
 
 def _tree_anon_bytes(pid: int) -> int:
