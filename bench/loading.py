@@ -85,7 +85,13 @@ def _run(*words: str) -> str:
 
 def _print(found: dict[str, dict], folder: Path) -> None:  # type: ignore[type-arg]
     table = Table(
-        "load", "side", "load + forward + tokens", "peak anonymous", "predicted", "file-mapped", box=box.MARKDOWN
+        "load",
+        "side",
+        "load + forward + tokens",
+        "peak anonymous",
+        "anonymous, predicted",
+        "file-mapped",
+        box=box.MARKDOWN,
     )
     for title, comparison in found.items():
         for side in ("original", "sharded"):
@@ -111,7 +117,7 @@ def _cells(comparison: dict, side: str) -> list[str]:  # type: ignore[type-arg]
     return [
         f"{seconds['median']:.1f} s ({seconds['low']:.1f}..{seconds['high']:.1f})",
         f"{anon['median'] / 1e6:.0f} MB ({anon['low'] / 1e6:.0f}..{anon['high'] / 1e6:.0f})",
-        f"{predicted['peak_anon_bytes'] / 1e6:.0f} MB, {predicted['working_seconds']:.1f} s",
+        f"{predicted['peak_anon_bytes'] / 1e6:.0f} MB",
         f"{file['median'] / 1e6:.0f} MB",
     ]
 

@@ -93,11 +93,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a load should cost by the model of `predict`: nothing here has been measured."""
+    """The memory that a load should take by the model of `predict`: nothing here has been measured."""
 
     peak_anon_bytes: int
     peak_file_bytes: int
-    working_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
