@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from sharding.errors import SourceError
 from sharding.limits import DISK_FLOOR_BYTES, MEMORY_SHARE, child_variables, format_bytes
@@ -45,23 +46,19 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str) -> Cl
     """Load the checkpoint in `folder`, save it in `out`, load that again. Raises SourceError where that fails."""
     started = time.monotonic()
     command = [sys.executable, "-m", "sharding.tutorial", str(folder), str(out), str(max_shard_bytes), dtype]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=child_variables(),
-    ) as process:
-        peak_bytes = 0
-        try:
-            while process.poll() is None:
-                peak_bytes = max(peak_bytes, anon_bytes(process.pid))
-                time.sleep(_SAMPLE_SECONDS)
-        finally:
-            process.kill()
-        assert process.stderr
-        said = process.stderr.read().strip().splitlines()
+    # Into a file: what nobody reads would fill a pipe, and the child would wait for ever.
+    with TemporaryFile() as errors:
+        variables, nothing = child_variables(), subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=errors, env=variables) as process:
+            peak_bytes = 0
+            try:
+                while process.poll() is None:
+                    peak_bytes = max(peak_bytes, anon_bytes(process.pid))
+                    time.sleep(_SAMPLE_SECONDS)
+            finally:
+                process.kill()
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip().splitlines()
     if process.returncode:
         reason = said[-1][:500] if said else f"it ended with {process.returncode}"
         raise SourceError(f"The classic engine cannot do this checkpoint: {reason}", "Leave --engine out.")
