@@ -6,13 +6,10 @@ from pathlib import Path
 
 from checkpoints import build_llama, weight_bytes
 from figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from processes import Cost
+from processes import ROOT, Cost
 from scratch import benchmark_arguments, scratch
 from state import State
 from turns import Contender, take_turns
-
-from sharding.costs import Moment
-from sharding.picture import Curve, draw_curves
 
 _POINTS = 300
 _STREAM, _CLASSIC, _CAST = "--engine stream", "--engine classic", "--engine classic --dtype fp16"
@@ -57,6 +54,10 @@ def main() -> None:
 
 
 def _draw(costs: dict[str, list[Cost]]) -> str:
+    sys.path.append(str(ROOT))
+    from sharding.costs import Moment
+    from sharding.picture import Curve, draw_curves
+
     curves = []
     for title, runs in costs.items():
         curve = runs[0].curve
