@@ -168,15 +168,16 @@ def test_a_hub_that_is_not_there_is_said_to_be_unreachable() -> None:
 # --- Logins -------------------------------------------------------------------------------------------
 
 
-def test_a_login_that_may_only_contribute_pushes_a_repo_that_stays_private(
-    start: Callable[..., Server], tmp_path: Path
+@pytest.mark.parametrize("private", [False, True])
+def test_a_login_that_may_only_contribute_makes_the_repo_as_visible_as_it_is_to_be(
+    start: Callable[..., Server], private: bool
 ) -> None:
     hub = start()
     token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
-    events = list(job.shard(SOURCE, MADE, "60kB", endpoint=hub.address, token=token))
+    events = list(job.shard(SOURCE, MADE, "60kB", private=private, endpoint=hub.address, token=token))
     (published,) = [event for event in events if isinstance(event, Published)]
-    assert "stays private" in published.remark
-    assert f"{hub.address}/{MADE}/settings" in published.remark
+    assert published.remark == ""  # it could not change that later
+    assert hub.api().model_info(MADE).private is private
     assert "model.safetensors.index.json" in files_of(hub, MADE)
 
 
