@@ -55,8 +55,8 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     for trigger in (arrived.then, form.repo.input, named.then, form.revision.submit, form.show.click):
         chosen = trigger(planning.begin, model, form.repo_message, **_QUIET)
         propose(chosen.then(planning.see, plan, _plan_parts(form), **_QUIET))
-    # One after another, the last one last. `input` of a radio would miss what is chosen with the keyboard.
-    changes = [form.size.change, form.other_size.submit, form.other_size.blur, form.order.change]
+    # What the visitor does, not what a link fills in; one after another, the last one last.
+    changes = [form.size.input, form.other_size.submit, form.other_size.blur, form.order.input]
     propose(gr.on(changes, planning.draw, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
 
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):

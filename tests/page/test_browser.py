@@ -333,17 +333,12 @@ def fits(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
-def test_the_keyboard_is_enough(home: Site, visit: Visit, small: str) -> None:
+def test_the_keyboard_is_enough_to_choose_and_push(home: Site, visit: Visit, small: str) -> None:
     page = visit(home)
     tab_to(page, "Model")
     page.keyboard.type(f"{small}\n")
     expect(page.locator("#facts")).to_contain_text(small)
-    tab_to(page, "Other")
-    page.keyboard.press("Space")
-    expect(page.get_by_label("Another size")).to_be_visible()
-    tab_to(page, "Another size")
-    page.keyboard.type("70kB\n")
-    expect(page.locator("#shards tbody tr")).to_have_count(4)
+    expect(page.locator("#shards tbody tr")).to_have_count(1)
     tab_to(page, "Name of the new repo")
     page.keyboard.press("Control+a")
     page.keyboard.type(copy_name())
