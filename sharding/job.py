@@ -403,8 +403,8 @@ def _beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
     links = Links(page, result_page(report.destination.repo_id) if report.destination.kind == "hub" else None)
     files = files_beside(report, text, links, is_private=bool(origin.is_private))
     if report.destination.kind == "hub":
-        with hub.explained(report.destination.repo_id, DestinationError):
-            keeps = hub.takes_card(files[CARD_NAME].decode())
+        text_of_card = files[CARD_NAME].decode()
+        keeps = hub.ask(report.destination.repo_id, DestinationError, lambda: hub.takes_card(text_of_card))
         files = files_beside(report, text, links, is_private=bool(origin.is_private), keeps_metadata=keeps)
     return files
 
