@@ -5,60 +5,43 @@ last, and they work only while somebody asks for the next event. A source is a f
 Hub at `endpoint`, seen with `token`; a destination likewise.
 """
 
-import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TypeVar
 
 from sharding import __version__
-from sharding.architecture import ask_architecture
-from sharding.card import Links
-from sharding.checkout import loadable_files
-from sharding.comparison import compare_loads
-from sharding.costs import Comparison
-from sharding.devices import DevicePlan, parse_budgets, plan_devices
+from sharding.beside import configured, write_beside
 from sharding.engines import Prepared, prepared_classic
-from sharding.errors import DestinationError, ShardingError, SourceError, UsageError
+from sharding.errors import DestinationError, ShardingError, UsageError
 from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
-from sharding.files import CARD_NAME, DIGESTS_NAME, INDEX_NAME, is_weights
-from sharding.headers import read_checkpoint, read_headers, read_small
+from sharding.headers import read_checkpoint
 from sharding.hub import Hub
-from sharding.limits import (
-    DEFAULT_MAX_SHARD_SIZE,
-    MAX_CARD_BYTES,
-    MAX_CONFIG_BYTES,
-    MAX_REPORT_BYTES,
-    ROUNDS,
-    hub_endpoint,
-    parse_bytes,
-    result_page,
-)
-from sharding.measure import DTYPES, Load, Method, free_memory_bytes
+from sharding.limits import DEFAULT_MAX_SHARD_SIZE, hub_endpoint, parse_bytes
+from sharding.measure import DTYPES
 from sharding.meter import Meter
-from sharding.picture import draw_memory
-from sharding.places import find_destination, open_destination, open_source, open_staged
-from sharding.plan import Order, Strategy, build_index, identify_plan, plan_shards, shard_header
-from sharding.protocols import Destination, Source
-from sharding.report import Engine, Report, parse_digests, to_bytes
-from sharding.result import files_beside
+from sharding.places import find_destination, open_destination, open_source
+from sharding.plan import Order, Strategy, identify_plan, plan_shards, shard_header
+from sharding.proof import check_kept, compare_with_original, verify, verify_staged
+from sharding.protocols import Destination
+from sharding.report import Engine, Report
 from sharding.transfer import transfer
-from sharding.values import (
-    Checkpoint,
-    Discarded,
-    FileEntry,
-    Mismatch,
-    Plan,
-    Resources,
-    ShardRecord,
-    StagedJob,
-    TensorDigest,
-    Verification,
-)
-from sharding.verify import check_structure, digest_files, digest_tensors, expected_digests
-from sharding.verify import compare as compare_digests
+from sharding.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
+from sharding.weighing import compare, compare_staged, devices, how_to_load
+
+__all__ = [
+    "compare",
+    "devices",
+    "discard",
+    "find_unfinished",
+    "how_to_load",
+    "inspect",
+    "plan",
+    "plan_checkpoint",
+    "shard",
+    "verify",
+]
 
 _T = TypeVar("_T")
 
@@ -157,15 +140,15 @@ def shard(
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, prepared.reading.ref)
-        kept = yield from _measured(_check_kept(target, plan_id, hub), target, meter)
+        kept = yield from _measured(check_kept(target, plan_id, hub), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, plan.max_shard_bytes, strategy, order)
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from _measured(transfer(plan, prepared.reading, target, kept), target, meter)
-            staged = _verify_staged(plan, records, target, hub, meter)
+            staged = verify_staged(plan, records, target, hub, meter)
             verification = yield from _measured(staged, target, meter)
             if engine == "classic" and dtype == "keep":
-                verification = yield from _compare_with_original(verification, plan, records, origin)
+                verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
 
             cost = _resources(meter, prepared, target)
@@ -175,9 +158,9 @@ def shard(
             )
             if verification.identical:
                 if compare_rounds:
-                    found = yield from _compare_staged(plan, records, origin, target, compare_rounds, hub)
+                    found = yield from compare_staged(plan, records, origin, target, compare_rounds, hub)
                     report = replace(report, comparison=found)
-                beside = _beside(report, origin, hub) | _configured(origin, DTYPES[dtype])
+                beside = write_beside(report, origin, hub) | configured(origin, DTYPES[dtype])
                 side_files = [file for file in checkpoint.side_files if file.path not in beside]
                 yield target.publish(records, side_files, origin, beside)
             else:
@@ -203,30 +186,6 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
         return target.discard()
 
 
-def verify(
-    one: str, other: str, *, quick: bool = False, endpoint: str | None = None, token: str | None = None
-) -> Generator[Progress | Verified, None, None]:
-    """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
-
-    Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
-    both, and trusts them. Raises SourceError.
-    """
-    meter = Meter()
-    hub = Hub(endpoint or hub_endpoint(), token)
-    digests = []
-    for name in (one, other):
-        source = open_source(name, hub)
-        checkpoint = read_checkpoint(source)
-        if quick:
-            digests.append(_stored_digests(source, checkpoint))
-        else:
-            digests.append((yield from digest_tensors(source, checkpoint.tensors)))
-    method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
-    yield Verified(
-        Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, compare_digests(*digests))
-    )
-
-
 def _measured(
     stage: Generator[Progress | ShardFinished, None, _T] | Generator[Progress, None, _T],
     target: Destination,
@@ -250,59 +209,6 @@ def _measured(
             yield event
 
 
-def how_to_load(
-    method: Method = "from_pretrained", dtype: str = "keep", memory_limit: str = "", *, with_mapping: bool = True
-) -> Load:
-    """Return how probes load; `dtype` is "keep", "fp32", "fp16" or "bf16", `memory_limit` a size or "" for none.
-
-    With offload half the memory is for weights. Raises UsageError for a limit that is no size.
-    """
-    limit = parse_bytes(memory_limit) if memory_limit else None
-    room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
-    return Load(method, DTYPES[dtype], with_mapping, limit, room)
-
-
-def compare(
-    original: str,
-    sharded: str,
-    *,
-    load: Load | None = None,
-    rounds: int = ROUNDS,
-    picture: str = "",
-    endpoint: str | None = None,
-    token: str | None = None,
-) -> Generator[Probed | Compared, None, None]:
-    """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
-
-    A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
-    (SVG). Raises UsageError, SourceError.
-    """
-    hub = Hub(endpoint or hub_endpoint(), token)
-    comparison = yield from compare_loads(
-        open_source(original, hub), open_source(sharded, hub), load or Load(), rounds, hub
-    )
-    if picture and comparison.is_measured:
-        Path(picture).write_text(draw_memory(comparison), encoding="utf-8")
-    yield Compared(comparison)
-
-
-def devices(
-    source: str, budget: str, *, dtype: str = "keep", endpoint: str | None = None, token: str | None = None
-) -> DevicePlan:
-    """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
-
-    Reads headers and the configuration only. Raises UsageError, SourceError.
-    """
-    budgets = parse_budgets(budget)
-    origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
-    config = next((file for file in origin.files if file.path == "config.json"), None)
-    if config is None:
-        raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
-    tensors = read_checkpoint(origin).tensors
-    architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), DTYPES[dtype], budgets)
-    return plan_devices(architecture, tensors, budgets, source, DTYPES[dtype])
-
-
 @contextmanager
 def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
     """Leave nothing behind when a job ends without a result and without a shard to go on from."""
@@ -317,42 +223,10 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
         raise
 
 
-def _check_kept(target: Destination, plan_id: str, hub: Hub) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Return which shards of an earlier run are still as they were finished."""
-    done = target.done(plan_id)
-    if not done:
-        return {}
-    staged = open_staged(target, list(done), hub)
-    known = {file.path: file.sha256 for file in staged.files}
-    unknown = {file: record.bytes for file, record in done.items() if known.get(file) is None}
-    found = yield from digest_files(staged, unknown)
-    return {file: record for file, record in done.items() if (known.get(file) or found[file]) == record.sha256}
-
-
 def _bytes_to_write(checkpoint: Checkpoint, plan: Plan, kept: Mapping[str, ShardRecord]) -> int:
     shards = [shard for shard in plan.shards if shard.file not in kept]
     side_bytes = sum(file.bytes for file in checkpoint.side_files)
     return sum(len(shard_header(plan, shard)) + shard.bytes for shard in shards) + side_bytes
-
-
-def _verify_staged(
-    plan: Plan, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
-) -> Generator[Progress, None, Verification]:
-    """Read the result again, before it is published, and compare it with what passed on the way to it."""
-    started = meter.seconds
-    staged = open_staged(target, list(records), hub)
-    problems: list[Mismatch] = []
-    for shard in plan.shards:
-        if path := staged.path(shard.file):
-            problems.extend(check_structure(path, shard, plan.metadata))
-    found: dict[str, TensorDigest] = {}
-    if not problems:
-        headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
-        found = yield from digest_tensors(staged, [tensor for header in headers for tensor in header.tensors])
-        problems.extend(compare_digests(expected_digests(plan.shards, records), found))
-    structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
-    method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's"
-    return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems))
 
 
 def _resources(meter: Meter, prepared: Prepared, target: Destination) -> Resources:
@@ -365,75 +239,3 @@ def _resources(meter: Meter, prepared: Prepared, target: Destination) -> Resourc
         bytes_deduplicated=target.bytes_deduplicated,
         disk_bytes_written=target.disk_bytes_written + prepared.disk_bytes_written,
     )
-
-
-def _compare_with_original(
-    verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Source
-) -> Generator[Progress, None, Verification]:
-    """Return `verification` with what loading and saving has changed; a source that is no safetensors is passed over.
-
-    Names that stood for the same bytes as another that is kept were tied: leaving them out changes nothing.
-    """
-    if not any(file.path.endswith(".safetensors") for file in loadable_files(origin.files)):
-        return verification
-    found = expected_digests(plan.shards, records)
-    original = yield from digest_tensors(origin, read_checkpoint(origin).tensors)
-    kept = {digest.sha256 for digest in found.values()}
-    missing = {name for name, digest in original.items() if name not in found and digest.sha256 in kept}
-    wanted = {name: digest for name, digest in original.items() if name not in missing}
-    method = f"{verification.method}; and every tensor with the original's"
-    return replace(verification, method=method, mismatches=verification.mismatches + compare_digests(wanted, found))
-
-
-def _configured(origin: Source, dtype: str | None) -> dict[str, bytes]:
-    """Return the configuration of a copy that was cast: it says the dtype that is stored now."""
-    config = next((file for file in origin.files if file.path == "config.json"), None)
-    if dtype is None or config is None:
-        return {}
-    document = json.loads(read_small(origin, config, MAX_CONFIG_BYTES))
-    document.pop("torch_dtype", None)
-    return {config.path: to_bytes({**document, "dtype": dtype})}
-
-
-def _beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
-    """Return the files that this tool writes beside the shards."""
-    card = next((file for file in origin.files if file.path == CARD_NAME and file.bytes <= MAX_CARD_BYTES), None)
-    text = read_small(origin, card, MAX_CARD_BYTES).decode(errors="replace") if card else ""
-    page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
-    links = Links(page, result_page(report.destination.repo_id) if report.destination.kind == "hub" else None)
-    files = files_beside(report, text, links, is_private=bool(origin.is_private))
-    if report.destination.kind == "hub":
-        text_of_card = files[CARD_NAME].decode()
-        keeps = hub.ask(report.destination.repo_id, DestinationError, lambda: hub.takes_card(text_of_card))
-        files = files_beside(report, text, links, is_private=bool(origin.is_private), keeps_metadata=keeps)
-    return files
-
-
-def _compare_staged(
-    plan: Plan, records: Mapping[str, ShardRecord], origin: Source, target: Destination, rounds: int, hub: Hub
-) -> Generator[Probed | Compared, None, Comparison]:
-    """Load the original and the result, which is not published yet, in turn."""
-    beside = [file for file in loadable_files(origin.files) if not is_weights(file.path)]
-    written = {file.path: read_small(origin, file, file.bytes) for file in beside}
-    if plan.is_sharded:
-        written[INDEX_NAME] = build_index(plan)
-    staged = open_staged(target, list(records), hub)
-    comparison = yield from compare_loads(origin, staged, Load(), rounds, hub, written)
-    yield Compared(comparison)
-    return comparison
-
-
-def _stored_digests(source: Source, checkpoint: Checkpoint) -> dict[str, TensorDigest]:
-    files = {file.path: file for file in source.files}
-    if DIGESTS_NAME not in files:
-        raise SourceError(
-            f"{source.ref.repo_id} has no {DIGESTS_NAME}.", "Verify without --quick, which reads the weights."
-        )
-    digests = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES))
-    headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
-    if headers != {name: (digest.dtype, digest.shape) for name, digest in digests.items()}:
-        raise SourceError(
-            f"{DIGESTS_NAME} of {source.ref.repo_id} does not describe the weights beside it.",
-            "Verify without --quick.",
-        )
-    return digests

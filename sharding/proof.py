@@ -1,0 +1,109 @@
+"""Prove that two checkpoints are the same: by their bytes, read again, or by stored digests."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+
+from sharding.checkout import loadable_files
+from sharding.errors import SourceError
+from sharding.events import Progress, Verified
+from sharding.files import DIGESTS_NAME
+from sharding.headers import read_checkpoint, read_headers, read_small
+from sharding.hub import Hub
+from sharding.limits import MAX_REPORT_BYTES, hub_endpoint
+from sharding.meter import Meter
+from sharding.places import open_source, open_staged
+from sharding.protocols import Destination, Source
+from sharding.report import parse_digests
+from sharding.values import Checkpoint, FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
+from sharding.verify import check_structure, digest_files, digest_tensors, expected_digests
+from sharding.verify import compare as compare_digests
+
+
+def verify(
+    one: str, other: str, *, quick: bool = False, endpoint: str | None = None, token: str | None = None
+) -> Generator[Progress | Verified, None, None]:
+    """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
+
+    Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
+    both, and trusts them. Raises SourceError.
+    """
+    meter = Meter()
+    hub = Hub(endpoint or hub_endpoint(), token)
+    digests = []
+    for name in (one, other):
+        source = open_source(name, hub)
+        checkpoint = read_checkpoint(source)
+        if quick:
+            digests.append(_stored_digests(source, checkpoint))
+        else:
+            digests.append((yield from digest_tensors(source, checkpoint.tensors)))
+    method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
+    yield Verified(
+        Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, compare_digests(*digests))
+    )
+
+
+def check_kept(target: Destination, plan_id: str, hub: Hub) -> Generator[Progress, None, dict[str, ShardRecord]]:
+    """Return which shards of an earlier run are still as they were finished."""
+    done = target.done(plan_id)
+    if not done:
+        return {}
+    staged = open_staged(target, list(done), hub)
+    known = {file.path: file.sha256 for file in staged.files}
+    unknown = {file: record.bytes for file, record in done.items() if known.get(file) is None}
+    found = yield from digest_files(staged, unknown)
+    return {file: record for file, record in done.items() if (known.get(file) or found[file]) == record.sha256}
+
+
+def verify_staged(
+    plan: Plan, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
+) -> Generator[Progress, None, Verification]:
+    """Read the result again, before it is published, and compare it with what passed on the way to it."""
+    started = meter.seconds
+    staged = open_staged(target, list(records), hub)
+    problems: list[Mismatch] = []
+    for shard in plan.shards:
+        if path := staged.path(shard.file):
+            problems.extend(check_structure(path, shard, plan.metadata))
+    found: dict[str, TensorDigest] = {}
+    if not problems:
+        headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
+        found = yield from digest_tensors(staged, [tensor for header in headers for tensor in header.tensors])
+        problems.extend(compare_digests(expected_digests(plan.shards, records), found))
+    structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
+    method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's"
+    return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems))
+
+
+def compare_with_original(
+    verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Source
+) -> Generator[Progress, None, Verification]:
+    """Return `verification` with what loading and saving has changed; a source that is no safetensors is passed over.
+
+    Names that stood for the same bytes as another that is kept were tied: leaving them out changes nothing.
+    """
+    if not any(file.path.endswith(".safetensors") for file in loadable_files(origin.files)):
+        return verification
+    found = expected_digests(plan.shards, records)
+    original = yield from digest_tensors(origin, read_checkpoint(origin).tensors)
+    kept = {digest.sha256 for digest in found.values()}
+    missing = {name for name, digest in original.items() if name not in found and digest.sha256 in kept}
+    wanted = {name: digest for name, digest in original.items() if name not in missing}
+    method = f"{verification.method}; and every tensor with the original's"
+    return replace(verification, method=method, mismatches=verification.mismatches + compare_digests(wanted, found))
+
+
+def _stored_digests(source: Source, checkpoint: Checkpoint) -> dict[str, TensorDigest]:
+    files = {file.path: file for file in source.files}
+    if DIGESTS_NAME not in files:
+        raise SourceError(
+            f"{source.ref.repo_id} has no {DIGESTS_NAME}.", "Verify without --quick, which reads the weights."
+        )
+    digests = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES))
+    headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
+    if headers != {name: (digest.dtype, digest.shape) for name, digest in digests.items()}:
+        raise SourceError(
+            f"{DIGESTS_NAME} of {source.ref.repo_id} does not describe the weights beside it.",
+            "Verify without --quick.",
+        )
+    return digests

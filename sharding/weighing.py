@@ -1,0 +1,89 @@
+"""Weigh a checkpoint: what loading it costs, and on which devices it fits."""
+
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+from sharding.architecture import ask_architecture
+from sharding.checkout import loadable_files
+from sharding.comparison import compare_loads
+from sharding.costs import Comparison
+from sharding.devices import DevicePlan, parse_budgets, plan_devices
+from sharding.errors import SourceError
+from sharding.events import Compared, Probed
+from sharding.files import INDEX_NAME, is_weights
+from sharding.headers import read_checkpoint, read_small
+from sharding.hub import Hub
+from sharding.limits import MAX_CONFIG_BYTES, ROUNDS, hub_endpoint, parse_bytes
+from sharding.measure import DTYPES, Load, Method, free_memory_bytes
+from sharding.picture import draw_memory
+from sharding.places import open_source, open_staged
+from sharding.plan import build_index
+from sharding.protocols import Destination, Source
+from sharding.values import Plan, ShardRecord
+
+
+def how_to_load(
+    method: Method = "from_pretrained", dtype: str = "keep", memory_limit: str = "", *, with_mapping: bool = True
+) -> Load:
+    """Return how probes load; `dtype` is "keep", "fp32", "fp16" or "bf16", `memory_limit` a size or "" for none.
+
+    With offload half the memory is for weights. Raises UsageError for a limit that is no size.
+    """
+    limit = parse_bytes(memory_limit) if memory_limit else None
+    room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
+    return Load(method, DTYPES[dtype], with_mapping, limit, room)
+
+
+def compare(
+    original: str,
+    sharded: str,
+    *,
+    load: Load | None = None,
+    rounds: int = ROUNDS,
+    picture: str = "",
+    endpoint: str | None = None,
+    token: str | None = None,
+) -> Generator[Probed | Compared, None, None]:
+    """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
+
+    A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
+    (SVG). Raises UsageError, SourceError.
+    """
+    hub = Hub(endpoint or hub_endpoint(), token)
+    comparison = yield from compare_loads(
+        open_source(original, hub), open_source(sharded, hub), load or Load(), rounds, hub
+    )
+    if picture and comparison.is_measured:
+        Path(picture).write_text(draw_memory(comparison), encoding="utf-8")
+    yield Compared(comparison)
+
+
+def devices(
+    source: str, budget: str, *, dtype: str = "keep", endpoint: str | None = None, token: str | None = None
+) -> DevicePlan:
+    """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
+
+    Reads headers and the configuration only. Raises UsageError, SourceError.
+    """
+    budgets = parse_budgets(budget)
+    origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
+    config = next((file for file in origin.files if file.path == "config.json"), None)
+    if config is None:
+        raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
+    tensors = read_checkpoint(origin).tensors
+    architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), DTYPES[dtype], budgets)
+    return plan_devices(architecture, tensors, budgets, source, DTYPES[dtype])
+
+
+def compare_staged(
+    plan: Plan, records: Mapping[str, ShardRecord], origin: Source, target: Destination, rounds: int, hub: Hub
+) -> Generator[Probed | Compared, None, Comparison]:
+    """Load the original and the result, which is not published yet, in turn."""
+    beside = [file for file in loadable_files(origin.files) if not is_weights(file.path)]
+    written = {file.path: read_small(origin, file, file.bytes) for file in beside}
+    if plan.is_sharded:
+        written[INDEX_NAME] = build_index(plan)
+    staged = open_staged(target, list(records), hub)
+    comparison = yield from compare_loads(origin, staged, Load(), rounds, hub, written)
+    yield Compared(comparison)
+    return comparison
