@@ -192,6 +192,7 @@ class HubDestination:
         """Let go of the repo: shards that are not finished are gone."""
         for writer in self._open:
             writer.abort()
+        self._open.clear()
 
     def finish(self, record: ShardRecord, bytes_uploaded: int, bytes_deduplicated: int) -> None:
         """Commit a shard, whose bytes the Hub's store has, to the staging branch, with its record."""

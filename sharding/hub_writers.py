@@ -39,6 +39,7 @@ class XetShardWriter:
             stored = self._stream.finish().xet_info
             metrics = self._commit.wait_to_finish().dedup_metrics
         self._is_finished = True
+        del self._commit, self._stream  # while they live, hf-xet keeps what it has opened for them
         if (stored.sha256, stored.file_size) != (record.sha256, record.bytes):
             raise DestinationError(f"{record.file} arrived damaged at the Hub's store.", _HINT)
         self._finish(record, metrics.total_bytes_uploaded, metrics.deduped_bytes)
