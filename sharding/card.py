@@ -194,6 +194,18 @@ def _making(report: Report, links: Links) -> Iterable[str]:
         f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is `sharding_report.json`"
         + (f", shown on [its page]({links.result}).\n" if links.result else ".\n")
     )
+    classic = report.comparison.classic if report.comparison else None
+    if classic:
+        time = f"{classic.seconds:.1f} s" if classic.seconds is not None else "not run"
+        yield (
+            "| the job itself | time | peak anonymous memory | disk |\n|---|---:|---:|---:|\n"
+            f"| streaming, with transfer and proof | {cost.seconds:.1f} s | {format_bytes(cost.peak_anon_bytes)} "
+            f"| {format_bytes(cost.disk_bytes_written)} |\n"
+            f"| classic: load, save, load again | {time} | {format_bytes(classic.peak_anon_bytes)} "
+            f"| {format_bytes(classic.disk_bytes)} |\n"
+        )
+        if classic.reason_not_run:
+            yield f"The classic way was not run, its figures are predictions: {_plain(classic.reason_not_run)}\n"
 
 
 def _plain(text: str) -> str:

@@ -4,24 +4,16 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from sharding.costs import ClassicCost
 from sharding.errors import SourceError
 from sharding.limits import DISK_FLOOR_BYTES, MEMORY_SHARE, child_variables, format_bytes
 from sharding.measure import free_memory_bytes
 from sharding.meter import anon_bytes
 
 _SAMPLE_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class ClassicCost:
-    """What the child process took: seconds, and its peak anonymous memory."""
-
-    seconds: float
-    peak_anon_bytes: int
 
 
 def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, place: Path) -> None:
@@ -62,4 +54,5 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str) -> Cl
     if process.returncode:
         reason = said[-1][:500] if said else f"it ended with {process.returncode}"
         raise SourceError(f"The classic engine cannot do this checkpoint: {reason}", "Leave --engine out.")
-    return ClassicCost(time.monotonic() - started, peak_bytes)
+    written_bytes = sum(path.stat().st_size for path in out.iterdir())
+    return ClassicCost(time.monotonic() - started, peak_bytes, written_bytes)

@@ -1,12 +1,15 @@
 """Compare loading an original with loading its sharded copy: measured where that is possible, else predicted."""
 
 import json
+import shutil
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sharding.checkout import download_bytes, lay_out, loadable_files, refuse_without_room
-from sharding.costs import Comparison, LoadCost, Prediction
+from sharding.classic import refuse_too_large, run_classic
+from sharding.costs import ClassicCost, Comparison, LoadCost, Prediction
 from sharding.errors import SourceError
 from sharding.events import Probed
 from sharding.headers import read_headers, read_small
@@ -20,11 +23,18 @@ from sharding.verdict import judge, judge_predicted
 
 
 def compare_loads(
-    original: Source, sharded: Source, load: Load, rounds: int, hub: Hub, written: Mapping[str, bytes] | None = None
+    original: Source,
+    sharded: Source,
+    load: Load,
+    rounds: int,
+    hub: Hub,
+    written: Mapping[str, bytes] | None = None,
+    max_shard_bytes: int | None = None,
 ) -> Generator[Probed, None, Comparison]:
     """Load both in turn; yield every probe, return the comparison.
 
-    `written` is what belongs to the sharded copy and lies nowhere yet: its index, its configuration. Where the
+    `written` is what belongs to the sharded copy and lies nowhere yet: its index, its configuration. With
+    `max_shard_bytes` the copy is made once more, the classic way, to say what that takes. Where the
     two do not fit on the disk or into memory, or only code of the repo could load them, the comparison holds
     predictions and the reason. Raises SourceError where there is nothing to compare.
     """
@@ -32,6 +42,8 @@ def compare_loads(
     predicted = [predict_load(source, files, load) for source, files in sides]
     costs: dict[str, list[LoadCost]] = {"original": [], "sharded": []}
     reason = _reason_not_to(load, predicted)
+    expected = _expect_classic(*sides[0], predicted[0])
+    classic = None
     with TemporaryDirectory(prefix="compare-") as place:
         try:
             refuse_without_room(Path(place), sum(download_bytes(*side) for side in sides))
@@ -46,7 +58,35 @@ def compare_loads(
                 costs[probed.side].append(probed.cost)
                 yield probed
             reason = _unsupported(costs)
-    return _conclude(load, costs, (predicted[0], predicted[1]), reason)
+            if max_shard_bytes is not None:
+                classic = _classic(folders[0], Path(place) / "classic", max_shard_bytes, expected)
+    comparison = _conclude(load, costs, (predicted[0], predicted[1]), reason)
+    if max_shard_bytes is not None:
+        comparison = replace(comparison, classic=classic or replace(expected, reason_not_run=reason))
+    return comparison
+
+
+def _classic(folder: Path, out: Path, max_shard_bytes: int, expected: ClassicCost) -> ClassicCost:
+    """Do the job the classic way, with a copy that is thrown away."""
+    downloaded_bytes = expected.disk_bytes - _weight_bytes(folder)
+    try:
+        refuse_too_large(expected.peak_anon_bytes, _weight_bytes(folder), folder.parent)
+        cost = run_classic(folder, out, max_shard_bytes, "keep")
+    except SourceError as error:
+        return replace(expected, reason_not_run=error.message)
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    return replace(cost, disk_bytes=cost.disk_bytes + downloaded_bytes)
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.name.endswith((".safetensors", ".bin")))
+
+
+def _expect_classic(source: Source, files: Sequence[FileEntry], predicted: Prediction) -> ClassicCost:
+    """Return what the classic way should take: the model in memory, and on the disk its copy and what is downloaded."""
+    copy_bytes = sum(file.bytes for file in files if file.path.endswith((".safetensors", ".bin")))
+    return ClassicCost(None, predicted.peak_anon_bytes, download_bytes(source, files) + copy_bytes)
 
 
 def _conclude(

@@ -100,8 +100,25 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassicCost:
+    """What the tutorials' way takes for the same shards: load everything, save it, load that again.
+
+    `seconds` are None where it was not run, for the reason given; then memory and disk are predictions. Downloading
+    and pushing are not in it.
+    """
+
+    seconds: float | None
+    peak_anon_bytes: int
+    disk_bytes: int
+    reason_not_run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """Original and sharded copy loaded in turn, or, where `original` is empty, predictions and the reason why."""
+    """Original and sharded copy loaded in turn, or, where `original` is empty, predictions and the reason why.
+
+    `classic` is what the job itself would have taken the classic way; None where that was not asked for.
+    """
 
     method: str
     dtype_asked: str | None
@@ -113,6 +130,7 @@ class Comparison:
     predicted: tuple[Prediction, Prediction]
     machine: str
     reason_not_measured: str = ""
+    classic: ClassicCost | None = None
 
     @property
     def is_measured(self) -> bool:

@@ -7,8 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sharding.checkout import download_bytes, lay_out, loadable_files
-from sharding.classic import ClassicCost, refuse_too_large, run_classic
+from sharding.classic import refuse_too_large, run_classic
 from sharding.comparison import predict_load
+from sharding.costs import ClassicCost
 from sharding.files import choose_side_files
 from sharding.headers import read_checkpoint
 from sharding.hub import Hub

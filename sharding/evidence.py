@@ -27,6 +27,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "predicted": {"original": asdict(original), "sharded": asdict(sharded)},
         "original": _side(comparison.original),
         "sharded": _side(comparison.sharded),
+        "classic": asdict(comparison.classic) if comparison.classic else None,
     }
 
 

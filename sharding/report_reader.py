@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from sharding.errors import SourceError
 from sharding.files import REPORT_NAME
-from sharding.limits import MAX_FILES
+from sharding.limits import CURVE_MOMENTS, MAX_FILES
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO_ID = re.compile(rf"{_NAME}(/{_NAME})?")
@@ -22,6 +22,7 @@ _Line = Annotated[str, StringConstraints(max_length=2000)]
 _Word = Annotated[str, StringConstraints(max_length=200)]
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Amount = Annotated[float, Field(ge=0, lt=1e18, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 
 
@@ -113,6 +114,54 @@ class Cost(_Checked):
     disk_bytes_written: _Count
 
 
+class Figure(_Checked):
+    """A median over several runs, with its spread."""
+
+    median: _Amount
+    low: _Amount
+    high: _Amount
+
+
+class Loads(_Checked):
+    """What loading one of the two has cost. `curve`: seconds, then bytes of anonymous, file-mapped and all memory."""
+
+    runs: _Count
+    outcome: _Word
+    files: _Count
+    format: _Word
+    working_seconds: Figure
+    peak_anon_bytes: Figure
+    peak_file_bytes: Figure
+    curve: Annotated[tuple[tuple[_Amount, _Count, _Count, _Count], ...], Field(max_length=2 * CURVE_MOMENTS)]
+
+
+class Judgement(_Checked):
+    """What the loads show, in a sentence."""
+
+    sentence: _Line
+
+
+class Classic(_Checked):
+    """What the job would have taken the classic way."""
+
+    seconds: _Seconds | None
+    peak_anon_bytes: _Count
+    disk_bytes: _Count
+    reason_not_run: _Line
+
+
+class Weighed(_Checked):
+    """The comparison of loading the original and the copy; the sides are None where nothing was loaded."""
+
+    verdict: Judgement
+    reason_not_measured: _Line
+    method: _Word
+    machine: _Word
+    original: Loads | None
+    sharded: Loads | None
+    classic: Classic | None = None
+
+
 class ReadReport(_Checked):
     """A report whose every part has the form it should have."""
 
@@ -124,6 +173,7 @@ class ReadReport(_Checked):
     shards: tuple[WrittenShard, ...]
     verification: Proof
     resources: Cost
+    comparison: Weighed | None = None
 
     @model_validator(mode="after")
     def _shards_agree(self) -> Self:

@@ -84,6 +84,6 @@ def compare_staged(
     if plan.is_sharded:
         written[INDEX_NAME] = build_index(plan)
     staged = open_staged(target, list(records), hub)
-    comparison = yield from compare_loads(origin, staged, Load(), rounds, hub, written)
+    comparison = yield from compare_loads(origin, staged, Load(), rounds, hub, written, plan.max_shard_bytes)
     yield Compared(comparison)
     return comparison

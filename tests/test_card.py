@@ -3,6 +3,8 @@
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,12 @@ from hypothesis import strategies as st
 
 from sharding import job
 from sharding.card import TAGS, Links, write_card
+from sharding.costs import ClassicCost, Comparison, Prediction, Verdict
+from sharding.desk.history import History
 from sharding.localhub.cards import find_errors, find_warnings, read_metadata
-from sharding.report import Report
+from sharding.page.panels import result_panel
+from sharding.report import Report, event_json, report_json
+from sharding.report_reader import parse_report
 from tests import models
 from tests.localhub.conftest import Server
 
@@ -122,6 +128,36 @@ def test_a_folder_gets_a_card_with_the_picture_of_its_comparison_and_the_report_
     assert "(sharding_comparison.svg)" in card
     ET.fromstring((tmp_path / "out/sharding_comparison.svg").read_text())
     assert set(found["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
+    classic = found["comparison"]["classic"]
+    assert classic["peak_anon_bytes"] > 100_000_000  # it imports torch, if nothing else
+    assert "| classic: load, save, load again |" in card
+    assert classic["disk_bytes"] >= found["source"]["total_bytes"]
+    assert classic["seconds"] > 0
+
+    # What the job tells on its way, and what lies in the repo, is what the page shows.
+    history = History()
+    for event in events:
+        history.take(json.loads(json.dumps(event_json(event))), 0.0)
+    assert history.loads == (4, 4)
+    assert found["comparison"]["verdict"]["sentence"] in history.log[-3]
+    panel = result_panel(parse_report(json.dumps(found)), "me/copy", "page", "link", None)
+    assert found["comparison"]["verdict"]["sentence"] in unescape(panel)
+    assert "<svg" in panel
+    assert "Streaming, with transfer and proof" in panel
+
+
+def test_a_comparison_that_could_not_be_made_is_told_as_a_prediction(report: Report) -> None:
+    verdict = Verdict("no-difference", None, "Predicted, not measured: about the same.")
+    half = Prediction(10**9, 10**9)
+    nothing_loaded = Comparison(
+        "from_pretrained", None, True, None, (), (), verdict, (half, half), "a machine", "The disk is full.",
+        ClassicCost(None, 2 * 10**9, 3 * 10**9, "The disk is full."),
+    )  # fmt: skip
+    text = json.dumps(report_json(replace(report, comparison=nothing_loaded)))
+    panel = result_panel(parse_report(text), "me/copy", "page", "link", None)
+    assert "Predicted, not measured" in panel
+    assert "its memory and disk are predictions: The disk is full." in " ".join(panel.split())
+    assert "<svg" not in panel
 
 
 def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from(

@@ -79,6 +79,29 @@ class _Ref(_Model):
     revision: str
 
 
+class _Spent(_Model):
+    outcome: str
+    seconds: dict[str, float]
+    peak_anon_bytes: _Count
+
+
+class _Probed(_Model):
+    event: Literal["probed"]
+    side: Literal["original", "sharded"]
+    round: _Count
+    rounds: _Count
+    cost: _Spent
+
+
+class _Verdict(_Model):
+    sentence: str
+
+
+class _Compared(_Model):
+    event: Literal["compared"]
+    verdict: _Verdict
+
+
 class _Published(_Model):
     event: Literal["published"]
     ref: _Ref
@@ -109,7 +132,10 @@ class _Failed(_Model):
 
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(
-    Annotated[_Planned | _Progress | _ShardFinished | _Verified | _Published | _Report, Field(discriminator="event")]
+    Annotated[
+        _Planned | _Progress | _ShardFinished | _Verified | _Probed | _Compared | _Published | _Report,
+        Field(discriminator="event"),
+    ]
 )
 
 
@@ -122,6 +148,7 @@ class History:
         self.progress: Json | None = None
         self.shards: list[Json] = []
         self.verification: Json | None = None
+        self.loads: tuple[int, int] | None = None
         self.report: Json | None = None
         self.published: Json | None = None
         self.error: tuple[str, str] | None = None
@@ -179,6 +206,14 @@ class History:
                 if event["identical"]:
                     return f"Verified: all {event['tensors']:,} tensors are bit-identical to the source's."
                 return f"Verification found {len(event['mismatches']):,} differences; nothing is published."
+            case "probed":
+                # The first round is a warm-up of both.
+                self.loads = ((self.loads or (0, 0))[0] + 1, 2 * (event["rounds"] + 1))
+                name = "the original" if event["side"] == "original" else "the copy"
+                size = format_bytes(event["cost"]["peak_anon_bytes"])
+                return f"Loaded {name}, {event['cost']['outcome']}: at most {size} of anonymous memory."
+            case "compared":
+                return f"Compared: {event['verdict']['sentence']}"
             case "published":
                 ref = event["ref"]
                 self.published = {
@@ -208,6 +243,7 @@ def view(record: JobRecord, history: History, position: int = 0, seconds_until_s
         shards=tuple(history.shards),
         log=tuple(history.log),
         verification=history.verification,
+        loads=history.loads,
         report=history.report,
         published=history.published,
         error=record.error,

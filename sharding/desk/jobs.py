@@ -46,6 +46,7 @@ class JobRequest:
     private: bool | None = None
     confirmed: bool = False
     restart: bool = False
+    compare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,9 @@ class JobView:
 
     `request` is as asked for, with the source pinned to the commit that was planned. `position` counts the
     jobs before it, those that run included; 0 once it runs or has ended. `seconds_until_start` is expected
-    from those jobs, None where that is unknown. `planned`, `progress` (the newest), `shards`, `verification`
-    and `report` are the job's events, `published` says {repo_id, revision, place, remark}, and `log` tells
+    from those jobs, None where that is unknown. `planned`, `progress` (the newest), `shards`,
+    `verification` and `report` are the job's events, `loads` how many of a comparison are done of how many,
+    `published` says {repo_id, revision, place, remark}, and `log` tells
     them in readable lines with the time (UTC). Events come without the weight map, which repeats the shards.
     `error` is a sentence and a hint; `remark` what is left to do.
     """
@@ -94,6 +96,7 @@ class JobView:
     shards: tuple[Json, ...]
     log: tuple[str, ...]
     verification: Json | None
+    loads: tuple[int, int] | None
     report: Json | None
     published: Json | None
     error: tuple[str, str] | None

@@ -156,7 +156,7 @@ def shard_arguments(request: JobRequest) -> list[str]:
     options = ["--max-shard-size", request.max_shard_size, "--strategy", request.strategy, "--order", request.order]
     if request.private is not None:
         options.append("--private" if request.private else "--public")
-    options += ["--yes"] * request.confirmed + ["--restart"] * request.restart
+    options += ["--yes"] * request.confirmed + ["--restart"] * request.restart + ["--compare"] * request.compare
     return ["shard", *options, "--events", "--", request.source, request.destination]
 
 

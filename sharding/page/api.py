@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import gradio as gr
@@ -75,6 +75,7 @@ class Endpoints:
         order: Order = "natural",
         private: bool | None = None,
         public_copy_allowed: bool = False,
+        compare: bool = False,
     ) -> Json:
         """Start a job that copies a model checkpoint into files of at most the given size, verifies and pushes them.
 
@@ -89,10 +90,12 @@ class Endpoints:
             order: "natural" puts layer 2 before layer 10, as transformers writes; "stored" keeps the source's order
             private: whether a new repo is private; by default it is as the source
             public_copy_allowed: whether the terms of a gated or private source allow a public copy
+            compare: whether to load the original and the copy as well, and report what that costs
         """
         with _told():
             caller, token = self._caller(request)
             wish = JobRequest(source, destination, max_shard_size, strategy, order, private, public_copy_allowed)
+            wish = replace(wish, compare=compare)
             job = self._desk.submit(wish, caller.name, token)
             return {"job": job, "link": self._site.address(request) + query_of(Wish(job=job))}
 

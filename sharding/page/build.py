@@ -61,7 +61,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
 
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
         trigger(pushing.check_name, name, form.name_message, **_QUIET)
-    order = [*plan, *name, form.visibility, form.permitted]
+    order = [*plan, *name, form.visibility, form.permitted, form.measure]
     started = form.start.click(pushing.start, order, _all(form), **_QUIET)
     started.then(None, js=_TO_TOP)
     _follow(form, started, running)

@@ -48,6 +48,7 @@ class Form:
     name_message: gr.HTML
     visibility: gr.Radio
     permitted: gr.Checkbox
+    measure: gr.Checkbox
     start: gr.Button
     start_message: gr.HTML
 
@@ -107,6 +108,11 @@ def lay_out(on_space: bool) -> Form:
             permitted = gr.Checkbox(
                 label="The terms of the model allow a public copy", visible=False, elem_id="permitted"
             )
+        measure = gr.Checkbox(
+            label="Load the original and the copy as well, and show what that costs",
+            info="takes minutes more, and both copies on the disk of this machine",
+            elem_id="measure",
+        )
         start = gr.Button("Shard and push", variant="primary", size="md", interactive=False, elem_id="start")
         start_message = _panel("start-message")
     with _step("run", 3, "Shard and push", visible=False) as run:
@@ -120,8 +126,8 @@ def lay_out(on_space: bool) -> Form:
         result = _panel("result")
     return Form(
         account, notice, choose, repo, revision, show, repo_message, examples, facts, plan, size, other_size,
-        size_message, order, shards, forecast, push, namespace, name, name_message, visibility, permitted, start,
-        start_message, run, progress, cancel, resume, run_message, log, outcome, result,
+        size_message, order, shards, forecast, push, namespace, name, name_message, visibility, permitted, measure,
+        start, start_message, run, progress, cancel, resume, run_message, log, outcome, result,
         job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False), query=gr.Textbox(visible=False),
         proposed=gr.State(("", "")),
     )  # fmt: skip

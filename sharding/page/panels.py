@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
+from sharding.costs import Moment
 from sharding.desk import JobView
 from sharding.desk.forecast import Forecast
 from sharding.errors import ShardingError
@@ -12,7 +15,8 @@ from sharding.page.render import render
 from sharding.page.shards import files_of_event, files_of_plan, files_of_report, files_of_source
 from sharding.page.snippets import loading_snippets
 from sharding.page.words import count, duration, format_bytes
-from sharding.report_reader import ReadReport
+from sharding.picture import Curve, draw_curves
+from sharding.report_reader import Loads, ReadReport, Weighed
 from sharding.values import Checkpoint, Finding, Plan
 
 _STAGES = {
@@ -20,6 +24,7 @@ _STAGES = {
     "transfer": "Writing shards",
     "verify": "Reading the result again to prove it",
 }
+_LOADING = "Loading the original and the copy in turn, to compare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,21 @@ def result_panel(
         verdict=verdict,
         old=old,
         new=new,
+        picture=_memory_over_time(report.comparison),
         snippets=loading_snippets(repo_id, report.source.architecture),
     )
+
+
+def _memory_over_time(found: Weighed | None) -> Markup | None:
+    """Return the picture of a comparison: our own drawing of numbers, the only markup that comes with a report."""
+    if found is None or found.original is None or found.sharded is None:
+        return None
+    curves = [_curve("original", found.original), _curve("sharded copy", found.sharded)]
+    return Markup(draw_curves("Memory while loading and computing", curves))
+
+
+def _curve(title: str, loads: Loads) -> Curve:
+    return Curve(title, tuple(Moment(*moment) for moment in loads.curve))
 
 
 def _headline(view: JobView) -> tuple[str, str]:
@@ -121,6 +139,8 @@ def _headline(view: JobView) -> tuple[str, str]:
             start = f"It will start in about {duration(seconds)}." if seconds is not None and view.position else ""
             return before, f"{start} You may close this page and come back with its link.".strip()
         case "running":
+            if view.loads:
+                return _LOADING, "You may close this page and come back with its link."
             stage = view.progress["stage"] if view.progress else ""
             return _STAGES.get(stage, "Reading the headers"), "You may close this page and come back with its link."
         case "cancelling":
@@ -144,6 +164,9 @@ def _bar(view: JobView) -> Bar | None:
     progress = view.progress
     if progress is None or view.state != "running":
         return None
+    if view.loads:
+        done, total = view.loads
+        return Bar(_LOADING, int(100 * done / total), (("Loads", f"{done} of {total}"),))
     done, total = progress["bytes_done"], progress["bytes_total"]
     # Every byte is moved once and read again once.
     halves = {"transfer": 0.0, "verify": 0.5}.get(progress["stage"], 0.0) + 0.5 * (done / total if total else 0)

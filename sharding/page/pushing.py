@@ -73,7 +73,7 @@ class Pushing:
 
     def start(
         self, repo: str, revision: str, choice: str, other: str, order: Any, namespace: str, name: str,
-        visibility: str, permitted: bool, login: gr.OAuthToken | None,
+        visibility: str, permitted: bool, measure: bool, login: gr.OAuthToken | None,
     ) -> Update:  # fmt: skip
         """Hand the job to the desk and turn to its progress; or say beside which field something is wrong."""
         form, token = self._form, self._site.bearer(login)
@@ -84,6 +84,7 @@ class Pushing:
             order=order,
             private=visibility == PRIVATE,
             confirmed=permitted,
+            compare=measure,
         )
         try:
             who = person(self._desk, token)
