@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
-from threading import Event, RLock, Thread
+from threading import Event, Lock, RLock, Thread
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobView, Settings,
 from sharding.desk.plans import Headers
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.desk.shelf import Shelf
+from sharding.devices import DevicePlan
 from sharding.errors import Refused
 from sharding.limits import JOBS_REMEMBERED, SILENT_SECONDS, SWEEP_SECONDS, VIEW_SECONDS, exact_size, format_bytes
 from sharding.lookup import Lookup
@@ -47,6 +48,7 @@ class Desk:
         self._jobs: dict[str, ActiveJob] = {}
         self._finished: deque[JobRecord] = deque(maxlen=JOBS_REMEMBERED)
         self._lock = RLock()
+        self._placing = Lock()
         self._closing = Event()
         self._headers = Headers(settings.endpoint)
         self._ended = lru_cache(maxsize=4)(self._read_ended)
@@ -106,6 +108,14 @@ class Desk:
         with self._lock:
             finished = list(self._finished)
         return forecast(plan.total_bytes, finished, self._hashed_per_second)
+
+    def devices(self, source: str, budget: str, token: str | None = None) -> DevicePlan:
+        """Return which block of `source` goes on which device, as `job.devices` does, for a repo only.
+
+        One at a time: each takes a process that builds the model without weights. Raises UsageError, SourceError.
+        """
+        with self._placing:
+            return job.devices(self.lookup.link(source), budget, endpoint=self._settings.endpoint, token=token)
 
     @cached_property
     def _hashed_per_second(self) -> float:

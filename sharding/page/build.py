@@ -59,6 +59,9 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     changes = [form.size.input, form.other_size.submit, form.other_size.blur, form.order.input]
     propose(gr.on(changes, planning.draw, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
 
+    form.place.click(planning.wait, None, form.devices, **_QUIET).then(
+        planning.place, [*model, form.budget], form.devices, **_QUIET
+    )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
         trigger(pushing.check_name, name, form.name_message, **_QUIET)
     order = [*plan, *name, form.visibility, form.permitted, form.measure]
@@ -79,7 +82,7 @@ def _first(sample: list[str]) -> str:
 def _plan_parts(form: Form) -> list[Block]:
     return [
         *(form.repo_message, form.facts, form.plan, form.push, form.other_size, form.size_message),
-        *(form.shards, form.forecast, form.visibility, form.permitted, form.query),
+        *(form.shards, form.forecast, form.devices, form.visibility, form.permitted, form.query),
     ]
 
 

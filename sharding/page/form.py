@@ -9,6 +9,7 @@ from typing import get_args
 import gradio as gr
 from markupsafe import Markup
 
+from sharding.devices import PRESETS
 from sharding.page.links import OTHER_SIZE, SIZES
 from sharding.page.render import render
 from sharding.plan import Order
@@ -16,6 +17,12 @@ from sharding.plan import Order
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 
 _ORDERS = {"natural": "Natural: layer 2 before layer 10", "stored": "As stored today"}
+_PRESETS = {
+    "colab-t4": "Colab, one T4",
+    "kaggle-2xt4": "Kaggle, two T4",
+    "24gb": "a card of 24 GB",
+    "laptop-16gb": "a laptop with 16 GB",
+}
 PRIVATE, PUBLIC = "Private", "Public"
 
 
@@ -41,6 +48,9 @@ class Form:
     order: gr.Radio
     shards: gr.HTML
     forecast: gr.HTML
+    budget: gr.Dropdown
+    place: gr.Button
+    devices: gr.HTML
 
     push: gr.Column
     namespace: gr.Dropdown
@@ -98,6 +108,14 @@ def lay_out(on_space: bool) -> Form:
                 order = gr.Radio(choices, value="natural", label="Order of the tensors", elem_id="order")
         shards = _panel("shards")
         forecast = _panel("forecast")
+        with gr.Row(elem_classes="fields"):
+            budget = gr.Dropdown(
+                [(f"{_PRESETS[preset]} ({PRESETS[preset]})", preset) for preset in PRESETS],
+                label="Where would it run?", info="a machine, or budgets such as cuda:0=16GB,cpu=12GB",
+                allow_custom_value=True, elem_id="budget", scale=3,
+            )  # fmt: skip
+            place = gr.Button("Show the devices", size="md", elem_id="place", scale=0, min_width=170)
+        devices = _panel("devices")
     with _step("push", 3, "Shard and push", visible=False) as push:
         with gr.Row(elem_classes="fields"):
             namespace = gr.Dropdown([], label="Namespace", elem_id="namespace", scale=1)
@@ -126,8 +144,8 @@ def lay_out(on_space: bool) -> Form:
         result = _panel("result")
     return Form(
         account, notice, choose, repo, revision, show, repo_message, examples, facts, plan, size, other_size,
-        size_message, order, shards, forecast, push, namespace, name, name_message, visibility, permitted, measure,
-        start, start_message, run, progress, cancel, resume, run_message, log, outcome, result,
+        size_message, order, shards, forecast, budget, place, devices, push, namespace, name,
+        name_message, visibility, permitted, measure, start, start_message, run, progress, cancel, resume, run_message, log, outcome, result,
         job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False), query=gr.Textbox(visible=False),
         proposed=gr.State(("", "")),
     )  # fmt: skip

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from sharding.costs import Moment
 from sharding.desk import JobView
 from sharding.desk.forecast import Forecast
+from sharding.devices import DevicePlan
 from sharding.errors import ShardingError
 from sharding.lookup import SourceCard
 from sharding.page.links import Wish, query_of
@@ -66,6 +67,11 @@ def plan_panel(checkpoint: Checkpoint, plan: Plan) -> str:
 def forecast_panel(forecast: Forecast, findings: Sequence[Finding]) -> str:
     """Return what the job will take on this machine, and what else there is to know of it."""
     return render("forecast", forecast=forecast, found=findings)
+
+
+def devices_panel(plan: DevicePlan) -> str:
+    """Return which part of a model goes on which device, and the code that does it."""
+    return render("devices", plan=plan)
 
 
 def job_panel(view: JobView, source_link: str) -> str:

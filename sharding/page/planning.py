@@ -8,7 +8,7 @@ from sharding.desk import Desk
 from sharding.errors import ShardingError, UsageError
 from sharding.page.form import PRIVATE, PUBLIC, Form
 from sharding.page.links import OTHER_SIZE, Wish, query_of, read_wish, source_of
-from sharding.page.panels import facts_panel, forecast_panel, message, plan_panel, problem
+from sharding.page.panels import devices_panel, facts_panel, forecast_panel, message, plan_panel, problem
 from sharding.page.render import render
 from sharding.page.site import Site, person
 
@@ -84,6 +84,7 @@ class Planning:
         return {
             form.repo_message: "",
             form.facts: facts_panel(checkpoint, card),
+            form.devices: "",
             form.plan: gr.Column(visible=True),
             form.push: gr.Column(visible=True),
             form.visibility: PRIVATE if hides else PUBLIC,
@@ -113,6 +114,20 @@ class Planning:
             form.forecast: forecast_panel(self._desk.forecast(plan), (*checkpoint.findings, *plan.findings)),
             form.query: query_of(Wish(repo=source, size=size, order=order)),
         }
+
+    def wait(self) -> str:
+        """Say that the model is being built, without its weights, which takes some seconds."""
+        return message("Building the model without its weights …")
+
+    def place(self, repo: str, revision: str, budget: str | None, login: gr.OAuthToken | None) -> str:
+        """Show which part of the model goes on which device."""
+        source = source_of(repo, revision)
+        if not source or not budget:
+            return message("Choose a machine, or write how much memory each device has for weights.")
+        try:
+            return devices_panel(self._desk.devices(source, budget, self._site.bearer(login)))
+        except ShardingError as error:
+            return problem(error)
 
     def _examples(self) -> tuple[str, ...]:
         try:

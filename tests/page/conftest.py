@@ -141,6 +141,14 @@ def long(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 LONG = "12kB"
 
 
+@pytest.fixture(scope="session")
+def tiny(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A whole model that can be loaded."""
+    from tests import models
+
+    return push(hub, models.save("llama", tmp_path_factory.mktemp("in") / "tiny"), "bob/tiny")
+
+
 def push(hub: Server, folder: Path, repo_id: str) -> str:
     (folder / "README.md").write_text(CARD)
     hub.api("hf_bob").create_repo(repo_id)

@@ -101,6 +101,20 @@ def test_a_bad_size_is_refused_beside_its_field(space: Site, visit: Visit, small
     expect(page.locator("#size-message").get_by_role("alert")).to_contain_text("'10 apples' is not a size")
 
 
+def test_the_devices_of_a_machine_are_shown_with_the_code_that_uses_them(space: Site, visit: Visit, tiny: str) -> None:
+    page = visit(space, f"?repo={tiny}")
+    page.get_by_label("Where would it run?").fill("cuda:0=40kB,cpu=1GB")
+    page.get_by_label("Where would it run?").press("Enter")
+    page.get_by_role("button", name="Show the devices").click()
+    expect(page.locator("#devices tbody tr")).to_have_count(2)
+    expect(page.locator("#devices")).to_contain_text("It fits.")
+    expect(page.locator("#devices code")).to_contain_text("device_map={")
+    page.get_by_label("Where would it run?").fill("much")
+    page.get_by_label("Where would it run?").press("Enter")
+    page.get_by_role("button", name="Show the devices").click()
+    expect(page.locator("#devices").get_by_role("alert")).to_contain_text("'much' is not a budget of one device")
+
+
 # --- Pushing --------------------------------------------------------------------------------------------
 
 
@@ -303,6 +317,16 @@ def test_at_home_the_saved_login_is_used(home: Site, visit: Visit, small: str) -
     start_job(page, copy_name())
     expect(page.locator("#result")).to_contain_text("bit-identical")
     assert f"{home.address}/?result=alice/" in page.locator("#result pre").first.inner_text()
+
+
+def test_what_loading_costs_is_measured_where_that_is_asked_for(home: Site, visit: Visit, tiny: str) -> None:
+    page = visit(home, f"?repo={tiny}&size=70kB")
+    page.get_by_label("Load the original and the copy as well").check()
+    start_job(page, copy_name())
+    expect(page.locator("#progress")).to_contain_text("Loading the original and the copy in turn")
+    expect(page.locator("#log")).to_contain_text("Loaded the original, loaded: at most")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#progress .cancelled")).to_be_visible()
 
 
 # --- For everybody --------------------------------------------------------------------------------------
