@@ -145,7 +145,8 @@ def lay_out(on_space: bool) -> Form:
     return Form(
         account, notice, choose, repo, revision, show, repo_message, examples, facts, plan, size, other_size,
         size_message, order, shards, forecast, budget, place, devices, push, namespace, name,
-        name_message, visibility, permitted, measure, start, start_message, run, progress, cancel, resume, run_message, log, outcome, result,
+        name_message, visibility, permitted, measure, start, start_message, run, progress, cancel,
+        resume, run_message, log, outcome, result,
         job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False), query=gr.Textbox(visible=False),
         proposed=gr.State(("", "")),
     )  # fmt: skip
