@@ -75,9 +75,7 @@ def plan(
 
         checkpoint, plan = job.plan(source, max_shard_size, strategy=strategy, order=order, token=hub_token())
         if as_json:
-            document = report.plan_json(plan)
-            document["findings"] = report.checkpoint_json(checkpoint)["findings"] + document["findings"]
-            _print_json(document)
+            _print_json(report.plan_json(plan, checkpoint.findings))
         else:
             terminal.findings(checkpoint.findings)
             terminal.plan(plan)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Literal, get_args
 
 from huggingface_hub import split_state_dict_into_shards_factory
@@ -84,17 +85,18 @@ def natural_key(name: str) -> str:
     >>> sorted(["h.10.w", "h.2.w", "h.norm"], key=natural_key)
     ['h.2.w', 'h.10.w', 'h.norm']
     """
-    key = []
-    for part in name.split("."):
-        word = part.rstrip("0123456789")
-        digits = part[len(word) :]
-        if part.isdecimal() and len(part) <= _LONGEST_NUMBER:
-            key.append(f"\1{_by_value(part)}")
-        elif digits and len(digits) <= _LONGEST_NUMBER:
-            key.append(f"\2{word}\0\3{_by_value(digits)}")
-        else:
-            key.append(f"\2{part}\0")
-    return "".join(key)
+    return "".join(map(_key_of_part, name.split(".")))
+
+
+@lru_cache(maxsize=1 << 14)  # names are made of few parts
+def _key_of_part(part: str) -> str:
+    word = part.rstrip("0123456789")
+    digits = part[len(word) :]
+    if part.isdecimal() and len(part) <= _LONGEST_NUMBER:
+        return f"\1{_by_value(part)}"
+    if digits and len(digits) <= _LONGEST_NUMBER:
+        return f"\2{word}\0\3{_by_value(digits)}"
+    return f"\2{part}\0"
 
 
 def _by_value(digits: str) -> str:

@@ -5,7 +5,7 @@ SHA-256 of every file and tensor. Both carry a `schema` number that changes when
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ from sharding.errors import SourceError
 from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
 from sharding.evidence import comparison_json
 from sharding.files import CARD_NAME, DIGESTS_NAME, INDEX_NAME, PICTURE_NAME, REPORT_NAME
-from sharding.values import Checkpoint, Plan, RepoRef, Resources, ShardRecord, TensorDigest, Verification
+from sharding.values import Checkpoint, Finding, Plan, RepoRef, Resources, ShardRecord, TensorDigest, Verification
 
 SCHEMA = 1
 
@@ -53,8 +53,8 @@ class Report:
         return (*side, *shards, CARD_NAME, *picture, DIGESTS_NAME, REPORT_NAME, *index)
 
 
-def plan_json(plan: Plan) -> Json:
-    """Return `plan` as the command line prints it: shards, weight map, totals, findings."""
+def plan_json(plan: Plan, findings: Iterable[Finding] = ()) -> Json:
+    """Return `plan` as the command line prints it: shards, weight map, totals, `findings` of its source and its own."""
     return {
         "max_shard_bytes": plan.max_shard_bytes,
         "strategy": plan.strategy,
@@ -66,7 +66,7 @@ def plan_json(plan: Plan) -> Json:
             for shard in plan.shards
         ],
         "weight_map": plan.weight_map,
-        "findings": [asdict(finding) for finding in plan.findings],
+        "findings": [asdict(finding) for finding in (*findings, *plan.findings)],
     }
 
 
@@ -110,7 +110,7 @@ def report_json(report: Report) -> Json:
         "engine": report.engine,
         "source": {key: value for key, value in source.items() if key not in ("findings", "side_files")},
         "destination": asdict(report.destination),
-        "plan": {**plan_json(report.plan), "findings": source["findings"] + plan_json(report.plan)["findings"]},
+        "plan": plan_json(report.plan, report.source.findings),
         "plan_id": report.plan_id,
         "shards": [{"file": record.file, "bytes": record.bytes, "sha256": record.sha256} for record in records],
         "files": list(report.files),

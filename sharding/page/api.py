@@ -62,8 +62,7 @@ class Endpoints:
         """
         with _told():
             checkpoint, plan = self._desk.plan(source, max_shard_size, strategy, order, self._site.caller(request))
-            document = plan_json(plan)
-            return {**document, "findings": checkpoint_json(checkpoint)["findings"] + document["findings"]}
+            return plan_json(plan, checkpoint.findings)
 
     def shard(
         self,
