@@ -7,7 +7,6 @@ writer writes. Both are held to the installed library by tests.
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
@@ -26,6 +25,7 @@ DTYPE_BITS = {
 }  # fmt: skip
 """Bits per element, in the order in which the writer sorts tensors: dtype first, then name."""
 
+_FIELDS = dict.fromkeys(("dtype", "shape", "data_offsets"))
 _RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
 _USIZE_END = 1 << 64
 _HINT = "The file is damaged or was not written by safetensors: download it again, or ask its author."
@@ -65,7 +65,7 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
         document = json.loads(
             header[LENGTH_BYTES:end].decode(),
             object_pairs_hook=tuple,
-            parse_int=_parse_int if _ODD_INTEGER.search(header, LENGTH_BYTES, end) else int,
+            parse_int=_parse_int if b"-0" in header else int,  # `int` keeps the loop in C
             parse_float=_parse_float,
             parse_constant=_refuse_constant,
         )
@@ -127,15 +127,9 @@ def build_header(tensors: Iterable[TensorEntry], metadata: Mapping[str, str] | N
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-_ODD_INTEGER = re.compile(rb"-0|\d{21}")
-"""Where this is found nowhere, `int` reads every integer as serde_json does, and json's own C loop is fast."""
-
-
 def _parse_int(digits: str) -> int | float:
-    # serde_json reads "-0" as a floating-point number, and what exceeds 64 bits too.
-    if digits == "-0" or len(digits) > 20:
-        return _parse_float(digits)
-    return int(digits)
+    # serde_json reads "-0" as a floating-point number.
+    return -0.0 if digits == "-0" else int(digits)
 
 
 def _parse_float(digits: str) -> float:
@@ -179,16 +173,11 @@ def _read_metadata(value: _Json) -> dict[str, str] | None:
 
 def _read_tensor(name: str, value: _Json) -> tuple[str, tuple[int, ...], int, int]:
     if isinstance(value, list) and len(value) == 3:  # serde reads a struct from an array as well
-        fields = dict(zip(("dtype", "shape", "data_offsets"), value, strict=True))
+        fields = dict(zip(_FIELDS, value, strict=True))
     elif isinstance(value, tuple):
-        fields = {}
-        for key, item in value:
-            if key not in ("dtype", "shape", "data_offsets"):
-                _check_ignored(key, item)
-            elif key in fields:
-                raise ValueError(f"tensor {name!r} has {key} twice")
-            else:
-                fields[key] = item
+        fields = dict(value)
+        if len(value) != 3 or fields.keys() != _FIELDS.keys():
+            fields = _pick_fields(name, value)
     else:
         raise ValueError(f"tensor {name!r} is not described by a JSON object")
     dtype, shape, offsets = fields.get("dtype"), _usizes(fields.get("shape")), _usizes(fields.get("data_offsets"))
@@ -201,6 +190,18 @@ def _read_tensor(name: str, value: _Json) -> tuple[str, tuple[int, ...], int, in
     if offsets is None or len(offsets) != 2:
         raise ValueError(f"tensor {name!r} has no valid data_offsets")
     return dtype, shape, offsets[0], offsets[1]
+
+
+def _pick_fields(name: str, pairs: Iterable[tuple[str, _Json]]) -> dict[str, _Json]:
+    fields = {}
+    for key, item in pairs:
+        if key not in _FIELDS:
+            _check_ignored(key, item)
+        elif key in fields:
+            raise ValueError(f"tensor {name!r} has {key} twice")
+        else:
+            fields[key] = item
+    return fields
 
 
 def _usizes(value: _Json) -> tuple[int, ...] | None:
@@ -229,6 +230,8 @@ def _check_ignored(key: str, value: _Json) -> None:
         for item in level:
             if isinstance(item, str):
                 _check_text(item)
+            elif type(item) is int and abs(item) >= _USIZE_END:
+                _parse_float(str(item))  # as serde_json reads what exceeds 64 bits
             elif isinstance(item, list):
                 below.extend(item or [None])
             elif isinstance(item, tuple):
