@@ -57,7 +57,7 @@ def main() -> None:
     console = Console(width=200, highlight=False, markup=False)
     console.print("## The page")
     console.print(table)
-    console.print(f"- Each visitor asks `/plan` anew as soon as he has an answer, for {arguments.seconds:.0f} s.")
+    console.print(f"- Each visitor asks `/plan` anew as soon as there is an answer, for {arguments.seconds:.0f} s.")
     console.print(f"- Machine: {describe_machine(ROOT, ('gradio', 'huggingface_hub'))}.", soft_wrap=True)
     console.print(f"- Load average at the end: {os.getloadavg()[0]:.1f}.")
 

@@ -282,7 +282,7 @@ def _explained(folder: Path) -> Iterator[None]:
             free = format_bytes(shutil.disk_usage(folder if folder.exists() else folder.parent).free)
             message, hint = (
                 f"The disk of {folder} is full ({free} free).",
-                "Free some room and run the same command again.",
+                "Free some room and start the same job again.",
             )
         else:
             message = f"{folder} cannot be written: {error.strerror or error}."

@@ -179,7 +179,7 @@ class Hub:
         except errors.HfHubHTTPError as error:
             raise _explain(error, repo_id, family) from error
         except (httpx2.TransportError, ConnectionError, TimeoutError) as error:
-            hint = "Check the network and run the same command again; it goes on where it stopped."
+            hint = "Check the network and start the same job again; it goes on where it stopped."
             raise family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint) from error
         except PermissionError as error:  # what hf-xet raises, as the next two are
             raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1]) from error
@@ -187,7 +187,7 @@ class Hub:
             hint = "Run again later; if that does not help, whoever owns it should upload it again."
             raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
         except RuntimeError as error:
-            hint = "Run the same command again; it goes on where it stopped."
+            hint = "Start the same job again; it goes on where it stopped."
             raise family(f"The transfer of {repo_id} broke off: {error}.", hint) from error
         except errors.HFValidationError as error:
             raise family(f"{repo_id!r} is no name for a repo.", "It has the form owner/name.") from error
@@ -210,18 +210,18 @@ SIGN_IN = "sign in with `hf auth login` or set HF_TOKEN."
 
 _BY_STATUS = {
     400: ("The Hub does not accept it", "See its message above."),
-    401: ("The login is not valid or has expired", f"Run the same command again after you {SIGN_IN}"),
+    401: ("The login is not valid or has expired", f"Start the same job again after you {SIGN_IN}"),
     403: ("The login does not allow it", "Use a token that may write there, or another namespace."),
     404: ("The Hub does not find it", "Check the name, and whether it has just been deleted."),
     409: ("It exists already, or was changed at the same moment", "Run again, or choose another name."),
-    412: ("It has changed meanwhile", "Run the same command again; it goes on where it stopped."),
+    412: ("It has changed meanwhile", "Start the same job again; it goes on where it stopped."),
     413: ("It is larger than the Hub accepts", "Free some storage on the Hub, or choose a smaller shard size."),
-    429: ("The Hub asks to slow down", "Wait some minutes and run the same command again."),
+    429: ("The Hub asks to slow down", "Wait some minutes and start the same job again."),
 }
 
 
 def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingError:
     status = error.response.status_code
-    problem, hint = _BY_STATUS.get(status, ("The Hub has a problem of its own", "Run the same command again later."))
+    problem, hint = _BY_STATUS.get(status, ("The Hub has a problem of its own", "Start the same job again later."))
     said = (error.server_message or "").strip().splitlines()
     return family(f"{problem}: {repo_id}, status {status}{f', {said[0][:200]}' if said else ''}.", hint)

@@ -294,7 +294,7 @@ class HubDestination:
         if self._job is None or self._job.plan_id != plan_id:
             raise DestinationError(
                 f"{self.ref.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
-                "Finish that one with its own command, or discard it with --restart.",
+                "Finish that one first, choose another name, or discard it with --restart.",
             )
         files = {file.path: file for file in self._list(STAGING_BRANCH)}
         paths = [path for path in files if path.startswith(RECORDS) and path != _JOB]

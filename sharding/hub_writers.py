@@ -13,7 +13,7 @@ from sharding.values import ShardRecord
 Finish = Callable[[ShardRecord, int, int], None]
 """To be called with the record, the bytes sent and the bytes that the store had already."""
 
-_HINT = "Run the same command again; it goes on where it stopped."
+_HINT = "Start the same job again; it goes on where it stopped."
 
 
 class XetShardWriter:

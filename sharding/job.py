@@ -125,7 +125,7 @@ def shard(
     if origin.is_private and not hidden and not confirmed:
         raise DestinationError(
             f"{source} is private or gated, and a public copy would show it to everybody.",
-            "Add --yes if its terms allow that, or leave --public out.",
+            "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
         )
     target = open_destination(destination, hub, origin, private=hidden, overwrite=overwrite, restart=restart)
     with Meter() as meter, closing(target), ExitStack() as stack:

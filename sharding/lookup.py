@@ -1,4 +1,4 @@
-"""Ask a Hub what a visitor wants to know before a job: which repos there are, who he is, what a name is worth."""
+"""Ask a Hub what a visitor wants to know before a job: which repos there are, who they are, what a name is worth."""
 
 import time
 from contextlib import suppress
@@ -18,7 +18,7 @@ _LONGEST_NAME = 96
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who signed in, and the namespaces open to him: his own first, then his organisations'."""
+    """Who signed in, and the namespaces open to them: their own first, then those of their organisations."""
 
     name: str
     namespaces: tuple[str, ...]

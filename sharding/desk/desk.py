@@ -124,7 +124,7 @@ class Desk:
     def submit(self, request: JobRequest, owner: str, token: str) -> str:
         """Take a job of `owner`, who bears `token`; return its id.
 
-        Raises Refused where he has one already, another job writes to the same repo, or it is too large;
+        Raises Refused where they have one already, another job writes to the same repo, or it is too large;
         UsageError and SourceError where it cannot even be planned.
         """
         if not token:

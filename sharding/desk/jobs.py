@@ -19,7 +19,7 @@ ACTIVE: tuple[State, ...] = ("queued", "running", "cancelling")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where and within which bounds a desk works. `host`: whose machine it is; the job limit is not for him."""
+    """Where and within which bounds a desk works. `host`: whose machine it is; the job limit is not for them."""
 
     folder: Path
     endpoint: str

@@ -30,7 +30,7 @@ class Pushing:
         self, repo: str, revision: str, choice: str, other: str, namespace: str | None, name: str,
         proposed: tuple[str, str], login: gr.OAuthToken | None,
     ) -> Update:  # fmt: skip
-        """Fill in a namespace and a free name; a name that the visitor wrote himself stays."""
+        """Fill in a namespace and a free name; a name that the visitor wrote stays."""
         form, token, source = self._form, self._site.bearer(login), source_of(repo, revision)
         size = other if choice == OTHER_SIZE else choice
         try:

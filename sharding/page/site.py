@@ -30,7 +30,7 @@ class Site:
         return cls(hub_endpoint(), space_id())
 
     def bearer(self, login: gr.OAuthToken | None) -> str | None:
-        """Return the token of a visitor in a browser: on a Space his own or none, elsewhere this machine's login.
+        """Return the token of a visitor in a browser: on a Space their own or none, elsewhere this machine's login.
 
         A secret HF_TOKEN of a Space is its owner's, and lent to nobody.
         """
@@ -39,7 +39,7 @@ class Site:
         return hub_token()
 
     def caller(self, request: gr.Request) -> str | None:
-        """Return the token of a caller of the API: the one he sends as `Authorization`; off a Space also this login."""
+        """Return the token of a caller of the API: the one that they send as `Authorization`; off a Space also this login."""
         scheme, _, token = (request.headers.get("authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and token.strip():
             return str(token.strip())
