@@ -39,7 +39,7 @@ class Site:
         return hub_token()
 
     def caller(self, request: gr.Request) -> str | None:
-        """Return the token of a caller of the API: the one that they send as `Authorization`; off a Space also this login."""
+        """Return the token of a caller of the API: what is sent as `Authorization`; off a Space also this login."""
         scheme, _, token = (request.headers.get("authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and token.strip():
             return str(token.strip())
