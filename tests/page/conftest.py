@@ -107,7 +107,8 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob")).start()
+    slow = "--fault=delay:0.2@POST .*/slow-[^/]*/commit/"  # there, a job takes its time without keeping a core busy
+    server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob", slow)).start()
     yield server
     server.stop()
 
@@ -132,8 +133,8 @@ def gated(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def long(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A public source that `LONG` cuts into so many shards that there is time to interfere."""
-    tensors = {f"layers.{n}.weight": np.full(3000, n, np.float32) for n in range(600)}
+    """A public source that `LONG` cuts into 60 shards: into a slow repo, there is time to interfere."""
+    tensors = {f"layers.{n}.weight": np.full(3000, n, np.float32) for n in range(60)}
     folder = write_checkpoint(tmp_path_factory.mktemp("in") / "long", {"model.safetensors": tensors}, False)
     return push(hub, folder, "bob/long")
 
@@ -226,9 +227,9 @@ def sign_in(page: Page, user: str) -> None:
     page.locator("#account").get_by_text(f"Signed in as {user}").wait_for()
 
 
-def copy_name() -> str:
-    """A name that no repo has yet."""
-    return f"copy-{next(NUMBERS)}"
+def copy_name(kind: str = "copy") -> str:
+    """A name that no repo has yet; to one of the kind "slow" a shard takes a fifth of a second."""
+    return f"{kind}-{next(NUMBERS)}"
 
 
 def start_job(page: Page, name: str) -> str:

@@ -173,7 +173,7 @@ def test_an_organisation_can_be_written_to(space: Site, visit: Visit, hub: Serve
 def test_cancel_ends_a_job_at_once_and_leaves_nothing(space: Site, visit: Visit, hub: Server, long: str) -> None:
     page = visit(space, f"?repo={long}&size={LONG}")
     sign_in(page, "alice")
-    name = copy_name()
+    name = copy_name("slow")
     start_job(page, name)
     expect(page.get_by_role("progressbar")).to_be_visible()
     page.get_by_role("button", name="Cancel").click()
@@ -186,7 +186,7 @@ def test_cancel_ends_a_job_at_once_and_leaves_nothing(space: Site, visit: Visit,
 def test_a_job_goes_on_in_a_closed_tab_and_is_found_again(space: Site, visit: Visit, long: str) -> None:
     page = visit(space, f"?repo={long}&size={LONG}")
     sign_in(page, "alice")
-    job = start_job(page, copy_name())
+    job = start_job(page, copy_name("slow"))
     expect(page.locator("#progress")).to_contain_text("Writing shards")
     context = page.context
     page.close()
@@ -197,18 +197,19 @@ def test_a_job_goes_on_in_a_closed_tab_and_is_found_again(space: Site, visit: Vi
     expect(again.locator("#progress .cancelled")).to_be_visible()
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL], ids=["told to stop", "killed"])
-@pytest.mark.parametrize("desk", ["kept", "lost"])
+@pytest.mark.parametrize(
+    ("ending", "desk"), [(signal.SIGTERM, "lost"), (signal.SIGKILL, "kept")], ids=["told to stop", "killed"]
+)
 def test_a_job_is_resumed_after_the_space_was_restarted(
     serve: Callable[..., Site], visit: Visit, hub: Server, long: str, ending: signal.Signals, desk: str
 ) -> None:
     site = serve(**as_space(hub))
     page = visit(site, f"?repo={long}&size={LONG}")
     sign_in(page, "alice")
-    name = copy_name()
+    name = copy_name("slow")
     job = start_job(page, name)
     assert job.endswith(f"/alice/{name}")
-    expect(page.locator("#progress figure")).to_contain_text(re.compile(r"\d\d of 600"))
+    expect(page.locator("#progress figure")).to_contain_text(re.compile(r"\d\d of 60"))
     site.stop(ending)
     if desk == "lost":  # a Space starts with an empty disk
         site.settings["SHARD_FOLDER"] = str(site.folder / "another")
@@ -218,7 +219,7 @@ def test_a_job_is_resumed_after_the_space_was_restarted(
     sign_in(other, "alice")
     other.get_by_role("button", name="Resume").click()
     expect(other.locator("#log")).to_contain_text("kept from an earlier run")
-    expect(other.locator("#result")).to_contain_text("All 600 tensors bit-identical")
+    expect(other.locator("#result")).to_contain_text("All 60 tensors bit-identical")
     assert hub.api(False).model_info(f"alice/{name}").private is False
     site.stop()
 
@@ -290,7 +291,7 @@ def test_the_second_visitor_sees_the_job_of_the_first_as_a_place_in_the_queue_on
 ) -> None:
     first, second = visit(space, f"?repo={long}&size={LONG}"), visit(space, f"?repo={small}&size=70kB")
     sign_in(first, "alice")
-    name = copy_name()
+    name = copy_name("slow")
     job = start_job(first, name)
     sign_in(second, "bob")
     start_job(second, copy_name())
@@ -337,8 +338,8 @@ def test_what_loading_costs_is_measured_where_that_is_asked_for(home: Site, visi
 def test_nothing_scrolls_sideways_and_the_console_is_silent(
     home: Site, visit: Visit, small: str, long: str, width: int, theme: str
 ) -> None:
-    page = visit(home, f"?repo={long}&size=400kB", viewport={"width": width, "height": 900}, color_scheme=theme)
-    expect(page.locator("#shards tbody tr")).to_have_count(19)
+    page = visit(home, f"?repo={long}&size=40kB", viewport={"width": width, "height": 900}, color_scheme=theme)
+    expect(page.locator("#shards tbody tr")).to_have_count(20)
     page.locator("#start:not([disabled])").wait_for()
     assert fits(page)
     page.goto(f"{home.address}/?repo={small}&size=70kB")
@@ -428,7 +429,7 @@ def test_the_token_is_found_nowhere_after_a_job(
     cookie = next(cookie["value"] for cookie in page.context.cookies() if cookie["name"] == "session")
     token = json.loads(base64.b64decode(cookie.split(".")[0] + "=="))["oauth_info"]["access_token"]
     assert token.startswith("hf_oauth_")
-    name = copy_name()
+    name = copy_name("slow")
     start_job(page, name)
     assert site.process
     arguments = []
