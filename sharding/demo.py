@@ -20,7 +20,7 @@ def main() -> None:
     place = Path("demo")
     rmtree(place, ignore_errors=True)
     print("Starting a Hub on this machine, with sample models of random weights …", flush=True)
-    with _hub(place / "hub") as endpoint:
+    with serve_hub(place / "hub", "--user", USER) as endpoint:
         command = ["shard", SOURCE, DESTINATION, "--max-shard-size", SHARD_SIZE]
         print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
         env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": f"hf_{USER}", "HF_HOME": str(place / "home")}
@@ -36,10 +36,10 @@ def main() -> None:
 
 
 @contextmanager
-def _hub(folder: Path) -> Iterator[str]:
-    """Yield the address of a Hub with samples, which stops at the end."""
-    command = [sys.executable, "-m", "sharding", "localhub", "--port", "0", "--folder", str(folder)]
-    command += ["--user", USER, "--samples"]
+def serve_hub(folder: Path, *options: str) -> Iterator[str]:
+    """Yield the address of a Hub with samples on this machine, which stops at the end."""
+    command = [sys.executable, "-m", "sharding", "localhub", "--port", "0", "--folder", str(folder), "--samples"]
+    command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hub:
         assert hub.stdout
         try:

@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+from sharding.demo import serve_hub
 
 USER = "alice"
 FOLDER = Path("demo/hub")
@@ -11,23 +14,15 @@ FOLDER = Path("demo/hub")
 
 def main() -> None:
     """Serve both until Ctrl-C."""
-    hub = [sys.executable, "-m", "sharding.localhub", "--folder", str(FOLDER), "--samples", "--org", f"acme={USER},bob"]
     print("Starting a Hub on this machine with sample models; the first time it builds them …", flush=True)
-    with subprocess.Popen(hub, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        try:
-            address = next(line.split()[1] for line in server.stdout if line.startswith("ready "))
-            print(f"The Hub is {address}. The page signs in as {USER}; stop both with Ctrl-C.", flush=True)
-            here = {
-                "HF_ENDPOINT": address,
-                "HF_TOKEN": f"hf_{USER}",
-                "SHARD_FOLDER": str(FOLDER.absolute().parent / "desk"),
-            }
-            subprocess.run([sys.executable, "app.py"], env={**os.environ, **here}, check=False)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            server.terminate()
+    with suppress(KeyboardInterrupt), serve_hub(FOLDER, "--org", f"acme={USER},bob") as address:
+        print(f"The Hub is {address}. The page signs in as {USER}; stop both with Ctrl-C.", flush=True)
+        here = {
+            "HF_ENDPOINT": address,
+            "HF_TOKEN": f"hf_{USER}",
+            "SHARD_FOLDER": str(FOLDER.absolute().parent / "desk"),
+        }
+        subprocess.run([sys.executable, "app.py"], env={**os.environ, **here}, check=False)
 
 
 if __name__ == "__main__":

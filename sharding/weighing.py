@@ -72,7 +72,8 @@ def devices(
         raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
     tensors = read_checkpoint(origin).tensors
     architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), DTYPES[dtype], budgets)
-    return plan_devices(architecture, tensors, budgets, source, DTYPES[dtype])
+    name = origin.ref.repo_id if origin.ref.kind == "hub" else source
+    return plan_devices(architecture, tensors, budgets, name, DTYPES[dtype])
 
 
 def compare_staged(

@@ -91,7 +91,9 @@ def test_nobody_reads_the_job_of_another(connect: Connect, long: str) -> None:
 
 def test_the_handlers_of_the_page_know_whose_job_it_is(connect: Connect, space: Site, hub: Server, long: str) -> None:
     alice = connect("hf_alice")
-    job = alice.predict(source=long, destination=f"alice/{copy_name("slow")}", max_shard_size=LONG, api_name="/shard")["job"]
+    job = alice.predict(source=long, destination=f"alice/{copy_name('slow')}", max_shard_size=LONG, api_name="/shard")[
+        "job"
+    ]
     cancel = next(number for number, text in handlers(space).items() if text == "cancel")
     for headers in ({}, {"Authorization": "Bearer hf_bob"}, {"Authorization": "Bearer hf_alice"}):
         # Neither of them is a login in a browser, which is what this handler asks for.

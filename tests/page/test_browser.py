@@ -108,7 +108,7 @@ def test_the_devices_of_a_machine_are_shown_with_the_code_that_uses_them(space: 
     page.get_by_role("button", name="Show the devices").click()
     expect(page.locator("#devices tbody tr")).to_have_count(2)
     expect(page.locator("#devices")).to_contain_text("It fits.")
-    expect(page.locator("#devices code")).to_contain_text("device_map={")
+    expect(page.locator("#devices code")).to_contain_text(f"from_pretrained(\n    '{tiny}',")
     page.get_by_label("Where would it run?").fill("much")
     page.get_by_label("Where would it run?").press("Enter")
     page.get_by_role("button", name="Show the devices").click()
