@@ -1,8 +1,7 @@
 """Write the files that stand beside the shards of a result: report, digests, card, picture, index, configuration."""
 
-import json
-
 from sharding.card import Links, write_card
+from sharding.dtypes import configured
 from sharding.errors import DestinationError
 from sharding.files import CARD_NAME, DIGESTS_NAME, INDEX_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.headers import read_small
@@ -28,14 +27,13 @@ def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
     return files
 
 
-def configured(origin: Source, dtype: str | None) -> dict[str, bytes]:
-    """Return the configuration of a copy that was cast: it says the dtype that is stored now."""
-    config = next((file for file in origin.files if file.path == "config.json"), None)
-    if dtype is None or config is None:
+def rewritten_configs(origin: Source, torch_dtype: str | None) -> dict[str, bytes]:
+    """Return the configurations of a copy that was cast, in whatever folder: they say the dtype that is stored now."""
+    configs = [file for file in origin.files if file.path.rpartition("/")[2] == "config.json"]
+    if torch_dtype is None:
         return {}
-    document = json.loads(read_small(origin, config, MAX_CONFIG_BYTES))
-    document.pop("torch_dtype", None)
-    return {config.path: to_bytes({**document, "dtype": dtype})}
+    documents = {file.path: configured(read_small(origin, file, MAX_CONFIG_BYTES), torch_dtype) for file in configs}
+    return {path: to_bytes(document) for path, document in documents.items() if document is not None}
 
 
 def _files_beside(

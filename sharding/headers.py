@@ -37,6 +37,7 @@ def read_checkpoint(source: Source) -> Checkpoint:
     _refuse_unusable(tensors)
     disagreements = compare_with_index(choice.index, tensors) if choice.index else []
     metadata, conflicts = _merge_metadata(headers)
+    config = _config(source, by_path.get("config.json"))
     return Checkpoint(
         source=source.ref,
         tensors=tensors,
@@ -44,8 +45,9 @@ def read_checkpoint(source: Source) -> Checkpoint:
         weight_files=choice.weight_files,
         side_files=choice.side_files,
         findings=(*choice.findings, *disagreements, *conflicts),
-        architecture=_architecture(source, by_path.get("config.json")),
+        architecture=_architecture(config),
         total_parameters=choice.index.total_parameters if choice.index and not disagreements else None,
+        config=config,
     )
 
 
@@ -103,12 +105,15 @@ def _merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Fin
     return merged, [Finding("warning", "metadata-conflict", message)]
 
 
-def _architecture(source: Source, config: FileEntry | None) -> str | None:
-    if config is None or config.bytes > MAX_CONFIG_BYTES:
-        return None
+def _config(source: Source, file: FileEntry | None) -> str:
+    if file is None or file.bytes > MAX_CONFIG_BYTES:
+        return ""
+    return b"".join(source.read(file.path, 0, file.bytes)).decode(errors="replace")
+
+
+def _architecture(config: str) -> str | None:
     try:
-        document = json.loads(b"".join(source.read(config.path, 0, config.bytes)))
-        name = document["architectures"][0]
+        name = json.loads(config)["architectures"][0]
     except (ValueError, RecursionError, LookupError, TypeError):
         return None
     return name if isinstance(name, str) else None

@@ -2,24 +2,64 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from typing import Literal, get_args
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import get_args
 
 from huggingface_hub import split_state_dict_into_shards_factory
 
+from sharding.blocks import cut_stages, in_pipeline_order, known_blocks, whole_blocks
+from sharding.dtypes import cast_findings, cast_tensors, refuse_cast
 from sharding.errors import UsageError
+from sharding.files import name_some
 from sharding.layout import build_header, in_file_order
-from sharding.limits import format_bytes
-from sharding.values import Finding, Plan, RepoRef, Shard, TensorEntry
+from sharding.limits import format_bytes, parse_bytes
+from sharding.order import Order, in_order, natural_key
+from sharding.values import Checkpoint, Finding, ModelHints, Plan, RepoRef, Shard, Stage, TensorEntry
 
-Strategy = Literal["size"]
-Order = Literal["natural", "stored"]
+Strategy = str
+"""`size`, `blocks`, or `stages:N` with a number of stages."""
 
+_STAGES = re.compile(r"stages:([1-9]\d{0,3})", re.ASCII)
 WEIGHTS_NAME = "model{suffix}.safetensors"
 
-_LONGEST_NUMBER = 18
-"""Digits of a name read as a number; no layer has a longer one, and Python refuses to read some that do."""
+_ANY_NAME = "{suffix}.safetensors"
+
+Units = Mapping[str, object]
+"""Tensor name to what it is a part of that may not be cut. A tensor that is not in it stands alone."""
+
+
+def plan_checkpoint(
+    checkpoint: Checkpoint,
+    max_shard_size: str,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    dtype: str = "keep",
+    hints: ModelHints | None = None,
+) -> Plan:
+    """Return which shards of at most `max_shard_size` a checkpoint would be cut into, cast to `dtype`.
+
+    `hints` are what `architecture.hints_for` returns for the same choices. Raises UsageError, and SourceError where
+    the checkpoint cannot be cast, or transformers does not know the order that was asked for.
+    """
+    tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
+    limit_bytes = parse_bytes(max_shard_size)
+    if dtype != "keep":
+        refuse_cast(checkpoint, dtype)
+        tensors = cast_tensors(tensors, dtype, hints)
+        findings = cast_findings(tensors, dtype, hints)
+    plan = plan_shards(
+        tensors,
+        limit_bytes,
+        strategy=strategy,
+        order=order,
+        metadata=checkpoint.metadata,
+        total_parameters=checkpoint.total_parameters,
+        hints=hints,
+    )
+    return replace(plan, dtype=dtype, findings=findings + plan.findings)
 
 
 def plan_shards(
@@ -30,13 +70,16 @@ def plan_shards(
     order: Order = "natural",
     metadata: Mapping[str, str] | None = None,
     total_parameters: int | None = None,
+    hints: ModelHints | None = None,
 ) -> Plan:
     """Return the plan that puts each of `tensors` into exactly one shard of at most `max_shard_bytes`.
 
     Order `natural` (layer 2 before layer 10) gives the files that `from_pretrained` followed by
     `save_pretrained` writes (transformers 5.23, `core_model_loading.dot_natural_key`); `stored` takes the
-    tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`. The cut is the Hub's
-    own: greedy in that order, and a tensor larger than the limit alone in a shard, with a finding.
+    tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`; `transformers` follows `hints`,
+    which know of weights that are renamed or fused in memory. Strategy `size` is the Hub's own cut: greedy in that
+    order, and a tensor larger than the limit alone in a shard, with a finding. `blocks` does the same with blocks
+    in the place of tensors. `stages:N` cuts a pipeline into N stages of balanced bytes first, each with its own files.
 
     `metadata` goes into every header, `{"format": "pt"}` if None. `total_parameters` is written into the
     index; None counts the elements of all tensors.
@@ -45,64 +88,96 @@ def plan_shards(
     >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, 12).shards]
     [['layer.0', 'layer.2'], ['layer.10']]
     """
-    if strategy not in get_args(Strategy) or order not in get_args(Order):
-        raise UsageError(
-            f"There is no strategy {strategy!r} with order {order!r}.",
-            f"Strategies: {', '.join(get_args(Strategy))}. Orders: {', '.join(get_args(Order))}.",
-        )
-    queue = list(tensors)
-    if order == "natural":
-        queue.sort(key=lambda tensor: natural_key(tensor.name))
-    by_name = {tensor.name: tensor for tensor in queue}
-    split = split_state_dict_into_shards_factory(
-        by_name,
-        get_storage_size=lambda tensor: tensor.bytes,
-        filename_pattern=WEIGHTS_NAME,
-        max_shard_size=max_shard_bytes,
-    )
-    shards = []
-    for file, names in split.filename_to_tensors.items():
-        entries = in_file_order(by_name[name] for name in names)
-        shards.append(Shard(file, tuple(entries), sum(tensor.bytes for tensor in entries)))
+    count = _parse(strategy, order)
+    tensors = list(tensors)
+    queue, findings = in_order(tensors, order, hints)
+    known = known_blocks(hints)
+    units: Units = {}
+    if strategy == "size" and order == "transformers" and hints:
+        units = {saved.name: saved.storage for saved in hints.saved}
+    elif strategy != "size":
+        units = whole_blocks(queue, max_shard_bytes, known)
+    stages = _stages(tensors, count, known) if count else []
+    groups = [_cut(stage, max_shard_bytes, units) for _, _, stage in stages] or [_cut(queue, max_shard_bytes, units)]
+    shards = _named([group for part in groups for group in part])
     return Plan(
         shards=tuple(shards),
         metadata={"format": "pt"} if metadata is None else dict(metadata),
-        total_bytes=split.metadata["total_size"],
+        total_bytes=sum(tensor.bytes for tensor in queue),
         total_parameters=sum(tensor.parameters for tensor in queue) if total_parameters is None else total_parameters,
         max_shard_bytes=max_shard_bytes,
         strategy=strategy,
         order=order,
-        findings=tuple(_oversized(shards, max_shard_bytes)),
+        findings=(*findings, *_oversized(shards, max_shard_bytes)),
+        stages=tuple(_with_files(stages, [len(part) for part in groups], shards)),
     )
 
 
-def natural_key(name: str) -> str:
-    """Return the key that sorts tensor names as people count: numbers by value, and before words.
-
-    The order is that of transformers' `dot_natural_key` for every name that it can read; a text instead of
-    a list of tuples, because a hundred thousand of them are held at once.
-
-    >>> sorted(["h.10.w", "h.2.w", "h.norm"], key=natural_key)
-    ['h.2.w', 'h.10.w', 'h.norm']
-    """
-    return "".join(map(_key_of_part, name.split(".")))
-
-
-@lru_cache(maxsize=1 << 14)  # names are made of few parts
-def _key_of_part(part: str) -> str:
-    word = part.rstrip("0123456789")
-    digits = part[len(word) :]
-    if part.isdecimal() and len(part) <= _LONGEST_NUMBER:
-        return f"\1{_by_value(part)}"
-    if digits and len(digits) <= _LONGEST_NUMBER:
-        return f"\2{word}\0\3{_by_value(digits)}"
-    return f"\2{part}\0"
+def _parse(strategy: str, order: str) -> int:
+    """Return the number of stages, 0 for a strategy without any. Raises UsageError for what is no choice."""
+    match = _STAGES.fullmatch(strategy)
+    if strategy not in ("size", "blocks") and not match or order not in get_args(Order):
+        raise UsageError(
+            f"There is no strategy {strategy!r} with order {order!r}.",
+            f"Strategies: size, blocks, stages:N. Orders: {', '.join(get_args(Order))}.",
+        )
+    return int(match[1]) if match else 0
 
 
-def _by_value(digits: str) -> str:
-    # A longer number is a larger one.
-    number = str(int(digits))
-    return chr(len(number)) + number
+_Stage = tuple[tuple[str, ...], tuple[str, ...], list[TensorEntry]]
+"""Blocks, names of other tensors, and all tensors in the order of a pipeline."""
+
+
+def _stages(tensors: Iterable[TensorEntry], count: int, known: Mapping[str, str]) -> list[_Stage]:
+    units = in_pipeline_order(sorted(tensors, key=lambda tensor: natural_key(tensor.name)), known)
+    blocks = [unit.block for unit in units if unit.block]
+    if count > len(blocks):
+        raise UsageError(
+            f"{count} stages need as many blocks, and the names of the tensors show {len(blocks)}.",
+            "Choose fewer stages, or --strategy size.",
+        )
+    stages = []
+    for run in cut_stages([unit.bytes for unit in units], count):
+        inside = [units[index] for index in run]
+        others = [tensor.name for unit in inside if not unit.block for tensor in unit.tensors]
+        blocks = [unit.block for unit in inside if unit.block]
+        stages.append((tuple(blocks), tuple(others), [tensor for unit in inside for tensor in unit.tensors]))
+    return stages
+
+
+def _with_files(stages: Sequence[_Stage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
+    """Yield the stages, which have `counts` of `shards`, with their files."""
+    start = 0
+    for (blocks, others, tensors), count in zip(stages, counts, strict=False):
+        files = tuple(shard.file for shard in shards[start : start + count])
+        start += count
+        yield Stage(blocks, others, files, sum(tensor.bytes for tensor in tensors))
+
+
+def _cut(queue: Sequence[TensorEntry], max_shard_bytes: int, units: Units) -> list[list[TensorEntry]]:
+    """Return `queue` in groups of at most `max_shard_bytes` as the Hub's splitter cuts it, units as one piece."""
+    by_name = {tensor.name: tensor for tensor in queue}
+    sizes: dict[object, int] = {}
+    for tensor in queue:
+        if tensor.name in units:
+            sizes[units[tensor.name]] = sizes.get(units[tensor.name], 0) + tensor.bytes
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda tensor: sizes[units[tensor.name]] if tensor.name in units else tensor.bytes,
+        get_storage_id=lambda tensor: units.get(tensor.name),
+        filename_pattern=_ANY_NAME,
+        max_shard_size=max_shard_bytes,
+    )
+    return [[by_name[name] for name in names] for names in split.filename_to_tensors.values()]
+
+
+def _named(groups: Sequence[Iterable[TensorEntry]]) -> list[Shard]:
+    shards = []
+    for number, group in enumerate(groups, start=1):
+        suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+        entries = in_file_order(group)
+        shards.append(Shard(WEIGHTS_NAME.format(suffix=suffix), tuple(entries), sum(entry.bytes for entry in entries)))
+    return shards
 
 
 def shard_header(plan: Plan, shard: Shard) -> bytes:
@@ -117,9 +192,11 @@ def build_index(plan: Plan) -> bytes:
     return json.dumps(index, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def identify_plan(plan: Plan, source: RepoRef) -> str:
+def identify_plan(plan: Plan, source: RepoRef, *, allow_overflow: bool = False) -> str:
     """Return a digest of `plan` and the state of its source: equal means that the results are equal, byte for byte."""
     sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision)).encode())
+    if plan.dtype != "keep":
+        sha256.update(repr((plan.dtype, allow_overflow)).encode())
     for shard in plan.shards:
         sha256.update(shard.file.encode() + shard_header(plan, shard))
     return sha256.hexdigest()
@@ -131,7 +208,12 @@ def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Findin
             yield Finding(
                 "warning",
                 "oversized-tensor",
-                f"{shard.tensors[0].name} has {format_bytes(shard.bytes)}, more than a shard may have "
-                f"({format_bytes(max_shard_bytes)}); it gets {shard.file} to itself.",
+                f"{_name(shard)} {format_bytes(shard.bytes)}, more than a shard may have "
+                f"({format_bytes(max_shard_bytes)}); {shard.file} holds nothing else.",
                 "A tensor is never cut. Choose a larger shard size if the file must stay below it.",
             )
+
+
+def _name(shard: Shard) -> str:
+    names = [tensor.name for tensor in shard.tensors]
+    return f"{names[0]} has" if len(names) == 1 else f"{name_some(names, 1)}, one piece of memory in transformers, have"

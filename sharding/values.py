@@ -82,11 +82,48 @@ class Checkpoint:
     findings: tuple[Finding, ...]
     architecture: str | None = None
     total_parameters: int | None = None
+    config: str = ""
+    """The text of config.json, if there is one."""
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all tensors, headers not counted."""
         return sum(tensor.bytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor as transformers would save it. Those of one `storage` share memory, so they share a shard.
+
+    `block` is the module around it that transformers never splits over devices, "" where there is none.
+    """
+
+    name: str
+    dtype: str
+    storage: int
+    block: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHints:
+    """What transformers 5.23 would save of a checkpoint that it has loaded, in its order: hints for a plan.
+
+    Where it cannot load the checkpoint, `unknown` says why and `saved` is empty.
+    """
+
+    class_name: str = ""
+    saved: tuple[SavedTensor, ...] = ()
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one machine of a pipeline holds: whole blocks, tensors outside of blocks, and the files with just these."""
+
+    blocks: tuple[str, ...]
+    others: tuple[str, ...]
+    files: tuple[str, ...]
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +137,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which shard holds what. `metadata` goes into every shard's header."""
+    """Which shard holds what. `metadata` goes into every shard's header.
+
+    `dtype` is what tensors are cast to on their way ("fp16"), "keep" for not at all; `stages` are those of a pipeline.
+    """
 
     shards: tuple[Shard, ...]
     metadata: Mapping[str, str]
@@ -110,6 +150,8 @@ class Plan:
     strategy: str
     order: str
     findings: tuple[Finding, ...]
+    dtype: str = "keep"
+    stages: tuple[Stage, ...] = ()
 
     @property
     def weight_map(self) -> dict[str, str]:
@@ -164,6 +206,8 @@ class StagedJob:
     order: str
     private: bool | None = None
     created: bool | None = None
+    dtype: str = "keep"
+    allow_overflow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,17 +248,21 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The outcome of comparing two checkpoints. `method` says what was read and compared."""
+    """The outcome of comparing two checkpoints. `method` says what was read and compared.
+
+    With a `dtype` other than "keep" the tensors were compared with the original's cast to it.
+    """
 
     tensors: int
     bytes: int
     seconds: float
     method: str
     mismatches: tuple[Mismatch, ...]
+    dtype: str = "keep"
 
     @property
     def identical(self) -> bool:
-        """Whether every tensor is bit-identical."""
+        """Whether every tensor is bit-identical to the original's, or to what `tensor.to(dtype)` makes of it."""
         return not self.mismatches
 
 

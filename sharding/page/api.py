@@ -12,9 +12,10 @@ from sharding.desk import Desk, JobRequest
 from sharding.errors import Refused, ShardingError
 from sharding.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.lookup import Person
+from sharding.order import Order
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
-from sharding.plan import Order, Strategy
+from sharding.plan import Strategy
 from sharding.report import checkpoint_json, plan_json
 from sharding.results import read_result
 

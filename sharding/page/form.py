@@ -10,9 +10,9 @@ import gradio as gr
 from markupsafe import Markup
 
 from sharding.devices import PRESETS
+from sharding.order import Order
 from sharding.page.links import OTHER_SIZE, SIZES
 from sharding.page.render import render
-from sharding.plan import Order
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 from urllib.parse import quote, urlencode
 
-from sharding.plan import Order
+from sharding.order import Order
 
 SIZES = ("200MB", "500MB", "1GB", "2GB", "5GB")
 OTHER_SIZE = "Other"
