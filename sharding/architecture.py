@@ -10,6 +10,7 @@ from typing import Any
 from sharding.dtypes import STORED, TORCH
 from sharding.errors import SourceError
 from sharding.limits import ARCHITECTURE_SECONDS, child_variables
+from sharding.plan import parse_strategy
 from sharding.values import Checkpoint, ModelHints, SavedTensor
 
 
@@ -55,8 +56,9 @@ def hints_for(
 ) -> ModelHints | None:
     """Return what transformers knows of a checkpoint, for a plan with these choices; None for one that needs nothing.
 
-    Takes seconds, in which another process imports transformers and reads no weights.
+    Takes seconds, in which another process imports transformers and reads no weights. Raises UsageError.
     """
+    parse_strategy(strategy, order)
     if not checkpoint.config or (strategy, dtype) == ("size", "keep") and order != "transformers":
         return None
     tensors = [(tensor.name, tensor.dtype, tensor.shape) for tensor in checkpoint.tensors]

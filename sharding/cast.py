@@ -156,7 +156,7 @@ class CastSource:
         return OverflowRefused(
             f"{after.name} has {count:,} finite {'number' if count == 1 else 'numbers'} too large for "
             f"{TORCH[after.dtype]}, which would become infinite.",
-            "bf16 has the range of fp32. With --allow-overflow they are cast all the same, and the report counts them.",
+            "Choose bf16, which has the range of fp32, or allow it (--allow-overflow): the report then counts them.",
         )
 
 

@@ -75,7 +75,7 @@ def refuse_cast(checkpoint: Checkpoint, dtype: str) -> None:
         how = f" with {method}" if method else f", as {name_some(telling, 1)} tells"
         raise SourceError(
             f"This checkpoint is quantized{how}: its numbers mean nothing without their scales, so it is not cast.",
-            "Leave --dtype out, which keeps every bit, or take the repo that it was quantized from.",
+            "Keep the dtype, or take the repo that it was quantized from.",
         )
 
 

@@ -27,7 +27,7 @@ def in_order(
         return queue, []
     if hints is None or hints.unknown:
         reason = hints.unknown if hints else "There is no config.json, which says what model it is."
-        raise SourceError(f"The order of transformers is not known: {reason}", "Leave --order transformers out.")
+        raise SourceError(f"The order of transformers is not known: {reason}", "Choose the natural order.")
     place = {saved.name: index for index, saved in enumerate(hints.saved)}
     unknown = [tensor.name for tensor in queue if tensor.name not in place]
     queue.sort(key=lambda tensor: place.get(tensor.name, len(place)))

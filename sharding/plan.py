@@ -88,7 +88,7 @@ def plan_shards(
     >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, 12).shards]
     [['layer.0', 'layer.2'], ['layer.10']]
     """
-    count = _parse(strategy, order)
+    count = parse_strategy(strategy, order)
     tensors = list(tensors)
     queue, findings = in_order(tensors, order, hints)
     known = known_blocks(hints)
@@ -113,7 +113,7 @@ def plan_shards(
     )
 
 
-def _parse(strategy: str, order: str) -> int:
+def parse_strategy(strategy: str, order: str) -> int:
     """Return the number of stages, 0 for a strategy without any. Raises UsageError for what is no choice."""
     match = _STAGES.fullmatch(strategy)
     if strategy not in ("size", "blocks") and not match or order not in get_args(Order):
