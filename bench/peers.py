@@ -21,6 +21,15 @@ def load_and_save_with_transformers(source: Path, destination: Path, max_shard_s
     AutoModelForCausalLM.from_pretrained(source).save_pretrained(destination, max_shard_size=max_shard_size)
 
 
+def load_cast_and_save(source: Path, destination: Path, max_shard_size: str) -> None:
+    """Load as stored, cast the whole model to fp16, save it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source).to(torch.float16)
+    model.save_pretrained(destination, max_shard_size=max_shard_size)
+
+
 def read_headers(source: Path) -> dict[str, list[int]]:
     """Return the shape of every tensor in a folder, by name, as safetensors reads it."""
     from safetensors import safe_open
@@ -50,7 +59,7 @@ def download(repo_id: str, folder: Path) -> None:
 def main() -> None:
     """Do one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["accelerate", "transformers", "headers", "upload", "download"])
+    parser.add_argument("what", choices=["accelerate", "transformers", "cast", "headers", "upload", "download"])
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path, nargs="?")
     parser.add_argument("--max-shard-size", default="200MB")
@@ -60,6 +69,8 @@ def main() -> None:
             load_and_save_with_accelerate(arguments.source, arguments.destination, arguments.max_shard_size)
         case "transformers":
             load_and_save_with_transformers(arguments.source, arguments.destination, arguments.max_shard_size)
+        case "cast":
+            load_cast_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
         case "headers":
             print(len(read_headers(arguments.source)))
         case "upload":

@@ -15,10 +15,13 @@ from tests.conftest import ROOT, environment
 ROWS = [
     {"costs", "errors", "events", "limits", "protocols", "values", "sharding"},
     {
+        "blocks",
         "card",
+        "dtypes",
         "evidence",
         "files",
         "layout",
+        "order",
         "pace",
         "picture",
         "plan",
@@ -31,6 +34,7 @@ ROWS = [
     },
     {
         "architecture",
+        "cast",
         "checkout",
         "classic",
         "destination",
@@ -58,7 +62,7 @@ PARTS = {
     "comparison": {"hub"},
     "beside": {"hub"},
     "engines": {"hub"},
-    "proof": {"hub"},
+    "proof": {"engines", "hub"},
     "weighing": {"hub"},
     "devices": {"architecture"},
     "destination": {"journal"},
