@@ -36,7 +36,7 @@ def read_checkpoint(source: Source) -> Checkpoint:
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     _refuse_unusable(tensors)
     disagreements = compare_with_index(choice.index, tensors) if choice.index else []
-    metadata, conflicts = _merge_metadata(headers)
+    metadata, conflicts = merge_metadata(headers)
     return Checkpoint(
         source=source.ref,
         tensors=tensors,
@@ -86,7 +86,8 @@ def _refuse_unusable(tensors: Iterable[TensorEntry]) -> None:
         raise SourceError("The weight files hold no tensor.", "There is nothing to shard.")
 
 
-def _merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
+def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
+    """Return the metadata that goes into every shard, and a finding where the headers disagree on it."""
     merged: dict[str, str] = {}
     conflicts = []
     for header in headers:

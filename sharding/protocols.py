@@ -23,6 +23,7 @@ class Source(Protocol):
     ranges_at_once: int
     """How many ranges to ask for side by side."""
     files: tuple[FileEntry, ...]
+    """Hashes that are stated are those of the bytes that `read` yields."""
     requests: int
     bytes_read: int
 
