@@ -6,7 +6,7 @@ Hub at `endpoint`, seen with `token`; a destination likewise.
 """
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -216,10 +216,12 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
         yield
     except BaseException as error:
         if not target.has_finished_shards:
-            with suppress(DestinationError):  # the first error says more
+            try:
                 remark = target.discard().remark
-                if isinstance(error, ShardingError):
-                    error.hint = f"{error.hint} {remark}".rstrip()
+            except DestinationError as second:  # the first error says more
+                remark = f"What was begun could not be removed: {second.message}"
+            if isinstance(error, ShardingError):
+                error.hint = f"{error.hint} {remark}".rstrip()
         raise
 
 

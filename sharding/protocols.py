@@ -47,7 +47,7 @@ class ShardWriter(Protocol):
         ...
 
     def finish(self, record: ShardRecord) -> None:
-        """Make the shard last. Returns once it would survive a crash."""
+        """Make the shard last. Returns once it would survive a crash; a Hub notes many small ones some at a time."""
         ...
 
     def abort(self) -> None:

@@ -55,6 +55,7 @@ def parse_fault(text: str) -> Fault:
         int(match["times"]) if match["times"] else None,
     )
 
+
 _IDENTITIES = ("x-repo-commit", "etag", "x-linked-etag")
 
 
