@@ -70,12 +70,8 @@ def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
     both = [one + other for one, other in zip(seconds(costs[_DOWNLOAD]), seconds(costs[_UPLOAD]), strict=True)]
     directions = list(zip(seconds(costs[_FETCH]), seconds(costs[_FOLDER]), strict=True))
     return [
-        ratio(
-            f"time, {_HUB} to the slower of its two directions", seconds(costs[_HUB]), map(max, directions), "about 1"
-        ),
-        ratio(
-            f"time, {_HUB} to the sum of its two directions", seconds(costs[_HUB]), map(sum, directions), "about 0.5"
-        ),
+        ratio(f"time, {_HUB} to the slower direction", seconds(costs[_HUB]), map(max, directions), "about 1"),
+        ratio(f"time, {_HUB} to both directions", seconds(costs[_HUB]), map(sum, directions), "about 0.5"),
         ratio(f"time, {_HUB} to {_DOWNLOAD} + upload_folder", seconds(costs[_HUB]), both, "less than 1"),
         ratio(f"time, {_FOLDER} to upload_folder", seconds(costs[_FOLDER]), seconds(costs[_UPLOAD])),
         *(

@@ -45,8 +45,8 @@ def main() -> None:
             state,
         )
         facts = [
-            f"A random bf16 Llama of {weight_bytes(source):,} bytes into shards of {arguments.max_shard_size}; the peers "
-            "load it with from_pretrained first.",
+            f"A random bf16 Llama of {weight_bytes(source):,} bytes into shards of {arguments.max_shard_size}; "
+            "the peers load it with from_pretrained first.",
             "Ours includes syncing to the disk, digests and verification; the peers do none of these.",
             "Each run is a process in a memory cgroup of its own, where one can be made.",
             _said_of_bytes(folder, commands),
