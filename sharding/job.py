@@ -145,7 +145,7 @@ def shard(
             job = StagedJob(plan_id, origin.ref, plan.max_shard_bytes, strategy, order)
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from _measured(transfer(plan, prepared.reading, target, kept), target, meter)
-            staged = verify_staged(prepared, records, target, hub, meter)
+            staged = verify_staged(prepared, origin, records, target, hub, meter)
             verification = yield from _measured(staged, target, meter)
             if engine == "classic" and dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)

@@ -58,12 +58,13 @@ def check_kept(target: Destination, plan_id: str, hub: Hub) -> Generator[Progres
 
 
 def verify_staged(
-    prepared: Prepared, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
+    prepared: Prepared, origin: Source, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
 ) -> Generator[Progress, None, Verification]:
     """Read the result again, before it is published, and compare it with what passed on the way to it.
 
-    Where the source states the SHA-256 of its files, the result is read in the order in which they hold its
-    tensors: then it has to give these very hashes, which nothing does that was read wrongly, now or before.
+    Where `origin` states the SHA-256 of its files and its bytes were moved as they are, the result is read in the
+    order in which these files hold its tensors: then it has to give these very hashes, which nothing does that was
+    read wrongly, now or in an earlier run.
     """
     started, plan = meter.seconds, prepared.plan
     staged = open_staged(target, list(records), hub)
@@ -72,7 +73,7 @@ def verify_staged(
         if path := staged.path(shard.file):
             problems.extend(check_structure(path, shard, plan.metadata))
     found: dict[str, TensorDigest] = {}
-    originals = stated_files(prepared.reading.files, prepared.checkpoint)
+    originals = stated_files(origin.files, prepared.checkpoint) if prepared.reading is origin else []
     if not problems:
         headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
         tensors = [tensor for header in headers for tensor in header.tensors]
@@ -88,6 +89,8 @@ def verify_staged(
     method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's"
     if originals:
         method += f"; put together again, {len(originals)} of its files have the SHA-256 that the Hub states"
+    elif any(file.sha256 for file in origin.files):
+        method += "; what was read is not compared with the SHA-256 that the Hub states"
     return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems))
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sharding import job, transfer
-from sharding.destination import FolderDestination, FolderShardWriter
+from sharding import job
+from sharding.destination import FolderShardWriter
 from sharding.limits import BLOCKS_AHEAD, BLOCKS_BEHIND
 from sharding.source import FolderSource
 from tests.conftest import random_tensors, write_checkpoint

@@ -229,30 +229,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kills", type=int, nargs="?", default=500)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--only", choices=["folder"], help="one way only")
     parser.add_argument("--note", action="store_true", help="write the outcome into bench/RESULTS.md")
     options = parser.parse_args(arguments)
     print(f"seed {options.seed}", flush=True)
     moments = random.Random(options.seed)
-    hub_kills, page_kills = options.kills * 3 // 10, options.kills // 10
+    hub_kills, page_kills = (0, 0) if options.only else (options.kills * 3 // 10, options.kills // 10)
     started, tallies = time.monotonic(), dict[str, Tally]()
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         tallies["a folder"] = torture_folder(place / "folder", options.kills - hub_kills - page_kills, moments)
-        print(tallies, flush=True)
-        hub = Server(place / "served").start()
-        try:
-            source = push(hub, write_source(place / "in", 60, 300_000), "alice/source")
-            tallies["repo to repo"] = torture_hub(hub, source, "alice/made", place, hub_kills, moments)
-            print(tallies, flush=True)
-            tallies["behind the page"] = torture_page(hub, source, "alice/page", place, page_kills, moments)
-        finally:
-            hub.stop()
+        if not options.only:
+            tallies |= _on_a_hub(place, hub_kills, page_kills, moments)
     outcome = draw(tallies, options.seed, time.monotonic() - started)
     print(outcome)
     if options.note:
         from tests.matrix import replace_section
 
         replace_section(RESULTS, HEADING, outcome)
+
+
+def _on_a_hub(place: Path, hub_kills: int, page_kills: int, moments: random.Random) -> dict[str, Tally]:
+    hub = Server(place / "served").start()
+    try:
+        source = push(hub, write_source(place / "in", 60, 300_000), "alice/source")
+        return {
+            "repo to repo": torture_hub(hub, source, "alice/made", place, hub_kills, moments),
+            "behind the page": torture_page(hub, source, "alice/page", place, page_kills, moments),
+        }
+    finally:
+        hub.stop()
 
 
 def draw(tallies: dict[str, Tally], seed: int, seconds: float) -> str:
