@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo run test browser check clean
+.PHONY: demo run test browser check matrix torture clean
 
 demo: .venv/installed
 	$(BIN)/python -m sharding.demo
@@ -24,6 +24,15 @@ check: .venv/tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Every fault on every endpoint that a job asks, noted in bench/RESULTS.md: some minutes.
+matrix: .venv/tested
+	$(BIN)/python -m tests.matrix
+
+# Jobs killed N times at random moments, noted in bench/RESULTS.md.
+N = 500
+torture: .venv/tested
+	$(BIN)/python -m tests.torture $(N) --note
 
 clean:
 	rm -rf .venv demo

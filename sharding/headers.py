@@ -12,7 +12,7 @@ from sharding.files import (
     parse_index,
 )
 from sharding.layout import LENGTH_BYTES, header_end, parse_header
-from sharding.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, format_bytes
+from sharding.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS, format_bytes
 from sharding.protocols import Source
 from sharding.threads import readers
 from sharding.values import Checkpoint, FileEntry, Finding, Header, TensorEntry
@@ -33,10 +33,15 @@ def read_checkpoint(source: Source) -> Checkpoint:
         index = parse_index(read_small(source, by_path[INDEX_NAME], MAX_INDEX_BYTES))
     choice = choose_files(source.files, index)
     headers = read_headers(source, choice.weight_files)
+    count = sum(len(header.tensors) for header in headers)
+    if count > MAX_TENSORS:
+        raise SourceError(
+            f"There are {count:,} tensors in it; at most {MAX_TENSORS:,} are taken.", "It is no one model."
+        )
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     _refuse_unusable(tensors)
     disagreements = compare_with_index(choice.index, tensors) if choice.index else []
-    metadata, conflicts = _merge_metadata(headers)
+    metadata, conflicts = merge_metadata(headers)
     return Checkpoint(
         source=source.ref,
         tensors=tensors,
@@ -86,7 +91,8 @@ def _refuse_unusable(tensors: Iterable[TensorEntry]) -> None:
         raise SourceError("The weight files hold no tensor.", "There is nothing to shard.")
 
 
-def _merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
+def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
+    """Return the metadata that goes into every shard, and a finding where the headers disagree on it."""
     merged: dict[str, str] = {}
     conflicts = []
     for header in headers:

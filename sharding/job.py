@@ -6,7 +6,7 @@ Hub at `endpoint`, seen with `token`; a destination likewise.
 """
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -145,7 +145,7 @@ def shard(
             job = StagedJob(plan_id, origin.ref, plan.max_shard_bytes, strategy, order)
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from _measured(transfer(plan, prepared.reading, target, kept), target, meter)
-            staged = verify_staged(plan, records, target, hub, meter)
+            staged = verify_staged(prepared, origin, records, target, hub, meter)
             verification = yield from _measured(staged, target, meter)
             if engine == "classic" and dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
@@ -216,10 +216,12 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
         yield
     except BaseException as error:
         if not target.has_finished_shards:
-            with suppress(DestinationError):  # the first error says more
+            try:
                 remark = target.discard().remark
-                if isinstance(error, ShardingError):
-                    error.hint = f"{error.hint} {remark}".rstrip()
+            except DestinationError as second:  # the first error says more
+                remark = f"What was begun could not be removed: {second.message}"
+            if isinstance(error, ShardingError):
+                error.hint = f"{error.hint} {remark}".rstrip()
         raise
 
 

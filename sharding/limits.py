@@ -40,6 +40,9 @@ MAX_SIDE_FILE_BYTES = 500_000_000
 MAX_FILES = 100_000
 """The Hub advises against repositories with more files than this."""
 
+MAX_TENSORS = 1_000_000
+"""Three times what the largest known mixtures of experts have; a million take half a gigabyte of memory."""
+
 # --- Buffers ------------------------------------------------------------------------------------------
 
 BLOCK_BYTES = 2 << 20
@@ -106,6 +109,11 @@ HUB_JOIN_GAP_BYTES = 512 << 10
 RANGES_AT_ONCE = 32
 """Ranges of one block, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
 
+COMMITS_AT_ONCE = 60
+COMMIT_SECONDS = 60.0
+"""A shard is noted on the staging branch as soon as it is finished; after the first sixty of a job at most once a
+minute, several together. The Hub takes 128 commits an hour of one user, and a person has other work to push."""
+
 NETWORK_TRIES = 6
 NETWORK_WAIT_SECONDS = 0.25
 """Attempts at a request, at a read since its last byte, and half the first wait between two; it doubles."""
@@ -141,6 +149,13 @@ STDERR_BYTES = 8 << 10
 
 STOP_SECONDS = 5.0
 """A job that was told to end gets this long to do so before it is killed."""
+
+MAX_ACTIVE_JOBS = 100
+"""Queued or running: each keeps its plan in memory, and who comes after a hundred others waits for days."""
+
+JOB_SECONDS = 24 * 3600
+"""A job that has run so long is stopped, so that the others get their turn; it can be resumed. At 50 GB, the largest
+of a visitor, that is half a megabyte a second."""
 
 SILENT_SECONDS = 30 * 60
 """A job that has said nothing for so long hangs; the longest pause in a sound one is the commit at its end."""

@@ -4,6 +4,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import replace
 
 from sharding.checkout import loadable_files
+from sharding.engines import Prepared
 from sharding.errors import SourceError
 from sharding.events import Progress, Verified
 from sharding.files import DIGESTS_NAME
@@ -13,6 +14,7 @@ from sharding.limits import MAX_REPORT_BYTES, hub_endpoint
 from sharding.meter import Meter
 from sharding.places import open_source, open_staged
 from sharding.protocols import Destination, Source
+from sharding.provenance import digest_as_stored, stated_files
 from sharding.report import parse_digests
 from sharding.values import Checkpoint, FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
 from sharding.verify import check_structure, digest_files, digest_tensors, expected_digests
@@ -56,22 +58,39 @@ def check_kept(target: Destination, plan_id: str, hub: Hub) -> Generator[Progres
 
 
 def verify_staged(
-    plan: Plan, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
+    prepared: Prepared, origin: Source, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
 ) -> Generator[Progress, None, Verification]:
-    """Read the result again, before it is published, and compare it with what passed on the way to it."""
-    started = meter.seconds
+    """Read the result again, before it is published, and compare it with what passed on the way to it.
+
+    Where `origin` states the SHA-256 of its files and its bytes were moved as they are, the result is read in the
+    order in which these files hold its tensors: then it has to give these very hashes, which nothing does that was
+    read wrongly, now or in an earlier run.
+    """
+    started, plan = meter.seconds, prepared.plan
     staged = open_staged(target, list(records), hub)
     problems: list[Mismatch] = []
     for shard in plan.shards:
         if path := staged.path(shard.file):
             problems.extend(check_structure(path, shard, plan.metadata))
     found: dict[str, TensorDigest] = {}
+    originals = stated_files(origin.files, prepared.checkpoint) if prepared.reading is origin else []
     if not problems:
         headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
-        found = yield from digest_tensors(staged, [tensor for header in headers for tensor in header.tensors])
+        tensors = [tensor for header in headers for tensor in header.tensors]
+        if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
+            originals = []  # the comparison below says what is missing
+        if originals:
+            found, wrong = yield from digest_as_stored(prepared, originals, staged, tensors)
+            problems.extend(wrong)
+        else:
+            found = yield from digest_tensors(staged, tensors)
         problems.extend(compare_digests(expected_digests(plan.shards, records), found))
     structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
     method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's"
+    if originals:
+        method += f"; put together again, {len(originals)} of its files have the SHA-256 that the Hub states"
+    elif any(file.sha256 for file in origin.files):
+        method += "; what was read is not compared with the SHA-256 that the Hub states"
     return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems))
 
 

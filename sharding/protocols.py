@@ -23,6 +23,7 @@ class Source(Protocol):
     ranges_at_once: int
     """How many ranges to ask for side by side."""
     files: tuple[FileEntry, ...]
+    """Hashes that are stated are those of the bytes that `read` yields."""
     requests: int
     bytes_read: int
 
@@ -46,7 +47,7 @@ class ShardWriter(Protocol):
         ...
 
     def finish(self, record: ShardRecord) -> None:
-        """Make the shard last. Returns once it would survive a crash."""
+        """Make the shard last. Returns once it would survive a crash; a Hub notes many small ones some at a time."""
         ...
 
     def abort(self) -> None:

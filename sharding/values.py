@@ -18,12 +18,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of a source: its path inside the repo or folder and its size; hashes where they are known."""
+    """A file of a source: its path inside the repo or folder and its size; hashes where somebody states them.
+
+    `git_sha1` is git's own name for the content of a file that lies in git itself.
+    """
 
     path: str
     bytes: int
     sha256: str | None = None
     xet_hash: str | None = None
+    git_sha1: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
