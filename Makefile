@@ -12,7 +12,7 @@ run: .venv/installed
 	$(BIN)/python -m sharding.offline
 
 test: .venv/tested browser
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # Chromium, and axe-core for the test of accessibility: installed where they are missing and that is permitted.
 # Where it is not, their tests are skipped; with CI set they fail.
