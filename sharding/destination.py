@@ -82,7 +82,7 @@ class FolderDestination:
         with _explained(self._folder):
             self._make_folder()
             self._lock()
-            self._journal.begin(job, kept.values())
+            self._journal.begin(job, list(kept.values()))
             self._finished = set(kept)
             for path in stale:
                 path.unlink()

@@ -277,11 +277,12 @@ class HubDestination:
 
     def _show(self) -> str:
         try:
-            self._hub.api.update_repo_settings(self.ref.repo_id, private=False)
-        except HfHubHTTPError:
+            self._ask(lambda: self._hub.api.update_repo_settings(self.ref.repo_id, private=False))
+        except DestinationError as error:
             if not self._ask(lambda: self._hub.api.model_info(self.ref.repo_id)).private:
                 return ""
-            return f"It stays private, as the login may not change that: {self._hub.page(self.ref.repo_id)}/settings."
+            settings = f"{self._hub.page(self.ref.repo_id)}/settings"
+            return f"It stays private, which you can change at {settings}: {error.message}"
         return ""
 
     def _refuse_foreign_namespace(self) -> None:

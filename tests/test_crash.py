@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sharding.journal import Journal
+from sharding.values import RepoRef, ShardRecord, StagedJob
 from tests.conftest import ROOT, environment, listing, write_checkpoint
 from tests.hubs import push
 from tests.localhub.conftest import Server
@@ -107,3 +109,30 @@ def test_kills_of_jobs_behind_the_page_lose_nothing(served: Callable[..., Server
     source = push(hub, write_source(tmp_path / "in", 60, 300_000), "alice/source")
     tally = torture_page(hub, source, "alice/page", tmp_path, PAGE_KILLS, random.Random(seed))
     assert (tally.kills, tally.again) == (PAGE_KILLS, PAGE_KILLS)
+
+
+def test_a_journal_that_is_gone_on_with_keeps_what_it_says_at_every_moment(tmp_path: Path) -> None:
+    job = StagedJob("plan", RepoRef("folder", "in", ""), 1, "size", "natural")
+    records = [ShardRecord(f"{n}.safetensors", n, "aa", {"w": "bb"}) for n in range(3)]
+    first = Journal(tmp_path)
+    first.lock()
+    first.begin(job, [])
+    for record in records:
+        first.note(record)
+    first.close()
+    with open(first.path, "ab") as stream:
+        stream.write(b'{"file": "cut sh')
+    said: list[dict[str, ShardRecord]] = []
+
+    class Watched(Journal):
+        def _append(self, *lines: bytes) -> None:
+            said.append(self.read("plan"))
+            super()._append(*lines)
+
+    again = Watched(tmp_path)
+    again.lock()
+    again.begin(job, records)
+    again.note(ShardRecord("3.safetensors", 3, "aa", {}))
+    again.close()
+    assert [len(state) for state in said] == [3]
+    assert len(again.read("plan")) == 4

@@ -548,8 +548,10 @@ def test_a_queue_that_is_full_takes_nobody_more(
     desk: Desk, small: str, name: str, impostor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.desk.desk.MAX_ACTIVE_JOBS", 1)
+    executable = sys.executable
     impostor("time.sleep(600)")
     first = desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)
+    monkeypatch.setattr("sharding.desk.child.sys.executable", executable)
     with pytest.raises(Refused, match="waiting here already") as refusal:
         desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", "60kB"), "bob", BOB)
     assert "duplicate this Space" in refusal.value.hint

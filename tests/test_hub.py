@@ -265,7 +265,7 @@ def test_kills_at_random_moments_leave_main_whole_and_repeat_nothing_that_was_fi
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     hub = served()
-    source = push(hub, write_source(tmp_path / "in", 240, 300_000), f"{name}-source")
+    source = push(hub, write_source(tmp_path / "in", 100, 300_000), f"{name}-source")
     assert torture_hub(hub, source, name, tmp_path, KILLS, random.Random(seed)).kills >= KILLS
 
 
