@@ -13,7 +13,7 @@ from sharding.plan import build_indexes
 from sharding.protocols import Source
 from sharding.report import Report, digests_json, report_json, to_bytes
 
-_WEIGHTS_NAMED = b"transformers_weights"
+_WEIGHTS_NAMED = "transformers_weights"
 
 
 def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
@@ -35,11 +35,13 @@ def configured(origin: Source, dtype: str | None) -> dict[str, bytes]:
     config = next((file for file in origin.files if file.path == "config.json"), None)
     if config is None or config.bytes > MAX_CONFIG_BYTES:
         return {}
-    text = read_small(origin, config, MAX_CONFIG_BYTES)
-    if dtype is None and _WEIGHTS_NAMED not in text:  # as it is, whatever it is
+    try:
+        document = json.loads(read_small(origin, config, MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError):  # copied as it is, whatever it is
         return {}
-    document = json.loads(text)
-    document.pop(_WEIGHTS_NAMED.decode(), None)  # as save_pretrained does: the copy has the usual names
+    if not isinstance(document, dict) or (dtype is None and _WEIGHTS_NAMED not in document):
+        return {}
+    document.pop(_WEIGHTS_NAMED, None)  # as save_pretrained does: the copy has the usual names
     if dtype:
         document.pop("torch_dtype", None)
         document["dtype"] = dtype

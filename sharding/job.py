@@ -116,6 +116,8 @@ def shard(
     """
     if engine == "stream" and dtype != "keep":
         raise UsageError("The stream engine keeps every bit.", "Add --engine classic to cast while loading.")
+    if engine == "classic" and variant:
+        raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
     parse_bytes(max_shard_size)  # before anything is asked of a Hub
     hub = Hub(endpoint or hub_endpoint(), token)
     origin = open_source(source, hub)

@@ -56,13 +56,12 @@ def find_layout(paths: Sequence[str], documents: Documents) -> Layout:
     if isinstance(pipeline, dict) and "_class_name" in pipeline:
         parts = [name for name, part in pipeline.items() if isinstance(part, list) and any(part)]
         return Layout("diffusers", {f"{name}/": False for name in parts})
-    if isinstance(modules, list) and modules:
+    if isinstance(modules, list) and modules and all(map(_is_module, modules)):
         inside = [path for path in paths if path.endswith("/model.safetensors") and not is_duplicate(path)]
         folders = {folder_of(path): True for path in inside}
         for module in modules:
-            if isinstance(module, dict) and isinstance(module.get("path"), str):
-                place = module["path"].strip("/")
-                folders[f"{place}/" if place else ""] = not str(module.get("type")).endswith(_LOADED_BY_TRANSFORMERS)
+            place = module["path"].strip("/")
+            folders[f"{place}/" if place else ""] = not module["type"].endswith(_LOADED_BY_TRANSFORMERS)
         return Layout("sentence-transformers", folders)
     adapters = [path for path in paths if path.rsplit("/", 1)[-1] == ADAPTER_FILE]
     models = [path for path in paths if path.startswith(("model", "pytorch_model")) and is_weights(path)]
@@ -70,3 +69,7 @@ def find_layout(paths: Sequence[str], documents: Documents) -> Layout:
         return Layout("peft", {folder_of(path): True for path in adapters})
     is_diffusers = isinstance(config, dict) and "_diffusers_version" in config
     return Layout("diffusers" if is_diffusers else "transformers", {"": False})
+
+
+def _is_module(module: Any) -> bool:
+    return isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("path", "type"))

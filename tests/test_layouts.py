@@ -251,6 +251,11 @@ def test_a_pipeline_goes_from_hub_to_hub_and_is_resumed_there(
     assert np.array_equal(pipelines.image(down), pipelines.image(pipeline))
 
 
+def test_the_classic_engine_takes_no_variant(variants: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="plain weights only"):
+        reshard(variants, tmp_path / "out", engine="classic", variant="fp16")
+
+
 def test_comparing_is_refused_for_what_transformers_does_not_load(
     pipeline: Path, variants: Path, tmp_path: Path
 ) -> None:
