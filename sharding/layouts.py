@@ -57,11 +57,13 @@ def find_layout(paths: Sequence[str], documents: Documents) -> Layout:
         parts = [name for name, part in pipeline.items() if isinstance(part, list) and any(part)]
         return Layout("diffusers", {f"{name}/": False for name in parts})
     if isinstance(modules, list) and modules and all(map(_is_module, modules)):
-        inside = [path for path in paths if path.endswith("/model.safetensors") and not is_duplicate(path)]
-        folders = {folder_of(path): True for path in inside}
+        folders = {}
         for module in modules:
             place = module["path"].strip("/")
             folders[f"{place}/" if place else ""] = not module["type"].endswith(_LOADED_BY_TRANSFORMERS)
+        for path in paths:  # a router has modules of its own below
+            if path.endswith("/model.safetensors") and not is_duplicate(path):
+                folders.setdefault(folder_of(path), True)
         return Layout("sentence-transformers", folders)
     adapters = [path for path in paths if path.rsplit("/", 1)[-1] == ADAPTER_FILE]
     models = [path for path in paths if path.startswith(("model", "pytorch_model")) and is_weights(path)]

@@ -186,7 +186,7 @@ def _remarks(sets: Sequence[WeightSet], passed_over: set[str], copied: Iterable[
         yield Finding("info", "variants", message, f"Add --variant {names[0]} to re-shard that one instead.")
     for name in sorted({one.variant for one in sets} - {""}):
         yield Finding("info", "variant", f"The variant {name} is taken.", f'Load the result with variant="{name}".')
-    whole = sorted([one.folder + one.base for one in sets if one.is_whole] + list(copied))
+    whole = sorted([one.single or one.folder for one in sets if one.is_whole] + list(copied))
     if whole:
         yield Finding(
             "info",
