@@ -429,6 +429,27 @@ def test_a_quantized_repo_is_copied_bit_for_bit_with_the_metadata_of_every_shard
                 assert file.metadata() == metadata
 
 
+def test_pickled_weights_beside_safetensors_are_left_out_and_that_is_said(checkpoint: Path) -> None:
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
+        (checkpoint / name).write_bytes(b"x")
+    found = job.inspect(str(checkpoint))
+    messages = [finding.message for finding in found.findings]
+    assert ["pytorch_model.bin" in message for message in messages] == [True, True]
+    assert [file.path for file in found.side_files] == ["config.json"]
+
+
+@pytest.mark.parametrize(("stored", "kept"), [(None, "pt"), ({"who": "me"}, "pt"), ({"format": "mlx"}, "mlx")])
+def test_the_format_in_the_metadata_is_the_sources_or_pt(
+    tmp_path: Path, stored: dict[str, str] | None, kept: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    save_file(random_tensors(), tmp_path / "in/model.safetensors", metadata=stored)
+    reshard(tmp_path / "in", tmp_path / "out")
+    for path in (tmp_path / "out").glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            assert file.metadata() == {**(stored or {}), "format": kept}
+
+
 # --- All ------------------------------------------------------------------------------------------------
 
 
