@@ -3,6 +3,7 @@
 `python -m tests.every_repo` writes the table; a test holds the README to what it finds itself.
 """
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from tests.conftest import ROOT, listing
 README = ROOT / "README.md"
 BEGIN, END = "<!-- what was found: begin -->", "<!-- what was found: end -->"
 SIZE = "20kB"
+INDEX = "model.safetensors.index.json"
+EQUAL, COUNT_DIFFERS, CUT_ELSEWHERE = "equal", "equal but for a count", "cut elsewhere"
+DIFFERENT, NONE = "different", "–"
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,16 @@ WAYS = (Way(),)
 
 @dataclass(frozen=True)
 class Row:
-    """What holds of a result; None where there is nothing to compare with."""
+    """What holds of a result; `layout` says how its files are to those of `save_pretrained`."""
 
-    layout_equal: bool | None
+    layout: str
     bits_equal: bool
     loads: bool
     same_logits: bool
 
     def cells(self) -> str:
         """Return the cells of a table."""
-        return " | ".join({True: "yes", False: "no", None: "–"}[holds] for holds in vars(self).values())
+        return " | ".join([self.layout, *("yes" if holds else "no" for holds in list(vars(self).values())[1:])])
 
 
 @cache
@@ -77,7 +81,7 @@ def found(name: str, way: Way) -> Row:
         theirs = type(model).from_pretrained(source, dtype=getattr(torch, DTYPES[way.dtype] or "", "auto")).eval()
         ours, info = type(model).from_pretrained(out, output_loading_info=True)
         return Row(
-            layout_equal=same_files(theirs, out, Path(place, "theirs")) if way.strategy == "size" else None,
+            layout=compare_files(theirs, out, Path(place, "theirs")) if way.strategy == "size" else NONE,
             bits_equal=same_bits(tensors(source), tensors(out)),
             loads=not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")),
             same_logits=same_outputs(architectures.outputs(theirs), architectures.outputs(ours.eval())),
@@ -93,7 +97,7 @@ def found_of_pipeline() -> Row:
         parts = [path.parent for path in source.glob("*/*.safetensors")]
         one, other = (pipelines.image(folder) for folder in (source, out))
         return Row(
-            layout_equal=None,
+            layout=NONE,
             bits_equal=all(same_bits(tensors(part), tensors(out / part.name)) for part in parts),
             loads=other is not None,
             same_logits=np.array_equal(one, other),
@@ -118,13 +122,20 @@ def shard(source: Path, out: Path, way: Way) -> None:
     assert isinstance(report, job.Report) and report.verification.identical
 
 
-def same_files(model: PreTrainedModel, out: Path, place: Path) -> bool:
-    """Return whether weights and index are, byte for byte, what `save_pretrained` writes of a loaded original."""
+def compare_files(model: PreTrainedModel, out: Path, place: Path) -> str:
+    """Return how weights and index are to what `save_pretrained` writes of the loaded original, byte for byte."""
     model.save_pretrained(place, max_shard_size=SIZE)
     ours, theirs = (
         {name: data for name, data in listing(folder).items() if "safetensors" in name} for folder in (out, place)
     )
-    return ours == theirs
+    if ours == theirs:
+        return EQUAL
+    one, other = (json.loads(files.pop(INDEX)) for files in (ours, theirs))
+    for index in (one, other):
+        del index["metadata"]["total_parameters"]
+    if (one, ours) == (other, theirs):
+        return COUNT_DIFFERS
+    return CUT_ELSEWHERE if same_bits(tensors(place), tensors(out)) else DIFFERENT
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -143,9 +154,13 @@ def same_bits(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tens
     kept = {before[name].data_ptr() for name in after}
     missing = [name for name in before if name not in after and before[name].data_ptr() not in kept]
     return not missing and all(
-        torch.equal(before[name].to(tensor.dtype).contiguous().view(torch.uint8), tensor.view(torch.uint8))
+        tensor.shape == before[name].shape and torch.equal(_bits(before[name].to(tensor.dtype)), _bits(tensor))
         for name, tensor in after.items()
     )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def same_outputs(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -156,7 +171,7 @@ def same_outputs(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 def table(say: Callable[[str], object] = lambda _: None) -> str:
     """Return the table of all that was found."""
     lines = [
-        "| architecture | kind | source, strategy | layout equal | bits equal | loads | same logits |",
+        "| architecture | kind | source, strategy | layout | bits equal | loads | same logits |",
         "|---|---|---|---|---|---|---|",
     ]
     for way in WAYS:
