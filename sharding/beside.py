@@ -4,14 +4,16 @@ import json
 
 from sharding.card import Links, write_card
 from sharding.errors import DestinationError
-from sharding.files import CARD_NAME, DIGESTS_NAME, INDEX_NAME, PICTURE_NAME, REPORT_NAME
+from sharding.files import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.headers import read_small
 from sharding.hub import Hub
 from sharding.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES, result_page
 from sharding.picture import draw_memory
-from sharding.plan import build_index
+from sharding.plan import build_indexes
 from sharding.protocols import Source
 from sharding.report import Report, digests_json, report_json, to_bytes
+
+_WEIGHTS_NAMED = "transformers_weights"
 
 
 def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
@@ -29,13 +31,21 @@ def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
 
 
 def configured(origin: Source, dtype: str | None) -> dict[str, bytes]:
-    """Return the configuration of a copy that was cast: it says the dtype that is stored now."""
+    """Return the configuration of the copy where it must change: the dtype after a cast, the name of the weights."""
     config = next((file for file in origin.files if file.path == "config.json"), None)
-    if dtype is None or config is None:
+    if config is None or config.bytes > MAX_CONFIG_BYTES:
         return {}
-    document = json.loads(read_small(origin, config, MAX_CONFIG_BYTES))
-    document.pop("torch_dtype", None)
-    return {config.path: to_bytes({**document, "dtype": dtype})}
+    try:
+        document = json.loads(read_small(origin, config, MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError):  # copied as it is, whatever it is
+        return {}
+    if not isinstance(document, dict) or (dtype is None and _WEIGHTS_NAMED not in document):
+        return {}
+    document.pop(_WEIGHTS_NAMED, None)  # as save_pretrained does: the copy has the usual names
+    if dtype:
+        document.pop("torch_dtype", None)
+        document["dtype"] = dtype
+    return {config.path: to_bytes(document)}
 
 
 def _files_beside(
@@ -52,4 +62,4 @@ def _files_beside(
     }
     if measured and report.comparison:
         files[PICTURE_NAME] = draw_memory(report.comparison).encode()
-    return {**files, INDEX_NAME: build_index(report.plan)} if report.plan.is_sharded else files
+    return files | build_indexes(report.plan)

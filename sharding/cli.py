@@ -40,6 +40,7 @@ Order = Annotated[
     Literal["natural", "stored"],
     typer.Option(help="natural: layer 2 before layer 10, as save_pretrained writes. stored: as in the source."),
 ]
+Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
 Dtype = Annotated[Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="What to load as; keep: as it is stored.")]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
@@ -49,12 +50,12 @@ AsEvents = Annotated[
 
 
 @app.command()
-def inspect(source: Source, as_json: AsJson = False) -> None:
+def inspect(source: Source, variant: Variant = "", as_json: AsJson = False) -> None:
     """Show what a checkpoint holds, from its headers only."""
     with _outcome(as_json) as terminal:
         from sharding import job, report
 
-        checkpoint = job.inspect(source, token=hub_token())
+        checkpoint = job.inspect(source, variant=variant, token=hub_token())
         if as_json:
             _print_json(report.checkpoint_json(checkpoint))
         else:
@@ -67,13 +68,17 @@ def plan(
     max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
     strategy: Strategy = "size",
     order: Order = "natural",
+    variant: Variant = "",
     as_json: AsJson = False,
 ) -> None:
     """Show which shards a checkpoint would be cut into. Moves no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job, report
 
-        checkpoint, plan = job.plan(source, max_shard_size, strategy=strategy, order=order, token=hub_token())
+        token = hub_token()
+        checkpoint, plan = job.plan(
+            source, max_shard_size, strategy=strategy, order=order, variant=variant, token=token
+        )
         if as_json:
             _print_json(report.plan_json(plan, checkpoint.findings))
         else:
@@ -88,6 +93,7 @@ def shard(
     max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
     strategy: Strategy = "size",
     order: Order = "natural",
+    variant: Variant = "",
     private: Private = None,
     confirmed: Annotated[
         bool, typer.Option("--yes", help="A copy of a private or gated source may be public.")
@@ -122,6 +128,7 @@ def shard(
             max_shard_size,
             strategy=strategy,
             order=order,
+            variant=variant,
             private=private,
             confirmed=confirmed,
             overwrite=overwrite,
@@ -141,6 +148,7 @@ def verify(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
+    variant: Variant = "",
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
@@ -149,7 +157,8 @@ def verify(
         from sharding import job
         from sharding.events import Verified
 
-        last = _follow(job.verify(source, destination, quick=quick, token=hub_token()), terminal, as_json, as_events)
+        events = job.verify(source, destination, quick=quick, variant=variant, token=hub_token())
+        last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:
             raise typer.Exit(1)
 

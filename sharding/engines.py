@@ -10,11 +10,11 @@ from sharding.checkout import download_bytes, lay_out, loadable_files
 from sharding.classic import refuse_too_large, run_classic
 from sharding.comparison import predict_load
 from sharding.costs import ClassicCost
-from sharding.files import choose_side_files
+from sharding.files import sort_files
 from sharding.headers import read_checkpoint
 from sharding.hub import Hub
 from sharding.measure import Load
-from sharding.plan import plan_shards
+from sharding.plan import plan_components
 from sharding.protocols import Source
 from sharding.source import open_folder
 from sharding.values import Checkpoint, Plan, Shard
@@ -47,10 +47,10 @@ def prepared_classic(origin: Source, max_shard_bytes: int, dtype: str | None, hu
         cost = run_classic(folder, Path(place) / "saved", max_shard_bytes, dtype or "keep")
         saved = open_folder(str(Path(place) / "saved"))
         checkpoint = read_checkpoint(saved)
-        plan = plan_shards(checkpoint.tensors, max_shard_bytes, order="stored", metadata=checkpoint.metadata)
+        plan = plan_components(checkpoint.components, checkpoint.tensors, max_shard_bytes, order="stored")
         yield Prepared(
             reading=saved,
-            checkpoint=replace(checkpoint, source=origin.ref, side_files=choose_side_files(origin.files)),
+            checkpoint=replace(checkpoint, source=origin.ref, side_files=sort_files(origin.files, ())[0]),
             plan=replace(plan, shards=_as_saved(checkpoint), order="stored"),
             cost=cost,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),

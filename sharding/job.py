@@ -22,13 +22,13 @@ from sharding.limits import DEFAULT_MAX_SHARD_SIZE, hub_endpoint, parse_bytes
 from sharding.measure import DTYPES
 from sharding.meter import Meter
 from sharding.places import find_destination, open_destination, open_source
-from sharding.plan import Order, Strategy, identify_plan, plan_shards, shard_header
+from sharding.plan import Order, Strategy, identify_plan, plan_components, shard_header
 from sharding.proof import check_kept, compare_with_original, verify, verify_staged
 from sharding.protocols import Destination
 from sharding.report import Engine, Report
 from sharding.transfer import transfer
 from sharding.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
-from sharding.weighing import compare, compare_staged, devices, how_to_load
+from sharding.weighing import compare, compare_staged, devices, how_to_load, refuse_incomparable
 
 __all__ = [
     "compare",
@@ -48,12 +48,13 @@ _T = TypeVar("_T")
 Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
 
 
-def inspect(source: str, *, endpoint: str | None = None, token: str | None = None) -> Checkpoint:
+def inspect(source: str, *, variant: str = "", endpoint: str | None = None, token: str | None = None) -> Checkpoint:
     """Return what the headers of `source` say: tensors, files, findings. Reads no weights.
 
-    Raises SourceError where it is no checkpoint that can be streamed.
+    `variant` is such as "fp16", where a repo has several; "" takes the plain weights. Raises SourceError where it is
+    no checkpoint that can be streamed.
     """
-    return read_checkpoint(open_source(source, Hub(endpoint or hub_endpoint(), token)))
+    return read_checkpoint(open_source(source, Hub(endpoint or hub_endpoint(), token)), variant)
 
 
 def plan(
@@ -62,6 +63,7 @@ def plan(
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
+    variant: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> tuple[Checkpoint, Plan]:
@@ -70,7 +72,7 @@ def plan(
     Reads no weights and writes nothing. Raises UsageError, SourceError.
     """
     parse_bytes(max_shard_size)  # before anything is asked of a Hub
-    checkpoint = inspect(source, endpoint=endpoint, token=token)
+    checkpoint = inspect(source, variant=variant, endpoint=endpoint, token=token)
     return checkpoint, plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
 
 
@@ -78,14 +80,8 @@ def plan_checkpoint(
     checkpoint: Checkpoint, max_shard_size: str, *, strategy: Strategy = "size", order: Order = "natural"
 ) -> Plan:
     """Return which shards of at most `max_shard_size` a checkpoint would be cut into. Pure. Raises UsageError."""
-    return plan_shards(
-        checkpoint.tensors,
-        parse_bytes(max_shard_size),
-        strategy=strategy,
-        order=order,
-        metadata=checkpoint.metadata,
-        total_parameters=checkpoint.total_parameters,
-    )
+    max_shard_bytes = parse_bytes(max_shard_size)
+    return plan_components(checkpoint.components, checkpoint.tensors, max_shard_bytes, strategy=strategy, order=order)
 
 
 def shard(
@@ -95,6 +91,7 @@ def shard(
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
+    variant: str = "",
     private: bool | None = None,
     confirmed: bool = False,
     overwrite: bool = False,
@@ -109,15 +106,18 @@ def shard(
 
     The result is published only if the verification finds it identical; the report says which. Closing
     the generator, an exception or a kill keep the shards that are finished, and the same call goes on
-    from them. `private` is the visibility of a new repo (None: as the source; private for a folder), and
-    `confirmed` that a copy of a gated or private source may be public. `overwrite` replaces a checkpoint in
-    a folder that this tool did not write, `restart` discards what an earlier run left. `engine` "classic"
-    loads the whole model and saves it again, as `dtype` ("keep", "fp32", "fp16", "bf16"). `compare_rounds` is how
-    often original and result are each loaded before the result is published, for the report and the card.
+    from them. `variant` is as for `inspect`. `private` is the visibility of a new repo (None: as the source;
+    private for a folder), and `confirmed` that a copy of a gated or private source may be public. `overwrite`
+    replaces a checkpoint in a folder that this tool did not write, `restart` discards what an earlier run left.
+    `engine` "classic" loads the whole model and saves it again, as `dtype` ("keep", "fp32", "fp16", "bf16").
+    `compare_rounds` is how often original and result are each loaded before the result is published, for the
+    report and the card.
     Raises UsageError, SourceError, DestinationError.
     """
     if engine == "stream" and dtype != "keep":
         raise UsageError("The stream engine keeps every bit.", "Add --engine classic to cast while loading.")
+    if engine == "classic" and variant:
+        raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
     parse_bytes(max_shard_size)  # before anything is asked of a Hub
     hub = Hub(endpoint or hub_endpoint(), token)
     origin = open_source(source, hub)
@@ -133,10 +133,12 @@ def shard(
             saved = prepared_classic(origin, parse_bytes(max_shard_size), DTYPES[dtype], hub)
             prepared = stack.enter_context(saved)
         else:
-            checkpoint = read_checkpoint(origin)
+            checkpoint = read_checkpoint(origin, variant)
             plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
             prepared = Prepared(origin, checkpoint, plan)
         checkpoint, plan = prepared.checkpoint, prepared.plan
+        if compare_rounds:
+            refuse_incomparable(checkpoint)
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, prepared.reading.ref)

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -11,25 +12,48 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from sharding.errors import UsageError
 from sharding.layout import build_header, in_file_order
 from sharding.limits import format_bytes
-from sharding.values import Finding, Plan, RepoRef, Shard, TensorEntry
+from sharding.values import Component, Finding, Plan, RepoRef, Shard, TensorEntry, folder_of
 
 Strategy = Literal["size"]
 Order = Literal["natural", "stored"]
-
-WEIGHTS_NAME = "model{suffix}.safetensors"
 
 _LONGEST_NUMBER = 18
 """Digits of a name read as a number; no layer has a longer one, and Python refuses to read some that do."""
 
 
-def plan_shards(
+def plan_components(
+    components: Iterable[Component],
     tensors: Iterable[TensorEntry],
     max_shard_bytes: int,
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
-    metadata: Mapping[str, str] | None = None,
-    total_parameters: int | None = None,
+) -> Plan:
+    """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
+    parts = tuple(components)
+    inside: dict[str, list[TensorEntry]] = {part.folder: [] for part in parts}
+    for tensor in tensors:
+        inside[folder_of(tensor.file)].append(tensor)
+    plans = [plan_shards(inside[part.folder], max_shard_bytes, part, strategy=strategy, order=order) for part in parts]
+    return Plan(
+        shards=tuple(shard for plan in plans for shard in plan.shards),
+        components=tuple(part for plan in plans for part in plan.components),
+        total_bytes=sum(plan.total_bytes for plan in plans),
+        total_parameters=sum(plan.total_parameters for plan in plans),
+        max_shard_bytes=max_shard_bytes,
+        strategy=strategy,
+        order=order,
+        findings=tuple(finding for plan in plans for finding in plan.findings),
+    )
+
+
+def plan_shards(
+    tensors: Iterable[TensorEntry],
+    max_shard_bytes: int,
+    component: Component | None = None,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
 ) -> Plan:
     """Return the plan that puts each of `tensors` into exactly one shard of at most `max_shard_bytes`.
 
@@ -38,8 +62,7 @@ def plan_shards(
     tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`. The cut is the Hub's
     own: greedy in that order, and a tensor larger than the limit alone in a shard, with a finding.
 
-    `metadata` goes into every header, `{"format": "pt"}` if None. `total_parameters` is written into the
-    index; None counts the elements of all tensors.
+    `component` says what the shards are called (None: `model`), and whether there may be more than one.
 
     >>> layers = [TensorEntry(f"layer.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in (0, 10, 2)]
     >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, 12).shards]
@@ -50,29 +73,31 @@ def plan_shards(
             f"There is no strategy {strategy!r} with order {order!r}.",
             f"Strategies: {', '.join(get_args(Strategy))}. Orders: {', '.join(get_args(Order))}.",
         )
+    part = component or Component()
     queue = list(tensors)
     if order == "natural":
-        queue.sort(key=lambda tensor: natural_key(tensor.name))
+        queue.sort(key=lambda tensor: natural_key(tensor.name.removeprefix(part.folder)))
     by_name = {tensor.name: tensor for tensor in queue}
     split = split_state_dict_into_shards_factory(
         by_name,
         get_storage_size=lambda tensor: tensor.bytes,
-        filename_pattern=WEIGHTS_NAME,
-        max_shard_size=max_shard_bytes,
+        filename_pattern="{suffix}",
+        max_shard_size=sum(tensor.bytes for tensor in queue) if part.is_whole else max_shard_bytes,
     )
     shards = []
-    for file, names in split.filename_to_tensors.items():
+    for suffix, names in split.filename_to_tensors.items():
         entries = in_file_order(by_name[name] for name in names)
-        shards.append(Shard(file, tuple(entries), sum(tensor.bytes for tensor in entries)))
+        shards.append(Shard(part.file(suffix), tuple(entries), sum(tensor.bytes for tensor in entries)))
+    counted = sum(tensor.parameters for tensor in queue) if part.total_parameters is None else part.total_parameters
     return Plan(
         shards=tuple(shards),
-        metadata={"format": "pt"} if metadata is None else dict(metadata),
+        components=(replace(part, total_parameters=counted),),
         total_bytes=split.metadata["total_size"],
-        total_parameters=sum(tensor.parameters for tensor in queue) if total_parameters is None else total_parameters,
+        total_parameters=counted,
         max_shard_bytes=max_shard_bytes,
         strategy=strategy,
         order=order,
-        findings=tuple(_oversized(shards, max_shard_bytes)),
+        findings=() if part.is_whole else tuple(_oversized(shards, max_shard_bytes)),
     )
 
 
@@ -107,14 +132,27 @@ def _by_value(digits: str) -> str:
 
 def shard_header(plan: Plan, shard: Shard) -> bytes:
     """Return the first bytes of `shard`: length and header, after which its tensors follow without a gap."""
-    return build_header(shard.tensors, plan.metadata)
+    return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)
 
 
-def build_index(plan: Plan) -> bytes:
-    """Return the index file of `plan`, byte for byte as `save_pretrained` of transformers 5.23 writes it."""
-    metadata = {"total_parameters": plan.total_parameters, "total_size": plan.total_bytes}
-    index = {"metadata": metadata, "weight_map": plan.weight_map}
-    return json.dumps(index, indent=2, sort_keys=True).encode() + b"\n"
+def build_indexes(plan: Plan) -> dict[str, bytes]:
+    """Return the index files of `plan` by path, byte for byte as `save_pretrained` of transformers 5.23 writes them."""
+    needed = [part for part in plan.components if part.index in plan.indexes]
+    return {
+        part.index: _build_index(part, [shard for shard in plan.shards if shard.folder == part.folder])
+        for part in needed
+    }
+
+
+def _build_index(part: Component, shards: Iterable[Shard]) -> bytes:
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for shard in shards:
+        file = shard.file.removeprefix(part.folder)
+        weight_map |= {tensor.name.removeprefix(part.folder): file for tensor in shard.tensors}
+        total_bytes += shard.bytes
+    metadata = {"total_parameters": part.total_parameters, "total_size": total_bytes}
+    return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def identify_plan(plan: Plan, source: RepoRef) -> str:

@@ -22,19 +22,25 @@ from sharding.verify import compare as compare_digests
 
 
 def verify(
-    one: str, other: str, *, quick: bool = False, endpoint: str | None = None, token: str | None = None
+    one: str,
+    other: str,
+    *,
+    quick: bool = False,
+    variant: str = "",
+    endpoint: str | None = None,
+    token: str | None = None,
 ) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
-    both, and trusts them. Raises SourceError.
+    both, and trusts them. `variant` is the one to compare of the first. Raises SourceError.
     """
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
     digests = []
     for name in (one, other):
         source = open_source(name, hub)
-        checkpoint = read_checkpoint(source)
+        checkpoint = read_checkpoint(source, variant if name is one else "")
         if quick:
             digests.append(_stored_digests(source, checkpoint))
         else:
@@ -71,7 +77,7 @@ def verify_staged(
     problems: list[Mismatch] = []
     for shard in plan.shards:
         if path := staged.path(shard.file):
-            problems.extend(check_structure(path, shard, plan.metadata))
+            problems.extend(check_structure(path, shard, plan.component(shard).metadata))
     found: dict[str, TensorDigest] = {}
     originals = stated_files(origin.files, prepared.checkpoint) if prepared.reading is origin else []
     if not problems:

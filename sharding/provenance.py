@@ -46,7 +46,7 @@ def digest_as_stored(
     originals: dict[str, list[TensorEntry]] = {path: [] for path in files}
     for tensor in prepared.checkpoint.tensors:
         originals[tensor.file].append(tensor)
-    headers: list[Header] = []
+    headers: dict[str, list[Header]] = {part.folder: [] for part in prepared.checkpoint.components}
     wrong: list[Mismatch] = []
 
     def header(shard: Shard) -> bytes:
@@ -56,7 +56,7 @@ def digest_as_stored(
         parsed = parse_header(text, files[shard.file].bytes, shard.file)
         if list(parsed.tensors) != original:
             wrong.append(Mismatch(shard.file, "its header says something else than it did when it was first read"))
-        headers.append(parsed)
+        headers[shard.folder].append(parsed)
         return text
 
     shards = [_shard(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
@@ -66,8 +66,11 @@ def digest_as_stored(
         for file in stated
         if read[file.path].sha256 != file.sha256
     ]
-    if merge_metadata(headers)[0] != prepared.checkpoint.metadata:
-        wrong.append(Mismatch("__metadata__", "it is not what the headers said when they were first read"))
+    wrong += [
+        Mismatch(f"{part.folder}__metadata__", "it is not what the headers said when they were first read")
+        for part in prepared.checkpoint.components
+        if merge_metadata(headers[part.folder])[0] != part.metadata
+    ]
     found = {
         tensor.name: TensorDigest(tensor.dtype, tensor.shape, read[shard.file].tensor_sha256[tensor.name])
         for shard in shards
