@@ -1,7 +1,7 @@
 """Decide which files of a repo are its weights, which lie beside them and which are left out. Touches no files.
 
-The choice is transformers' own (5.23): `model.safetensors` before an index before anything else. What the
-index says is compared with the headers afterwards, and the headers win.
+The choice is transformers' own (5.23): `model.safetensors`, its index, `pytorch_model.bin`, its index, and only then
+anything else. What the index says is compared with the headers afterwards, and the headers win.
 """
 
 import json
@@ -21,7 +21,12 @@ DIGESTS_NAME = "sharding_digests.json"
 PICTURE_NAME = "sharding_comparison.svg"
 CARD_NAME = "README.md"
 
+BIN_NAME = "pytorch_model.bin"
+BIN_INDEX_NAME = "pytorch_model.bin.index.json"
+
 SHARD_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
+
+_BIN_SHARD = re.compile(r"(?P<base>pytorch_model)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.bin")
 
 _OTHER_FORMATS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".ggml", ".onnx", ".onnx_data",
@@ -31,10 +36,10 @@ _ELSEWHERE = {
     ".gguf": "This is a GGUF file for llama.cpp; its own tool gguf-split cuts it.",
     ".h5": "Load it once with transformers' from_tf=True and save it again.",
     ".msgpack": "Load it once with transformers' from_flax=True and save it again.",
-    ".bin": "Add --engine classic, which loads the model with transformers and saves safetensors.",
+    ".bin": "Rename the file that holds the model to pytorch_model.bin.",
 }
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
-_NEVER = {".gitattributes", INDEX_NAME, REPORT_NAME, DIGESTS_NAME, PICTURE_NAME, "pytorch_model.bin.index.json"}
+_NEVER = {".gitattributes", INDEX_NAME, REPORT_NAME, DIGESTS_NAME, PICTURE_NAME, BIN_INDEX_NAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +63,32 @@ class Choice:
     index: Index | None
 
 
-def parse_index(text: bytes) -> Index:
-    """Return what a `*.safetensors.index.json` says. Raises SourceError unless it maps names to plain file names."""
-    hint = f"Delete {INDEX_NAME} to go by the shard files alone, or download it again."
+def find_index(files: Iterable[FileEntry]) -> FileEntry | None:
+    """Return the index that says which files are the weights, if one does."""
+    by_path = {file.path: file for file in files}
+    if INDEX_NAME in by_path or SINGLE_NAME in by_path or BIN_NAME in by_path:
+        return by_path.get(INDEX_NAME)
+    return by_path.get(BIN_INDEX_NAME)
+
+
+def parse_index(text: bytes, path: str = INDEX_NAME) -> Index:
+    """Return what the index at `path` says. Raises SourceError unless it maps names to plain names of weight files."""
+    hint = f"Delete {path} to go by the shard files alone, or download it again."
+    suffix = ".bin" if path == BIN_INDEX_NAME else ".safetensors"
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{INDEX_NAME} is not valid JSON.", hint) from error
+        raise SourceError(f"{path} is not valid JSON.", hint) from error
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if (
         not isinstance(weight_map, dict)
         or not weight_map
         or not all(isinstance(file, str) for file in weight_map.values())
     ):
-        raise SourceError(f"{INDEX_NAME} has no weight_map from tensor names to file names.", hint)
+        raise SourceError(f"{path} has no weight_map from tensor names to file names.", hint)
     for file in set(weight_map.values()):
-        if not file.endswith(".safetensors") or re.search(r"[/\\\x00-\x1f]", file):
-            raise SourceError(f"{INDEX_NAME} names {file[:100]!r}, which is not a safetensors file beside it.", hint)
+        if not file.endswith(suffix) or re.search(r"[/\\\x00-\x1f]", file):
+            raise SourceError(f"{path} names {file[:100]!r}, which is not a {suffix} file beside it.", hint)
     metadata = document.get("metadata")
     count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
     weight_map = {name: intern(file) for name, file in weight_map.items()}  # a hundred thousand entries, few files
@@ -109,11 +123,15 @@ def choose_side_files(files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
     return tuple(file for file in files if _reason_to_leave_out(file, []) is None)
 
 
-def compare_with_index(index: Index, tensors: Iterable[TensorEntry]) -> list[Finding]:
-    """Return findings for every way in which an index disagrees with the headers of the files it lists."""
+def compare_with_index(index: Index, tensors: Iterable[TensorEntry], tied: Iterable[str] = ()) -> list[Finding]:
+    """Return findings for every way in which an index disagrees with the headers of the files it lists.
+
+    `tied` are names that are left out because another stands for the same tensor.
+    """
     real = {tensor.name: tensor.file for tensor in tensors}
+    known = set(tied)
     unlisted = [name for name in real if name not in index.weight_map]
-    absent = [name for name in index.weight_map if name not in real]
+    absent = [name for name in index.weight_map if name not in real and name not in known]
     elsewhere = [name for name, file in index.weight_map.items() if real.get(name, file) != file]
     findings = []
     for names, code, problem in (
@@ -154,12 +172,14 @@ def _weights(by_path: Mapping[str, FileEntry], index: Index | None, findings: li
                 )
             )
         return [SINGLE_NAME]
+    if BIN_NAME in by_path and not (index and INDEX_NAME in by_path):
+        return [BIN_NAME]
     if index:
         listed = sorted(set(index.weight_map.values()))
         missing = [path for path in listed if path not in by_path]
         if missing:
             raise SourceError(
-                f"{len(missing)} of the {len(listed)} files that {INDEX_NAME} lists are missing: {name_some(missing)}.",
+                f"{len(missing)} of the {len(listed)} files that the index lists are missing: {name_some(missing)}.",
                 "Download them again; the checkpoint is incomplete without them.",
             )
         return listed
@@ -169,13 +189,17 @@ def _weights(by_path: Mapping[str, FileEntry], index: Index | None, findings: li
     others = [path for path in by_path if "/" not in path and path.endswith(".safetensors")]
     if len(others) == 1:
         return others
+    pickled = sorted(path for path in by_path if _BIN_SHARD.fullmatch(path))
+    if pickled and not others:
+        findings.append(Finding("warning", "no-index", "There is no index; the shard files alone say what is in them."))
+        return _complete_set(pickled)
     raise _no_weights(by_path, others)
 
 
 def _complete_set(shards: list[str]) -> list[str]:
     sets: dict[tuple[str, int], set[int]] = {}
     for path in shards:
-        match = SHARD_NAME.fullmatch(path)
+        match = SHARD_NAME.fullmatch(path) or _BIN_SHARD.fullmatch(path)
         assert match is not None
         sets.setdefault((match["base"], int(match["count"])), set()).add(int(match["number"]))
     if len(sets) > 1:

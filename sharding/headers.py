@@ -3,14 +3,9 @@
 import json
 from collections.abc import Iterable
 
+from sharding.archive import describe_archives, read_archives
 from sharding.errors import SourceError
-from sharding.files import (
-    INDEX_NAME,
-    choose_files,
-    compare_with_index,
-    name_some,
-    parse_index,
-)
+from sharding.files import choose_files, compare_with_index, find_index, name_some, parse_index
 from sharding.layout import LENGTH_BYTES, header_end, parse_header
 from sharding.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, format_bytes
 from sharding.protocols import Source
@@ -28,14 +23,15 @@ def read_checkpoint(source: Source) -> Checkpoint:
     HeaderError where a weight file breaks the format.
     """
     by_path = {file.path: file for file in source.files}
-    index = None
-    if INDEX_NAME in by_path:
-        index = parse_index(read_small(source, by_path[INDEX_NAME], MAX_INDEX_BYTES))
+    listing = find_index(source.files)
+    index = parse_index(read_small(source, listing, MAX_INDEX_BYTES), listing.path) if listing else None
     choice = choose_files(source.files, index)
-    headers = read_headers(source, choice.weight_files)
-    tensors = tuple(tensor for header in headers for tensor in header.tensors)
+    archives = read_archives(source, [file for file in choice.weight_files if file.path.endswith(".bin")])
+    headers = read_headers(source, [file for file in choice.weight_files if not file.path.endswith(".bin")])
+    tensors = tuple(tensor for part in (*headers, *archives) for tensor in part.tensors)
     _refuse_unusable(tensors)
-    disagreements = compare_with_index(choice.index, tensors) if choice.index else []
+    tied = [name for archive in archives for name in archive.tied]
+    disagreements = compare_with_index(choice.index, tensors, tied) if choice.index else []
     metadata, conflicts = _merge_metadata(headers)
     return Checkpoint(
         source=source.ref,
@@ -43,9 +39,10 @@ def read_checkpoint(source: Source) -> Checkpoint:
         metadata=metadata,
         weight_files=choice.weight_files,
         side_files=choice.side_files,
-        findings=(*choice.findings, *disagreements, *conflicts),
+        findings=(*choice.findings, *disagreements, *conflicts, *describe_archives(choice.weight_files, archives)),
         architecture=_architecture(source, by_path.get("config.json")),
         total_parameters=choice.index.total_parameters if choice.index and not disagreements else None,
+        gathered=tuple(part for archive in archives for part in archive.gathered),
     )
 
 

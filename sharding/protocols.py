@@ -23,8 +23,16 @@ class Source(Protocol):
     ranges_at_once: int
     """How many ranges to ask for side by side."""
     files: tuple[FileEntry, ...]
-    requests: int
-    bytes_read: int
+
+    @property
+    def requests(self) -> int:
+        """Requests made so far."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far."""
+        ...
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in bounded chunks.
