@@ -88,7 +88,7 @@ def parse_index(text: bytes, path: str = INDEX_NAME) -> Index:
         raise SourceError(f"{path} has no weight_map from tensor names to file names.", hint)
     for file in set(weight_map.values()):
         if not file.endswith(suffix) or re.search(r"[/\\\x00-\x1f]", file):
-            raise SourceError(f"{path} names {file[:100]!r}, which is not a {suffix} file beside it.", hint)
+            raise SourceError(f"{path} names {file[:100]!r}, which is not a {suffix[1:]} file beside it.", hint)
     metadata = document.get("metadata")
     count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
     weight_map = {name: intern(file) for name, file in weight_map.items()}  # a hundred thousand entries, few files
@@ -106,7 +106,7 @@ def choose_files(files: Iterable[FileEntry], index: Index | None) -> Choice:
     used_index = index if index and set(weights) == set(index.weight_map.values()) else None
     side, left_out = [], dict[str, list[str]]()
     for path, file in sorted(by_path.items()):
-        if path in weights or (path == INDEX_NAME and used_index):
+        if path in weights or (used_index and path == (BIN_INDEX_NAME if weights[0].endswith(".bin") else INDEX_NAME)):
             continue
         reason = _reason_to_leave_out(file, weights)
         if reason:

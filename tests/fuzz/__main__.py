@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import atheris
+import numpy  # noqa: F401  # otherwise imported by the first input that needs it, which would take more than a second
 
 with atheris.instrument_imports(include=["sharding", "json"]):
     from tests.fuzz.targets import TARGETS, run

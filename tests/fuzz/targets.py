@@ -1,7 +1,12 @@
 """What is fuzzed: each target takes bytes, and either returns or raises the one error that it promises."""
 
+import json
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from io import BytesIO
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile, ZipInfo
 
 from sharding.archive import read_archive
 from sharding.errors import SourceError
@@ -46,9 +51,9 @@ def header(data: bytes) -> None:
 
 def index(data: bytes) -> None:
     """An index of either format."""
-    for path in ("model.safetensors.index.json", BIN_INDEX_NAME):
-        for file in set(parse_index(data, path).weight_map.values()):
-            assert "/" not in file
+    path = BIN_INDEX_NAME if b".bin" in data else "model.safetensors.index.json"
+    for file in set(parse_index(data, path).weight_map.values()):
+        assert "/" not in file
 
 
 def archive(data: bytes) -> None:
@@ -63,12 +68,47 @@ def archive(data: bytes) -> None:
         assert len(read) == end - tensor.start_byte
 
 
+def pickle(data: bytes) -> None:
+    """A pickle inside a sound `.bin` file with a few storages."""
+    stream = BytesIO()
+    with ZipFile(stream, "w") as file:
+        for name, content in {"data.pkl": data, "data/0": bytes(64), "data/1": bytes(8), "data/2": b""}.items():
+            file.writestr(ZipInfo(f"archive/{name}"), content)
+    archive(stream.getvalue())
+
+
 def report(data: bytes) -> None:
-    """The report in a stranger's repo."""
-    parse_report(data)
+    """The report in a stranger's repo: the bytes as they are, or as changes to a sound one."""
+    parse_report(data if data.startswith(b"{") else _changed(data))
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {"header": header, "index": index, "archive": archive, "report": report}
+def _changed(data: bytes) -> str:
+    """Return a sound report with values put elsewhere in it, as `data` says: where to, and what, a byte each."""
+    document = json.loads(_REPORT.read_bytes())
+    for number in range(0, len(data) - 1, 2):
+        places = list(_places(document))
+        holder, key = places[data[number] % len(places)]
+        holder[key] = deepcopy(_VALUES[data[number + 1] % len(_VALUES)])
+    return json.dumps(document)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every dictionary or list inside, with every key of it."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from _places(value[key])
+
+
+_REPORT = Path(__file__).parent / "corpus/report/written"
+_VALUES = (None, True, 0, -1, 1 << 63, 1 << 70, 1.5, float("nan"), "", "a", "../a", "a/b", "0" * 64, "x" * 3000, [], [[]], {}, {"a": 1})  # fmt: skip
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "header": header,
+    "index": index,
+    "archive": archive,
+    "pickle": pickle,
+    "report": report,
+}
 
 
 def run(target: Callable[[bytes], None], data: bytes) -> bool:
