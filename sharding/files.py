@@ -68,7 +68,8 @@ def find_index(files: Iterable[FileEntry]) -> FileEntry | None:
     by_path = {file.path: file for file in files}
     if INDEX_NAME in by_path or SINGLE_NAME in by_path or BIN_NAME in by_path:
         return by_path.get(INDEX_NAME)
-    return by_path.get(BIN_INDEX_NAME)
+    # Where the old weights were deleted their index often stayed.
+    return by_path.get(BIN_INDEX_NAME) if any(map(_BIN_SHARD.fullmatch, by_path)) else None
 
 
 def parse_index(text: bytes, path: str = INDEX_NAME) -> Index:

@@ -230,6 +230,14 @@ def test_a_missing_file_of_an_index_is_named(tmp_path: Path) -> None:
         job.inspect(str(source))
 
 
+def test_an_index_whose_files_were_all_deleted_is_passed_over(tmp_path: Path) -> None:
+    source = write_sharded(tmp_path / "source", some())
+    for path in source.glob("*.bin"):
+        path.unlink()
+    save_file(some(), source / "model-00001-of-00001.safetensors")
+    assert len(job.inspect(str(source)).tensors) == 4
+
+
 def test_safetensors_come_first_and_the_single_file_before_the_index_as_in_transformers(tmp_path: Path) -> None:
     source = write_sharded(tmp_path / "source", some())
     write_bin(source, saved({"single": torch.ones(1)}))
