@@ -15,8 +15,11 @@ REPORT_NAME = "sharding_report.json"
 DIGESTS_NAME = "sharding_digests.json"
 PICTURE_NAME = "sharding_comparison.svg"
 CARD_NAME = "README.md"
+BIN_NAME = "pytorch_model.bin"
+BIN_INDEX_NAME = "pytorch_model.bin.index.json"
 
 SHARD_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")
+BIN_SHARD_NAME = re.compile(r"(?P<base>pytorch_model)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>)\.bin")
 
 _OTHER_FORMATS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".ggml", ".onnx", ".onnx_data", ".pb",
@@ -41,6 +44,7 @@ def parse_index(text: bytes, path: str) -> Index:
     Raises SourceError unless it maps names to plain file names.
     """
     hint = f"Delete {path} to go by the shard files alone, or download it again."
+    suffix = ".bin" if path.endswith(BIN_INDEX_NAME) else ".safetensors"
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -53,8 +57,8 @@ def parse_index(text: bytes, path: str) -> Index:
     ):
         raise SourceError(f"{path} has no weight_map from tensor names to file names.", hint)
     for file in set(weight_map.values()):
-        if not file.endswith(".safetensors") or re.search(r"[/\\\x00-\x1f]", file):
-            raise SourceError(f"{path} names {file[:100]!r}, which is not a safetensors file beside it.", hint)
+        if not file.endswith(suffix) or re.search(r"[/\\\x00-\x1f]", file):
+            raise SourceError(f"{path} names {file[:100]!r}, which is not a {suffix[1:]} file beside it.", hint)
     metadata = document.get("metadata")
     count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
     folder = folder_of(path)
@@ -85,11 +89,15 @@ def sort_files(
     return tuple(side), findings
 
 
-def compare_with_index(index: Index, tensors: Iterable[TensorEntry]) -> list[Finding]:
-    """Return findings for every way in which an index disagrees with the headers of the files it lists."""
+def compare_with_index(index: Index, tensors: Iterable[TensorEntry], tied: Iterable[str] = ()) -> list[Finding]:
+    """Return findings for every way in which an index disagrees with the headers of the files it lists.
+
+    `tied` are names that are left out because another stands for the same tensor.
+    """
     real = {tensor.name: tensor.file for tensor in tensors}
+    known = set(tied)
     unlisted = [name for name in real if name not in index.weight_map]
-    absent = [name for name in index.weight_map if name not in real]
+    absent = [name for name in index.weight_map if name not in real and name not in known]
     elsewhere = [name for name, file in index.weight_map.items() if real.get(name, file) != file]
     findings = []
     for names, code, problem in (

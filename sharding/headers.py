@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from sharding.archive import describe_archives, read_archives
 from sharding.errors import SourceError
 from sharding.files import compare_with_index, name_some, parse_index, sort_files
 from sharding.layout import LENGTH_BYTES, header_end, parse_header
@@ -11,7 +12,7 @@ from sharding.layouts import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME, Documents
 from sharding.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS, format_bytes
 from sharding.protocols import Source
 from sharding.threads import readers
-from sharding.values import Checkpoint, Component, FileEntry, Finding, Header, TensorEntry
+from sharding.values import Checkpoint, Component, FileEntry, Finding, Gathered, Header, TensorEntry
 from sharding.weight_sets import WeightSet, find_sets
 
 _FIRST_READ_BYTES = 64 << 10
@@ -32,11 +33,13 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
     components, findings = [], list(found.findings)
     weight_files: list[FileEntry] = []
     tensors: list[TensorEntry] = []
+    gathered: list[Gathered] = []
     for one in found.sets:
-        component, files, inside, remarks = _read_component(source, by_path, one)
+        component, files, inside, views, remarks = _read_component(source, by_path, one)
         components.append(component)
         weight_files += files
         tensors += inside
+        gathered += views
         findings += remarks
     if len(tensors) > MAX_TENSORS:
         raise SourceError(
@@ -54,25 +57,31 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
         findings=(*findings, *left_out),
         architecture=documents.architecture,
         library=found.library,
+        gathered=tuple(gathered),
     )
 
 
 def _read_component(
     source: Source, by_path: dict[str, FileEntry], one: WeightSet
-) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Finding]]:
-    """Return a component, its files and tensors, and what a person should know of it."""
+) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
+    """Return a component, its files and tensors, those that are views, and what a person should know of it."""
     findings = one.findings()
     index = None
     if one.index and not one.single:
         index = parse_index(read_small(source, by_path[one.index], MAX_INDEX_BYTES), one.index)
     files = [by_path[path] for path in one.files(index, by_path)]
-    headers = read_headers(source, files)
+    archives = read_archives(source, [file for file in files if file.path.endswith(".bin")])
+    headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")])
     tensors = [tensor for header in headers for tensor in header.tensors]
-    disagreements = compare_with_index(index, tensors) if index else []
+    tensors += [tensor for archive in archives for tensor in archive.tensors]
+    tied = [name for archive in archives for name in archive.tied]
+    disagreements = compare_with_index(index, tensors, tied) if index else []
     metadata, conflicts = merge_metadata(headers)
     total_parameters = index.total_parameters if index and not disagreements else None
     component = Component(one.folder, one.base, one.variant, one.is_whole, metadata, total_parameters)
-    return component, files, tensors, [*findings, *disagreements, *conflicts]
+    views = [part for archive in archives for part in archive.gathered]
+    findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
+    return component, files, tensors, views, findings
 
 
 def read_headers(source: Source, files: Iterable[FileEntry]) -> list[Header]:

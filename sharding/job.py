@@ -16,6 +16,7 @@ from sharding.beside import configured, write_beside
 from sharding.engines import Prepared, prepared_classic
 from sharding.errors import DestinationError, ShardingError, UsageError
 from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
+from sharding.gather import gathering
 from sharding.headers import read_checkpoint
 from sharding.hub import Hub
 from sharding.limits import DEFAULT_MAX_SHARD_SIZE, hub_endpoint, parse_bytes
@@ -135,7 +136,7 @@ def shard(
         else:
             checkpoint = read_checkpoint(origin, variant)
             plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
-            prepared = Prepared(origin, checkpoint, plan)
+            prepared = Prepared(gathering(origin, checkpoint), checkpoint, plan)
         checkpoint, plan = prepared.checkpoint, prepared.plan
         if compare_rounds:
             refuse_incomparable(checkpoint)

@@ -43,6 +43,18 @@ MAX_FILES = 100_000
 MAX_TENSORS = 1_000_000
 """Three times what the largest known mixtures of experts have; a million take half a gigabyte of memory."""
 
+MAX_PICKLE_BYTES = 32_000_000
+MAX_PICKLE_STEPS = 1_500_000
+MAX_PICKLE_MARKS = 1000
+"""The pickle of a .bin file: 37 instructions and 200 bytes a tensor, so 40,000 tensors; a hostile one of so many
+instructions takes 140 MB and a few seconds. Checkpoints are nested three or four deep."""
+
+MAX_DIRECTORY_BYTES = 16_000_000
+"""The directory of a .bin file has about 80 bytes for each of its tensors."""
+
+MAX_EXPANDED_BYTES = 1_000_000_000
+"""What tensors that share their bytes may add to the size of a file: real ones are masks and position numbers."""
+
 # --- Buffers ------------------------------------------------------------------------------------------
 
 BLOCK_BYTES = 2 << 20
@@ -59,6 +71,9 @@ BLOCKS_AHEAD = 3
 
 BLOCKS_BEHIND = 3
 """Blocks that hashing and writing may still hold. With BLOCKS_AHEAD this bounds the memory of a job."""
+
+TILE_BYTES = 16 << 20
+"""What is laid in order at a time of a tensor that does not lie in order: each time its bytes are read through once."""
 
 FLUSH_BYTES = 32 << 20
 """Dirty bytes after which write-back is started, so that the sync at the end of a shard is short."""

@@ -8,6 +8,7 @@ from sharding.engines import Prepared
 from sharding.errors import SourceError
 from sharding.events import Progress, Verified
 from sharding.files import DIGESTS_NAME
+from sharding.gather import gathering
 from sharding.headers import read_checkpoint, read_headers, read_small
 from sharding.hub import Hub
 from sharding.limits import MAX_REPORT_BYTES, hub_endpoint
@@ -44,7 +45,7 @@ def verify(
         if quick:
             digests.append(_stored_digests(source, checkpoint))
         else:
-            digests.append((yield from digest_tensors(source, checkpoint.tensors)))
+            digests.append((yield from digest_tensors(gathering(source, checkpoint), checkpoint.tensors)))
     method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
     yield Verified(
         Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, compare_digests(*digests))

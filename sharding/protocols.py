@@ -24,8 +24,16 @@ class Source(Protocol):
     """How many ranges to ask for side by side."""
     files: tuple[FileEntry, ...]
     """Hashes that are stated are those of the bytes that `read` yields."""
-    requests: int
-    bytes_read: int
+
+    @property
+    def requests(self) -> int:
+        """Requests made so far."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far."""
+        ...
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in bounded chunks.

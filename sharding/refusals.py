@@ -32,7 +32,7 @@ _ELSEWHERE = {
     ".nemo": ("only a NeMo archive", "Convert it with NeMo's export to Hugging Face."),
     ".bin": (
         "only pickled weights",
-        "Add --engine classic, which loads the model with transformers and saves safetensors.",
+        "Rename the file that holds the model to pytorch_model.bin.",
     ),
 }
 

@@ -61,6 +61,22 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathered:
+    """A tensor that does not lie in order, at `[start_byte, end_byte)` of its file: there, beyond the file's end.
+
+    Element `i, j, …` is at byte `origin + item_bytes * (i * strides[0] + j * strides[1] + …)` of the file.
+    """
+
+    file: str
+    start_byte: int
+    end_byte: int
+    origin: int
+    item_bytes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """A parsed safetensors header. `tensors` are in stored order; `data_start` is where their bytes begin."""
 
@@ -128,6 +144,8 @@ class Checkpoint:
     findings: tuple[Finding, ...]
     architecture: str | None = None
     library: Library = "transformers"
+    gathered: tuple[Gathered, ...] = ()
+    """Which of the tensors are read through `gather.gathering`."""
 
     @property
     def total_bytes(self) -> int:

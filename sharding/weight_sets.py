@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sharding.errors import SourceError
-from sharding.files import SHARD_NAME, Index, name_some
+from sharding.files import BIN_INDEX_NAME, BIN_NAME, BIN_SHARD_NAME, SHARD_NAME, Index, name_some
 from sharding.layouts import ADAPTER_FILE, Documents, find_layout
 from sharding.refusals import no_variant, no_weights, pickled_component
 from sharding.values import Finding, Library, folder_of
@@ -88,6 +88,8 @@ def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> 
         variants = _by_variant(folder, inside)
         chosen = _named(documents.weights_named, inside) if documents.weights_named and not folder else None
         chosen = chosen or _choose(variants, variant)
+        if chosen is None and layout.library in ("transformers", "sentence-transformers") and not folder:
+            chosen = _pickled(inside)
         if chosen is None and layout.library == "transformers":
             chosen = _unnamed(inside)
         pickled = [path for path in inside if path.endswith(".bin")]
@@ -159,11 +161,21 @@ def _unnamed(inside: Iterable[str]) -> WeightSet | None:
     return WeightSet("", single=others[0]) if len(others) == 1 else None
 
 
+def _pickled(inside: Iterable[str]) -> WeightSet | None:
+    """Return the weights that torch has saved: one file, else shards, whose index often stays where they do not."""
+    shards = [path for path in inside if BIN_SHARD_NAME.fullmatch(path)]
+    if BIN_NAME in inside:
+        return WeightSet("", single=BIN_NAME)
+    if shards and BIN_INDEX_NAME in inside:
+        return WeightSet("", index=BIN_INDEX_NAME)
+    return WeightSet("", shards=shards) if shards else None
+
+
 def _complete(shards: Sequence[str]) -> list[str]:
     """Return shards that make up one checkpoint. Raises SourceError where some are missing, or of another."""
     sets: dict[tuple[str, str, int], set[int]] = {}
     for path in shards:
-        match = SHARD_NAME.fullmatch(path)
+        match = SHARD_NAME.fullmatch(path) or BIN_SHARD_NAME.fullmatch(path)
         assert match is not None
         sets.setdefault((match["base"], match["rest"], int(match["count"])), set()).add(int(match["number"]))
     if len(sets) > 1:
