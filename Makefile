@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo run test browser check clean
+.PHONY: demo run test browser check matrix torture fuzz clean
 
 demo: .venv/installed
 	$(BIN)/python -m sharding.demo
@@ -12,7 +12,7 @@ run: .venv/installed
 	$(BIN)/python -m sharding.offline
 
 test: .venv/tested browser
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # Chromium, and axe-core for the test of accessibility: installed where they are missing and that is permitted.
 # Where it is not, their tests are skipped; with CI set they fail.
@@ -25,8 +25,24 @@ check: .venv/tested
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Every fault on every endpoint that a job asks, noted in bench/RESULTS.md: some minutes.
+matrix: .venv/tested
+	$(BIN)/python -m tests.matrix
+
+# Jobs killed N times at random moments, noted in bench/RESULTS.md.
+N = 500
+torture: .venv/tested
+	$(BIN)/python -m tests.torture $(N) --note
+
+# Coverage-guided fuzzing of what reads strangers' bytes, a million executions each (Linux on x86-64 only);
+# `make fuzz TARGET=archive` for one of them. What is found is kept in fuzz/.
+TARGET ?= header index archive pickle report
+fuzz: .venv/tested
+	$(BIN)/pip install --quiet -r tests/fuzz/requirements.txt
+	for target in $(TARGET); do $(BIN)/python -m tests.fuzz $$target -runs=1000000 || exit 1; done
+
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo fuzz
 
 .venv/installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'

@@ -1,4 +1,4 @@
-"""Hub to Hub, and folder to an empty Hub, on 64 MB of disk, against the Hub library's upload and download."""
+"""Hub to Hub on 64 MB of disk, against its two directions alone, and against the Hub library's upload and download."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from scratch import benchmark_arguments, scratch
 from state import State
 from turns import Contender, take_turns
 
-_HUB, _FOLDER = "ours, Hub to Hub", "ours, folder to an empty Hub"
+_HUB, _FOLDER, _FETCH = "ours, Hub to Hub", "ours, folder to an empty Hub", "ours, Hub to folder"
 _UPLOAD, _DOWNLOAD = "upload_folder to an empty Hub", "snapshot_download"
 _SOURCE, _RESULT = "alice/source", "alice/result"
 _DISK_BYTES = 64_000_000
@@ -37,6 +37,7 @@ def main() -> None:
         contenders = [
             Contender(_HUB, (*ours, _SOURCE, _RESULT, *size), within=HubState(served, full, (), _DISK_BYTES)),
             Contender(_FOLDER, (*ours, str(source), _RESULT, *size), within=HubState(served, None, (), _DISK_BYTES)),
+            Contender(_FETCH, (*ours, _SOURCE, str(downloaded), *size), within=HubState(served, full)),
             Contender(_UPLOAD, (*peer, "upload", str(source), _RESULT), within=HubState(served)),
             Contender(_DOWNLOAD, (*peer, "download", _SOURCE, str(downloaded)), within=HubState(served, full)),
         ]
@@ -46,6 +47,7 @@ def main() -> None:
             f"A random bf16 Llama of {weight_bytes(source):,} bytes; ours into shards of {arguments.max_shard_size}, "
             "read again and verified, on a staging branch first.",
             f"Ours had HF_HOME, TMPDIR and the working directory on a file system of {_DISK_BYTES:,} bytes, in memory.",
+            f"The two directions: {_FETCH}, and {_FOLDER}; each with its own digests and verification.",
             "The loopback Hub's store is the one built into hf-xet: each client reads and writes it on the disk "
             "itself, in its own process, so there is no network and its time includes the store's work.",
             str(state),
@@ -66,7 +68,10 @@ def _fill(folder: Path, source: Path) -> Path:
 
 def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
     both = [one + other for one, other in zip(seconds(costs[_DOWNLOAD]), seconds(costs[_UPLOAD]), strict=True)]
+    directions = list(zip(seconds(costs[_FETCH]), seconds(costs[_FOLDER]), strict=True))
     return [
+        ratio(f"time, {_HUB} to the slower direction", seconds(costs[_HUB]), map(max, directions), "about 1"),
+        ratio(f"time, {_HUB} to both directions", seconds(costs[_HUB]), map(sum, directions), "about 0.5"),
         ratio(f"time, {_HUB} to {_DOWNLOAD} + upload_folder", seconds(costs[_HUB]), both, "less than 1"),
         ratio(f"time, {_FOLDER} to upload_folder", seconds(costs[_FOLDER]), seconds(costs[_UPLOAD])),
         *(

@@ -2,23 +2,38 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
-def load_and_save_with_accelerate(source: Path, destination: Path, max_shard_size: str) -> None:
-    """Cast to fp16 and save as the tutorials do: from_pretrained, then Accelerator.save_model."""
+def load(source: Path, dtype: str) -> "PreTrainedModel":
+    """Load a model as the tutorials do, kept as it is stored or cast to fp16."""
     import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float16 if dtype == "fp16" else "auto")
+
+
+def save_with_accelerate(source: Path, destination: Path, max_shard_size: str, dtype: str) -> None:
+    """Load, then Accelerator.save_model."""
     from accelerate import Accelerator  # type: ignore[import-untyped]
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float16)
-    Accelerator().save_model(model, destination, max_shard_size=max_shard_size)
+    Accelerator().save_model(load(source, dtype), destination, max_shard_size=max_shard_size)
 
 
-def load_and_save_with_transformers(source: Path, destination: Path, max_shard_size: str) -> None:
-    """Keep the dtype: from_pretrained, then save_pretrained."""
-    from transformers import AutoModelForCausalLM
+def save_with_transformers(source: Path, destination: Path, max_shard_size: str, dtype: str) -> None:
+    """Load, then save_pretrained."""
+    load(source, dtype).save_pretrained(destination, max_shard_size=max_shard_size)
 
-    AutoModelForCausalLM.from_pretrained(source).save_pretrained(destination, max_shard_size=max_shard_size)
+
+def save_with_hub(source: Path, destination: Path, max_shard_size: str, dtype: str) -> None:
+    """Load, then huggingface_hub.save_torch_state_dict."""
+    from huggingface_hub import save_torch_state_dict
+
+    destination.mkdir(parents=True)
+    save_torch_state_dict(load(source, dtype).state_dict(), destination, max_shard_size=max_shard_size)
 
 
 def load_cast_and_save(source: Path, destination: Path, max_shard_size: str) -> None:
@@ -59,16 +74,19 @@ def download(repo_id: str, folder: Path) -> None:
 def main() -> None:
     """Do one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["accelerate", "transformers", "cast", "headers", "upload", "download"])
+    parser.add_argument("what", choices=["accelerate", "transformers", "hub", "cast", "headers", "upload", "download"])
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path, nargs="?")
     parser.add_argument("--max-shard-size", default="200MB")
+    parser.add_argument("--dtype", choices=["keep", "fp16"], default="keep")
     arguments = parser.parse_args()
     match arguments.what:
         case "accelerate":
-            load_and_save_with_accelerate(arguments.source, arguments.destination, arguments.max_shard_size)
+            save_with_accelerate(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
         case "transformers":
-            load_and_save_with_transformers(arguments.source, arguments.destination, arguments.max_shard_size)
+            save_with_transformers(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
+        case "hub":
+            save_with_hub(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
         case "cast":
             load_cast_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
         case "headers":

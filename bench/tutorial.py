@@ -1,20 +1,23 @@
-"""Re-sharding against the tutorials' way, which loads the model to save it again."""
+"""Re-sharding against the ways that load the model to save it again, with a cast and without."""
 
 import filecmp
+import subprocess
 import sys
 from pathlib import Path
 
 from checkpoints import build_llama, weight_bytes
-from figures import anon_megabytes, print_figures, ratio, seconds
-from processes import ROOT, run
+from figures import Figure, anon_megabytes, print_figures, ratio, seconds
+from processes import ROOT, Cost, run
 from scratch import benchmark_arguments, scratch
 from state import State
 from turns import Contender, take_turns
 
-_OURS = "ours"
-_ACCELERATE = "from_pretrained(dtype=float16) + Accelerator.save_model"
-_TRANSFORMERS = "from_pretrained + save_pretrained"
-_PEERS = str(ROOT / "bench" / "peers.py")
+_PEERS = {
+    "save_pretrained": "transformers",
+    "Accelerator.save_model": "accelerate",
+    "save_torch_state_dict": "hub",
+}
+_CASTS = {"keep": "", "fp16": ", cast to fp16"}
 
 
 def main() -> None:
@@ -29,46 +32,67 @@ def main() -> None:
         build_llama(source, int(arguments.gigabytes * 1e9))
         # Enough for a model in memory and its copy in the page cache.
         state = State((destination,), (source,), int(arguments.gigabytes * 3.2e9), arguments.cold)
-        commands = _commands(source, arguments.max_shard_size)
+        commands = {
+            _title(name, dtype): command
+            for dtype in _CASTS
+            for name, command in _commands(source, arguments.max_shard_size, dtype).items()
+        }
+        if not _works((*commands[_title("ours", "fp16")], str(destination))):
+            del commands[_title("ours", "fp16")]
         costs = take_turns(
             [Contender(title, (*command, str(destination))) for title, command in commands.items()],
             arguments.pairs,
             state,
         )
-        ours = costs[_OURS]
-        figures = []
-        for peer in (_ACCELERATE, _TRANSFORMERS):
-            figures.append(ratio(f"time, {peer} to ours", seconds(costs[peer]), seconds(ours)))
-            figures.append(
-                ratio(f"peak anonymous memory, {peer} to ours", anon_megabytes(costs[peer]), anon_megabytes(ours))
-            )
         facts = [
-            f"A random bf16 Llama of {weight_bytes(source):,} bytes into shards of {arguments.max_shard_size}. "
-            "Ours keeps every bit: no cast. The first peer casts to fp16, the second keeps bf16.",
+            f"A random bf16 Llama of {weight_bytes(source):,} bytes into shards of {arguments.max_shard_size}; "
+            "the peers load it with from_pretrained first.",
             "Ours includes syncing to the disk, digests and verification; the peers do none of these.",
+            "Each run is a process in a memory cgroup of its own, where one can be made.",
             _said_of_bytes(folder, commands),
             str(state),
         ]
         libraries = ("torch", "transformers", "accelerate", "safetensors", "huggingface_hub")
-        print_figures("Against the tutorials' way", figures, costs, facts, folder, libraries)
+        print_figures("Against loading and saving", _figures(costs), costs, facts, folder, libraries)
 
 
-def _commands(source: Path, max_shard_size: str) -> dict[str, tuple[str, ...]]:
-    """Return the command of each, by title; the destination is to be added."""
-    size = ("--max-shard-size", max_shard_size)
+def _title(name: str, dtype: str) -> str:
+    return f"{name}{_CASTS[dtype]}"
+
+
+def _commands(source: Path, max_shard_size: str, dtype: str) -> dict[str, tuple[str, ...]]:
+    """Return the command of each, by name; the destination is to be added."""
+    size = ("--max-shard-size", max_shard_size, "--dtype", dtype)
+    peers = str(ROOT / "bench" / "peers.py")
     return {
-        _OURS: (sys.executable, "-m", "sharding", "shard", "--json", *size, str(source)),
-        _ACCELERATE: (sys.executable, _PEERS, "accelerate", *size, str(source)),
-        _TRANSFORMERS: (sys.executable, _PEERS, "transformers", *size, str(source)),
+        "ours": (sys.executable, "-m", "sharding", "shard", "--json", *size, str(source)),
+        **{name: (sys.executable, peers, what, *size, str(source)) for name, what in _PEERS.items()},
     }
 
 
+def _works(command: tuple[str, ...]) -> bool:
+    """Return whether this version has that option."""
+    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+
+
+def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
+    figures = []
+    for dtype in _CASTS:
+        ours = costs.get(_title("ours", dtype), costs["ours"])
+        for peer in _PEERS:
+            theirs = costs[_title(peer, dtype)]
+            figures.append(ratio(f"time, {_title(peer, dtype)} to ours", seconds(theirs), seconds(ours)))
+            memory = anon_megabytes(theirs), anon_megabytes(ours)
+            figures.append(ratio(f"peak anonymous memory, {_title(peer, dtype)} to ours", *memory))
+    return figures
+
+
 def _said_of_bytes(folder: Path, commands: dict[str, tuple[str, ...]]) -> str:
-    """Run the two that keep the dtype once more and compare what they wrote."""
+    """Run the two that write the same once more and compare what they wrote."""
     ours, theirs = folder / "destination", folder / "transformers"
     State((ours,)).restore()
-    run((*commands[_OURS], str(ours)))
-    run((*commands[_TRANSFORMERS], str(theirs)))
+    run((*commands["ours"], str(ours)))
+    run((*commands["save_pretrained"], str(theirs)))
     names = sorted(path.name for path in theirs.glob("model*"))
     same, _, _ = filecmp.cmpfiles(ours, theirs, names, shallow=False)
     return f"{len(same)} of the {len(names)} files (shards and index) of save_pretrained are byte for byte in ours."

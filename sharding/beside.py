@@ -1,16 +1,19 @@
 """Write the files that stand beside the shards of a result: report, digests, card, picture, index, configuration."""
 
+from collections.abc import Iterable
+
 from sharding.card import Links, write_card
 from sharding.dtypes import configured
 from sharding.errors import DestinationError
-from sharding.files import CARD_NAME, DIGESTS_NAME, INDEX_NAME, PICTURE_NAME, REPORT_NAME
+from sharding.files import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.headers import read_small
 from sharding.hub import Hub
 from sharding.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES, result_page
 from sharding.picture import draw_memory
-from sharding.plan import build_index
+from sharding.plan import build_indexes
 from sharding.protocols import Source
 from sharding.report import Report, digests_json, report_json, to_bytes
+from sharding.values import FileEntry
 
 
 def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
@@ -27,12 +30,11 @@ def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
     return files
 
 
-def rewritten_configs(origin: Source, torch_dtype: str | None) -> dict[str, bytes]:
-    """Return the configurations of a copy that was cast, in whatever folder: they say the dtype that is stored now."""
-    configs = [file for file in origin.files if file.path.rpartition("/")[2] == "config.json"]
-    if torch_dtype is None:
-        return {}
-    documents = {file.path: configured(read_small(origin, file, MAX_CONFIG_BYTES), torch_dtype) for file in configs}
+def rewritten_configs(origin: Source, side_files: Iterable[FileEntry], torch_dtype: str | None) -> dict[str, bytes]:
+    """Return the configurations among `side_files` that must change: for the dtype, or the names of the weights."""
+    files = [file for file in side_files if file.path.rpartition("/")[2] == "config.json"]
+    files = [file for file in files if file.bytes <= MAX_CONFIG_BYTES]
+    documents = {file.path: configured(read_small(origin, file, MAX_CONFIG_BYTES), torch_dtype) for file in files}
     return {path: to_bytes(document) for path, document in documents.items() if document is not None}
 
 
@@ -50,4 +52,4 @@ def _files_beside(
     }
     if measured and report.comparison:
         files[PICTURE_NAME] = draw_memory(report.comparison).encode()
-    return {**files, INDEX_NAME: build_index(report.plan)} if report.plan.is_sharded else files
+    return files | build_indexes(report.plan)

@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 from sharding.costs import Comparison, LoadCost, Spread
 from sharding.limits import format_bytes
+from sharding.loading import loading_code
 from sharding.report import Report
 
 TAGS = ("sharded", "shard-my-repo")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _ORIGINAL = "<!-- the card of the original -->"
 _MOST_ROWS = 60
-_CLASS = re.compile(r"[A-Za-z_]\w{0,100}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +145,10 @@ def _proof(report: Report) -> str:
 
 
 def _loading(report: Report) -> Iterable[str]:
-    name = report.source.architecture or ""
-    name = name if _CLASS.fullmatch(name) else "AutoModel"
     repo = report.destination.repo_id if report.destination.kind == "hub" else f"./{report.destination.repo_id}"
     yield "## How to load it\n"
-    yield f'```python\nfrom transformers import {name}\n\nmodel = {name}.from_pretrained({repo!r}, dtype="auto")\n```\n'
+    code = loading_code(repo, report.source.library, report.source.architecture, report.source.variant)
+    yield f"```python\n{code}\n```\n"
 
 
 def _shards(report: Report) -> Iterable[str]:

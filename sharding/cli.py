@@ -46,6 +46,7 @@ Order = Annotated[
         "as save_pretrained does where weights are renamed or fused in memory."
     ),
 ]
+Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
 Dtype = Annotated[Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="What to load as; keep: as it is stored.")]
 Cast = Annotated[
     Literal["keep", "fp32", "fp16", "bf16"], typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")
@@ -58,12 +59,12 @@ AsEvents = Annotated[
 
 
 @app.command()
-def inspect(source: Source, as_json: AsJson = False) -> None:
+def inspect(source: Source, variant: Variant = "", as_json: AsJson = False) -> None:
     """Show what a checkpoint holds, from its headers only."""
     with _outcome(as_json) as terminal:
         from sharding import job, report
 
-        checkpoint = job.inspect(source, token=hub_token())
+        checkpoint = job.inspect(source, variant=variant, token=hub_token())
         if as_json:
             _print_json(report.checkpoint_json(checkpoint))
         else:
@@ -77,6 +78,7 @@ def plan(
     strategy: Strategy = "size",
     order: Order = "natural",
     dtype: Cast = "keep",
+    variant: Variant = "",
     as_json: AsJson = False,
 ) -> None:
     """Show which shards a checkpoint would be cut into. Moves no weights."""
@@ -84,7 +86,12 @@ def plan(
         from sharding import job, report
 
         checkpoint, plan = job.plan(
-            source, max_shard_size, strategy=strategy, order=order, dtype=dtype, token=hub_token()
+            *(source, max_shard_size),
+            strategy=strategy,
+            order=order,
+            dtype=dtype,
+            variant=variant,
+            token=hub_token(),
         )
         if as_json:
             _print_json(report.plan_json(plan, checkpoint.findings))
@@ -100,6 +107,7 @@ def shard(
     max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
     strategy: Strategy = "size",
     order: Order = "natural",
+    variant: Variant = "",
     private: Private = None,
     confirmed: Annotated[
         bool, typer.Option("--yes", help="A copy of a private or gated source may be public.")
@@ -135,6 +143,7 @@ def shard(
             max_shard_size,
             strategy=strategy,
             order=order,
+            variant=variant,
             private=private,
             confirmed=confirmed,
             overwrite=overwrite,
@@ -158,6 +167,7 @@ def verify(
     dtype: Annotated[
         Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="Compare with SOURCE cast to this.")
     ] = "keep",
+    variant: Variant = "",
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
@@ -166,7 +176,7 @@ def verify(
         from sharding import job
         from sharding.events import Verified
 
-        events = job.verify(source, destination, quick=quick, dtype=dtype, token=hub_token())
+        events = job.verify(source, destination, quick=quick, dtype=dtype, variant=variant, token=hub_token())
         last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:
             raise typer.Exit(1)

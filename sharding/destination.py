@@ -1,7 +1,7 @@
 """Write a checkpoint into a folder so that it shows only once it is complete.
 
 While a job runs, the folder holds `<shard>.part` files and a journal of those that are finished. Publishing
-renames the parts; the index, without which nobody takes the folder for a checkpoint, comes last.
+renames the parts; what says that the folder is a checkpoint, its index or that of a pipeline, comes last.
 """
 
 import errno
@@ -13,16 +13,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 from sharding.errors import DestinationError
 from sharding.events import Published
-from sharding.files import INDEX_NAME, REPORT_NAME, is_weights
+from sharding.files import REPORT_NAME, is_index, is_weights
 from sharding.journal import Journal
 from sharding.limits import DISK_FLOOR_BYTES, FLUSH_BYTES, MAX_REPORT_BYTES, format_bytes
 from sharding.protocols import Source
-from sharding.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
+from sharding.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
 
 PART = ".part"
+
+_ENTRANCES = ("model_index.json", "modules.json")
+"""What makes a folder a pipeline or a sentence transformer."""
 
 
 class FolderDestination:
@@ -77,12 +81,12 @@ class FolderDestination:
         writing to the same folder.
         """
         kept = {record.file: record for record in keep}
-        stale = [path for path in self._parts() if path.name.removesuffix(PART) not in kept]
+        stale = [path for path in self._parts() if path not in map(self._part, kept)]
         self._refuse_without_room(new_bytes, sum(path.stat().st_size for path in stale))
         with _explained(self._folder):
             self._make_folder()
             self._lock()
-            self._journal.begin(job, kept.values())
+            self._journal.begin(job, list(kept.values()))
             self._finished = set(kept)
             for path in stale:
                 path.unlink()
@@ -90,7 +94,7 @@ class FolderDestination:
     def open_shard(self, file: str) -> "FolderShardWriter":
         """Start a shard. It has no other name than `<file>.part` until the result is published."""
         with _explained(self._folder):
-            stream = open(self._folder / (file + PART), "wb", buffering=0)  # noqa: SIM115 - closed by finish or close
+            stream = open(self._part(file), "wb", buffering=0)  # noqa: SIM115 - closed by finish or close
         self._streams = [*(other for other in self._streams if not other.closed), stream]
         return FolderShardWriter(self, stream, self._flusher)
 
@@ -113,23 +117,28 @@ class FolderDestination:
         origin: Source,
         written: Mapping[str, bytes],
     ) -> Published:
-        """Show the result: side files, `written`, shards, and the index last of all.
+        """Show the result: side files, `written`, shards, and what makes it a checkpoint last of all.
 
         From the first line to the last the folder has no index; killed in between, it is finished by
         running the same job again.
         """
+        contents: dict[str, Iterable[bytes]] = {
+            **{file.path: origin.read(file.path, 0, file.bytes) for file in side_files},
+            **{path: [data] for path, data in written.items()},
+        }
         with _explained(self._folder):
-            self._remove_earlier()
-            for file in side_files:
-                self._write_whole(file.path, origin.read(file.path, 0, file.bytes))
-            for path, data in written.items():
-                if path != INDEX_NAME:
-                    self._write_whole(path, [data])
+            self._remove_earlier({folder_of(shard) for shard in records})
+            for path in contents:
+                if not _is_last(path):
+                    self._write_whole(path, contents[path])
             for shard in records:
-                os.replace(self._place(shard), self._folder / shard)
-            _sync_folder(self._folder)
-            if INDEX_NAME in written:
-                self._write_whole(INDEX_NAME, [written[INDEX_NAME]])
+                place = self._inside(shard)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(self._place(shard), place)
+            for folder in {self._folder, *(self._inside(shard).parent for shard in records)}:
+                _sync_folder(folder)
+            for path in filter(_is_last, contents):
+                self._write_whole(path, contents[path])
             self._journal.remove()
             _sync_folder(self._folder)
         return Published(self.ref, str(self._folder))
@@ -159,7 +168,7 @@ class FolderDestination:
             stream.close()
         if self._journal.is_ours:
             for path in self._parts():
-                if path.name.removesuffix(PART) not in self._finished:
+                if path not in map(self._part, self._finished):
                     path.unlink(missing_ok=True)
             self._journal.close()
 
@@ -195,20 +204,31 @@ class FolderDestination:
                 f"Free {format_bytes(new_bytes + DISK_FLOOR_BYTES - free)}, or choose a folder on another disk.",
             )
 
-    def _remove_earlier(self) -> None:
-        # Index first: from here on nobody takes the folder for a complete checkpoint.
-        earlier = [INDEX_NAME, REPORT_NAME, *self._earlier]
-        if self._overwrite:
-            earlier += [path.name for path in self._folder.iterdir() if path.is_file() and is_weights(path.name)]
-        for file in earlier:
+    def _remove_earlier(self, folders: Iterable[str]) -> None:
+        earlier = [REPORT_NAME, *self._earlier]
+        for folder in {"", *folders}:
+            inside = [path for path in (self._folder / folder).glob("*") if path.is_file()]
+            overwritten = is_weights if self._overwrite else is_index
+            earlier += [folder + path.name for path in inside if overwritten(path.name)]
+        # Indexes first: from here on nobody takes the folder for a complete checkpoint.
+        for file in sorted(earlier, key=lambda file: not _is_last(file)):
             place = self._folder / file
             if file not in self._finished or self._place(file) != place:
                 place.unlink(missing_ok=True)
         _sync_folder(self._folder)
 
     def _place(self, file: str) -> Path:
-        part = self._folder / (file + PART)
+        part = self._part(file)
         return part if part.exists() else self._folder / file
+
+    def _part(self, file: str) -> Path:
+        # All parts lie at the top, so that what is left of an earlier run is found without a search.
+        return self._folder / (quote(file, safe="") + PART)
+
+    def _inside(self, path: str) -> Path:
+        if not _is_inside(path):
+            raise DestinationError(f"The file name {path!r} leads out of the folder.", "Rename it in the source.")
+        return self._folder / path
 
     def _size(self, file: str) -> int | None:
         place = self._place(file)
@@ -224,9 +244,7 @@ class FolderDestination:
             self._made.append(folder)
 
     def _write_whole(self, path: str, chunks: Iterable[bytes]) -> None:
-        if not _is_inside(path):
-            raise DestinationError(f"The file name {path!r} leads out of the folder.", "Rename it in the source.")
-        target = self._folder / path
+        target = self._inside(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + PART)
         with open(part, "wb") as stream:
@@ -293,6 +311,10 @@ def _explained(folder: Path) -> Iterator[None]:
 def _is_inside(path: str) -> bool:
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path
+
+
+def _is_last(path: str) -> bool:
+    return path in _ENTRANCES or is_index(path)
 
 
 def _sync_folder(folder: Path) -> None:

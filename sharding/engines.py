@@ -11,15 +11,16 @@ from sharding.checkout import download_bytes, lay_out, loadable_files
 from sharding.classic import refuse_too_large, run_classic
 from sharding.comparison import predict_load
 from sharding.costs import ClassicCost
-from sharding.dtypes import cast_tensors
-from sharding.files import choose_side_files
+from sharding.dtypes import Hints, cast_tensors
+from sharding.files import sort_files
+from sharding.gather import gathering
 from sharding.headers import read_checkpoint
 from sharding.hub import Hub
 from sharding.measure import DTYPES, Load
-from sharding.plan import plan_shards
+from sharding.plan import plan_components
 from sharding.protocols import Source
 from sharding.source import open_folder
-from sharding.values import Checkpoint, ModelHints, Plan, Shard
+from sharding.values import Checkpoint, Plan, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +45,21 @@ class Prepared:
 
 
 def prepared_stream(
-    origin: Source, checkpoint: Checkpoint, plan: Plan, hints: ModelHints | None, *, allow_overflow: bool
+    origin: Source, checkpoint: Checkpoint, plan: Plan, hints: Hints, *, allow_overflow: bool
 ) -> Prepared:
     """Return what streams the bytes of `origin` as `plan` has them, cast where it says so."""
     if plan.dtype == "keep":
-        return Prepared(origin, checkpoint, plan)
+        return Prepared(gathering(origin, checkpoint), checkpoint, plan)
     reading = cast_source(origin, checkpoint, plan.dtype, hints, allow_overflow=allow_overflow)
     return Prepared(reading, checkpoint, plan)
 
 
 def cast_source(
-    source: Source, checkpoint: Checkpoint, dtype: str, hints: ModelHints | None, *, allow_overflow: bool
+    source: Source, checkpoint: Checkpoint, dtype: str, hints: Hints, *, allow_overflow: bool
 ) -> CastSource:
     """Return `source` with the tensors of `checkpoint` cast to `dtype`."""
     after = cast_tensors(checkpoint.tensors, dtype, hints)
-    return CastSource(source, checkpoint.tensors, after, allow_overflow=allow_overflow)
+    return CastSource(gathering(source, checkpoint), checkpoint.tensors, after, allow_overflow=allow_overflow)
 
 
 @contextmanager
@@ -77,10 +78,10 @@ def prepared_classic(origin: Source, max_shard_bytes: int, dtype: str, hub: Hub)
         cost = run_classic(folder, Path(place) / "saved", max_shard_bytes, DTYPES[dtype] or "keep")
         saved = open_folder(str(Path(place) / "saved"))
         checkpoint = read_checkpoint(saved)
-        plan = plan_shards(checkpoint.tensors, max_shard_bytes, order="stored", metadata=checkpoint.metadata)
+        plan = plan_components(checkpoint.components, checkpoint.tensors, max_shard_bytes, order="stored")
         yield Prepared(
             reading=saved,
-            checkpoint=replace(checkpoint, source=origin.ref, side_files=choose_side_files(origin.files)),
+            checkpoint=replace(checkpoint, source=origin.ref, side_files=sort_files(origin.files, ())[0]),
             plan=replace(plan, shards=_as_saved(checkpoint), order="stored", dtype=dtype),
             cost=cost,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),

@@ -1,54 +1,88 @@
-"""Read what a source says about itself: its headers, its index, its configuration; no tensor bytes."""
+"""Read what a source says about itself: its headers, its indexes, its configuration; no tensor bytes."""
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
+from sharding.archive import describe_archives, read_archives
 from sharding.errors import SourceError
-from sharding.files import (
-    INDEX_NAME,
-    choose_files,
-    compare_with_index,
-    name_some,
-    parse_index,
-)
+from sharding.files import compare_with_index, name_some, parse_index, sort_files
 from sharding.layout import LENGTH_BYTES, header_end, parse_header
-from sharding.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, format_bytes
+from sharding.layouts import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME, Documents
+from sharding.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS, format_bytes
 from sharding.protocols import Source
 from sharding.threads import readers
-from sharding.values import Checkpoint, FileEntry, Finding, Header, TensorEntry
+from sharding.values import Checkpoint, Component, FileEntry, Finding, Gathered, Header, TensorEntry
+from sharding.weight_sets import WeightSet, find_sets
 
 _FIRST_READ_BYTES = 64 << 10
 """Most headers are shorter; the rest of a longer one costs a second read."""
 
 
-def read_checkpoint(source: Source) -> Checkpoint:
-    """Return the tensors, side files and findings of `source`.
+def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
+    """Return the tensors, side files and findings of `source`, of its `variant` where a component has that.
 
     Raises SourceError where there is no checkpoint that can be streamed or a tensor is there twice,
     HeaderError where a weight file breaks the format.
     """
     by_path = {file.path: file for file in source.files}
-    index = None
-    if INDEX_NAME in by_path:
-        index = parse_index(read_small(source, by_path[INDEX_NAME], MAX_INDEX_BYTES))
-    choice = choose_files(source.files, index)
-    headers = read_headers(source, choice.weight_files)
-    tensors = tuple(tensor for header in headers for tensor in header.tensors)
+    documents = Documents(
+        *(_read_json(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME))
+    )
+    found = find_sets(list(by_path), documents, variant)
+    components, findings = [], list(found.findings)
+    weight_files: list[FileEntry] = []
+    tensors: list[TensorEntry] = []
+    gathered: list[Gathered] = []
+    for one in found.sets:
+        component, files, inside, views, remarks = _read_component(source, by_path, one)
+        components.append(component)
+        weight_files += files
+        tensors += inside
+        gathered += views
+        findings += remarks
+    if len(tensors) > MAX_TENSORS:
+        raise SourceError(
+            f"There are {len(tensors):,} tensors in it; at most {MAX_TENSORS:,} are taken.", "It is no one model."
+        )
     _refuse_unusable(tensors)
-    disagreements = compare_with_index(choice.index, tensors) if choice.index else []
-    metadata, conflicts = _merge_metadata(headers)
-    config = _config(source, by_path.get("config.json"))
+    taken = {file.path for file in weight_files} | {one.index for one in found.sets if one.index and not one.single}
+    side_files, left_out = sort_files(source.files, taken, found.copied)
     return Checkpoint(
         source=source.ref,
-        tensors=tensors,
-        metadata=metadata,
-        weight_files=choice.weight_files,
-        side_files=choice.side_files,
-        findings=(*choice.findings, *disagreements, *conflicts),
-        architecture=_architecture(config),
-        total_parameters=choice.index.total_parameters if choice.index and not disagreements else None,
-        config=config,
+        tensors=tuple(tensors),
+        components=tuple(components),
+        weight_files=tuple(weight_files),
+        side_files=side_files,
+        findings=(*findings, *left_out),
+        architecture=documents.architecture,
+        library=found.library,
+        gathered=tuple(gathered),
+        configs=_configs(source, by_path, [part.folder for part in components]),
     )
+
+
+def _read_component(
+    source: Source, by_path: dict[str, FileEntry], one: WeightSet
+) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
+    """Return a component, its files and tensors, those that are views, and what a person should know of it."""
+    findings = one.findings()
+    index = None
+    if one.index and not one.single:
+        index = parse_index(read_small(source, by_path[one.index], MAX_INDEX_BYTES), one.index)
+    files = [by_path[path] for path in one.files(index, by_path)]
+    archives = read_archives(source, [file for file in files if file.path.endswith(".bin")])
+    headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")])
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    tensors += [tensor for archive in archives for tensor in archive.tensors]
+    tied = [name for archive in archives for name in archive.tied]
+    disagreements = compare_with_index(index, tensors, tied) if index else []
+    metadata, conflicts = merge_metadata(headers)
+    total_parameters = index.total_parameters if index and not disagreements else None
+    component = Component(one.folder, one.base, one.variant, one.is_whole, metadata, total_parameters)
+    views = [part for archive in archives for part in archive.gathered]
+    findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
+    return component, files, tensors, views, findings
 
 
 def read_headers(source: Source, files: Iterable[FileEntry]) -> list[Header]:
@@ -88,7 +122,8 @@ def _refuse_unusable(tensors: Iterable[TensorEntry]) -> None:
         raise SourceError("The weight files hold no tensor.", "There is nothing to shard.")
 
 
-def _merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
+def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
+    """Return the metadata that goes into every shard, and a finding where the headers disagree on it."""
     merged: dict[str, str] = {}
     conflicts = []
     for header in headers:
@@ -105,15 +140,21 @@ def _merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Fin
     return merged, [Finding("warning", "metadata-conflict", message)]
 
 
-def _config(source: Source, file: FileEntry | None) -> str:
+def _configs(source: Source, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
+    """Return the text of the configuration in each of `folders`."""
+    files = {folder: by_path.get(folder + CONFIG_NAME) for folder in folders}
+    return {
+        folder: b"".join(source.read(file.path, 0, file.bytes)).decode(errors="replace")
+        for folder, file in files.items()
+        if file is not None and file.bytes <= MAX_CONFIG_BYTES
+    }
+
+
+def _read_json(source: Source, file: FileEntry | None) -> Any:
+    """Return what a small JSON file holds; None for one that is not there, too large or none."""
     if file is None or file.bytes > MAX_CONFIG_BYTES:
-        return ""
-    return b"".join(source.read(file.path, 0, file.bytes)).decode(errors="replace")
-
-
-def _architecture(config: str) -> str | None:
-    try:
-        name = json.loads(config)["architectures"][0]
-    except (ValueError, RecursionError, LookupError, TypeError):
         return None
-    return name if isinstance(name, str) else None
+    try:
+        return json.loads(b"".join(source.read(file.path, 0, file.bytes)))
+    except (ValueError, RecursionError):
+        return None

@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sharding import __version__
-from sharding.errors import ShardingError
+from sharding.errors import DestinationError, ShardingError
 from sharding.limits import ANSWER_TIMEOUT_SECONDS, XET_BUFFER_BYTES, XET_UPLOADS_AT_ONCE, keep_xet_logs_off_the_disk
-from sharding.retry import may_pass, wait_to_retry
+from sharding.retry import GARBLED, may_pass, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -52,6 +53,8 @@ class Hub:
         """Return whether the Hub would commit `card` as a README.md. Raises the client's errors."""
         try:
             self.api._validate_yaml(card, token=self._token)
+        except (JSONDecodeError, UnicodeDecodeError):
+            raise
         except ValueError:  # the client's word for "Invalid metadata"
             return False
         return True
@@ -170,6 +173,9 @@ class Hub:
             hint = f"Accept its terms on {self.page(repo_id)}, then run again signed in."
             raise family(f"{repo_id} is gated.", hint) from error
         except errors.RevisionNotFoundError as error:
+            if family is DestinationError:
+                message = f"A branch of {repo_id} that the job writes to is gone."
+                raise family(message, "Somebody has deleted it; run the same command again.") from error
             raise family(f"{repo_id} has no such revision.", "Name a branch, a tag or a commit that it has.") from error
         except errors.EntryNotFoundError as error:
             raise family(f"{repo_id} lacks a file that it listed.", "Run again: it may have just changed.") from error
@@ -181,6 +187,11 @@ class Hub:
         except (httpx2.TransportError, ConnectionError, TimeoutError) as error:
             hint = "Check the network and start the same job again; it goes on where it stopped."
             raise family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint) from error
+        except errors.HFValidationError as error:
+            raise family(f"{repo_id!r} is no name for a repo.", "It has the form owner/name.") from error
+        except GARBLED as error:
+            hint = "A proxy in between may have put its own answer there; start the same job again later."
+            raise family(f"{self.endpoint} gave an answer about {repo_id} that makes no sense.", hint) from error
         except PermissionError as error:  # what hf-xet raises, as the next two are
             raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1]) from error
         except FileNotFoundError as error:
@@ -189,8 +200,6 @@ class Hub:
         except RuntimeError as error:
             hint = "Start the same job again; it goes on where it stopped."
             raise family(f"The transfer of {repo_id} broke off: {error}.", hint) from error
-        except errors.HFValidationError as error:
-            raise family(f"{repo_id!r} is no name for a repo.", "It has the form owner/name.") from error
 
 
 def _bound_waiting() -> None:
@@ -223,5 +232,7 @@ _BY_STATUS = {
 def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingError:
     status = error.response.status_code
     problem, hint = _BY_STATUS.get(status, ("The Hub has a problem of its own", "Start the same job again later."))
-    said = (error.server_message or "").strip().splitlines()
+    if "storage limit" in (error.server_message or "").lower():
+        problem, hint = "There is no storage left for it on the Hub", _BY_STATUS[413][1]
+    said = [line.rstrip(".") for line in (error.server_message or "").strip().splitlines()]
     return family(f"{problem}: {repo_id}, status {status}{f', {said[0][:200]}' if said else ''}.", hint)

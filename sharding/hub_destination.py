@@ -5,7 +5,9 @@ machine can go on from there. Publishing is one commit on `main`; the branch goe
 """
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Semaphore
@@ -21,7 +23,7 @@ from sharding.events import Published
 from sharding.files import REPORT_NAME
 from sharding.hub import SIGN_IN, Hub
 from sharding.hub_writers import LfsShardWriter, XetShardWriter
-from sharding.limits import MAX_REPORT_BYTES, RANGES_AT_ONCE
+from sharding.limits import COMMIT_SECONDS, COMMITS_AT_ONCE, MAX_REPORT_BYTES, RANGES_AT_ONCE
 from sharding.protocols import Source
 from sharding.staging import job_line, parse_job, parse_record, record_line
 from sharding.threads import readers
@@ -57,6 +59,9 @@ class HubDestination:
         self._created = False
         self._staging_seen = False
         self._finished: set[str] = set()
+        self._unnoted: list[ShardRecord] = []
+        self._notes = 0
+        self._began = time.monotonic()
         self._parent: str | None = None
         self._stale: list[str] = []
         self._has_xet = True
@@ -106,8 +111,8 @@ class HubDestination:
         self._finished = {record.file for record in keep}
         if self._parent is None:
             hidden = self._may_show_later or self._private is not False
+            self._created = True  # before it is known: the answer may be lost, and the repo must not be left behind
             self._ask(lambda: api.create_repo(repo_id, private=hidden, exist_ok=True))
-            self._created = True
             self._parent = self._branches()["main"]
         if not self._finished:
             if self._staging_seen:
@@ -131,6 +136,7 @@ class HubDestination:
 
     def staged(self, files: Iterable[str]) -> RepoRef:
         """Return where the finished shards can be read: the staging branch."""
+        self._note()
         return RepoRef("hub", self.ref.repo_id, STAGING_BRANCH)
 
     def publish(
@@ -170,18 +176,22 @@ class HubDestination:
 
         A login that may create repos need not be one that may delete them: then the remark says so.
         """
-        self._job = self._job or self.unfinished()
+        self._unnoted = []
+        if not self._created:
+            self._job = self._job or self.unfinished()
         self._created = self._created or bool(self._job and self._job.created)
         if self._job is None and not self._created:
             return Discarded(found=False)
         repo_id, self._job = self.ref.repo_id, None
+        if not self._ask(lambda: self._hub.api.repo_exists(repo_id)):
+            return Discarded(found=False)
         is_ours = self._created and {file.path for file in self._list("main")} <= _OF_EVERY_NEW_REPO
         if is_ours:
             try:
-                self._hub.api.delete_repo(repo_id, missing_ok=True)
+                self._ask(lambda: self._hub.api.delete_repo(repo_id, missing_ok=True))
                 return Discarded(found=True, repo_deleted=True)
-            except HfHubHTTPError as error:
-                if error.response.status_code != 403:
+            except DestinationError as error:
+                if not isinstance(error.__cause__, HfHubHTTPError) or error.__cause__.response.status_code != 403:
                     raise
         self._delete_staging()
         settings = f"{self._hub.page(repo_id)}/settings"
@@ -190,17 +200,32 @@ class HubDestination:
 
     def close(self) -> None:
         """Let go of the repo: shards that are not finished are gone."""
+        with suppress(DestinationError):  # where the Hub does not answer, these shards are moved again
+            self._note()
         for writer in self._open:
             writer.abort()
         self._open.clear()
 
     def finish(self, record: ShardRecord, bytes_uploaded: int, bytes_deduplicated: int) -> None:
-        """Commit a shard, whose bytes the Hub's store has, to the staging branch, with its record."""
-        line = _small(f"{RECORDS}{record.file}.json", record_line(record))
-        self._commit(record.file, [_uploaded(record), line])
+        """Commit a shard, whose bytes the Hub's store has, to the staging branch, with its record.
+
+        Where that would be too many commits, the next ones are waited for: see `limits.COMMIT_SECONDS`.
+        """
         self.bytes_uploaded += bytes_uploaded
         self.bytes_deduplicated += bytes_deduplicated
-        self._finished.add(record.file)
+        self._unnoted.append(record)
+        if self._notes < COMMITS_AT_ONCE + (time.monotonic() - self._began) // COMMIT_SECONDS:
+            self._note()
+
+    def _note(self) -> None:
+        noted, operations = list(self._unnoted), []
+        for record in noted:
+            operations += [_uploaded(record), _small(f"{RECORDS}{record.file}.json", record_line(record))]
+        if operations:
+            self._commit(f"{noted[0].file} and {len(noted) - 1} more" if noted[1:] else noted[0].file, operations)
+            self._notes += 1
+            self._finished |= {record.file for record in noted}
+            self._unnoted = []
 
     def _ask(self, question: Callable[[], _T]) -> _T:
         return self._hub.ask(self.ref.repo_id, DestinationError, question)
@@ -252,11 +277,12 @@ class HubDestination:
 
     def _show(self) -> str:
         try:
-            self._hub.api.update_repo_settings(self.ref.repo_id, private=False)
-        except HfHubHTTPError:
+            self._ask(lambda: self._hub.api.update_repo_settings(self.ref.repo_id, private=False))
+        except DestinationError as error:
             if not self._ask(lambda: self._hub.api.model_info(self.ref.repo_id)).private:
                 return ""
-            return f"It stays private, as the login may not change that: {self._hub.page(self.ref.repo_id)}/settings."
+            settings = f"{self._hub.page(self.ref.repo_id)}/settings"
+            return f"It stays private, which you can change at {settings}: {error.message}"
         return ""
 
     def _refuse_foreign_namespace(self) -> None:

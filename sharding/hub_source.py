@@ -1,7 +1,8 @@
 """Read a repo of a Hub at one pinned commit: its files, and any range of their bytes."""
 
+import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,6 +21,8 @@ from sharding.retry import may_pass, wait_to_retry
 from sharding.values import FileEntry, RepoRef
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_COMMIT = re.compile("[0-9a-f]{40}")
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource":
@@ -61,9 +64,14 @@ class HubSource:
         """Yield the bytes `[start_byte, end_byte)` of `file`, through Xet where the repo has it.
 
         A stream that is cut is taken up again at the byte that it reached. Raises SourceError when that
-        does not help, or the server sends something else than it was asked for.
+        does not help, the server sends something else than it was asked for, or a file that is read whole is
+        not the one that the Hub lists. Neither HTTP nor hf-xet 1.8 compares what arrives with a hash.
         """
         entry = self._by_path[file]
+        chunks = self._read(entry, start_byte, end_byte)
+        return _checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
+
+    def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         with_xet = entry.xet_hash is not None and end_byte - start_byte >= XET_LEAST_BYTES
         position, tries = start_byte, 0
         with self._hub.explained(self.ref.repo_id, SourceError):
@@ -92,8 +100,8 @@ class HubSource:
         files = []
         for item in self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision):
             if isinstance(item, RepoFile):
-                sha256 = item.lfs.sha256 if item.lfs else None
-                files.append(FileEntry(item.path, item.size, sha256, item.xet_hash))
+                sha256, git_sha1 = (item.lfs.sha256, None) if item.lfs else (None, item.blob_id)
+                files.append(FileEntry(item.path, item.size, sha256, item.xet_hash, git_sha1))
             if len(files) > MAX_FILES:
                 message = f"{self.ref.repo_id} holds more than {MAX_FILES} files."
                 raise SourceError(message, "It is no repo of one model.")
@@ -111,6 +119,8 @@ class HubSource:
             "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS
         ) as response:
             hf_raise_for_status(response)
+            # Redirected to a store, the Hub's own answer is the first; only that speaks of commits.
+            self._refuse_changed(entry, [*response.history, response][0].headers)
             self._check_range(
                 entry, response.status_code, response.headers.get("Content-Range", ""), start_byte, end_byte
             )
@@ -120,6 +130,17 @@ class HubSource:
                 if missing < 0:
                     raise SourceError(f"The Hub sent more of {entry.path} than it was asked for.", "Run again later.")
                 yield chunk
+
+    def _refuse_changed(self, entry: FileEntry, headers: Mapping[str, str]) -> None:
+        """Raise SourceError where an answer says that it is of another commit, or of another content."""
+        commit = headers.get("X-Repo-Commit", "")
+        content = headers.get("X-Linked-Etag", "").strip('"')
+        is_other_commit = _COMMIT.fullmatch(self.ref.revision) and commit not in ("", self.ref.revision)
+        if is_other_commit or (_SHA256.fullmatch(content) and entry.sha256 not in (None, content)):
+            raise SourceError(
+                f"{entry.path} is not any more what the Hub listed at commit {self.ref.revision[:12]}.",
+                "Run again; if that does not help, tell whoever owns the repo.",
+            )
 
     def _check_range(self, entry: FileEntry, status: int, content_range: str, start_byte: int, end_byte: int) -> None:
         if status == 200 and (start_byte, end_byte) == (0, entry.bytes):
@@ -145,3 +166,18 @@ class HubSource:
     def _count(self) -> None:
         with self._lock:
             self.requests += 1
+
+
+def _checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield `chunks`, a whole file. Raises SourceError at the end where its hash is not the stated one."""
+    stated = entry.sha256 or entry.git_sha1
+    # Git puts the kind and the length before the content (gitformat-loose, "blob").
+    digest = hashlib.sha256() if entry.sha256 else hashlib.sha1(b"blob %d\0" % entry.bytes, usedforsecurity=False)
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
+    if stated and digest.hexdigest() != stated:
+        raise SourceError(
+            f"{entry.path} arrived damaged: its bytes are not those whose hash the Hub states.",
+            "Run again; if that does not help, whoever owns the repo should upload the file again.",
+        )

@@ -67,7 +67,7 @@ class LfsShardWriter:
         """Make the temporary file, which the system removes even if this process is killed."""
         self._upload = upload
         self._finish = finish
-        self._part = tempfile.TemporaryFile(prefix=file)  # noqa: SIM115 - closed by finish or abort
+        self._part = tempfile.TemporaryFile(prefix="shard-")  # noqa: SIM115 - closed by finish or abort
 
     def write(self, data: bytes) -> None:
         """Append bytes."""

@@ -6,7 +6,7 @@ Hub at `endpoint`, seen with `token`; a destination likewise.
 """
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -15,7 +15,7 @@ from sharding import __version__
 from sharding.architecture import hints_for
 from sharding.beside import rewritten_configs, write_beside
 from sharding.engines import Prepared, prepared_classic, prepared_stream
-from sharding.errors import DestinationError, OverflowRefused, ShardingError
+from sharding.errors import DestinationError, OverflowRefused, ShardingError, UsageError
 from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
 from sharding.headers import read_checkpoint
 from sharding.hub import Hub
@@ -24,13 +24,14 @@ from sharding.measure import DTYPES
 from sharding.meter import Meter
 from sharding.order import Order
 from sharding.places import find_destination, open_destination, open_source
-from sharding.plan import Strategy, identify_plan, plan_checkpoint, shard_header
+from sharding.plan import identify_plan, plan_checkpoint, shard_header
 from sharding.proof import check_kept, compare_with_original, verify, verify_staged
 from sharding.protocols import Destination
 from sharding.report import Engine, Report
+from sharding.strategy import Strategy
 from sharding.transfer import transfer
 from sharding.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
-from sharding.weighing import compare, compare_staged, devices, how_to_load
+from sharding.weighing import compare, compare_staged, devices, how_to_load, refuse_incomparable
 
 __all__ = [
     "compare",
@@ -51,12 +52,13 @@ _T = TypeVar("_T")
 Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
 
 
-def inspect(source: str, *, endpoint: str | None = None, token: str | None = None) -> Checkpoint:
+def inspect(source: str, *, variant: str = "", endpoint: str | None = None, token: str | None = None) -> Checkpoint:
     """Return what the headers of `source` say: tensors, files, findings. Reads no weights.
 
-    Raises SourceError where it is no checkpoint that can be streamed.
+    `variant` is such as "fp16", where a repo has several; "" takes the plain weights. Raises SourceError where it is
+    no checkpoint that can be streamed.
     """
-    return read_checkpoint(open_source(source, Hub(endpoint or hub_endpoint(), token)))
+    return read_checkpoint(open_source(source, Hub(endpoint or hub_endpoint(), token)), variant)
 
 
 def plan(
@@ -66,6 +68,7 @@ def plan(
     strategy: Strategy = "size",
     order: Order = "natural",
     dtype: str = "keep",
+    variant: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> tuple[Checkpoint, Plan]:
@@ -76,7 +79,7 @@ def plan(
     SourceError.
     """
     parse_bytes(max_shard_size)  # before anything is asked of a Hub
-    checkpoint = inspect(source, endpoint=endpoint, token=token)
+    checkpoint = inspect(source, variant=variant, endpoint=endpoint, token=token)
     hints = hints_for(checkpoint, strategy=strategy, order=order, dtype=dtype)
     plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order, dtype=dtype, hints=hints)
     return checkpoint, plan
@@ -89,6 +92,7 @@ def shard(
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
+    variant: str = "",
     private: bool | None = None,
     confirmed: bool = False,
     overwrite: bool = False,
@@ -104,14 +108,16 @@ def shard(
 
     The result is published only if the verification finds it identical; the report says which. Closing
     the generator, an exception or a kill keep the shards that are finished, and the same call goes on
-    from them. `private` is the visibility of a new repo (None: as the source; private for a folder), and
-    `confirmed` that a copy of a gated or private source may be public. `overwrite` replaces a checkpoint in
-    a folder that this tool did not write, `restart` discards what an earlier run left. `engine` "classic"
-    loads the whole model and saves it again. `strategy`, `order` and `dtype` are those of `plan`; a cast that makes
-    a finite number infinite ends the job, unless `allow_overflow`. `compare_rounds` is how often original and result
-    are each loaded before the result is published, for the report and the card.
+    from them. `variant` is as for `inspect`. `private` is the visibility of a new repo (None: as the source;
+    private for a folder), and `confirmed` that a copy of a gated or private source may be public. `overwrite`
+    replaces a checkpoint in a folder that this tool did not write, `restart` discards what an earlier run left.
+    `engine` "classic" loads the whole model and saves it again. `strategy`, `order` and `dtype` are those of `plan`; a
+    cast that makes a finite number infinite ends the job, unless `allow_overflow`. `compare_rounds` is how often
+    original and result are each loaded before the result is published, for the report and the card.
     Raises UsageError, SourceError, DestinationError.
     """
+    if engine == "classic" and variant:
+        raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
     parse_bytes(max_shard_size)  # before anything is asked of a Hub
     hub = Hub(endpoint or hub_endpoint(), token)
     origin = open_source(source, hub)
@@ -127,11 +133,13 @@ def shard(
             saved = prepared_classic(origin, parse_bytes(max_shard_size), dtype, hub)
             prepared = stack.enter_context(saved)
         else:
-            checkpoint = read_checkpoint(origin)
+            checkpoint = read_checkpoint(origin, variant)
             hints = hints_for(checkpoint, strategy=strategy, order=order, dtype=dtype)
             plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order, dtype=dtype, hints=hints)
             prepared = prepared_stream(origin, checkpoint, plan, hints, allow_overflow=allow_overflow)
         checkpoint, plan = prepared.checkpoint, prepared.plan
+        if compare_rounds:
+            refuse_incomparable(checkpoint)
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, prepared.reading.ref, allow_overflow=allow_overflow)
@@ -142,7 +150,7 @@ def shard(
             )
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from _measured(transfer(plan, prepared.reading, target, kept), target, meter)
-            staged = verify_staged(plan, records, target, hub, meter)
+            staged = verify_staged(prepared, origin, records, target, hub, meter)
             verification = yield from _measured(staged, target, meter)
             if engine == "classic" and dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
@@ -155,7 +163,7 @@ def shard(
                 overflowed=prepared.overflowed(kept),
             )
             if verification.identical:
-                configs = rewritten_configs(origin, DTYPES[dtype])
+                configs = rewritten_configs(origin, checkpoint.side_files, DTYPES[dtype])
                 if compare_rounds:
                     found = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
                     report = replace(report, comparison=found)
@@ -215,10 +223,12 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
         yield
     except BaseException as error:
         if not target.has_finished_shards or isinstance(error, OverflowRefused):
-            with suppress(DestinationError):  # the first error says more
+            try:
                 remark = target.discard().remark
-                if isinstance(error, ShardingError):
-                    error.hint = f"{error.hint} {remark}".rstrip()
+            except DestinationError as second:  # the first error says more
+                remark = f"What was begun could not be removed: {second.message}"
+            if isinstance(error, ShardingError):
+                error.hint = f"{error.hint} {remark}".rstrip()
         raise
 
 

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -54,11 +54,19 @@ class Journal:
             raise
         self._stream = stream
 
-    def begin(self, job: StagedJob, records: Iterable[ShardRecord]) -> None:
-        """Write the journal anew. `lock` comes first."""
+    def begin(self, job: StagedJob, kept: Collection[ShardRecord]) -> None:
+        """Go on with the journal where it is of `job` and shards are `kept`, else begin it anew. `lock` comes first.
+
+        One that is gone on with is only ever longer: killed in between, it still knows all that was finished.
+        """
         assert self._stream, "lock comes first"
-        self._stream.truncate(0)
-        self._append(job_line(job), *map(record_line, records))
+        earlier = self.job()
+        if kept and earlier and earlier.plan_id == job.plan_id:
+            # A kill may have cut the last line short, and the next must not be glued to it.
+            self._stream.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+        else:
+            self._stream.truncate(0)
+            self._append(job_line(job))
 
     def note(self, record: ShardRecord) -> None:
         """Add a finished shard; returns once the line would survive a crash."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from sharding.errors import HeaderError
 from sharding.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
-from sharding.values import Header, TensorEntry
+from sharding.values import Header, TensorEntry, folder_of
 
 LENGTH_BYTES = 8
 """The header's length comes first, as an unsigned 64-bit little-endian number."""
@@ -56,7 +56,8 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
     """Return the tensors of `file`, with absolute offsets and in stored order, from its first bytes.
 
     `header` holds the file from its first byte to the header's end or beyond; `file_bytes` is the size
-    of the whole file, which the tensors must fill without hole or overlap.
+    of the whole file, which the tensors must fill without hole or overlap. The folder of `file` stands before the
+    tensors' names, as in every `TensorEntry`.
 
     Raises HeaderError exactly when the safetensors reader would refuse the file.
     """
@@ -73,8 +74,11 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
         tensors = _lay_out(entries, file_bytes - end)
     except (ValueError, RecursionError) as error:
         raise HeaderError(f"The header of {file} is not valid: {error}.", _HINT) from error
+    folder = folder_of(file)
     return Header(
-        tensors=tuple(TensorEntry(name, dtype, shape, file, end + a, end + b) for name, dtype, shape, a, b in tensors),
+        tensors=tuple(
+            TensorEntry(folder + name, dtype, shape, file, end + a, end + b) for name, dtype, shape, a, b in tensors
+        ),
         metadata=metadata,
         data_start=end,
     )
@@ -105,8 +109,8 @@ def in_file_order(tensors: Iterable[TensorEntry]) -> list[TensorEntry]:
     return sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype], tensor.name))
 
 
-def build_header(tensors: Iterable[TensorEntry], metadata: Mapping[str, str] | None) -> bytes:
-    """Return the first bytes of a file that holds `tensors` one after another, in the order given.
+def build_header(tensors: Iterable[TensorEntry], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:
+    """Return the first bytes of a file in `folder` that holds `tensors` one after another, in the order given.
 
     Byte for byte what safetensors writes: metadata first, compact JSON, non-ASCII kept, padded with
     spaces to a multiple of eight. (With two or more metadata keys the library's own order is random;
@@ -116,7 +120,11 @@ def build_header(tensors: Iterable[TensorEntry], metadata: Mapping[str, str] | N
     start = 0
     for tensor in tensors:
         end = start + tensor.bytes
-        document[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (start, end)}
+        document[tensor.name.removeprefix(folder)] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": (start, end),
+        }
         start = end
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)

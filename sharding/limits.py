@@ -40,6 +40,21 @@ MAX_SIDE_FILE_BYTES = 500_000_000
 MAX_FILES = 100_000
 """The Hub advises against repositories with more files than this."""
 
+MAX_TENSORS = 1_000_000
+"""Three times what the largest known mixtures of experts have; a million take half a gigabyte of memory."""
+
+MAX_PICKLE_BYTES = 32_000_000
+MAX_PICKLE_STEPS = 1_500_000
+MAX_PICKLE_MARKS = 1000
+"""The pickle of a .bin file: 37 instructions and 200 bytes a tensor, so 40,000 tensors; a hostile one of so many
+instructions takes 140 MB and a few seconds. Checkpoints are nested three or four deep."""
+
+MAX_DIRECTORY_BYTES = 16_000_000
+"""The directory of a .bin file has about 80 bytes for each of its tensors."""
+
+MAX_EXPANDED_BYTES = 1_000_000_000
+"""What tensors that share their bytes may add to the size of a file: real ones are masks and position numbers."""
+
 # --- Buffers ------------------------------------------------------------------------------------------
 
 BLOCK_BYTES = 2 << 20
@@ -56,6 +71,9 @@ BLOCKS_AHEAD = 3
 
 BLOCKS_BEHIND = 3
 """Blocks that hashing and writing may still hold. With BLOCKS_AHEAD this bounds the memory of a job."""
+
+TILE_BYTES = 16 << 20
+"""What is laid in order at a time of a tensor that does not lie in order: each time its bytes are read through once."""
 
 FLUSH_BYTES = 32 << 20
 """Dirty bytes after which write-back is started, so that the sync at the end of a shard is short."""
@@ -106,6 +124,11 @@ HUB_JOIN_GAP_BYTES = 512 << 10
 RANGES_AT_ONCE = 32
 """Ranges of one block, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
 
+COMMITS_AT_ONCE = 60
+COMMIT_SECONDS = 60.0
+"""A shard is noted on the staging branch as soon as it is finished; after the first sixty of a job at most once a
+minute, several together. The Hub takes 128 commits an hour of one user, and a person has other work to push."""
+
 NETWORK_TRIES = 6
 NETWORK_WAIT_SECONDS = 0.25
 """Attempts at a request, at a read since its last byte, and half the first wait between two; it doubles."""
@@ -141,6 +164,13 @@ STDERR_BYTES = 8 << 10
 
 STOP_SECONDS = 5.0
 """A job that was told to end gets this long to do so before it is killed."""
+
+MAX_ACTIVE_JOBS = 100
+"""Queued or running: each keeps its plan in memory, and who comes after a hundred others waits for days."""
+
+JOB_SECONDS = 24 * 3600
+"""A job that has run so long is stopped, so that the others get their turn; it can be resumed. At 50 GB, the largest
+of a visitor, that is half a megabyte a second."""
 
 SILENT_SECONDS = 30 * 60
 """A job that has said nothing for so long hangs; the longest pause in a sound one is the commit at its end."""

@@ -2,32 +2,28 @@
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import get_args
 
-from huggingface_hub import split_state_dict_into_shards_factory
-
-from sharding.blocks import cut_stages, in_pipeline_order, known_blocks, whole_blocks
-from sharding.dtypes import cast_findings, cast_tensors, refuse_cast
+from sharding.blocks import known_blocks, whole_blocks
+from sharding.dtypes import Hints, cast_findings, cast_tensors, refuse_cast
 from sharding.errors import UsageError
 from sharding.files import name_some
 from sharding.layout import build_header, in_file_order
 from sharding.limits import format_bytes, parse_bytes
-from sharding.order import Order, in_order, natural_key
-from sharding.values import Checkpoint, Finding, ModelHints, Plan, RepoRef, Shard, Stage, TensorEntry
-
-Strategy = str
-"""`size`, `blocks`, or `stages:N` with a number of stages."""
-
-_STAGES = re.compile(r"stages:([1-9]\d{0,3})", re.ASCII)
-WEIGHTS_NAME = "model{suffix}.safetensors"
-
-_ANY_NAME = "{suffix}.safetensors"
-
-Units = Mapping[str, object]
-"""Tensor name to what it is a part of that may not be cut. A tensor that is not in it stands alone."""
+from sharding.order import Order, in_order
+from sharding.strategy import Strategy, Units, cut, cut_pipeline, parse_strategy, with_files
+from sharding.values import (
+    Checkpoint,
+    Component,
+    Finding,
+    ModelHints,
+    Plan,
+    RepoRef,
+    Shard,
+    TensorEntry,
+    folder_of,
+)
 
 
 def plan_checkpoint(
@@ -37,7 +33,7 @@ def plan_checkpoint(
     strategy: Strategy = "size",
     order: Order = "natural",
     dtype: str = "keep",
-    hints: ModelHints | None = None,
+    hints: Hints | None = None,
 ) -> Plan:
     """Return which shards of at most `max_shard_size` a checkpoint would be cut into, cast to `dtype`.
 
@@ -45,31 +41,64 @@ def plan_checkpoint(
     the checkpoint cannot be cast, or transformers does not know the order that was asked for.
     """
     tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
+    hints = hints or {}
     limit_bytes = parse_bytes(max_shard_size)
     if dtype != "keep":
         refuse_cast(checkpoint, dtype)
         tensors = cast_tensors(tensors, dtype, hints)
         findings = cast_findings(tensors, dtype, hints)
-    plan = plan_shards(
-        tensors,
-        limit_bytes,
-        strategy=strategy,
-        order=order,
-        metadata=checkpoint.metadata,
-        total_parameters=checkpoint.total_parameters,
-        hints=hints,
-    )
+    plan = plan_components(checkpoint.components, tensors, limit_bytes, strategy=strategy, order=order, hints=hints)
     return replace(plan, dtype=dtype, findings=findings + plan.findings)
 
 
-def plan_shards(
+def plan_components(
+    components: Iterable[Component],
     tensors: Iterable[TensorEntry],
     max_shard_bytes: int,
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
-    metadata: Mapping[str, str] | None = None,
-    total_parameters: int | None = None,
+    hints: Hints | None = None,
+) -> Plan:
+    """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
+    parts = tuple(components)
+    inside: dict[str, list[TensorEntry]] = {part.folder: [] for part in parts}
+    for tensor in tensors:
+        inside[folder_of(tensor.file)].append(tensor)
+    if parse_strategy(strategy, order) and len(parts) > 1:
+        message = f"A pipeline of stages is of one model, and there are {len(parts)} in it."
+        raise UsageError(message, "Choose another strategy.")
+    plans = [
+        plan_shards(
+            inside[part.folder],
+            max_shard_bytes,
+            part,
+            strategy=strategy,
+            order=order,
+            hints=(hints or {}).get(part.folder),
+        )
+        for part in parts
+    ]
+    return Plan(
+        shards=tuple(shard for plan in plans for shard in plan.shards),
+        components=tuple(part for plan in plans for part in plan.components),
+        total_bytes=sum(plan.total_bytes for plan in plans),
+        total_parameters=sum(plan.total_parameters for plan in plans),
+        max_shard_bytes=max_shard_bytes,
+        strategy=strategy,
+        order=order,
+        findings=tuple(finding for plan in plans for finding in plan.findings),
+        stages=tuple(stage for plan in plans for stage in plan.stages),
+    )
+
+
+def plan_shards(
+    tensors: Iterable[TensorEntry],
+    max_shard_bytes: int,
+    component: Component | None = None,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
     hints: ModelHints | None = None,
 ) -> Plan:
     """Return the plan that puts each of `tensors` into exactly one shard of at most `max_shard_bytes`.
@@ -81,115 +110,72 @@ def plan_shards(
     order, and a tensor larger than the limit alone in a shard, with a finding. `blocks` does the same with blocks
     in the place of tensors. `stages:N` cuts a pipeline into N stages of balanced bytes first, each with its own files.
 
-    `metadata` goes into every header, `{"format": "pt"}` if None. `total_parameters` is written into the
-    index; None counts the elements of all tensors.
+    `component` says what the shards are called (None: `model`), and whether there may be more than one.
 
     >>> layers = [TensorEntry(f"layer.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in (0, 10, 2)]
     >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, 12).shards]
     [['layer.0', 'layer.2'], ['layer.10']]
     """
     count = parse_strategy(strategy, order)
+    part = component or Component()
     tensors = list(tensors)
-    queue, findings = in_order(tensors, order, hints)
+    queue, findings = in_order(tensors, order, part.folder, hints)
+    limit_bytes = sum(tensor.bytes for tensor in queue) if part.is_whole else max_shard_bytes
     known = known_blocks(hints)
     units: Units = {}
     if strategy == "size" and order == "transformers" and hints:
         units = {saved.name: saved.storage for saved in hints.saved}
     elif strategy != "size":
-        units = whole_blocks(queue, max_shard_bytes, known)
-    stages = _stages(tensors, count, known) if count else []
-    groups = [_cut(stage, max_shard_bytes, units) for _, _, stage in stages] or [_cut(queue, max_shard_bytes, units)]
-    shards = _named([group for part in groups for group in part])
+        units = whole_blocks(queue, limit_bytes, known)
+    stages = cut_pipeline(in_order(tensors, "natural", part.folder, None)[0], count, known) if count else []
+    groups = [cut(stage, limit_bytes, units) for _, _, stage in stages] or [cut(queue, limit_bytes, units)]
+    shards = _named([group for part_groups in groups for group in part_groups], part)
+    counted = sum(tensor.parameters for tensor in queue) if part.total_parameters is None else part.total_parameters
     return Plan(
         shards=tuple(shards),
-        metadata={"format": "pt"} if metadata is None else dict(metadata),
+        components=(replace(part, total_parameters=counted),),
         total_bytes=sum(tensor.bytes for tensor in queue),
-        total_parameters=sum(tensor.parameters for tensor in queue) if total_parameters is None else total_parameters,
+        total_parameters=counted,
         max_shard_bytes=max_shard_bytes,
         strategy=strategy,
         order=order,
-        findings=(*findings, *_oversized(shards, max_shard_bytes)),
-        stages=tuple(_with_files(stages, [len(part) for part in groups], shards)),
+        findings=(*findings, *(() if part.is_whole else _oversized(shards, max_shard_bytes))),
+        stages=tuple(with_files(stages, [len(part_groups) for part_groups in groups], shards)),
     )
 
 
-def parse_strategy(strategy: str, order: str) -> int:
-    """Return the number of stages, 0 for a strategy without any. Raises UsageError for what is no choice."""
-    match = _STAGES.fullmatch(strategy)
-    if strategy not in ("size", "blocks") and not match or order not in get_args(Order):
-        raise UsageError(
-            f"There is no strategy {strategy!r} with order {order!r}.",
-            f"Strategies: size, blocks, stages:N. Orders: {', '.join(get_args(Order))}.",
-        )
-    return int(match[1]) if match else 0
-
-
-_Stage = tuple[tuple[str, ...], tuple[str, ...], list[TensorEntry]]
-"""Blocks, names of other tensors, and all tensors in the order of a pipeline."""
-
-
-def _stages(tensors: Iterable[TensorEntry], count: int, known: Mapping[str, str]) -> list[_Stage]:
-    units = in_pipeline_order(sorted(tensors, key=lambda tensor: natural_key(tensor.name)), known)
-    blocks = [unit.block for unit in units if unit.block]
-    if count > len(blocks):
-        raise UsageError(
-            f"{count} stages need as many blocks, and the names of the tensors show {len(blocks)}.",
-            "Choose fewer stages, or --strategy size.",
-        )
-    stages = []
-    for run in cut_stages([unit.bytes for unit in units], count):
-        inside = [units[index] for index in run]
-        others = [tensor.name for unit in inside if not unit.block for tensor in unit.tensors]
-        blocks = [unit.block for unit in inside if unit.block]
-        stages.append((tuple(blocks), tuple(others), [tensor for unit in inside for tensor in unit.tensors]))
-    return stages
-
-
-def _with_files(stages: Sequence[_Stage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
-    """Yield the stages, which have `counts` of `shards`, with their files."""
-    start = 0
-    for (blocks, others, tensors), count in zip(stages, counts, strict=False):
-        files = tuple(shard.file for shard in shards[start : start + count])
-        start += count
-        yield Stage(blocks, others, files, sum(tensor.bytes for tensor in tensors))
-
-
-def _cut(queue: Sequence[TensorEntry], max_shard_bytes: int, units: Units) -> list[list[TensorEntry]]:
-    """Return `queue` in groups of at most `max_shard_bytes` as the Hub's splitter cuts it, units as one piece."""
-    by_name = {tensor.name: tensor for tensor in queue}
-    sizes: dict[object, int] = {}
-    for tensor in queue:
-        if tensor.name in units:
-            sizes[units[tensor.name]] = sizes.get(units[tensor.name], 0) + tensor.bytes
-    split = split_state_dict_into_shards_factory(
-        by_name,
-        get_storage_size=lambda tensor: sizes[units[tensor.name]] if tensor.name in units else tensor.bytes,
-        get_storage_id=lambda tensor: units.get(tensor.name),
-        filename_pattern=_ANY_NAME,
-        max_shard_size=max_shard_bytes,
-    )
-    return [[by_name[name] for name in names] for names in split.filename_to_tensors.values()]
-
-
-def _named(groups: Sequence[Iterable[TensorEntry]]) -> list[Shard]:
+def _named(groups: Sequence[Iterable[TensorEntry]], part: Component) -> list[Shard]:
     shards = []
     for number, group in enumerate(groups, start=1):
         suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
         entries = in_file_order(group)
-        shards.append(Shard(WEIGHTS_NAME.format(suffix=suffix), tuple(entries), sum(entry.bytes for entry in entries)))
+        shards.append(Shard(part.file(suffix), tuple(entries), sum(entry.bytes for entry in entries)))
     return shards
 
 
 def shard_header(plan: Plan, shard: Shard) -> bytes:
     """Return the first bytes of `shard`: length and header, after which its tensors follow without a gap."""
-    return build_header(shard.tensors, plan.metadata)
+    return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)
 
 
-def build_index(plan: Plan) -> bytes:
-    """Return the index file of `plan`, byte for byte as `save_pretrained` of transformers 5.23 writes it."""
-    metadata = {"total_parameters": plan.total_parameters, "total_size": plan.total_bytes}
-    index = {"metadata": metadata, "weight_map": plan.weight_map}
-    return json.dumps(index, indent=2, sort_keys=True).encode() + b"\n"
+def build_indexes(plan: Plan) -> dict[str, bytes]:
+    """Return the index files of `plan` by path, byte for byte as `save_pretrained` of transformers 5.23 writes them."""
+    needed = [part for part in plan.components if part.index in plan.indexes]
+    return {
+        part.index: _build_index(part, [shard for shard in plan.shards if shard.folder == part.folder])
+        for part in needed
+    }
+
+
+def _build_index(part: Component, shards: Iterable[Shard]) -> bytes:
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for shard in shards:
+        file = shard.file.removeprefix(part.folder)
+        weight_map |= {tensor.name.removeprefix(part.folder): file for tensor in shard.tensors}
+        total_bytes += shard.bytes
+    metadata = {"total_parameters": part.total_parameters, "total_size": total_bytes}
+    return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def identify_plan(plan: Plan, source: RepoRef, *, allow_overflow: bool = False) -> str:

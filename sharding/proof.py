@@ -6,16 +6,18 @@ from dataclasses import replace
 from sharding.architecture import hints_for
 from sharding.checkout import loadable_files
 from sharding.dtypes import cast_tensors, refuse_cast
-from sharding.engines import cast_source
+from sharding.engines import Prepared, cast_source
 from sharding.errors import SourceError, UsageError
 from sharding.events import Progress, Verified
 from sharding.files import DIGESTS_NAME
+from sharding.gather import gathering
 from sharding.headers import read_checkpoint, read_headers, read_small
 from sharding.hub import Hub
 from sharding.limits import MAX_REPORT_BYTES, hub_endpoint
 from sharding.meter import Meter
 from sharding.places import open_source, open_staged
 from sharding.protocols import Destination, Source
+from sharding.provenance import digest_as_stored, stated_files
 from sharding.report import parse_digests
 from sharding.values import Checkpoint, FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
 from sharding.verify import check_structure, digest_files, digest_tensors, expected_digests
@@ -28,13 +30,15 @@ def verify(
     *,
     quick: bool = False,
     dtype: str = "keep",
+    variant: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
-    both, and trusts them. With a `dtype` the tensors of `one` are cast to it first. Raises UsageError, SourceError.
+    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before.
+    Raises UsageError, SourceError.
     """
     if quick and dtype != "keep":
         raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
@@ -43,7 +47,7 @@ def verify(
     digests = []
     for name in (one, other):
         source = open_source(name, hub)
-        checkpoint = read_checkpoint(source)
+        checkpoint = read_checkpoint(source, variant if name is one else "")
         if quick:
             digests.append(_stored_digests(source, checkpoint))
         elif dtype != "keep" and not digests:
@@ -52,7 +56,7 @@ def verify(
             view = cast_source(source, checkpoint, dtype, hints, allow_overflow=True)
             digests.append((yield from digest_tensors(view, cast_tensors(checkpoint.tensors, dtype, hints))))
         else:
-            digests.append((yield from digest_tensors(source, checkpoint.tensors)))
+            digests.append((yield from digest_tensors(gathering(source, checkpoint), checkpoint.tensors)))
     method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
     if dtype != "keep":
         method = "every tensor of both read, the original's cast with tensor.to(dtype), its SHA-256 compared"
@@ -73,23 +77,40 @@ def check_kept(target: Destination, plan_id: str, hub: Hub) -> Generator[Progres
 
 
 def verify_staged(
-    plan: Plan, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
+    prepared: Prepared, origin: Source, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
 ) -> Generator[Progress, None, Verification]:
-    """Read the result again, before it is published, and compare it with what passed on the way to it."""
-    started = meter.seconds
+    """Read the result again, before it is published, and compare it with what passed on the way to it.
+
+    Where `origin` states the SHA-256 of its files and its bytes were moved as they are, the result is read in the
+    order in which these files hold its tensors: then it has to give these very hashes, which nothing does that was
+    read wrongly, now or in an earlier run.
+    """
+    started, plan = meter.seconds, prepared.plan
     staged = open_staged(target, list(records), hub)
     problems: list[Mismatch] = []
     for shard in plan.shards:
         if path := staged.path(shard.file):
-            problems.extend(check_structure(path, shard, plan.metadata))
+            problems.extend(check_structure(path, shard, plan.component(shard).metadata))
     found: dict[str, TensorDigest] = {}
+    originals = stated_files(origin.files, prepared.checkpoint) if prepared.reading is origin else []
     if not problems:
         headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
-        found = yield from digest_tensors(staged, [tensor for header in headers for tensor in header.tensors])
+        tensors = [tensor for header in headers for tensor in header.tensors]
+        if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
+            originals = []  # the comparison below says what is missing
+        if originals:
+            found, wrong = yield from digest_as_stored(prepared, originals, staged, tensors)
+            problems.extend(wrong)
+        else:
+            found = yield from digest_tensors(staged, tensors)
         problems.extend(compare_digests(expected_digests(plan.shards, records), found))
     structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
     cast = "" if plan.dtype == "keep" else ", cast with tensor.to(dtype)"
     method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's{cast}"
+    if originals:
+        method += f"; put together again, {len(originals)} of its files have the SHA-256 that the Hub states"
+    elif any(file.sha256 for file in origin.files):
+        method += "; what was read is not compared with the SHA-256 that the Hub states"
     return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems), plan.dtype)
 
 

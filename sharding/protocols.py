@@ -23,8 +23,17 @@ class Source(Protocol):
     ranges_at_once: int
     """How many ranges to ask for side by side."""
     files: tuple[FileEntry, ...]
-    requests: int
-    bytes_read: int
+    """Hashes that are stated are those of the bytes that `read` yields."""
+
+    @property
+    def requests(self) -> int:
+        """Requests made so far."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far."""
+        ...
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in bounded chunks.
@@ -46,7 +55,7 @@ class ShardWriter(Protocol):
         ...
 
     def finish(self, record: ShardRecord) -> None:
-        """Make the shard last. Returns once it would survive a crash."""
+        """Make the shard last. Returns once it would survive a crash; a Hub notes many small ones some at a time."""
         ...
 
     def abort(self) -> None:

@@ -16,7 +16,7 @@ from sharding.costs import Comparison
 from sharding.errors import SourceError
 from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
 from sharding.evidence import comparison_json
-from sharding.files import CARD_NAME, DIGESTS_NAME, INDEX_NAME, PICTURE_NAME, REPORT_NAME
+from sharding.files import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.values import Checkpoint, Finding, Plan, RepoRef, Resources, ShardRecord, TensorDigest, Verification
 
 SCHEMA = 1
@@ -47,12 +47,11 @@ class Report:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Every file of the result, the index last."""
+        """Every file of the result, the indexes last."""
         side = (file.path for file in self.source.side_files if file.path != CARD_NAME)
         shards = (shard.file for shard in self.plan.shards)
         picture = [PICTURE_NAME] if self.comparison and self.comparison.is_measured else []
-        index = [INDEX_NAME] if self.plan.is_sharded else []
-        return (*side, *shards, CARD_NAME, *picture, DIGESTS_NAME, REPORT_NAME, *index)
+        return (*side, *shards, CARD_NAME, *picture, DIGESTS_NAME, REPORT_NAME, *self.plan.indexes)
 
 
 def plan_json(plan: Plan, findings: Iterable[Finding] = ()) -> Json:
@@ -75,7 +74,7 @@ def plan_json(plan: Plan, findings: Iterable[Finding] = ()) -> Json:
 
 
 def checkpoint_json(checkpoint: Checkpoint) -> Json:
-    """Return what the headers of a source say: totals, dtypes (bytes of each), files, findings."""
+    """Return what the headers of a source say: totals, dtypes (bytes of each), components, files, findings."""
     dtypes: dict[str, int] = {}
     tensors_in: dict[str, int] = {}
     for tensor in checkpoint.tensors:
@@ -84,11 +83,16 @@ def checkpoint_json(checkpoint: Checkpoint) -> Json:
     return {
         **asdict(checkpoint.source),
         "architecture": checkpoint.architecture,
+        "library": checkpoint.library,
+        "variant": checkpoint.variant,
         "total_bytes": checkpoint.total_bytes,
         "total_parameters": sum(tensor.parameters for tensor in checkpoint.tensors),
         "tensors": len(checkpoint.tensors),
         "dtypes": dtypes,
-        "metadata": dict(checkpoint.metadata),
+        "components": [
+            {"folder": part.folder, "base": part.base, "metadata": dict(part.metadata)}
+            for part in checkpoint.components
+        ],
         "weight_files": [
             {"file": file.path, "bytes": file.bytes, "tensors": tensors_in.get(file.path, 0)}
             for file in checkpoint.weight_files

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from sharding.errors import SourceError
 from sharding.files import REPORT_NAME
 from sharding.limits import CURVE_MOMENTS, MAX_FILES
+from sharding.values import Library
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO_ID = re.compile(rf"{_NAME}(/{_NAME})?")
@@ -45,6 +46,8 @@ class Origin(_Checked):
     repo_id: _Word
     revision: _Word
     architecture: _Word | None
+    library: Library = "transformers"
+    variant: _Word = ""
     total_bytes: _Count
     total_parameters: _Count
     tensors: _Count

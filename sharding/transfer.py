@@ -8,9 +8,10 @@ most `BLOCKS_AHEAD + BLOCKS_BEHIND` blocks, whatever the size of the model.
 import hashlib
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Literal
 
 from sharding.events import Progress, ShardFinished
 from sharding.limits import (
@@ -41,27 +42,68 @@ def transfer(plan: Plan, source: Source, destination: Destination, kept: Mapping
         yield ShardFinished(record.file, record.bytes, record.sha256, numbers[record.file], len(numbers), kept=True)
     records = dict(kept)
     todo = [shard for shard in plan.shards if shard.file not in kept]
-    pace = Pace("transfer", sum(shard.bytes for shard in todo), time.monotonic())
-    pipeline = _Pipeline(plan, source, destination)
+    pipeline = _Pipeline(partial(shard_header, plan), source, destination.open_shard)
+    for done in _work_off("transfer", todo, pipeline):
+        if isinstance(done, ShardRecord):
+            records[done.file] = done
+            yield ShardFinished(done.file, done.bytes, done.sha256, numbers[done.file], len(numbers))
+        else:
+            yield done
+    return records
+
+
+def digest_shards(
+    shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
+) -> Generator[Progress, None, dict[str, ShardRecord]]:
+    """Read `shards` as if to write them, each behind its `header`, and keep nothing but their records.
+
+    Raises SourceError as reading does.
+    """
+    records = {}
+    for done in _work_off("verify", shards, _Pipeline(header, source, lambda _: _Nowhere())):
+        if isinstance(done, ShardRecord):
+            records[done.file] = done
+        else:
+            yield done
+    return records
+
+
+def _work_off(
+    stage: Literal["transfer", "verify"], shards: Sequence[Shard], pipeline: "_Pipeline"
+) -> Iterator[Progress | ShardRecord]:
+    pace = Pace(stage, sum(shard.bytes for shard in shards), time.monotonic())
     try:
-        for done in pipeline.run(todo):
+        for done in pipeline.run(shards):
             if isinstance(done, ShardRecord):
-                records[done.file] = done
-                yield ShardFinished(done.file, done.bytes, done.sha256, numbers[done.file], len(numbers))
+                yield done
             elif progress := pace.add(done[1], time.monotonic(), done[0]):
                 yield progress
     finally:
         pipeline.close()
-    return records
+
+
+class _Nowhere:
+    """A shard that is written nowhere. See `protocols.ShardWriter`."""
+
+    def write(self, data: bytes) -> None:
+        """Forget bytes."""
+
+    def finish(self, record: ShardRecord) -> None:
+        """Do nothing."""
+
+    def abort(self) -> None:
+        """Do nothing."""
 
 
 class _Pipeline:
     """The threads of one transfer, and what is under way in them."""
 
-    def __init__(self, plan: Plan, source: Source, destination: Destination) -> None:
-        self._plan = plan
+    def __init__(
+        self, header: Callable[[Shard], bytes], source: Source, open_shard: Callable[[str], ShardWriter]
+    ) -> None:
+        self._header = header
         self._source = source
-        self._destination = destination
+        self._open_shard = open_shard
         self._asking = ThreadPoolExecutor(source.ranges_at_once, thread_name_prefix="range")
         self._fetching = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         # One thread each: what is submitted to it is done in order.
@@ -123,9 +165,9 @@ class _Pipeline:
         )
 
     def _start(self, shard: Shard) -> "_ShardInWork":
-        work = _ShardInWork(shard, self._destination.open_shard(shard.file))
+        work = _ShardInWork(shard, self._open_shard(shard.file))
         self._in_work.append(work.writer)
-        header = shard_header(self._plan, shard)
+        header = self._header(shard)
         self._hashing_file.submit(work.file_sha256.update, header)
         self._writing.submit(work.write, header)
         return work

@@ -1,9 +1,13 @@
 """The frozen things that stages hand to each other."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
+
+Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
+"""What loads a repo, as the Hub calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +22,25 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of a source: its path inside the repo or folder and its size; hashes where they are known."""
+    """A file of a source: its path inside the repo or folder and its size; hashes where somebody states them.
+
+    `git_sha1` is git's own name for the content of a file that lies in git itself.
+    """
 
     path: str
     bytes: int
     sha256: str | None = None
     xet_hash: str | None = None
+    git_sha1: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor's bytes lie: `[start_byte, end_byte)` counted from the start of `file`."""
+    """Where one tensor's bytes lie: `[start_byte, end_byte)` counted from the start of `file`.
+
+    The name has the folder of its file before it ("unet/conv_in.weight"), so that it is the only one in its repo.
+    In headers and indexes it stands without.
+    """
 
     name: str
     dtype: str
@@ -46,6 +58,22 @@ class TensorEntry:
     def parameters(self) -> int:
         """Number of elements; 1 for a scalar."""
         return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A tensor that does not lie in order, at `[start_byte, end_byte)` of its file: there, beyond the file's end.
+
+    Element `i, j, …` is at byte `origin + item_bytes * (i * strides[0] + j * strides[1] + …)` of the file.
+    """
+
+    file: str
+    start_byte: int
+    end_byte: int
+    origin: int
+    item_bytes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +99,72 @@ class RepoRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Component:
+    """Weights that are loaded together, by one name: most checkpoints are one, a pipeline has one in each folder.
+
+    `folder` is "" or ends in "/". `metadata` stands in the header of every file, `total_parameters` in the index
+    (None: to be counted). One that `is_whole` is loaded from one file only, so it is never cut.
+
+    >>> unet = Component("unet/", "diffusion_pytorch_model", "fp16")
+    >>> unet.file("-00001-of-00002"), unet.index
+    ('unet/diffusion_pytorch_model.fp16-00001-of-00002.safetensors', \
+'unet/diffusion_pytorch_model.safetensors.index.fp16.json')
+    """
+
+    folder: str = ""
+    base: str = "model"
+    variant: str = ""
+    is_whole: bool = False
+    metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
+    total_parameters: int | None = None
+
+    def file(self, suffix: str = "") -> str:
+        """Return the path of the weight file whose number is `suffix`, "" for the only one."""
+        return f"{self.folder}{self.base}{self._variant}{suffix}.safetensors"
+
+    @property
+    def index(self) -> str:
+        """Path of the index, where there is more than one file."""
+        return f"{self.folder}{self.base}.safetensors.index{self._variant}.json"
+
+    @property
+    def _variant(self) -> str:
+        return f".{self.variant}" if self.variant else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What the headers of a source say: the tensors in stored order, and the files beside the weights."""
 
     source: RepoRef
     tensors: tuple[TensorEntry, ...]
-    metadata: Mapping[str, str]
+    components: tuple[Component, ...]
     weight_files: tuple[FileEntry, ...]
     side_files: tuple[FileEntry, ...]
     findings: tuple[Finding, ...]
     architecture: str | None = None
-    total_parameters: int | None = None
-    config: str = ""
-    """The text of config.json, if there is one."""
+    library: Library = "transformers"
+    gathered: tuple[Gathered, ...] = ()
+    """Which of the tensors are read through `gather.gathering`."""
+    configs: Mapping[str, str] = field(default_factory=dict)
+    """The text of config.json in the folder of each component that has one."""
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all tensors, headers not counted."""
         return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def total_parameters(self) -> int:
+        """Number of parameters: what the indexes say, else the elements of all tensors."""
+        said = {part.folder: part.total_parameters for part in self.components if part.total_parameters is not None}
+        counted = (tensor.parameters for tensor in self.tensors if folder_of(tensor.file) not in said)
+        return sum(said.values()) + sum(counted)
+
+    @property
+    def variant(self) -> str:
+        """The variant that was taken, "" for the plain weights."""
+        return next((part.variant for part in self.components if part.variant), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +210,21 @@ class Shard:
     tensors: tuple[TensorEntry, ...]
     bytes: int
 
+    @property
+    def folder(self) -> str:
+        """Folder of the file, "" or ending in "/": that of its component."""
+        return folder_of(self.file)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which shard holds what. `metadata` goes into every shard's header.
+    """Which shard holds what; the shards of one of the `components` stand one after another.
 
     `dtype` is what tensors are cast to on their way ("fp16"), "keep" for not at all; `stages` are those of a pipeline.
     """
 
     shards: tuple[Shard, ...]
-    metadata: Mapping[str, str]
+    components: tuple[Component, ...]
     total_bytes: int
     total_parameters: int
     max_shard_bytes: int
@@ -158,10 +239,24 @@ class Plan:
         """Tensor name to file name, as an index has it."""
         return {tensor.name: shard.file for shard in self.shards for tensor in shard.tensors}
 
+    def component(self, shard: Shard) -> Component:
+        """Return the component that `shard` is of: no two are in one folder."""
+        return next(part for part in self.components if part.folder == shard.folder)
+
     @property
-    def is_sharded(self) -> bool:
-        """Whether the result needs an index."""
-        return len(self.shards) > 1
+    def indexes(self) -> tuple[str, ...]:
+        """Paths of the indexes that the result needs: one for each component of several shards."""
+        shards = Counter(shard.folder for shard in self.shards)
+        return tuple(part.index for part in self.components if shards[part.folder] > 1)
+
+
+def folder_of(path: str) -> str:
+    """Return the folder of a file in a repo, "" or ending in "/".
+
+    >>> folder_of("unet/model.safetensors"), folder_of("model.safetensors")
+    ('unet/', '')
+    """
+    return path[: path.rfind("/") + 1]
 
 
 @dataclass(frozen=True, slots=True)

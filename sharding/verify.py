@@ -77,7 +77,8 @@ def check_structure(path: Path, shard: Shard, metadata: Mapping[str, str]) -> tu
             same_metadata = file.metadata() == dict(metadata)
     except (SafetensorError, OSError) as error:
         return (Mismatch(shard.file, f"safetensors cannot open it: {error}"),)
-    mismatches = compare({tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in shard.tensors}, found)
+    planned = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in shard.tensors}
+    mismatches = compare(planned, {shard.folder + name: digest for name, digest in found.items()})
     return mismatches if same_metadata else (*mismatches, Mismatch(shard.file, "its metadata differ"))
 
 

@@ -8,18 +8,18 @@ from sharding.checkout import loadable_files
 from sharding.comparison import compare_loads
 from sharding.costs import Comparison
 from sharding.devices import DevicePlan, parse_budgets, plan_devices
-from sharding.errors import SourceError
+from sharding.errors import SourceError, UsageError
 from sharding.events import Compared, Probed
-from sharding.files import INDEX_NAME, is_weights
+from sharding.files import is_weights
 from sharding.headers import read_checkpoint, read_small
 from sharding.hub import Hub
 from sharding.limits import MAX_CONFIG_BYTES, ROUNDS, hub_endpoint, parse_bytes
 from sharding.measure import DTYPES, Load, Method, free_memory_bytes
 from sharding.picture import draw_memory
 from sharding.places import open_source, open_staged
-from sharding.plan import build_index
+from sharding.plan import build_indexes
 from sharding.protocols import Destination, Source
-from sharding.values import Plan, ShardRecord
+from sharding.values import Checkpoint, Plan, ShardRecord
 
 
 def how_to_load(
@@ -76,6 +76,13 @@ def devices(
     return plan_devices(architecture, tensors, budgets, name, DTYPES[dtype])
 
 
+def refuse_incomparable(checkpoint: Checkpoint) -> None:
+    """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`."""
+    if checkpoint.library not in ("transformers", "sentence-transformers") or checkpoint.variant:
+        what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
+        raise UsageError(f"{checkpoint.source.repo_id} is {what}, which --compare cannot load.", "Leave --compare out.")
+
+
 def compare_staged(
     plan: Plan,
     records: Mapping[str, ShardRecord],
@@ -87,10 +94,8 @@ def compare_staged(
 ) -> Generator[Probed | Compared, None, Comparison]:
     """Load the original and the result, which is not published yet and has its own `configs`, in turn."""
     beside = [file for file in loadable_files(origin.files) if not is_weights(file.path)]
-    written = {file.path: read_small(origin, file, file.bytes) for file in beside}
+    written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
     written |= {path: text for path, text in configs.items() if path in written}
-    if plan.is_sharded:
-        written[INDEX_NAME] = build_index(plan)
     staged = open_staged(target, list(records), hub)
     load = Load(dtype=DTYPES[plan.dtype])
     comparison = yield from compare_loads(origin, staged, load, rounds, hub, written, plan.max_shard_bytes)

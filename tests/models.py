@@ -57,10 +57,16 @@ FUSED_OR_RENAMED = ("mixtral", "qwen2-moe", "gpt-neox", "vit", "dinov2")
 """Weights that transformers keeps under other names, or fused, in memory: only the cuts differ then."""
 
 
-def build(name: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """Return a model of class `name` with random weights."""
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+"""How configurations call the number of their layers."""
+
+
+def build(name: str, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> PreTrainedModel:
+    """Return a model of class `name` with random weights; of so many `layers`, or of enough that 10 comes after 2."""
     torch.manual_seed(0)
     auto, model_type, options = CLASSES[name]
+    if layers is not None:
+        options = {key: layers if key in LAYERS else given for key, given in options.items()}
     config = AutoConfig.for_model(model_type, pad_token_id=0, bos_token_id=1, eos_token_id=2, **options)
     if name in ("bert", "vit", "dinov2"):
         del config.pad_token_id
@@ -68,9 +74,9 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     return model.eval()
 
 
-def save(name: str, folder: Path, max_shard_size: str = "100kB") -> Path:
+def save(name: str, folder: Path, max_shard_size: str = "100kB", layers: int | None = None) -> Path:
     """Save a model of class `name` in `folder` and return it."""
-    build(name).save_pretrained(folder, max_shard_size=max_shard_size)
+    build(name, layers=layers).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 
 

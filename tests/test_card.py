@@ -115,19 +115,36 @@ def test_any_text_as_a_source_card_gives_a_card_that_the_hub_takes(report: Repor
         assert find_errors(card) == []
 
 
-def test_a_folder_gets_a_card_with_the_picture_of_its_comparison_and_the_report_carries_it(tmp_path: Path) -> None:
-    source = models.save("llama", tmp_path / "source", "10GB")
-    (source / "README.md").write_text(SOURCE_CARD)
-    events = list(job.shard(str(source), str(tmp_path / "out"), "100kB", compare_rounds=1))
+def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_comparison(
+    served: Callable[..., Server],
+    tmp_path: Path,
+) -> None:
+    server = served()
+    folder = models.save("llama", tmp_path / "source", "10GB", layers=2)
+    (folder / "README.md").write_text(SOURCE_CARD.replace("- no\n", ""))
+    (folder / "LICENSE.md").write_text("Do what you like.\n")
+    api = server.api()
+    api.create_repo("alice/mine", private=True)
+    commit = api.upload_folder(folder_path=folder, repo_id="alice/mine")
+    place = {"endpoint": server.address, "token": "hf_alice"}
+    events = list(job.shard("alice/mine", "alice/copy", "30kB", compare_rounds=1, **place))
     assert [type(event).__name__ for event in events[-3:]] == ["Compared", "Published", "Report"]
-    card = (tmp_path / "out/README.md").read_text()
-    found = json.loads((tmp_path / "out/sharding_report.json").read_text())
+    down = Path(api.snapshot_download("alice/copy", local_dir=tmp_path / "down"))
+    card = (down / "README.md").read_text()
+    assert f"{server.address}/alice/mine/tree/{commit.oid}" in card
+    assert "gated or private" in card
+    assert metadata(card)["license_link"] == f"{server.address}/alice/mine/blob/{commit.oid}/LICENSE.md"
+    assert metadata(card)["base_model"] == "alice/mine"
+    assert api.model_info("alice/copy").card_data.license == "other"  # type: ignore[union-attr]
+    assert ".from_pretrained('alice/copy'" in card
+
+    found = json.loads((down / "sharding_report.json").read_text())
     assert found["comparison"]["measured"] is True
     assert found["comparison"]["verdict"]["sentence"].split(":")[0] in card
     assert found["comparison"]["original"]["logits_sha256"] == found["comparison"]["sharded"]["logits_sha256"]
     assert "(sharding_comparison.svg)" in card
-    ET.fromstring((tmp_path / "out/sharding_comparison.svg").read_text())
-    assert set(found["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
+    ET.fromstring((down / "sharding_comparison.svg").read_text())
+    assert set(found["files"]) <= set(api.list_repo_files("alice/copy"))
     classic = found["comparison"]["classic"]
     assert classic["peak_anon_bytes"] > 100_000_000  # it imports torch, if nothing else
     assert "| classic: load, save, load again |" in card
@@ -158,29 +175,6 @@ def test_a_comparison_that_could_not_be_made_is_told_as_a_prediction(report: Rep
     assert "Predicted, not measured" in panel
     assert "its memory and disk are predictions: The disk is full." in " ".join(panel.split())
     assert "<svg" not in panel
-
-
-def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from(
-    served: Callable[..., Server],
-    tmp_path: Path,
-) -> None:
-    server = served()
-    folder = models.save("llama", tmp_path / "source", "10GB")
-    (folder / "README.md").write_text(SOURCE_CARD.replace("- no\n", ""))
-    (folder / "LICENSE.md").write_text("Do what you like.\n")
-    api = server.api()
-    api.create_repo("alice/mine", private=True)
-    commit = api.upload_folder(folder_path=folder, repo_id="alice/mine")
-    for _ in job.shard("alice/mine", "alice/copy", "50kB", endpoint=server.address, token="hf_alice", compare_rounds=1):
-        pass
-    card = Path(api.hf_hub_download("alice/copy", "README.md", local_dir=tmp_path / "down")).read_text()
-    assert f"{server.address}/alice/mine/tree/{commit.oid}" in card
-    assert "gated or private" in card
-    assert metadata(card)["license_link"] == f"{server.address}/alice/mine/blob/{commit.oid}/LICENSE.md"
-    assert metadata(card)["base_model"] == "alice/mine"
-    assert api.model_info("alice/copy").card_data.license == "other"  # type: ignore[union-attr]
-    assert api.file_exists("alice/copy", "sharding_comparison.svg")
-    assert ".from_pretrained('alice/copy'" in card
 
 
 def test_metadata_that_a_hub_does_not_take_stands_in_the_text_and_the_job_ends_well(

@@ -131,13 +131,7 @@ def test_compare_prints_one_object_with_measured_figures_of_both(run: Run, pair:
     assert len(said["original"]["curve"]) > 20
     assert said["original"]["peak_anon_bytes"]["median"] > 50_000_000
     assert "Memory while loading" in ET.fromstring(picture.read_text())[0].text  # type: ignore[operator]
-
-
-def test_compare_tells_a_person_the_verdict(run: Run, pair: tuple[Path, Path]) -> None:
-    done = run("compare", *pair, "--rounds", 1)
-    assert done.returncode == 0
-    assert "No meaningful difference" in done.stdout
-    assert "warm-up" in done.stderr
+    assert "warm-up" in done.stderr  # a person who waits sees each load
 
 
 def test_a_limit_that_nothing_loads_under_is_an_answer(run: Run, pair: tuple[Path, Path]) -> None:
@@ -168,17 +162,24 @@ def test_a_missing_side_and_a_bad_limit_are_refused_in_plain_words(run: Run, pai
     assert run("compare", *pair, "--memory-limit", "plenty").returncode == 2
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told apart in /proc")
-@pytest.mark.parametrize(("dtype", "with_mapping"), [(None, True), ("float32", True), (None, False)])
-def test_the_predicted_memory_is_near_the_measured(dtype: str | None, with_mapping: bool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose weights are as heavy as the libraries."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=8)
     config.vocab_size, config.pad_token_id = 30_000, None
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    size = (tmp_path / "model/model.safetensors").stat().st_size
+    folder = tmp_path_factory.mktemp("heavy") / "model"
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told apart in /proc")
+@pytest.mark.parametrize(("dtype", "with_mapping"), [(None, True), ("float32", True), (None, False)])
+def test_the_predicted_memory_is_near_the_measured(dtype: str | None, with_mapping: bool, heavy: Path) -> None:
+    size = (heavy / "model.safetensors").stat().st_size
     expected = predict({"BF16": size}, size, dtype, with_mapping=with_mapping)
-    found = probe(tmp_path / "model", Load(dtype=dtype, with_mapping=with_mapping))
+    found = probe(heavy, Load(dtype=dtype, with_mapping=with_mapping))
     assert found.peak_anon_bytes == pytest.approx(expected.peak_anon_bytes, rel=0.1)
     assert found.peak_file_bytes == pytest.approx(expected.peak_file_bytes, rel=0.2)

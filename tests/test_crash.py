@@ -5,13 +5,20 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from tests.conftest import environment, listing, write_checkpoint
+from sharding.journal import Journal
+from sharding.values import RepoRef, ShardRecord, StagedJob
+from tests.conftest import ROOT, environment, listing, write_checkpoint
+from tests.hubs import push
+from tests.localhub.conftest import Server
+from tests.torture import torture_page, write_source
 
 KILLS = 10
+PAGE_KILLS = 3
 UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
 
 
@@ -83,3 +90,49 @@ def assert_kept(out: Path, before: dict[str, tuple[int, int]]) -> dict[str, tupl
         now[file] = (stat.st_ino, stat.st_mtime_ns)
     assert {file: now[file] for file in before} == before
     return now
+
+
+def test_kills_of_forked_jobs_lose_nothing_and_repeat_one_shard_at_most(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    # A process of its own: forks of this one would share whatever other tests have started in it.
+    command = [sys.executable, "-m", "tests.torture", "--only", "folder", "--seed", str(seed), "20"]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "20 kills" in done.stdout
+
+
+def test_kills_of_jobs_behind_the_page_lose_nothing(served: Callable[..., Server], tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    hub = served()
+    source = push(hub, write_source(tmp_path / "in", 60, 300_000), "alice/source")
+    tally = torture_page(hub, source, "alice/page", tmp_path, PAGE_KILLS, random.Random(seed))
+    assert (tally.kills, tally.again) == (PAGE_KILLS, PAGE_KILLS)
+
+
+def test_a_journal_that_is_gone_on_with_keeps_what_it_says_at_every_moment(tmp_path: Path) -> None:
+    job = StagedJob("plan", RepoRef("folder", "in", ""), 1, "size", "natural")
+    records = [ShardRecord(f"{n}.safetensors", n, "aa", {"w": "bb"}) for n in range(3)]
+    first = Journal(tmp_path)
+    first.lock()
+    first.begin(job, [])
+    for record in records:
+        first.note(record)
+    first.close()
+    with open(first.path, "ab") as stream:
+        stream.write(b'{"file": "cut sh')
+    said: list[dict[str, ShardRecord]] = []
+
+    class Watched(Journal):
+        def _append(self, *lines: bytes) -> None:
+            said.append(self.read("plan"))
+            super()._append(*lines)
+
+    again = Watched(tmp_path)
+    again.lock()
+    again.begin(job, records)
+    again.note(ShardRecord("3.safetensors", 3, "aa", {}))
+    again.close()
+    assert [len(state) for state in said] == [3]
+    assert len(again.read("plan")) == 4

@@ -523,6 +523,42 @@ def test_a_job_that_hangs_is_ended(settings: Settings, small: str, name: str, im
     assert view.error and "silent" in view.error[0]
 
 
+def test_a_job_that_runs_for_too_long_is_stopped(
+    settings: Settings, small: str, name: str, impostor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.desk.desk.JOB_SECONDS", 7200)
+    monkeypatch.setattr("sharding.desk.desk.SILENT_SECONDS", 36_000)
+    impostor("time.sleep(600)")
+    now = [1_800_000_000.0]
+    with Desk(settings, clock=lambda: now[0]) as desk:
+        job_id = desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)
+        next(view for view in desk.watch(job_id, "alice") if view.state == "running")
+        now[0] += 7100
+        desk.sweep()
+        view = desk.view(job_id, "alice")
+        assert view and view.state == "running"
+        now[0] += 200
+        desk.sweep()
+        view = end(desk, job_id)
+    assert view.state == "failed"
+    assert view.error and "ran for 2 hours" in view.error[0] and view.error[1]
+
+
+def test_a_queue_that_is_full_takes_nobody_more(
+    desk: Desk, small: str, name: str, impostor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.desk.desk.MAX_ACTIVE_JOBS", 1)
+    executable = sys.executable
+    impostor("time.sleep(600)")
+    first = desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)
+    monkeypatch.setattr("sharding.desk.child.sys.executable", executable)
+    with pytest.raises(Refused, match="waiting here already") as refusal:
+        desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", "60kB"), "bob", BOB)
+    assert "duplicate this Space" in refusal.value.hint
+    desk.cancel(first, "alice")
+    end(desk, first)
+
+
 def test_a_job_that_does_not_want_to_end_is_killed(
     desk: Desk, small: str, name: str, impostor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ class Readings:
         assert self.go.wait(60)
         if self.broken:
             raise SourceError("It is broken.", "Try later.")
-        return Checkpoint(RepoRef("hub", source, "0" * 40), TENSORS, {}, (), (), ())
+        return Checkpoint(RepoRef("hub", source, "0" * 40), TENSORS, (), (), (), ())
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """Hub to Hub without disk: identical, atomic, resumable, and every refusal leaves nothing behind."""
 
-import json
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -23,6 +21,7 @@ from sharding.report import Report
 from tests.conftest import environment, listing, write_checkpoint
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.localhub.conftest import Server
+from tests.torture import torture_hub, write_source
 
 NUMBERS = count()
 KILLS = 10
@@ -263,52 +262,11 @@ def test_an_unfinished_job_of_another_plan_is_explained_and_restart_discards_it(
 def test_kills_at_random_moments_leave_main_whole_and_repeat_nothing_that_was_finished(
     served: Callable[..., Server], name: str, tmp_path: Path
 ) -> None:
-    hub = served()
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    moments = random.Random(seed)
-    arrays = {
-        f"layers.{n}.weight": np.frombuffer(np.random.default_rng(n).bytes(300_000), np.uint8) for n in range(240)
-    }
-    source = push(hub, write_checkpoint(tmp_path / "in", {"model.safetensors": arrays}, index=False), f"{name}-source")
-
-    def start(home: int) -> "subprocess.Popen[str]":
-        # Each run is another machine: its own home, nothing in common but the Hub.
-        command = [sys.executable, "-m", "sharding", "shard", source, name, "--max-shard-size", "1MB", "--events"]
-        env = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / f"home{home}")}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-
-    finished: set[str] = set()
-    kills = runs = 0
-    whole = False
-    while not (whole and kills >= KILLS):
-        if whole:  # a job that was quicker than its killer: on with the next one
-            name, finished, whole = f"{name}-again", set(), False
-        process = start(runs)
-        runs += 1
-        assert process.stdout
-        new_before_kill = moments.randrange(3) if kills < KILLS else None
-        kept: set[str] = set()
-        new: set[str] = set()
-        while line := process.stdout.readline():
-            event = json.loads(line)
-            assert event.get("error") is None
-            if event["event"] == "shard-finished":
-                (kept if event["kept"] else new).add(event["file"])
-            if event["event"] != "planned" and len(new) == new_before_kill:
-                time.sleep(moments.random() * 0.3)
-                kills += process.poll() is None
-                process.kill()
-                new_before_kill = None
-        process.communicate()
-        assert finished <= kept or not kept | new, f"lost {finished - kept} in run {runs}"
-        finished |= kept | new
-        shown = files_of(hub, name) if exists(hub, name) else set()
-        whole = "model.safetensors.index.json" in shown
-        assert whole or not any(path.endswith(".safetensors") for path in shown)
-    *_, verified = job.verify(source, name, endpoint=hub.address, token=TOKEN)
-    assert isinstance(verified, Verified)
-    assert verified.verification.identical
+    hub = served()
+    source = push(hub, write_source(tmp_path / "in", 100, 300_000), f"{name}-source")
+    assert torture_hub(hub, source, name, tmp_path, KILLS, random.Random(seed)).kills >= KILLS
 
 
 # --- What a job costs, and what it keeps to itself ----------------------------------------------------

@@ -1,12 +1,18 @@
 """Sizes as people write them."""
 
+import ast
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding import job, limits
 from sharding.desk import Settings
-from sharding.errors import UsageError
+from sharding.errors import SourceError, UsageError
 from sharding.limits import exact_size, format_bytes, parse_bytes
+from tests.conftest import random_tensors, write_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -82,3 +88,26 @@ def test_a_wrong_number_of_jobs_is_refused(monkeypatch: pytest.MonkeyPatch, text
     monkeypatch.setenv("SHARD_JOBS_AT_ONCE", text)
     with pytest.raises(UsageError, match="SHARD_JOBS_AT_ONCE"):
         Settings.from_environment()
+
+
+def test_every_bound_has_its_reason() -> None:
+    body = ast.parse(Path(limits.__file__).read_text()).body
+    bare = []
+    for node, after in pairwise(body):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+            bare.append(node.targets[0].id)
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                bare.clear()
+        else:
+            assert [name for name in bare if not name.startswith("_")] == []
+            bare.clear()
+
+
+@pytest.mark.parametrize("bound", ["MAX_FILES", "MAX_TENSORS"])
+def test_what_is_beyond_all_bounds_is_refused(bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
+    for room in ("sharding.source", "sharding.headers"):
+        monkeypatch.setattr(f"{room}.{bound}", 1, raising=False)
+    with pytest.raises(SourceError) as refusal:
+        job.inspect(str(folder))
+    assert refusal.value.hint

@@ -103,6 +103,7 @@ def test_a_bare_destination_is_in_ones_own_namespace(lookup: Lookup) -> None:
 
 def test_a_hub_that_cannot_be_reached_is_an_answer_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sharding.retry.NETWORK_TRIES", 1)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between its own attempts as well
     nowhere = Lookup("http://127.0.0.1:9")
     for ask in (nowhere.search, nowhere.card, nowhere.who):
         with pytest.raises(ShardingError, match="cannot be reached") as refusal:

@@ -151,6 +151,17 @@ def test_a_server_that_asks_for_more_patience_than_there_is_gets_none() -> None:
         retry.wait_to_retry(error, 1)
 
 
+@pytest.mark.parametrize(("headers", "seconds"), [({"Retry-After": "7"}, 7.0), ({"RateLimit": '"api";r=0;t=55'}, 56.0)])
+def test_a_hub_that_counts_requests_is_left_alone_for_as_long_as_it_says(
+    monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], seconds: float
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("sharding.retry.time.sleep", slept.append)
+    answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
+    retry.wait_to_retry(HfHubHTTPError("slow down", response=answer), 1)
+    assert seconds <= slept[0] <= 1.5 * seconds
+
+
 @pytest.mark.parametrize("error", [RuntimeError("xet"), PermissionError("old"), FileNotFoundError("gone")])
 def test_what_hf_xet_raises_is_put_into_words(error: Exception) -> None:
     with pytest.raises(SourceError) as refusal, Hub("http://127.0.0.1:1", None).explained("a/b", SourceError):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sharding.errors import UsageError
 from sharding.order import natural_key
-from sharding.plan import build_index, identify_plan, plan_shards, shard_header
-from sharding.values import RepoRef, TensorEntry
+from sharding.plan import build_indexes, identify_plan, plan_shards, shard_header
+from sharding.values import Component, RepoRef, TensorEntry
 
 REF = RepoRef("folder", "model", "1")
 
@@ -88,7 +88,7 @@ def test_a_number_of_five_thousand_digits_is_ordered_as_a_word() -> None:
 def test_one_shard_has_the_plain_name() -> None:
     plan = plan_shards([tensor("a", 3), tensor("b", 3)], 100)
     assert [shard.file for shard in plan.shards] == ["model.safetensors"]
-    assert not plan.is_sharded
+    assert plan.indexes == ()
 
 
 def test_shards_are_numbered_as_on_the_hub() -> None:
@@ -108,7 +108,8 @@ def test_an_oversized_tensor_is_named_with_what_to_do() -> None:
 
 def test_the_index_holds_totals_and_a_sorted_weight_map() -> None:
     plan = plan_shards([tensor("b", 3), tensor("a", 3)], 4)
-    text = build_index(plan)
+    ((path, text),) = build_indexes(plan).items()
+    assert path == "model.safetensors.index.json"
     assert text.endswith(b"}\n")
     assert json.loads(text) == {
         "metadata": {"total_parameters": 6, "total_size": 6},
@@ -117,11 +118,11 @@ def test_the_index_holds_totals_and_a_sorted_weight_map() -> None:
 
 
 def test_a_count_of_parameters_that_is_known_is_kept() -> None:
-    assert plan_shards([tensor("a", 3)], 4, total_parameters=2).total_parameters == 2
+    assert plan_shards([tensor("a", 3)], 4, Component(total_parameters=2)).total_parameters == 2
 
 
 def test_metadata_of_the_source_go_into_every_header() -> None:
-    plan = plan_shards([tensor("a", 3), tensor("b", 3)], 4, metadata={"format": "pt", "quant": "x"})
+    plan = plan_shards([tensor("a", 3), tensor("b", 3)], 4, Component(metadata={"format": "pt", "quant": "x"}))
     assert all(b'"__metadata__":{"format":"pt","quant":"x"}' in shard_header(plan, shard) for shard in plan.shards)
 
 

@@ -148,7 +148,7 @@ def test_what_is_not_copied_is_named_with_its_reason(checkpoint: Path) -> None:
         "model.gguf",
         "tf_model.h5",
         ".gitattributes",
-        "adapter_model.safetensors",
+        "unfinished/model.safetensors",
     ):
         (checkpoint / path).parent.mkdir(exist_ok=True)
         (checkpoint / path).write_bytes(b"x")
@@ -170,15 +170,25 @@ def test_what_is_not_copied_is_named_with_its_reason(checkpoint: Path) -> None:
         "model.gguf",
         "tf_model.h5",
         ".gitattributes",
-        "adapter_model.safetensors",
+        "unfinished/model.safetensors",
     ):
         assert path in said
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("model.gguf", "gguf-split"), ("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")]
+    ("name", "hint"),
+    [
+        ("model.gguf", "gguf-split"),
+        ("tf_model.h5", "from_tf"),
+        ("flax_model.msgpack", "from_flax"),
+        ("onnx/model.onnx", "exported from"),
+        ("weights.npz", "mlx_lm"),
+        ("v1-5.ckpt", "diffusers"),
+        ("model.nemo", "NeMo"),
+    ],
 )
 def test_weights_in_another_format_are_refused_with_what_helps(tmp_path: Path, name: str, hint: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(SourceError, match=name) as refusal:
         inspect(str(tmp_path))
@@ -248,7 +258,7 @@ def test_metadata_of_all_files_are_kept_and_a_conflict_is_reported(checkpoint: P
     save_file({"b": np.zeros(3)}, checkpoint / TWO, metadata={"format": "pt", "who": "two"})
     (checkpoint / INDEX).unlink()
     found = inspect(str(checkpoint))
-    assert found.metadata == {"format": "pt", "torchao": "1", "who": "one"}
+    assert found.components[0].metadata == {"format": "pt", "torchao": "1", "who": "one"}
     assert [finding.code for finding in found.findings] == ["no-index", "metadata-conflict"]
 
 

@@ -29,7 +29,16 @@ from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.desk.shelf import Shelf
 from sharding.devices import DevicePlan
 from sharding.errors import Refused
-from sharding.limits import JOBS_REMEMBERED, SILENT_SECONDS, SWEEP_SECONDS, VIEW_SECONDS, exact_size, format_bytes
+from sharding.limits import (
+    JOB_SECONDS,
+    JOBS_REMEMBERED,
+    MAX_ACTIVE_JOBS,
+    SILENT_SECONDS,
+    SWEEP_SECONDS,
+    VIEW_SECONDS,
+    exact_size,
+    format_bytes,
+)
 from sharding.lookup import Lookup
 from sharding.values import Checkpoint, Plan
 
@@ -147,6 +156,9 @@ class Desk:
         record = JobRecord(new_job_id(destination), owner, request, plan.total_bytes, self._clock())
         with self._lock:
             self._refuse_busy(owner, destination)
+            if len(self._jobs) >= MAX_ACTIVE_JOBS:
+                hint = "Come back later, or duplicate this Space: your own has no other visitors."
+                raise Refused(f"{MAX_ACTIVE_JOBS} jobs are waiting here already.", hint)
             self._shelf.save(record)
             taken = self._jobs[record.id] = ActiveJob(record, token)
             self._queue.put(taken)
@@ -235,6 +247,9 @@ class Desk:
             for taken in self._jobs.values():
                 if taken.child and now - taken.heard > SILENT_SECONDS:
                     taken.problem = f"was silent for {SILENT_SECONDS // 60} minutes"
+                    taken.child.stop()
+                elif taken.child and now - (taken.record.started or now) > JOB_SECONDS:
+                    taken.problem = f"ran for {JOB_SECONDS // 3600} hours"
                     taken.child.stop()
 
     def _work(self) -> None:

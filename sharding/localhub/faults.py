@@ -12,10 +12,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Kind = Literal["delay", "status", "cut", "short", "long", "corrupt", "stall", "whole"]
+Kind = Literal["delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other"]
 
 _RULE = re.compile(
-    r"(?P<kind>delay|status|cut|short|long|corrupt|stall|whole)(:(?P<value>\d+(\.\d+)?))?"
+    r"(?P<kind>delay|status|cut|short|long|corrupt|stall|whole|other)(:(?P<value>\d+(\.\d+)?))?"
     r"@(?P<pattern>.+?)(%(?P<chance>[\d.]+))?(#(?P<times>\d+))?"
 )
 
@@ -27,7 +27,8 @@ class Fault:
     `delay` waits `value` seconds before the request is carried out, `stall` in the middle of the answer's body.
     `status` answers with that status and does nothing; with 429 and 503 goes Retry-After: 0. `cut` breaks the
     connection after `value` bytes of the body, when the request has been carried out. `short` and `long` send
-    `value` bytes less and more, and say so; `corrupt` turns a bit in the middle; `whole` ignores a range.
+    `value` bytes less and more, and say so; `corrupt` turns a bit in the middle; `whole` ignores a range; `other`
+    sends the name of another commit and another content along.
     """
 
     kind: Kind
@@ -53,6 +54,9 @@ def parse_fault(text: str) -> Fault:
         float(match["chance"] or 1),
         int(match["times"]) if match["times"] else None,
     )
+
+
+_IDENTITIES = ("x-repo-commit", "etag", "x-linked-etag")
 
 
 class ConnectionCut(Exception):  # noqa: N818 - it is no error of this program
@@ -113,6 +117,9 @@ class _Breaker:
             if self._kind in ("short", "long", "cut"):
                 more = {"short": -min(self._value, self._size), "long": self._value, "cut": 1}[self._kind]
                 headers["content-length"] = str(int(self._size + more))
+            for name in _IDENTITIES if self._kind == "other" else ():
+                if name in headers:
+                    headers[name] = headers[name][::-1]
             message = {**message, "headers": headers.raw}
         elif message["type"] == "http.response.body":
             message = {**message, "body": await self._broken(message.get("body", b""), message.get("more_body", False))}

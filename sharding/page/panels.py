@@ -54,7 +54,7 @@ def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
     shares = sorted(sizes, key=lambda dtype: -sizes[dtype])
     access = "gated" if card.gated else "private" if card.private else "open to all"
-    parameters = checkpoint.total_parameters or sum(tensor.parameters for tensor in checkpoint.tensors)
+    parameters = checkpoint.total_parameters
     dtypes = ", ".join(shares[:4])
     return render("facts", checkpoint=checkpoint, card=card, parameters=parameters, dtypes=dtypes, access=access)
 
@@ -122,7 +122,7 @@ def result_panel(
         old=old,
         new=new,
         picture=_memory_over_time(report.comparison),
-        snippets=loading_snippets(repo_id, report.source.architecture),
+        snippets=loading_snippets(repo_id, report.source.architecture, report.source.library, report.source.variant),
     )
 
 

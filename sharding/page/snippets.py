@@ -3,13 +3,20 @@
 import re
 from collections.abc import Mapping
 
+from sharding.loading import loading_code
+from sharding.values import Library
 
-def loading_snippets(repo_id: str, architecture: str | None) -> Mapping[str, str]:
+
+def loading_snippets(
+    repo_id: str, architecture: str | None, library: Library = "transformers", variant: str = ""
+) -> Mapping[str, str]:
     """Return code to copy, by the name of the tool, that loads the model in `repo_id` onto what there is.
 
     >>> print(loading_snippets("me/small", "LlamaForCausalLM")["transformers"].splitlines()[0])
     from transformers import AutoModelForCausalLM, AutoTokenizer
     """
+    if library != "transformers" or variant:
+        return {library: loading_code(repo_id, library, architecture, variant) + "\n"}
     model = _class_of(architecture)
     return {
         "transformers": f"""\

@@ -133,13 +133,13 @@ def gated(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def long(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A public source that `LONG` cuts into 60 shards: into a slow repo, there is time to interfere."""
+    """A public source that `LONG` cuts into 30 shards: into a slow repo, there is time to interfere."""
     tensors = {f"layers.{n}.weight": np.full(3000, n, np.float32) for n in range(60)}
     folder = write_checkpoint(tmp_path_factory.mktemp("in") / "long", {"model.safetensors": tensors}, False)
     return push(hub, folder, "bob/long")
 
 
-LONG = "12kB"
+LONG = "24kB"
 
 
 @pytest.fixture(scope="session")

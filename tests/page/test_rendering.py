@@ -42,7 +42,7 @@ def checkpoint(files: dict[str, int], name: str = "w") -> Checkpoint:
         TensorEntry(f"{name}{n}", "U8", (size,), file, 0, size) for n, (file, size) in enumerate(files.items())
     )
     entries = tuple(FileEntry(file, size) for file, size in files.items())
-    return Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, {}, entries, (), (), architecture=EVIL)
+    return Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), (), architecture=EVIL)
 
 
 @pytest.mark.parametrize("room", [links, snippets, words], ids=lambda room: room.__name__)

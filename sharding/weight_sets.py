@@ -1,0 +1,208 @@
+"""Find the weight files that belong together, and take one set of each folder that is loaded. Touches no files.
+
+The choice is that of transformers 5.23 and diffusers 0.42: `model.safetensors` before an index before anything else,
+each of the variant that is asked for. What an index says is compared with the headers afterwards; the headers win.
+"""
+
+import re
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sharding.errors import SourceError
+from sharding.files import BIN_INDEX_NAME, BIN_NAME, BIN_SHARD_NAME, SHARD_NAME, Index, name_some
+from sharding.layouts import ADAPTER_FILE, Documents, find_layout
+from sharding.refusals import no_variant, no_weights, pickled_component
+from sharding.values import Finding, Library, folder_of
+
+_BASES = ("model", "diffusion_pytorch_model", "adapter_model")
+"""What transformers, diffusers and peft call their weights; the first that a folder has is taken."""
+
+_BASE = f"(?P<base>{'|'.join(_BASES)})"
+_FILE = re.compile(
+    rf"{_BASE}(?:\.(?P<variant>[^./]+?))?(?P<number>-\d{{5,}}-of-\d{{5,}})?(?:\.(?P<old>[^./]+))?\.safetensors"
+)
+_INDEX = re.compile(rf"{_BASE}\.safetensors(?:\.(?P<old>[^./]+))?\.(?P<index>index)(?:\.(?P<variant>[^./]+))?\.json")
+"""`old` is where releases of diffusers before 0.32 put the variant."""
+
+
+@dataclass(slots=True)
+class WeightSet:
+    """Files that are loaded together from `folder` ("" or ending in "/"): by one name, by an index, or as shards."""
+
+    folder: str
+    base: str = "model"
+    variant: str = ""
+    is_whole: bool = False
+    single: str | None = None
+    index: str | None = None
+    shards: list[str] = field(default_factory=list)
+
+    def files(self, index: Index | None, paths: Container[str]) -> list[str]:
+        """Return the weight files; `index` is what `self.index` says, `paths` all files of the repo.
+
+        Raises SourceError where some are missing.
+        """
+        if self.single:
+            return [self.single]
+        if index is None:
+            return _complete(self.shards)
+        listed = sorted(set(index.weight_map.values()))
+        missing = [path for path in listed if path not in paths]
+        if missing:
+            raise SourceError(
+                f"{len(missing)} of the {len(listed)} files that {self.index} lists are missing: {name_some(missing)}.",
+                "Download them again; the checkpoint is incomplete without them.",
+            )
+        return listed
+
+    def findings(self) -> list[Finding]:
+        """Return what a person should know about how the files were chosen."""
+        if self.single and (self.index or self.shards):
+            message = f"{self.single} stands beside an index or shards; it is the one used, as in transformers."
+            return [Finding("warning", "several-checkpoints", message, "Remove the set that is out of date.")]
+        if not self.single and not self.index:
+            return [Finding("warning", "no-index", "There is no index; the shard files alone say what is in them.")]
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The sets of a repo, one a folder; weights that are copied as they are; what a person should know."""
+
+    library: Library
+    sets: tuple[WeightSet, ...]
+    copied: frozenset[str]
+    findings: tuple[Finding, ...]
+
+
+def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> Found:
+    """Return the sets of weights of a repo with files at `paths`, of `variant` wherever a folder has it.
+
+    Raises SourceError where there are none that can be streamed, or there is no such variant.
+    """
+    layout = find_layout(paths, documents)
+    sets: list[WeightSet] = []
+    passed_over, copied = set[str](), set[str]()
+    for folder, is_whole in layout.folders.items():
+        inside = [path for path in paths if folder_of(path) == folder]
+        variants = _by_variant(folder, inside)
+        chosen = _named(documents.weights_named, inside) if documents.weights_named and not folder else None
+        chosen = chosen or _choose(variants, variant)
+        if chosen is None and layout.library in ("transformers", "sentence-transformers") and not folder:
+            chosen = _pickled(inside)
+        if chosen is None and layout.library == "transformers":
+            chosen = _unnamed(inside)
+        pickled = [path for path in inside if path.endswith(".bin")]
+        if chosen:
+            chosen.is_whole = is_whole
+            sets.append(chosen)
+            passed_over |= variants.keys() - {chosen.variant}
+        elif pickled and is_whole:
+            copied |= set(pickled)
+        elif pickled and layout.library == "diffusers":
+            raise pickled_component(folder, pickled)
+    if not sets:
+        raise no_weights(paths)
+    if variant and all(chosen.variant != variant for chosen in sets):
+        raise no_variant(variant, sorted({chosen.variant for chosen in sets} | passed_over))
+    if layout.library != "peft":
+        copied |= {
+            path for path in paths if path.rsplit("/", 1)[-1] == ADAPTER_FILE and folder_of(path) in layout.folders
+        }
+    return Found(layout.library, tuple(sets), frozenset(copied), tuple(_remarks(sets, passed_over, copied)))
+
+
+def _by_variant(folder: str, inside: Iterable[str]) -> dict[str, WeightSet]:
+    """Return the sets of a folder by variant, "" for the plain one, of the first base that it has."""
+    found: dict[tuple[str, str], WeightSet] = {}
+    for path in inside:
+        match = _FILE.fullmatch(path.removeprefix(folder)) or _INDEX.fullmatch(path.removeprefix(folder))
+        if match is None:
+            continue
+        part = match.groupdict()
+        variant = part["variant"] or part["old"] or ""
+        one = found.setdefault((part["base"], variant), WeightSet(folder, part["base"], variant))
+        if "index" in part:
+            one.index = path
+        elif part["number"]:
+            one.shards.append(path)
+        else:
+            one.single = path
+    base = min((base for base, _ in found), key=_BASES.index, default="")
+    return {variant: one for (of, variant), one in found.items() if of == base}
+
+
+def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
+    if variant in variants:
+        return variants[variant]
+    if "" in variants or not variants:
+        return variants.get("")
+    if len(variants) > 1:
+        raise no_variant(variant, list(variants))
+    return next(iter(variants.values()))
+
+
+def _named(name: str, inside: Iterable[str]) -> WeightSet:
+    """Return the set that config.json names. Raises SourceError where it is not there."""
+    if name not in inside or not name.endswith((".safetensors", ".safetensors.index.json")):
+        raise SourceError(
+            f"config.json names {name[:100]!r} as transformers_weights, which is no safetensors file beside it.",
+            "Download that file, or remove the entry if model.safetensors is meant.",
+        )
+    return WeightSet("", index=name) if name.endswith(".json") else WeightSet("", single=name)
+
+
+def _unnamed(inside: Iterable[str]) -> WeightSet | None:
+    """Return the shards of any other name, or the one file that can only be the weights."""
+    others = [path for path in inside if path.endswith(".safetensors") and not path.startswith("consolidated.")]
+    shards = [path for path in others if SHARD_NAME.fullmatch(path)]
+    if shards:
+        return WeightSet("", shards=shards)
+    return WeightSet("", single=others[0]) if len(others) == 1 else None
+
+
+def _pickled(inside: Iterable[str]) -> WeightSet | None:
+    """Return the weights that torch has saved: one file, else shards, whose index often stays where they do not."""
+    shards = [path for path in inside if BIN_SHARD_NAME.fullmatch(path)]
+    if BIN_NAME in inside:
+        return WeightSet("", single=BIN_NAME)
+    if shards and BIN_INDEX_NAME in inside:
+        return WeightSet("", index=BIN_INDEX_NAME)
+    return WeightSet("", shards=shards) if shards else None
+
+
+def _complete(shards: Sequence[str]) -> list[str]:
+    """Return shards that make up one checkpoint. Raises SourceError where some are missing, or of another."""
+    sets: dict[tuple[str, str, int], set[int]] = {}
+    for path in shards:
+        match = SHARD_NAME.fullmatch(path) or BIN_SHARD_NAME.fullmatch(path)
+        assert match is not None
+        sets.setdefault((match["base"], match["rest"], int(match["count"])), set()).add(int(match["number"]))
+    if len(sets) > 1:
+        names = ", ".join(f"{base} of {count}" for base, _, count in sets)
+        raise SourceError(
+            f"There are shards of several checkpoints and no index: {names}.", "Remove those that are out of date."
+        )
+    ((_, _, count), numbers), *_ = sets.items()
+    missing = count - len(numbers & set(range(1, count + 1)))
+    if missing:
+        raise SourceError(
+            f"{missing} of the {count} shards are missing, and there is no index.", "Download them again."
+        )
+    return sorted(shards)
+
+
+def _remarks(sets: Sequence[WeightSet], passed_over: set[str], copied: Iterable[str]) -> Iterable[Finding]:
+    if names := sorted(name for name in passed_over if name):
+        message = f"Other variants are left out: {', '.join(names)}."
+        yield Finding("info", "variants", message, f"Add --variant {names[0]} to re-shard that one instead.")
+    for name in sorted({one.variant for one in sets} - {""}):
+        yield Finding("info", "variant", f"The variant {name} is taken.", f'Load the result with variant="{name}".')
+    whole = sorted([one.single or one.folder for one in sets if one.is_whole] + list(copied))
+    if whole:
+        yield Finding(
+            "info",
+            "kept-whole",
+            f"Kept as one file, which is all that its loader knows: {name_some(whole)}.",
+            "Adapters and the small modules of a sentence transformer are loaded by one name, not by an index.",
+        )

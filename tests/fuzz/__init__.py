@@ -1,0 +1,1 @@
+"""Inputs found by coverage, for what reads bytes that anybody may have written."""

@@ -1,0 +1,120 @@
+"""What is fuzzed: each target takes bytes, and either returns or raises the one error that it promises."""
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile, ZipInfo
+
+from sharding.archive import read_archive
+from sharding.errors import SourceError
+from sharding.files import BIN_INDEX_NAME, parse_index
+from sharding.gather import gathering
+from sharding.layout import parse_header
+from sharding.report_reader import parse_report
+from sharding.values import Checkpoint, FileEntry, RepoRef
+
+_FILE = "pytorch_model.bin"
+_MOST_READ_BYTES = 1 << 16
+
+
+class Memory:
+    """A source of one file, whose bytes are at hand. See `protocols.Source`."""
+
+    def __init__(self, data: bytes) -> None:
+        self.ref = RepoRef("folder", "memory", "")
+        self.folder: Path | None = None
+        self.is_private: bool | None = None
+        self.block_bytes = 1 << 20
+        self.join_gap_bytes = 0
+        self.ranges_at_once = 1
+        self.files = (FileEntry(_FILE, len(data)),)
+        self.requests = 0
+        self.bytes_read = 0
+        self._data = data
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        assert 0 <= start_byte <= end_byte <= len(self._data)
+        yield self._data[start_byte:end_byte]
+
+    def path(self, file: str) -> Path | None:
+        return None
+
+
+def header(data: bytes) -> None:
+    """The header of a safetensors file, which is as long as it says."""
+    for tensor in parse_header(data, len(data), "model.safetensors").tensors:
+        assert 0 <= tensor.start_byte <= tensor.end_byte <= len(data)
+
+
+def index(data: bytes) -> None:
+    """An index of either format."""
+    path = BIN_INDEX_NAME if b".bin" in data else "model.safetensors.index.json"
+    for file in set(parse_index(data, path).weight_map.values()):
+        assert "/" not in file
+
+
+def archive(data: bytes) -> None:
+    """A `.bin` file: its directory, its pickle, and the bytes of every tensor that is not too long."""
+    source = Memory(data)
+    found = read_archive(source, source.files[0])
+    checkpoint = Checkpoint(source.ref, found.tensors, {}, source.files, (), (), gathered=found.gathered)
+    reading = gathering(source, checkpoint)
+    for tensor in found.tensors:
+        end = min(tensor.end_byte, tensor.start_byte + _MOST_READ_BYTES)
+        read = b"".join(reading.read(_FILE, tensor.start_byte, end))
+        assert len(read) == end - tensor.start_byte
+
+
+def pickle(data: bytes) -> None:
+    """A pickle inside a sound `.bin` file with a few storages."""
+    stream = BytesIO()
+    with ZipFile(stream, "w") as file:
+        for name, content in {"data.pkl": data, "data/0": bytes(64), "data/1": bytes(8), "data/2": b""}.items():
+            file.writestr(ZipInfo(f"archive/{name}"), content)
+    archive(stream.getvalue())
+
+
+def report(data: bytes) -> None:
+    """The report in a stranger's repo: the bytes as they are, or as changes to a sound one."""
+    parse_report(data if data.startswith(b"{") else _changed(data))
+
+
+def _changed(data: bytes) -> str:
+    """Return a sound report with values put elsewhere in it, as `data` says: where to, and what, a byte each."""
+    document = json.loads(_REPORT.read_bytes())
+    for number in range(0, len(data) - 1, 2):
+        places = list(_places(document))
+        holder, key = places[data[number] % len(places)]
+        holder[key] = deepcopy(_VALUES[data[number + 1] % len(_VALUES)])
+    return json.dumps(document)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every dictionary or list inside, with every key of it."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from _places(value[key])
+
+
+_REPORT = Path(__file__).parent / "corpus/report/written"
+_VALUES = (None, True, 0, -1, 1 << 63, 1 << 70, 1.5, float("nan"), "", "a", "../a", "a/b", "0" * 64, "x" * 3000, [], [[]], {}, {"a": 1})  # fmt: skip
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "header": header,
+    "index": index,
+    "archive": archive,
+    "pickle": pickle,
+    "report": report,
+}
+
+
+def run(target: Callable[[bytes], None], data: bytes) -> bool:
+    """Return whether `target` accepts `data`. Any error but a refusal passes through."""
+    try:
+        target(data)
+    except SourceError:
+        return False
+    return True

@@ -1,0 +1,82 @@
+"""A loopback Hub in this very process: its faults change from one job to the next, and its requests are counted."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sharding.localhub.faults import Fault, Faults, parse_fault
+from sharding.localhub.hub import Hub, Settings
+from sharding.localhub.server import HOST, make_app
+from tests.localhub.conftest import Server
+
+
+@dataclass
+class InHouse(Server):
+    """A Hub whose `rules` and `log` ("METHOD path" of every request) are at hand."""
+
+    rules: list[Fault] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    hub: Hub | None = None
+
+    @contextmanager
+    def failing(self, *rules: str) -> Iterator[None]:
+        """Break answers by `rules`, and by no others, while the block lasts."""
+        self.rules[:] = [parse_fault(rule) for rule in rules]
+        try:
+            yield
+        finally:
+            self.rules.clear()
+
+    def asked(self, pattern: str) -> int:
+        """Return how many requests in the log `pattern` is found in."""
+        return sum(bool(re.search(pattern, line)) for line in self.log)
+
+
+@contextmanager
+def hub_in_house(folder: Path, **settings: object) -> Iterator[InHouse]:
+    """Serve a Hub kept in `folder` from a thread while the block lasts."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind((HOST, 0))
+        listener.listen(1024)
+        address = f"http://{HOST}:{listener.getsockname()[1]}"
+        hub = Hub.open(address, folder, Settings(**settings))  # type: ignore[arg-type]
+        served = InHouse(folder, address=address, hub=hub)
+        middleware = [Middleware(_Log, served.log), Middleware(Faults, served.rules)]
+        server = uvicorn.Server(uvicorn.Config(make_app(hub, middleware), log_level="critical", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="hub")
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield served
+        finally:
+            server.should_exit = True
+            server.force_exit = True
+            thread.join()
+            hub.close()
+
+
+class _Log:
+    """Middleware that notes every request."""
+
+    def __init__(self, app: ASGIApp, log: list[str]) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            self._log.append(f"{scope['method']} {scope['path']}")
+        await self._app(scope, receive, send)
+
+
+InHouseHub = Callable[..., InHouse]
