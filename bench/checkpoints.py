@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK_BYTES = 16 << 20
-_BF16_BYTES = 2
+_BYTES = {"BF16": 2, "F32": 4}
+_NAMES = {"BF16": "bfloat16", "F32": "float32"}
 _INDEX_NAME = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A bf16 tensor that is to be written."""
+    """A tensor that is to be written, in bf16 or fp32."""
 
     name: str
     shape: tuple[int, ...]
+    dtype: str = "BF16"
 
     @property
     def parameters(self) -> int:
@@ -32,12 +34,12 @@ class Tensor:
     @property
     def bytes(self) -> int:
         """Size of the data."""
-        return self.parameters * _BF16_BYTES
+        return self.parameters * _BYTES[self.dtype]
 
 
-def build_llama(folder: Path, weight_bytes: int) -> None:
+def build_llama(folder: Path, weight_bytes: int, dtype: str = "BF16") -> None:
     """Write a Llama of about `weight_bytes` in two files, in a process of its own: it imports torch."""
-    _build("llama", folder, "--bytes", weight_bytes)
+    _build("llama", folder, "--bytes", weight_bytes, "--dtype", dtype)
 
 
 def build_sparse(folder: Path, files: int, tensors: int, width: int = 2048) -> None:
@@ -54,11 +56,11 @@ def _build(kind: str, folder: Path, *arguments: object) -> None:
     subprocess.run([sys.executable, __file__, kind, folder, *map(str, arguments)], check=True)
 
 
-def _write_llama(folder: Path, weight_bytes: int) -> None:
+def _write_llama(folder: Path, weight_bytes: int, dtype: str) -> None:
     import numpy as np
     from safetensors import safe_open
 
-    config, tensors = _llama(weight_bytes)
+    config, tensors = _llama(weight_bytes, dtype)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config)
     files = _in_two_files(tensors)
@@ -70,7 +72,9 @@ def _write_llama(folder: Path, weight_bytes: int) -> None:
             while left_bytes:
                 chunk_bytes = min(left_bytes, _CHUNK_BYTES)
                 # Any sign, an exponent from -7 to -4, any mantissa: finite in fp16 too, and quicker than a normal.
-                bits = random.integers(0, 1 << 16, chunk_bytes // _BF16_BYTES, np.uint16) & 0x81FF | 0x3C00
+                bits = random.integers(0, 1 << 16, chunk_bytes // 2, np.uint16)
+                upper = slice(None) if dtype == "BF16" else slice(1, None, 2)  # the upper half of an fp32 is a bf16
+                bits[upper] = bits[upper] & 0x81FF | 0x3C00
                 stream.write(bits.data)
                 left_bytes -= chunk_bytes
         with safe_open(folder / name, framework="np") as file:
@@ -78,7 +82,7 @@ def _write_llama(folder: Path, weight_bytes: int) -> None:
     _write_index(folder, files)
 
 
-def _llama(weight_bytes: int) -> tuple[str, list[Tensor]]:
+def _llama(weight_bytes: int, dtype: str) -> tuple[str, list[Tensor]]:
     """Return the configuration (JSON) and the tensors of the Llama whose size comes nearest to `weight_bytes`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -86,7 +90,7 @@ def _llama(weight_bytes: int) -> tuple[str, list[Tensor]]:
     def tensors(layers: int) -> tuple[str, list[Tensor]]:
         config = LlamaConfig(
             architectures=["LlamaForCausalLM"],
-            dtype="bfloat16",
+            dtype=_NAMES[dtype],
             vocab_size=32_000,
             hidden_size=2048,
             intermediate_size=5632,
@@ -97,7 +101,7 @@ def _llama(weight_bytes: int) -> tuple[str, list[Tensor]]:
         )
         with torch.device("meta"):
             state = LlamaForCausalLM(config).state_dict()
-        return config.to_json_string(), [Tensor(name, tuple(tensor.shape)) for name, tensor in state.items()]
+        return config.to_json_string(), [Tensor(name, tuple(tensor.shape), dtype) for name, tensor in state.items()]
 
     one, two = (sum(tensor.bytes for tensor in tensors(layers)[1]) for layers in (1, 2))
     return tensors(max(1, 1 + round((weight_bytes - one) / (two - one))))
@@ -146,7 +150,7 @@ def _write_header(stream: BinaryIO, tensors: Iterable[Tensor]) -> None:
     end_byte = 0
     for tensor in tensors:
         start_byte, end_byte = end_byte, end_byte + tensor.bytes
-        header[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start_byte, end_byte]}
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start_byte, end_byte]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     stream.write(len(text).to_bytes(8, "little") + text)
@@ -167,7 +171,8 @@ def main() -> None:
     """Write one checkpoint into a new folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
-    llama = kinds.add_parser("llama", help="random bf16 weights in two files")
+    llama = kinds.add_parser("llama", help="random weights in two files")
+    llama.add_argument("--dtype", choices=list(_BYTES), default="BF16")
     llama.add_argument("--bytes", type=int, default=1_500_000_000)
     sparse = kinds.add_parser("sparse", help="real headers, holes for the weights")
     sparse.add_argument("--files", type=int, default=200)
@@ -177,7 +182,7 @@ def main() -> None:
         kind.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     if arguments.kind == "llama":
-        _write_llama(arguments.folder, arguments.bytes)
+        _write_llama(arguments.folder, arguments.bytes, arguments.dtype)
     else:
         _write_sparse(arguments.folder, arguments.files, arguments.tensors, arguments.width)
 

@@ -36,6 +36,15 @@ def save_with_hub(source: Path, destination: Path, max_shard_size: str, dtype: s
     save_torch_state_dict(load(source, dtype).state_dict(), destination, max_shard_size=max_shard_size)
 
 
+def load_cast_and_save(source: Path, destination: Path, max_shard_size: str) -> None:
+    """Load as stored, cast the whole model to fp16, save it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source).to(torch.float16)
+    model.save_pretrained(destination, max_shard_size=max_shard_size)
+
+
 def read_headers(source: Path) -> dict[str, list[int]]:
     """Return the shape of every tensor in a folder, by name, as safetensors reads it."""
     from safetensors import safe_open
@@ -65,7 +74,7 @@ def download(repo_id: str, folder: Path) -> None:
 def main() -> None:
     """Do one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["accelerate", "transformers", "hub", "headers", "upload", "download"])
+    parser.add_argument("what", choices=["accelerate", "transformers", "hub", "cast", "headers", "upload", "download"])
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path, nargs="?")
     parser.add_argument("--max-shard-size", default="200MB")
@@ -78,6 +87,8 @@ def main() -> None:
             save_with_transformers(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
         case "hub":
             save_with_hub(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
+        case "cast":
+            load_cast_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
         case "headers":
             print(len(read_headers(arguments.source)))
         case "upload":

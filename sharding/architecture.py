@@ -1,4 +1,4 @@
-"""Ask, in a child process on the meta device, what transformers knows of a model class."""
+"""Ask, in a child process on the meta device, what transformers knows of a model."""
 
 import json
 import subprocess
@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sharding.dtypes import STORED, TORCH
 from sharding.errors import SourceError
 from sharding.limits import ARCHITECTURE_SECONDS, child_variables
+from sharding.plan import parse_strategy
+from sharding.values import Checkpoint, ModelHints, SavedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,30 @@ def ask_architecture(config: bytes, dtype: str | None = None, budgets: Mapping[s
     With `budgets` (device to bytes) the answer has accelerate's device map for them. Raises SourceError where
     transformers has no class for it, or only code of the repo has.
     """
-    question = {"config": config.decode(errors="replace"), "dtype": dtype, "budgets": dict(budgets or {})}
+    return from_answer(
+        _ask({"config": config.decode(errors="replace"), "dtype": dtype, "budgets": dict(budgets or {})})
+    )
+
+
+def hints_for(
+    checkpoint: Checkpoint, *, strategy: str = "size", order: str = "natural", dtype: str = "keep"
+) -> ModelHints | None:
+    """Return what transformers knows of a checkpoint, for a plan with these choices; None for one that needs nothing.
+
+    Takes seconds, in which another process imports transformers and reads no weights. Raises UsageError.
+    """
+    parse_strategy(strategy, order)
+    if not checkpoint.config or (strategy, dtype) == ("size", "keep") and order != "transformers":
+        return None
+    tensors = [(tensor.name, tensor.dtype, tensor.shape) for tensor in checkpoint.tensors]
+    wanted = TORCH.get(STORED.get(dtype, ""))
+    try:
+        return hints_from(_ask({"config": checkpoint.config, "dtype": wanted, "tensors": tensors}))
+    except SourceError as error:
+        return ModelHints(unknown=error.message)
+
+
+def _ask(question: Mapping[str, Any]) -> Any:
     command = [sys.executable, "-m", "sharding.metamodel"]
     try:
         done = subprocess.run(
@@ -62,7 +88,12 @@ def ask_architecture(config: bytes, dtype: str | None = None, budgets: Mapping[s
     answer = json.loads(done.stdout)
     if "unsupported" in answer:
         raise SourceError(answer["unsupported"], "Its files can still be inspected, planned and sharded.")
-    return from_answer(answer)
+    return answer
+
+
+def hints_from(answer: Mapping[str, Any]) -> ModelHints:
+    """Return what `sharding.metamodel` has answered of what would be saved."""
+    return ModelHints(answer["class_name"], tuple(SavedTensor(*saved) for saved in answer["saved"]))
 
 
 def from_answer(answer: Mapping[str, Any]) -> Architecture:

@@ -1,8 +1,7 @@
 """Write the files that stand beside the shards of a result: report, digests, card, picture, index, configuration."""
 
-import json
-
 from sharding.card import Links, write_card
+from sharding.dtypes import configured
 from sharding.errors import DestinationError
 from sharding.files import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.headers import read_small
@@ -30,22 +29,18 @@ def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
     return files
 
 
-def configured(origin: Source, dtype: str | None) -> dict[str, bytes]:
-    """Return the configuration of the copy where it must change: the dtype after a cast, the name of the weights."""
-    config = next((file for file in origin.files if file.path == "config.json"), None)
-    if config is None or config.bytes > MAX_CONFIG_BYTES:
-        return {}
-    try:
-        document = json.loads(read_small(origin, config, MAX_CONFIG_BYTES))
-    except (ValueError, RecursionError):  # copied as it is, whatever it is
-        return {}
-    if not isinstance(document, dict) or (dtype is None and _WEIGHTS_NAMED not in document):
-        return {}
-    document.pop(_WEIGHTS_NAMED, None)  # as save_pretrained does: the copy has the usual names
-    if dtype:
-        document.pop("torch_dtype", None)
-        document["dtype"] = dtype
-    return {config.path: to_bytes(document)}
+def rewritten_configs(origin: Source, torch_dtype: str | None) -> dict[str, bytes]:
+    """Return the configurations of the copy where they must change: the dtype after a cast, the name of the weights."""
+    rewritten = {}
+    for file in origin.files:
+        is_config = file.path.rpartition("/")[2] == "config.json" and file.bytes <= MAX_CONFIG_BYTES
+        if not is_config or (torch_dtype is None and "/" in file.path):
+            continue
+        document = configured(read_small(origin, file, MAX_CONFIG_BYTES), torch_dtype)
+        if document is not None and (torch_dtype or _WEIGHTS_NAMED in document):
+            document.pop(_WEIGHTS_NAMED, None)  # as save_pretrained does: the copy has the usual names
+            rewritten[file.path] = to_bytes(document)
+    return rewritten
 
 
 def _files_beside(

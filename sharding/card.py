@@ -53,6 +53,7 @@ def write_card(
         *_introduction(report, links, is_private),
         *_loading(report),
         *_shards(report),
+        *_stages(report),
         *(_comparison(report.comparison, picture) if report.comparison else ()),
         *_making(report, links),
     ]
@@ -131,6 +132,13 @@ def _origin(report: Report, links: Links) -> str:
 
 def _proof(report: Report) -> str:
     count = f"{report.verification.tensors:,}"
+    if report.engine == "stream" and report.plan.dtype != "keep":
+        infinite = sum(report.overflowed.values())
+        lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""
+        return (
+            f"Its weights are cast to {report.plan.dtype}: all {count} tensors equal `tensor.to(dtype)` of the "
+            f"original's bit for bit; `sharding_digests.json` has their SHA-256.{lost}"
+        )
     if report.engine == "stream":
         return f"All {count} tensors are bit-identical to the original's; `sharding_digests.json` has their SHA-256."
     return f"Loaded and saved by transformers and accelerate; all {count} tensors were read again and compared."
@@ -152,6 +160,19 @@ def _shards(report: Report) -> Iterable[str]:
         rows.append(f"| `{shard.file}` | {len(shard.tensors):,} | {format_bytes(shard.bytes)} | {share} |")
     if len(report.plan.shards) > _MOST_ROWS:
         rows.append(f"| and {len(report.plan.shards) - _MOST_ROWS:,} more | | | |")
+    yield "\n".join(rows) + "\n"
+
+
+def _stages(report: Report) -> Iterable[str]:
+    if not report.plan.stages:
+        return
+    yield "## Pipeline stages\n\nA machine that computes one stage needs that stage's files only.\n"
+    rows = ["| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|"]
+    for number, stage in enumerate(report.plan.stages, start=1):
+        files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))
+        between = f" ({len(stage.files):,} in all)" if len(stage.files) > 2 else ""
+        size = format_bytes(stage.bytes)
+        rows.append(f"| {number} | {size} | {len(stage.blocks):,} | {len(stage.others):,} | {files}{between} |")
     yield "\n".join(rows) + "\n"
 
 

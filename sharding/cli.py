@@ -35,13 +35,22 @@ Private = Annotated[
     bool | None, typer.Option("--private/--public", help="Who may see a new repo; default: as the source.")
 ]
 Size = Annotated[str, typer.Option("--max-shard-size", "-s", help="Largest shard: 200MB, 2GB, 1GiB, or bytes.")]
-Strategy = Annotated[Literal["size"], typer.Option(help="How to cut: size fills each shard up to the limit.")]
+Strategy = Annotated[
+    str,
+    typer.Option(help="size fills each shard; blocks cuts no decoder block; stages:N makes N pipeline stages."),
+]
 Order = Annotated[
-    Literal["natural", "stored"],
-    typer.Option(help="natural: layer 2 before layer 10, as save_pretrained writes. stored: as in the source."),
+    Literal["natural", "stored", "transformers"],
+    typer.Option(
+        help="natural: layer 2 before layer 10. stored: as in the source. transformers: asks the model class, and cuts "
+        "as save_pretrained does where weights are renamed or fused in memory."
+    ),
 ]
 Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
 Dtype = Annotated[Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="What to load as; keep: as it is stored.")]
+Cast = Annotated[
+    Literal["keep", "fp32", "fp16", "bf16"], typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")
+]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
 AsEvents = Annotated[
@@ -69,15 +78,21 @@ def plan(
     strategy: Strategy = "size",
     order: Order = "natural",
     variant: Variant = "",
+    dtype: Cast = "keep",
     as_json: AsJson = False,
 ) -> None:
     """Show which shards a checkpoint would be cut into. Moves no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job, report
 
-        token = hub_token()
         checkpoint, plan = job.plan(
-            source, max_shard_size, strategy=strategy, order=order, variant=variant, token=token
+            source,
+            max_shard_size,
+            strategy=strategy,
+            order=order,
+            dtype=dtype,
+            variant=variant,
+            token=hub_token(),
         )
         if as_json:
             _print_json(report.plan_json(plan, checkpoint.findings))
@@ -108,9 +123,10 @@ def shard(
         Literal["stream", "classic"],
         typer.Option(help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do."),
     ] = "stream",
-    dtype: Annotated[
-        Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="classic: what to cast to while loading.")
-    ] = "keep",
+    dtype: Cast = "keep",
+    allow_overflow: Annotated[
+        bool, typer.Option("--allow-overflow", help="Cast numbers that become infinite; they are counted.")
+    ] = False,
     comparing: Annotated[
         bool, typer.Option("--compare", help="Load original and result in turn first; the card shows what it cost.")
     ] = False,
@@ -135,6 +151,7 @@ def shard(
             restart=restart,
             engine=engine,
             dtype=dtype,
+            allow_overflow=allow_overflow,
             compare_rounds=ROUNDS if comparing else 0,
             token=hub_token(),
         )
@@ -149,6 +166,9 @@ def verify(
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
     variant: Variant = "",
+    dtype: Annotated[
+        Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="Compare with SOURCE cast to this.")
+    ] = "keep",
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
@@ -157,7 +177,7 @@ def verify(
         from sharding import job
         from sharding.events import Verified
 
-        events = job.verify(source, destination, quick=quick, variant=variant, token=hub_token())
+        events = job.verify(source, destination, quick=quick, variant=variant, dtype=dtype, token=hub_token())
         last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:
             raise typer.Exit(1)

@@ -3,7 +3,8 @@
 ShardingError                 the family; `str(error)` is the sentence, `error.hint` what to do
 ├── UsageError                the words of the request are wrong (a size such as "10 apples"); exit status 2
 ├── SourceError               the checkpoint cannot be read: missing, truncated, corrupt, changed meanwhile
-│   └── HeaderError           a safetensors header that the safetensors reader would refuse as well
+│   ├── HeaderError           a safetensors header that the safetensors reader would refuse as well
+│   └── OverflowRefused       a cast would make finite numbers infinite, and nobody said that it may
 ├── DestinationError          the result cannot be written: occupied, no room, read-only
 ├── Refused                   this machine does not take the job: it is busy, the job too large, or somebody else's
 └── Cancelled                 somebody asked to stop; what is finished stays and is resumed; exit status 130
@@ -37,6 +38,10 @@ class SourceError(ShardingError):
 
 class HeaderError(SourceError):
     """A safetensors header breaks a rule of the format."""
+
+
+class OverflowRefused(SourceError):
+    """A cast would make finite numbers infinite."""
 
 
 class DestinationError(ShardingError):

@@ -26,9 +26,8 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
     HeaderError where a weight file breaks the format.
     """
     by_path = {file.path: file for file in source.files}
-    documents = Documents(
-        *(_read_json(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME))
-    )
+    texts = [_read_text(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME)]
+    documents = Documents(*map(_parse_json, texts))
     found = find_sets(list(by_path), documents, variant)
     components, findings = [], list(found.findings)
     weight_files: list[FileEntry] = []
@@ -58,6 +57,7 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
         architecture=documents.architecture,
         library=found.library,
         gathered=tuple(gathered),
+        config=texts[0],
     )
 
 
@@ -139,11 +139,16 @@ def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Find
     return merged, [Finding("warning", "metadata-conflict", message)]
 
 
-def _read_json(source: Source, file: FileEntry | None) -> Any:
-    """Return what a small JSON file holds; None for one that is not there, too large or none."""
+def _read_text(source: Source, file: FileEntry | None) -> str:
+    """Return a small text file; "" for one that is not there or too large."""
     if file is None or file.bytes > MAX_CONFIG_BYTES:
-        return None
+        return ""
+    return b"".join(source.read(file.path, 0, file.bytes)).decode(errors="replace")
+
+
+def _parse_json(text: str) -> Any:
+    """Return what a text holds, None for one that is no JSON."""
     try:
-        return json.loads(b"".join(source.read(file.path, 0, file.bytes)))
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None

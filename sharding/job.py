@@ -12,18 +12,19 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from sharding import __version__
-from sharding.beside import configured, write_beside
-from sharding.engines import Prepared, prepared_classic
-from sharding.errors import DestinationError, ShardingError, UsageError
+from sharding.architecture import hints_for
+from sharding.beside import rewritten_configs, write_beside
+from sharding.engines import Prepared, prepared_classic, prepared_stream
+from sharding.errors import DestinationError, OverflowRefused, ShardingError, UsageError
 from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
-from sharding.gather import gathering
 from sharding.headers import read_checkpoint
 from sharding.hub import Hub
 from sharding.limits import DEFAULT_MAX_SHARD_SIZE, hub_endpoint, parse_bytes
 from sharding.measure import DTYPES
 from sharding.meter import Meter
+from sharding.order import Order
 from sharding.places import find_destination, open_destination, open_source
-from sharding.plan import Order, Strategy, identify_plan, plan_components, shard_header
+from sharding.plan import Strategy, identify_plan, plan_checkpoint, shard_header
 from sharding.proof import check_kept, compare_with_original, verify, verify_staged
 from sharding.protocols import Destination
 from sharding.report import Engine, Report
@@ -36,6 +37,7 @@ __all__ = [
     "devices",
     "discard",
     "find_unfinished",
+    "hints_for",
     "how_to_load",
     "inspect",
     "plan",
@@ -65,24 +67,21 @@ def plan(
     strategy: Strategy = "size",
     order: Order = "natural",
     variant: str = "",
+    dtype: str = "keep",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> tuple[Checkpoint, Plan]:
     """Return what is in `source` and which shards of at most `max_shard_size` ("200MB") it would be cut into.
 
-    Reads no weights and writes nothing. Raises UsageError, SourceError.
+    `strategy` is "size", "blocks" or "stages:N", `order` "natural", "stored" or "transformers", and `dtype` what
+    tensors would be cast to ("fp32", "fp16", "bf16"). Reads no weights and writes nothing. Raises UsageError,
+    SourceError.
     """
     parse_bytes(max_shard_size)  # before anything is asked of a Hub
     checkpoint = inspect(source, variant=variant, endpoint=endpoint, token=token)
-    return checkpoint, plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
-
-
-def plan_checkpoint(
-    checkpoint: Checkpoint, max_shard_size: str, *, strategy: Strategy = "size", order: Order = "natural"
-) -> Plan:
-    """Return which shards of at most `max_shard_size` a checkpoint would be cut into. Pure. Raises UsageError."""
-    max_shard_bytes = parse_bytes(max_shard_size)
-    return plan_components(checkpoint.components, checkpoint.tensors, max_shard_bytes, strategy=strategy, order=order)
+    hints = hints_for(checkpoint, strategy=strategy, order=order, dtype=dtype)
+    plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order, dtype=dtype, hints=hints)
+    return checkpoint, plan
 
 
 def shard(
@@ -99,6 +98,7 @@ def shard(
     restart: bool = False,
     engine: Engine = "stream",
     dtype: str = "keep",
+    allow_overflow: bool = False,
     compare_rounds: int = 0,
     endpoint: str | None = None,
     token: str | None = None,
@@ -110,13 +110,11 @@ def shard(
     from them. `variant` is as for `inspect`. `private` is the visibility of a new repo (None: as the source;
     private for a folder), and `confirmed` that a copy of a gated or private source may be public. `overwrite`
     replaces a checkpoint in a folder that this tool did not write, `restart` discards what an earlier run left.
-    `engine` "classic" loads the whole model and saves it again, as `dtype` ("keep", "fp32", "fp16", "bf16").
-    `compare_rounds` is how often original and result are each loaded before the result is published, for the
-    report and the card.
+    `engine` "classic" loads the whole model and saves it again. `strategy`, `order` and `dtype` are those of `plan`;
+    a cast that makes a finite number infinite ends the job, unless `allow_overflow`. `compare_rounds` is how often
+    original and result are each loaded before the result is published, for the report and the card.
     Raises UsageError, SourceError, DestinationError.
     """
-    if engine == "stream" and dtype != "keep":
-        raise UsageError("The stream engine keeps every bit.", "Add --engine classic to cast while loading.")
     if engine == "classic" and variant:
         raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
     parse_bytes(max_shard_size)  # before anything is asked of a Hub
@@ -131,21 +129,24 @@ def shard(
     target = open_destination(destination, hub, origin, private=hidden, overwrite=overwrite, restart=restart)
     with Meter() as meter, closing(target), ExitStack() as stack:
         if engine == "classic":
-            saved = prepared_classic(origin, parse_bytes(max_shard_size), DTYPES[dtype], hub)
+            saved = prepared_classic(origin, parse_bytes(max_shard_size), dtype, hub)
             prepared = stack.enter_context(saved)
         else:
             checkpoint = read_checkpoint(origin, variant)
-            plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order)
-            prepared = Prepared(gathering(origin, checkpoint), checkpoint, plan)
+            hints = hints_for(checkpoint, strategy=strategy, order=order, dtype=dtype)
+            plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order, dtype=dtype, hints=hints)
+            prepared = prepared_stream(origin, checkpoint, plan, hints, allow_overflow=allow_overflow)
         checkpoint, plan = prepared.checkpoint, prepared.plan
         if compare_rounds:
             refuse_incomparable(checkpoint)
         yield Planned(checkpoint, plan)
 
-        plan_id = identify_plan(plan, prepared.reading.ref)
+        plan_id = identify_plan(plan, prepared.reading.ref, allow_overflow=allow_overflow)
         kept = yield from _measured(check_kept(target, plan_id, hub), target, meter)
         with _discarded_if_fruitless(target):
-            job = StagedJob(plan_id, origin.ref, plan.max_shard_bytes, strategy, order)
+            job = StagedJob(
+                plan_id, origin.ref, plan.max_shard_bytes, strategy, order, dtype=dtype, allow_overflow=allow_overflow
+            )
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from _measured(transfer(plan, prepared.reading, target, kept), target, meter)
             staged = verify_staged(prepared, origin, records, target, hub, meter)
@@ -157,13 +158,15 @@ def shard(
             cost = _resources(meter, prepared, target)
             now = datetime.now(UTC)
             report = Report(
-                checkpoint, target.ref, plan, plan_id, records, verification, cost, now, __version__, engine
+                *(checkpoint, target.ref, plan, plan_id, records, verification, cost, now, __version__, engine),
+                overflowed=prepared.overflowed(kept),
             )
             if verification.identical:
+                configs = rewritten_configs(origin, DTYPES[dtype])
                 if compare_rounds:
-                    found = yield from compare_staged(plan, records, origin, target, compare_rounds, hub)
+                    found = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
                     report = replace(report, comparison=found)
-                beside = write_beside(report, origin, hub) | configured(origin, DTYPES[dtype])
+                beside = write_beside(report, origin, hub) | configs
                 side_files = [file for file in checkpoint.side_files if file.path not in beside]
                 yield target.publish(records, side_files, origin, beside)
             else:
@@ -214,11 +217,11 @@ def _measured(
 
 @contextmanager
 def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
-    """Leave nothing behind when a job ends without a result and without a shard to go on from."""
+    """Leave nothing behind when a job ends without a result and with nothing to go on from."""
     try:
         yield
     except BaseException as error:
-        if not target.has_finished_shards:
+        if not target.has_finished_shards or isinstance(error, OverflowRefused):
             try:
                 remark = target.discard().remark
             except DestinationError as second:  # the first error says more

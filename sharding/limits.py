@@ -201,6 +201,9 @@ CACHED_CHECKPOINTS = 64
 CACHED_TENSORS = 300_000
 """Headers are read again after ten minutes; a hundred thousand tensors take about 50 MB of memory."""
 
+CACHED_HINTS = 8
+"""What transformers said of the models that visitors last looked at: as many tensors again, seconds to ask anew."""
+
 # --- Units --------------------------------------------------------------------------------------------
 
 _UNITS = {

@@ -130,13 +130,16 @@ class Lookup:
         raise DestinationError(f"{repo_id} and all names like it are taken.", "Choose another name.")
 
 
-def propose_name(namespace: str, source: str, max_shard_size: str) -> str:
+def propose_name(namespace: str, source: str, max_shard_size: str, dtype: str = "keep") -> str:
     """Return a name for a copy of `source`.
 
     >>> propose_name("me", "mistralai/Mistral-7B-v0.1", "200 MB")
     'me/Mistral-7B-v0.1-sharded-200MB'
+    >>> propose_name("me", "mistralai/Mistral-7B-v0.1", "200 MB", "fp16")
+    'me/Mistral-7B-v0.1-fp16-sharded-200MB'
     """
     place = parse_repo(source)
     model = place[0].split("/")[-1] if place else "model"
-    end = f"-sharded-{''.join(max_shard_size.split())}"
+    cast = "" if dtype == "keep" else f"-{dtype}"
+    end = f"{cast}-sharded-{''.join(max_shard_size.split())}"
     return f"{namespace}/{model[: _LONGEST_NAME - len(namespace) - len(end) - 1]}{end}"

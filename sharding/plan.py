@@ -2,23 +2,66 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Literal, get_args
+from typing import get_args
 
 from huggingface_hub import split_state_dict_into_shards_factory
 
+from sharding.blocks import cut_stages, in_pipeline_order, known_blocks, whole_blocks
+from sharding.dtypes import cast_findings, cast_tensors, refuse_cast
 from sharding.errors import UsageError
+from sharding.files import name_some
 from sharding.layout import build_header, in_file_order
-from sharding.limits import format_bytes
-from sharding.values import Component, Finding, Plan, RepoRef, Shard, TensorEntry, folder_of
+from sharding.limits import format_bytes, parse_bytes
+from sharding.order import Order, in_order, natural_key
+from sharding.values import (
+    Checkpoint,
+    Component,
+    Finding,
+    ModelHints,
+    Plan,
+    RepoRef,
+    Shard,
+    Stage,
+    TensorEntry,
+    folder_of,
+)
 
-Strategy = Literal["size"]
-Order = Literal["natural", "stored"]
+Strategy = str
+"""`size`, `blocks`, or `stages:N` with a number of stages."""
 
-_LONGEST_NUMBER = 18
-"""Digits of a name read as a number; no layer has a longer one, and Python refuses to read some that do."""
+_STAGES = re.compile(r"stages:([1-9]\d{0,3})", re.ASCII)
+_ANY_NAME = "{suffix}.safetensors"
+
+Units = Mapping[str, object]
+"""Tensor name to what it is a part of that may not be cut. A tensor that is not in it stands alone."""
+
+
+def plan_checkpoint(
+    checkpoint: Checkpoint,
+    max_shard_size: str,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    dtype: str = "keep",
+    hints: ModelHints | None = None,
+) -> Plan:
+    """Return which shards of at most `max_shard_size` a checkpoint would be cut into, cast to `dtype`.
+
+    `hints` are what `architecture.hints_for` returns for the same choices. Raises UsageError, and SourceError where
+    the checkpoint cannot be cast, or transformers does not know the order that was asked for.
+    """
+    tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
+    limit_bytes = parse_bytes(max_shard_size)
+    if dtype != "keep":
+        refuse_cast(checkpoint, dtype)
+        tensors = cast_tensors(tensors, dtype, hints)
+        findings = cast_findings(tensors, dtype, hints)
+    parts = checkpoint.components
+    plan = plan_components(parts, tensors, limit_bytes, strategy=strategy, order=order, hints=hints)
+    return replace(plan, dtype=dtype, findings=findings + plan.findings)
 
 
 def plan_components(
@@ -28,13 +71,19 @@ def plan_components(
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
+    hints: ModelHints | None = None,
 ) -> Plan:
     """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
     parts = tuple(components)
+    if parse_strategy(strategy, order) and len(parts) > 1:
+        raise UsageError("Stages are those of one model, and this repo has several.", "Choose another strategy.")
     inside: dict[str, list[TensorEntry]] = {part.folder: [] for part in parts}
     for tensor in tensors:
         inside[folder_of(tensor.file)].append(tensor)
-    plans = [plan_shards(inside[part.folder], max_shard_bytes, part, strategy=strategy, order=order) for part in parts]
+    plans = [
+        plan_shards(inside[part.folder], max_shard_bytes, part, strategy=strategy, order=order, hints=hints)
+        for part in parts
+    ]
     return Plan(
         shards=tuple(shard for plan in plans for shard in plan.shards),
         components=tuple(part for plan in plans for part in plan.components),
@@ -44,6 +93,7 @@ def plan_components(
         strategy=strategy,
         order=order,
         findings=tuple(finding for plan in plans for finding in plan.findings),
+        stages=tuple(stage for plan in plans for stage in plan.stages),
     )
 
 
@@ -54,13 +104,16 @@ def plan_shards(
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
+    hints: ModelHints | None = None,
 ) -> Plan:
     """Return the plan that puts each of `tensors` into exactly one shard of at most `max_shard_bytes`.
 
     Order `natural` (layer 2 before layer 10) gives the files that `from_pretrained` followed by
     `save_pretrained` writes (transformers 5.23, `core_model_loading.dot_natural_key`); `stored` takes the
-    tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`. The cut is the Hub's
-    own: greedy in that order, and a tensor larger than the limit alone in a shard, with a finding.
+    tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`; `transformers` follows `hints`,
+    which know of weights that are renamed or fused in memory. Strategy `size` is the Hub's own cut: greedy in that
+    order, and a tensor larger than the limit alone in a shard, with a finding. `blocks` does the same with blocks
+    in the place of tensors. `stages:N` cuts a pipeline into N stages of balanced bytes first, each with its own files.
 
     `component` says what the shards are called (None: `model`), and whether there may be more than one.
 
@@ -68,66 +121,99 @@ def plan_shards(
     >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, 12).shards]
     [['layer.0', 'layer.2'], ['layer.10']]
     """
-    if strategy not in get_args(Strategy) or order not in get_args(Order):
-        raise UsageError(
-            f"There is no strategy {strategy!r} with order {order!r}.",
-            f"Strategies: {', '.join(get_args(Strategy))}. Orders: {', '.join(get_args(Order))}.",
-        )
+    count = parse_strategy(strategy, order)
     part = component or Component()
-    queue = list(tensors)
-    if order == "natural":
-        queue.sort(key=lambda tensor: natural_key(tensor.name.removeprefix(part.folder)))
-    by_name = {tensor.name: tensor for tensor in queue}
-    split = split_state_dict_into_shards_factory(
-        by_name,
-        get_storage_size=lambda tensor: tensor.bytes,
-        filename_pattern="{suffix}",
-        max_shard_size=sum(tensor.bytes for tensor in queue) if part.is_whole else max_shard_bytes,
-    )
-    shards = []
-    for suffix, names in split.filename_to_tensors.items():
-        entries = in_file_order(by_name[name] for name in names)
-        shards.append(Shard(part.file(suffix), tuple(entries), sum(tensor.bytes for tensor in entries)))
+    tensors = list(tensors)
+    limit_bytes = sum(tensor.bytes for tensor in tensors) if part.is_whole else max_shard_bytes
+    queue, findings = in_order(tensors, order, hints)
+    known = known_blocks(hints)
+    units: Units = {}
+    if strategy == "size" and order == "transformers" and hints:
+        units = {saved.name: saved.storage for saved in hints.saved}
+    elif strategy != "size":
+        units = whole_blocks(queue, limit_bytes, known)
+    stages = _stages(tensors, count, known) if count else []
+    groups = [_cut(stage, limit_bytes, units) for _, _, stage in stages] or [_cut(queue, limit_bytes, units)]
+    shards = _named([group for run in groups for group in run], part)
     counted = sum(tensor.parameters for tensor in queue) if part.total_parameters is None else part.total_parameters
     return Plan(
         shards=tuple(shards),
         components=(replace(part, total_parameters=counted),),
-        total_bytes=split.metadata["total_size"],
+        total_bytes=sum(tensor.bytes for tensor in queue),
         total_parameters=counted,
         max_shard_bytes=max_shard_bytes,
         strategy=strategy,
         order=order,
-        findings=() if part.is_whole else tuple(_oversized(shards, max_shard_bytes)),
+        findings=(*findings, *_oversized(shards, limit_bytes)),
+        stages=tuple(_with_files(stages, [len(run) for run in groups], shards)),
     )
 
 
-def natural_key(name: str) -> str:
-    """Return the key that sorts tensor names as people count: numbers by value, and before words.
-
-    The order is that of transformers' `dot_natural_key` for every name that it can read; a text instead of
-    a list of tuples, because a hundred thousand of them are held at once.
-
-    >>> sorted(["h.10.w", "h.2.w", "h.norm"], key=natural_key)
-    ['h.2.w', 'h.10.w', 'h.norm']
-    """
-    return "".join(map(_key_of_part, name.split(".")))
-
-
-@lru_cache(maxsize=1 << 14)  # names are made of few parts
-def _key_of_part(part: str) -> str:
-    word = part.rstrip("0123456789")
-    digits = part[len(word) :]
-    if part.isdecimal() and len(part) <= _LONGEST_NUMBER:
-        return f"\1{_by_value(part)}"
-    if digits and len(digits) <= _LONGEST_NUMBER:
-        return f"\2{word}\0\3{_by_value(digits)}"
-    return f"\2{part}\0"
+def parse_strategy(strategy: str, order: str) -> int:
+    """Return the number of stages, 0 for a strategy without any. Raises UsageError for what is no choice."""
+    match = _STAGES.fullmatch(strategy)
+    if strategy not in ("size", "blocks") and not match or order not in get_args(Order):
+        raise UsageError(
+            f"There is no strategy {strategy!r} with order {order!r}.",
+            f"Strategies: size, blocks, stages:N. Orders: {', '.join(get_args(Order))}.",
+        )
+    return int(match[1]) if match else 0
 
 
-def _by_value(digits: str) -> str:
-    # A longer number is a larger one.
-    number = str(int(digits))
-    return chr(len(number)) + number
+_Stage = tuple[tuple[str, ...], tuple[str, ...], list[TensorEntry]]
+"""Blocks, names of other tensors, and all tensors in the order of a pipeline."""
+
+
+def _stages(tensors: Iterable[TensorEntry], count: int, known: Mapping[str, str]) -> list[_Stage]:
+    units = in_pipeline_order(sorted(tensors, key=lambda tensor: natural_key(tensor.name)), known)
+    blocks = [unit.block for unit in units if unit.block]
+    if count > len(blocks):
+        raise UsageError(
+            f"{count} stages need as many blocks, and the names of the tensors show {len(blocks)}.",
+            "Choose fewer stages, or --strategy size.",
+        )
+    stages = []
+    for run in cut_stages([unit.bytes for unit in units], count):
+        inside = [units[index] for index in run]
+        others = [tensor.name for unit in inside if not unit.block for tensor in unit.tensors]
+        blocks = [unit.block for unit in inside if unit.block]
+        stages.append((tuple(blocks), tuple(others), [tensor for unit in inside for tensor in unit.tensors]))
+    return stages
+
+
+def _with_files(stages: Sequence[_Stage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
+    """Yield the stages, which have `counts` of `shards`, with their files."""
+    start = 0
+    for (blocks, others, tensors), count in zip(stages, counts, strict=False):
+        files = tuple(shard.file for shard in shards[start : start + count])
+        start += count
+        yield Stage(blocks, others, files, sum(tensor.bytes for tensor in tensors))
+
+
+def _cut(queue: Sequence[TensorEntry], max_shard_bytes: int, units: Units) -> list[list[TensorEntry]]:
+    """Return `queue` in groups of at most `max_shard_bytes` as the Hub's splitter cuts it, units as one piece."""
+    by_name = {tensor.name: tensor for tensor in queue}
+    sizes: dict[object, int] = {}
+    for tensor in queue:
+        if tensor.name in units:
+            sizes[units[tensor.name]] = sizes.get(units[tensor.name], 0) + tensor.bytes
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda tensor: sizes[units[tensor.name]] if tensor.name in units else tensor.bytes,
+        get_storage_id=lambda tensor: units.get(tensor.name),
+        filename_pattern=_ANY_NAME,
+        max_shard_size=max_shard_bytes,
+    )
+    return [[by_name[name] for name in names] for names in split.filename_to_tensors.values()]
+
+
+def _named(groups: Sequence[Iterable[TensorEntry]], part: Component) -> list[Shard]:
+    shards = []
+    for number, group in enumerate(groups, start=1):
+        suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+        entries = in_file_order(group)
+        shards.append(Shard(part.file(suffix), tuple(entries), sum(entry.bytes for entry in entries)))
+    return shards
 
 
 def shard_header(plan: Plan, shard: Shard) -> bytes:
@@ -155,9 +241,11 @@ def _build_index(part: Component, shards: Iterable[Shard]) -> bytes:
     return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def identify_plan(plan: Plan, source: RepoRef) -> str:
+def identify_plan(plan: Plan, source: RepoRef, *, allow_overflow: bool = False) -> str:
     """Return a digest of `plan` and the state of its source: equal means that the results are equal, byte for byte."""
     sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision)).encode())
+    if plan.dtype != "keep":
+        sha256.update(repr((plan.dtype, allow_overflow)).encode())
     for shard in plan.shards:
         sha256.update(shard.file.encode() + shard_header(plan, shard))
     return sha256.hexdigest()
@@ -169,7 +257,12 @@ def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Findin
             yield Finding(
                 "warning",
                 "oversized-tensor",
-                f"{shard.tensors[0].name} has {format_bytes(shard.bytes)}, more than a shard may have "
-                f"({format_bytes(max_shard_bytes)}); it gets {shard.file} to itself.",
+                f"{_name(shard)} {format_bytes(shard.bytes)}, more than a shard may have "
+                f"({format_bytes(max_shard_bytes)}); {shard.file} holds nothing else.",
                 "A tensor is never cut. Choose a larger shard size if the file must stay below it.",
             )
+
+
+def _name(shard: Shard) -> str:
+    names = [tensor.name for tensor in shard.tensors]
+    return f"{names[0]} has" if len(names) == 1 else f"{name_some(names, 1)}, one piece of memory in transformers, have"

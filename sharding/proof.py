@@ -3,9 +3,11 @@
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 
+from sharding.architecture import hints_for
 from sharding.checkout import loadable_files
-from sharding.engines import Prepared
-from sharding.errors import SourceError
+from sharding.dtypes import cast_tensors, refuse_cast
+from sharding.engines import Prepared, cast_source
+from sharding.errors import SourceError, UsageError
 from sharding.events import Progress, Verified
 from sharding.files import DIGESTS_NAME
 from sharding.gather import gathering
@@ -28,14 +30,18 @@ def verify(
     *,
     quick: bool = False,
     variant: str = "",
+    dtype: str = "keep",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
-    both, and trusts them. `variant` is the one to compare of the first. Raises SourceError.
+    both, and trusts them. `variant` is the one to compare of the first. With a `dtype` the tensors of `one` are
+    cast to it first. Raises UsageError, SourceError.
     """
+    if quick and dtype != "keep":
+        raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
     digests = []
@@ -44,12 +50,18 @@ def verify(
         checkpoint = read_checkpoint(source, variant if name is one else "")
         if quick:
             digests.append(_stored_digests(source, checkpoint))
+        elif dtype != "keep" and not digests:
+            refuse_cast(checkpoint, dtype)
+            hints = hints_for(checkpoint, dtype=dtype)
+            view = cast_source(source, checkpoint, dtype, hints, allow_overflow=True)
+            digests.append((yield from digest_tensors(view, cast_tensors(checkpoint.tensors, dtype, hints))))
         else:
             digests.append((yield from digest_tensors(gathering(source, checkpoint), checkpoint.tensors)))
     method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
-    yield Verified(
-        Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, compare_digests(*digests))
-    )
+    if dtype != "keep":
+        method = "every tensor of both read, the original's cast with tensor.to(dtype), its SHA-256 compared"
+    mismatches = compare_digests(*digests)
+    yield Verified(Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, mismatches, dtype))
 
 
 def check_kept(target: Destination, plan_id: str, hub: Hub) -> Generator[Progress, None, dict[str, ShardRecord]]:
@@ -93,12 +105,13 @@ def verify_staged(
             found = yield from digest_tensors(staged, tensors)
         problems.extend(compare_digests(expected_digests(plan.shards, records), found))
     structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
-    method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's"
+    cast = "" if plan.dtype == "keep" else ", cast with tensor.to(dtype)"
+    method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's{cast}"
     if originals:
         method += f"; put together again, {len(originals)} of its files have the SHA-256 that the Hub states"
     elif any(file.sha256 for file in origin.files):
         method += "; what was read is not compared with the SHA-256 that the Hub states"
-    return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems))
+    return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems), plan.dtype)
 
 
 def compare_with_original(

@@ -6,7 +6,7 @@ SHA-256 of every file and tensor. Both carry a `schema` number that changes when
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -42,6 +42,8 @@ class Report:
     version: str
     engine: Engine = "stream"
     comparison: Comparison | None = None
+    overflowed: Mapping[str, int] = field(default_factory=dict)
+    """Numbers that a cast has made infinite, as was allowed: how many, by tensor."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -58,6 +60,7 @@ def plan_json(plan: Plan, findings: Iterable[Finding] = ()) -> Json:
         "max_shard_bytes": plan.max_shard_bytes,
         "strategy": plan.strategy,
         "order": plan.order,
+        "dtype": plan.dtype,
         "total_bytes": plan.total_bytes,
         "total_parameters": plan.total_parameters,
         "shards": [
@@ -65,6 +68,7 @@ def plan_json(plan: Plan, findings: Iterable[Finding] = ()) -> Json:
             for shard in plan.shards
         ],
         "weight_map": plan.weight_map,
+        "stages": [asdict(stage) for stage in plan.stages],
         "findings": [asdict(finding) for finding in (*findings, *plan.findings)],
     }
 
@@ -119,6 +123,7 @@ def report_json(report: Report) -> Json:
         "shards": [{"file": record.file, "bytes": record.bytes, "sha256": record.sha256} for record in records],
         "files": list(report.files),
         "verification": verification_json(report.verification),
+        "overflowed": dict(report.overflowed),
         "resources": asdict(report.resources),
         "comparison": comparison_json(report.comparison) if report.comparison else None,
     }

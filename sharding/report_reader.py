@@ -69,6 +69,15 @@ class PlannedShard(_Checked):
     tensors: tuple[_Line, ...]
 
 
+class StageMade(_Checked):
+    """What one machine of a pipeline holds, and the files that it needs."""
+
+    blocks: tuple[_Line, ...]
+    others: tuple[_Line, ...]
+    files: Annotated[tuple[_File, ...], Field(min_length=1, max_length=MAX_FILES)]
+    bytes: _Count
+
+
 class PlanMade(_Checked):
     """Which shard holds what."""
 
@@ -78,6 +87,8 @@ class PlanMade(_Checked):
     total_bytes: _Count
     total_parameters: _Count
     shards: Annotated[tuple[PlannedShard, ...], Field(min_length=1, max_length=MAX_FILES)]
+    dtype: _Word = "keep"
+    stages: Annotated[tuple[StageMade, ...], Field(max_length=MAX_FILES)] = ()
 
 
 class WrittenShard(_Checked):
@@ -104,6 +115,7 @@ class Proof(_Checked):
     seconds: _Seconds
     method: _Line
     mismatches: tuple[Difference, ...]
+    dtype: _Word = "keep"
 
 
 class Cost(_Checked):

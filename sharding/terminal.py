@@ -16,7 +16,7 @@ from sharding.errors import ShardingError
 from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
 from sharding.limits import format_bytes
 from sharding.report import Report
-from sharding.values import Checkpoint, Discarded, Finding, Plan, Verification
+from sharding.values import Checkpoint, Discarded, Finding, Plan, Stage, Verification
 
 _MOST_ROWS = 40
 _STAGES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
@@ -63,8 +63,10 @@ class Terminal:
     def plan(self, plan: Plan) -> None:
         """Show which shards there will be."""
         limit = format_bytes(plan.max_shard_bytes)
-        self._say(f"{_count(len(plan.shards), 'shard')} of at most {limit}, order {plan.order}", "bold")
+        cast = "" if plan.dtype == "keep" else f", cast to {plan.dtype}"
+        self._say(f"{_count(len(plan.shards), 'shard')} of at most {limit}, order {plan.order}{cast}", "bold")
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
+        self._stages(plan.stages)
         self.findings(plan.findings)
 
     def event(
@@ -99,6 +101,8 @@ class Terminal:
                     f"{format_bytes(cost.disk_bytes_written)} written, "
                     f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
+                for name, count in event.overflowed.items():
+                    self._mention(f"{name}: {count:,} numbers were too large and are infinite now.", "yellow")
 
     def discarded(self, discarded: Discarded) -> None:
         """Say what was removed of an unfinished job."""
@@ -113,9 +117,11 @@ class Terminal:
         """Say whether two checkpoints are the same, and where they are not."""
         self._bar.stop()
         if verification.identical:
-            self._say(
-                f"Identical: all {_count(verification.tensors, 'tensor')}, {format_bytes(verification.bytes)}.", "green"
+            same = (
+                "Identical" if verification.dtype == "keep" else f"Equal to the original cast to {verification.dtype}"
             )
+            count = _count(verification.tensors, "tensor")
+            self._say(f"{same}: all {count}, {format_bytes(verification.bytes)}.", "green")
         else:
             self._say(f"Different: {_count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
         for mismatch in verification.mismatches[:_MOST_ROWS]:
@@ -196,6 +202,18 @@ class Terminal:
                 table.add_row(f"({hidden} more)")
             if hidden <= 0 or not _MOST_ROWS // 2 <= index < _MOST_ROWS // 2 + hidden:
                 table.add_row(_plain(file, ""), f"{tensors:,}", format_bytes(size), f"{100 * size / total:.1f}%")
+        self._results.print(table)
+
+    def _stages(self, stages: Sequence[Stage]) -> None:
+        if not stages:
+            return
+        table = Table(box=None, pad_edge=False)
+        for name in ("stage", "size", "blocks", "files"):
+            table.add_column(name, justify="right" if name == "size" else "left")
+        for number, stage in enumerate(stages, start=1):
+            ends = " to ".join(dict.fromkeys([*stage.blocks[:1], *stage.blocks[-1:]])) or "none"
+            files = " to ".join(dict.fromkeys([stage.files[0], stage.files[-1]]))
+            table.add_row(str(number), format_bytes(stage.bytes), _plain(ends, ""), _plain(files, ""))
         self._results.print(table)
 
     def _say(self, text: str, style: str = "") -> None:

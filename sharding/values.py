@@ -146,6 +146,8 @@ class Checkpoint:
     library: Library = "transformers"
     gathered: tuple[Gathered, ...] = ()
     """Which of the tensors are read through `gather.gathering`."""
+    config: str = ""
+    """The text of config.json, if there is one."""
 
     @property
     def total_bytes(self) -> int:
@@ -166,6 +168,41 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor as transformers would save it. Those of one `storage` share memory, so they share a shard.
+
+    `block` is the module around it that transformers never splits over devices, "" where there is none.
+    """
+
+    name: str
+    dtype: str
+    storage: int
+    block: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHints:
+    """What transformers 5.23 would save of a checkpoint that it has loaded, in its order: hints for a plan.
+
+    Where it cannot load the checkpoint, `unknown` says why and `saved` is empty.
+    """
+
+    class_name: str = ""
+    saved: tuple[SavedTensor, ...] = ()
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one machine of a pipeline holds: whole blocks, tensors outside of blocks, and the files with just these."""
+
+    blocks: tuple[str, ...]
+    others: tuple[str, ...]
+    files: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """One file of the result: its tensors in the order their bytes are written, and the header before them."""
 
@@ -181,7 +218,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which shard holds what; the shards of one of the `components` stand one after another."""
+    """Which shard holds what; the shards of one of the `components` stand one after another.
+
+    `dtype` is what tensors are cast to on their way ("fp16"), "keep" for not at all; `stages` are those of a pipeline.
+    """
 
     shards: tuple[Shard, ...]
     components: tuple[Component, ...]
@@ -191,6 +231,8 @@ class Plan:
     strategy: str
     order: str
     findings: tuple[Finding, ...]
+    dtype: str = "keep"
+    stages: tuple[Stage, ...] = ()
 
     @property
     def weight_map(self) -> dict[str, str]:
@@ -259,6 +301,8 @@ class StagedJob:
     order: str
     private: bool | None = None
     created: bool | None = None
+    dtype: str = "keep"
+    allow_overflow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,17 +343,21 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The outcome of comparing two checkpoints. `method` says what was read and compared."""
+    """The outcome of comparing two checkpoints. `method` says what was read and compared.
+
+    With a `dtype` other than "keep" the tensors were compared with the original's cast to it.
+    """
 
     tensors: int
     bytes: int
     seconds: float
     method: str
     mismatches: tuple[Mismatch, ...]
+    dtype: str = "keep"
 
     @property
     def identical(self) -> bool:
-        """Whether every tensor is bit-identical."""
+        """Whether every tensor is bit-identical to the original's, or to what `tensor.to(dtype)` makes of it."""
         return not self.mismatches
 
 

@@ -84,12 +84,21 @@ def refuse_incomparable(checkpoint: Checkpoint) -> None:
 
 
 def compare_staged(
-    plan: Plan, records: Mapping[str, ShardRecord], origin: Source, target: Destination, rounds: int, hub: Hub
+    plan: Plan,
+    records: Mapping[str, ShardRecord],
+    origin: Source,
+    target: Destination,
+    rounds: int,
+    hub: Hub,
+    configs: Mapping[str, bytes],
 ) -> Generator[Probed | Compared, None, Comparison]:
-    """Load the original and the result, which is not published yet, in turn."""
+    """Load the original and the result, which is not published yet and has its own `configs`, in turn."""
     beside = [file for file in loadable_files(origin.files) if not is_weights(file.path)]
-    written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
+    written = {file.path: read_small(origin, file, file.bytes) for file in beside}
+    written |= {path: text for path, text in configs.items() if path in written}
+    written |= build_indexes(plan)
     staged = open_staged(target, list(records), hub)
-    comparison = yield from compare_loads(origin, staged, Load(), rounds, hub, written, plan.max_shard_bytes)
+    load = Load(dtype=DTYPES[plan.dtype])
+    comparison = yield from compare_loads(origin, staged, load, rounds, hub, written, plan.max_shard_bytes)
     yield Compared(comparison)
     return comparison

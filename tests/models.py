@@ -1,10 +1,14 @@
 """Small models of many classes, with random weights, saved as the Hub has them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from sharding.errors import SourceError
+from sharding.metamodel import load_and_save
 
 SMALL = {
     "hidden_size": 32,
@@ -31,9 +35,25 @@ CLASSES: dict[str, tuple[type, str, dict[str, Any]]] = {
     ),
     "vit": (AutoModel, "vit", {**SMALL, "image_size": 16, "patch_size": 4}),
     "mixtral": (AutoModelForCausalLM, "mixtral", {**SMALL, "num_key_value_heads": 2, "num_local_experts": 4}),
+    "qwen2-moe": (
+        AutoModelForCausalLM,
+        "qwen2_moe",
+        {
+            **SMALL,
+            "num_key_value_heads": 2,
+            "num_experts": 4,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
     "gpt-neox": (AutoModelForCausalLM, "gpt_neox", SMALL),
+    "dinov2": (
+        AutoModel,
+        "dinov2",
+        {"hidden_size": 32, "num_hidden_layers": 12, "num_attention_heads": 4, "image_size": 16, "patch_size": 4},
+    ),
 }
-FUSED_OR_RENAMED = ("mixtral", "gpt-neox", "vit")
+FUSED_OR_RENAMED = ("mixtral", "qwen2-moe", "gpt-neox", "vit", "dinov2")
 """Weights that transformers keeps under other names, or fused, in memory: only the cuts differ then."""
 
 
@@ -48,7 +68,7 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16, layers: int | None = N
     if layers is not None:
         options = {key: layers if key in LAYERS else given for key, given in options.items()}
     config = AutoConfig.for_model(model_type, pad_token_id=0, bos_token_id=1, eos_token_id=2, **options)
-    if name in ("bert", "vit"):
+    if name in ("bert", "vit", "dinov2"):
         del config.pad_token_id
     model: PreTrainedModel = auto.from_config(config, dtype=dtype)
     return model.eval()
@@ -58,6 +78,14 @@ def save(name: str, folder: Path, max_shard_size: str = "100kB", layers: int | N
     """Save a model of class `name` in `folder` and return it."""
     build(name, layers=layers).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
+
+
+def answer(question: dict[str, Any]) -> Any:
+    """Answer what `sharding.architecture` asks of a child process, here: a process of its own takes seconds."""
+    try:
+        return json.loads(json.dumps(load_and_save(json.loads(json.dumps(question)))))
+    except Exception as error:  # whatever would end the child
+        raise SourceError(str(error)) from error
 
 
 def inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sharding import job
-from sharding.errors import SourceError, UsageError
+from sharding.errors import SourceError
 from sharding.events import Planned, Published, Verified
 from sharding.localhub.samples import build_gpt2_bin
 from sharding.report import Report
@@ -100,12 +100,6 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures_before_it_is_load
     assert not (tmp_path / "out").exists()
 
 
-def test_the_stream_engine_refuses_a_cast(tmp_path: Path) -> None:
-    source = models.save("llama", tmp_path / "source")
-    with pytest.raises(UsageError, match="keeps every bit"):
-        next(job.shard(str(source), str(tmp_path / "out"), "60kB", dtype="fp16"))
-
-
 def test_it_pushes_to_a_hub_and_runs_no_code_of_a_repo(served: Callable[..., Server], tmp_path: Path) -> None:
     server = served()
     folder = models.save("llama", tmp_path / "source")
@@ -124,4 +118,3 @@ def test_the_command_takes_the_engine(run: Run, tmp_path: Path) -> None:
     done = run("shard", source, tmp_path / "out", "-s", "60kB", "--engine", "classic", "--dtype", "fp16", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["engine"] == "classic"
-    assert run("shard", source, tmp_path / "other", "--dtype", "fp16").returncode == 2

@@ -1,5 +1,6 @@
 """The result is what transformers and huggingface_hub themselves write, and loads in all the usual ways."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from huggingface_hub import load_torch_model, save_torch_state_dict
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.trainer_utils import load_sharded_checkpoint
 
@@ -25,8 +26,8 @@ SIZE = "30kB"
 SHARDS_OF_ONE = "10GB"
 
 
-def reshard(source: Path, out: Path, size: str = SIZE, order: str = "natural") -> Path:
-    for _ in job.shard(str(source), str(out), size, order=order):  # type: ignore[arg-type]
+def reshard(source: Path, out: Path, size: str = SIZE, order: str = "natural", **options: str) -> Path:
+    for _ in job.shard(str(source), str(out), size, order=order, **options):  # type: ignore[arg-type]
         pass
     return out
 
@@ -59,6 +60,52 @@ def test_the_result_is_byte_for_byte_what_save_pretrained_writes(name: str, size
     else:
         assert weights(out) == weights(tmp_path / "theirs")
     assert (size == SHARDS_OF_ONE) == (len(weights(out)) == 1)
+
+
+@pytest.mark.parametrize("name", models.CLASSES)
+def test_the_order_of_transformers_gives_what_save_pretrained_writes_for_every_class(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.architecture._ask", models.answer)
+    source = models.save(name, tmp_path / "source")
+    out = reshard(source, tmp_path / "out", order="transformers")
+    type(models.build(name)).from_pretrained(source).save_pretrained(tmp_path / "theirs", max_shard_size=SIZE)
+    assert weights(out) == weights(tmp_path / "theirs")
+
+
+def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.architecture._ask", models.answer)
+    source = models.save("gpt-neox", tmp_path / "source", SHARDS_OF_ONE)
+    stored = load_file(source / "model.safetensors")
+    save_file(
+        {**stored, "a.first": torch.ones(2), "rope.inv_freq": torch.ones(3)},
+        source / "model.safetensors",
+        {"format": "pt"},
+    )
+    plan = job.plan(str(source), SIZE, order="transformers")[1]
+    (finding,) = plan.findings
+    assert (finding.code, "2 tensors" in finding.message) == ("not-saved-by-class", True)
+    assert {"a.first", "rope.inv_freq"} <= {tensor.name for tensor in plan.shards[-1].tensors}
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("name", ["t5", "llama-tied", "mixtral"])
+def test_a_cast_is_what_loading_as_that_dtype_and_saving_gives(
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.architecture._ask", models.answer)
+    source = tmp_path / "source"
+    models.build(name, torch.float32).save_pretrained(source)
+    out = reshard(source, tmp_path / "out", order="transformers", dtype=dtype)
+    wanted = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    model = type(models.build(name)).from_pretrained(source, dtype=wanted)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size=SIZE)
+    assert weights(out) == weights(tmp_path / "theirs")
+    ours, theirs = (json.loads((folder / "config.json").read_text()) for folder in (out, tmp_path / "theirs"))
+    assert ours["dtype"] == theirs["dtype"]
+    again = type(model).from_pretrained(out)
+    assert again.dtype == wanted
+    assert torch.equal(models.logits(again), models.logits(model))
 
 
 @pytest.mark.parametrize("size", [SIZE, SHARDS_OF_ONE])

@@ -15,12 +15,15 @@ from tests.conftest import ROOT, environment
 ROWS = [
     {"costs", "errors", "events", "limits", "protocols", "values", "sharding"},
     {
+        "blocks",
         "card",
+        "dtypes",
         "evidence",
         "files",
         "layout",
         "layouts",
         "loading",
+        "order",
         "pace",
         "pickled",
         "picture",
@@ -40,6 +43,7 @@ ROWS = [
         "architecture",
         "archive",
         "bin_file",
+        "cast",
         "checkout",
         "classic",
         "destination",

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.errors import UsageError
-from sharding.plan import build_indexes, identify_plan, natural_key, plan_shards, shard_header
+from sharding.order import natural_key
+from sharding.plan import build_indexes, identify_plan, plan_shards, shard_header
 from sharding.values import Component, RepoRef, TensorEntry
 
 REF = RepoRef("folder", "model", "1")

@@ -101,6 +101,7 @@ class Desk:
         max_shard_size: str,
         strategy: str = "size",
         order: str = "natural",
+        dtype: str = "keep",
         token: str | None = None,
     ) -> tuple[Checkpoint, Plan]:
         """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
@@ -109,8 +110,9 @@ class Desk:
         Raises UsageError, SourceError.
         """
         checkpoint = self._headers.read(self.lookup.link(source), token)
-        choices: dict[str, Any] = {"strategy": strategy, "order": order}  # planning refuses those that are none
-        return checkpoint, job.plan_checkpoint(checkpoint, max_shard_size, **choices)
+        choices: dict[str, Any] = {"strategy": strategy, "order": order, "dtype": dtype}  # planning refuses wrong ones
+        hints = self._headers.hints(checkpoint, **choices)
+        return checkpoint, job.plan_checkpoint(checkpoint, max_shard_size, **choices, hints=hints)
 
     def forecast(self, plan: Plan) -> Forecast:
         """Return what a job with `plan` is expected to cost on this machine."""
@@ -140,7 +142,8 @@ class Desk:
             raise Refused("Nobody is signed in.", "Sign in first: the result goes into a repo of your own.")
         destination = self.lookup.repo_id(request.destination, owner)
         self._refuse_busy(owner, destination)
-        checkpoint, plan = self.plan(request.source, request.max_shard_size, request.strategy, request.order, token)
+        choices = (request.strategy, request.order, request.dtype)
+        checkpoint, plan = self.plan(request.source, request.max_shard_size, *choices, token)
         limit = self._settings.max_job_bytes
         if limit is not None and plan.total_bytes > limit and owner != self._settings.host:
             size, most = format_bytes(plan.total_bytes), format_bytes(limit)
@@ -223,6 +226,8 @@ class Desk:
             order=staged.order,
             private=staged.private,
             confirmed=True,  # the job that is staged had asked
+            dtype=staged.dtype,
+            allow_overflow=staged.allow_overflow,
         )
 
     def discard(self, repo_id: str, token: str) -> str:

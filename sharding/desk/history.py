@@ -72,6 +72,7 @@ class _Verified(_Model):
     method: str
     seconds: float
     mismatches: list[_Mismatch]
+    dtype: str
 
 
 class _Ref(_Model):
@@ -204,7 +205,8 @@ class History:
             case "verified":
                 self.verification = event
                 if event["identical"]:
-                    return f"Verified: all {event['tensors']:,} tensors are bit-identical to the source's."
+                    cast = "" if event["dtype"] == "keep" else f", cast to {event['dtype']}"
+                    return f"Verified: all {event['tensors']:,} tensors are bit-identical to the source's{cast}."
                 return f"Verification found {len(event['mismatches']):,} differences; nothing is published."
             case "probed":
                 # The first round is a warm-up of both.

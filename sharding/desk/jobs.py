@@ -47,6 +47,8 @@ class JobRequest:
     confirmed: bool = False
     restart: bool = False
     compare: bool = False
+    dtype: str = "keep"
+    allow_overflow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

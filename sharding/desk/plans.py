@@ -8,8 +8,8 @@ from hashlib import sha256
 from threading import Lock
 
 from sharding import job
-from sharding.limits import CACHED_CHECKPOINTS, CACHED_SECONDS, CACHED_TENSORS
-from sharding.values import Checkpoint
+from sharding.limits import CACHED_CHECKPOINTS, CACHED_HINTS, CACHED_SECONDS, CACHED_TENSORS
+from sharding.values import Checkpoint, ModelHints, RepoRef
 
 _Key = tuple[str, str]
 
@@ -37,6 +37,8 @@ class Headers:
         self._clock = clock
         self._lock = Lock()
         self._entries: dict[_Key, _Entry] = {}
+        self._asking = Lock()
+        self._hints: dict[tuple[RepoRef, str], ModelHints | None] = {}
 
     def read(self, source: str, token: str | None) -> Checkpoint:
         """Return what the headers of `source`, a link to a repo, say to the bearer of `token`.
@@ -59,6 +61,18 @@ class Headers:
             with self._lock:
                 self._entries.pop(key, None)
         return mine.result()
+
+    def hints(self, checkpoint: Checkpoint, strategy: str, order: str, dtype: str) -> ModelHints | None:
+        """Return what `job.hints_for` does, asked once for a commit and a dtype; one question at a time."""
+        if strategy == "size" and order != "transformers" and dtype == "keep":
+            return None
+        key = checkpoint.source, dtype
+        with self._asking:  # a process each, which takes 300 MB for some seconds
+            if key not in self._hints:
+                while len(self._hints) >= CACHED_HINTS:
+                    del self._hints[next(iter(self._hints))]
+                self._hints[key] = job.hints_for(checkpoint, strategy=strategy, order=order, dtype=dtype)
+            return self._hints[key]
 
     def _of_anybody(self, source: str) -> _Entry | None:
         # What was read without a login is no secret.

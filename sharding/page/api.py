@@ -9,12 +9,14 @@ import gradio as gr
 from gradio.events import api
 
 from sharding.desk import Desk, JobRequest
+from sharding.dtypes import Dtype
 from sharding.errors import Refused, ShardingError
 from sharding.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.lookup import Person
+from sharding.order import Order
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
-from sharding.plan import Order, Strategy
+from sharding.plan import Strategy
 from sharding.report import checkpoint_json, plan_json
 from sharding.results import read_result
 
@@ -51,17 +53,23 @@ class Endpoints:
         max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
         strategy: Strategy = "size",
         order: Order = "natural",
+        dtype: Dtype = "keep",
     ) -> Json:
         """Say which files a model checkpoint would be cut into. Moves no weights and needs no login.
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
             max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary)
-            strategy: how to cut; "size" fills each file up to the limit
-            order: "natural" puts layer 2 before layer 10, as transformers writes; "stored" keeps the source's order
+            strategy: how to cut; "size" fills each file up to the limit, "blocks" cuts no decoder block, "stages:4"
+                makes four stages of a pipeline, each with its own files
+            order: "natural" puts layer 2 before layer 10; "stored" keeps the source's order; "transformers" cuts as
+                save_pretrained does, also where weights are renamed or fused in memory
+            dtype: what weights are cast to, "keep" for not at all
         """
         with _told():
-            checkpoint, plan = self._desk.plan(source, max_shard_size, strategy, order, self._site.caller(request))
+            checkpoint, plan = self._desk.plan(
+                source, max_shard_size, strategy, order, dtype, self._site.caller(request)
+            )
             return plan_json(plan, checkpoint.findings)
 
     def shard(
@@ -72,6 +80,8 @@ class Endpoints:
         max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
         strategy: Strategy = "size",
         order: Order = "natural",
+        dtype: Dtype = "keep",
+        allow_overflow: bool = False,
         private: bool | None = None,
         public_copy_allowed: bool = False,
         compare: bool = False,
@@ -85,15 +95,23 @@ class Endpoints:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
             destination: the repo to write, as "owner/name"; it is created if there is none
             max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary)
-            strategy: how to cut; "size" fills each file up to the limit
-            order: "natural" puts layer 2 before layer 10, as transformers writes; "stored" keeps the source's order
+            strategy: how to cut; "size" fills each file up to the limit, "blocks" cuts no decoder block, "stages:4"
+                makes four stages of a pipeline, each with its own files
+            order: "natural" puts layer 2 before layer 10; "stored" keeps the source's order; "transformers" cuts as
+                save_pretrained does, also where weights are renamed or fused in memory
+            dtype: what weights are cast to, "keep" for not at all
+            allow_overflow: whether a cast may make finite numbers infinite
             private: whether a new repo is private; by default it is as the source
             public_copy_allowed: whether the terms of a gated or private source allow a public copy
             compare: whether to load the original and the copy as well, and report what that costs
         """
         with _told():
             caller, token = self._caller(request)
-            wish = JobRequest(source, destination, max_shard_size, strategy, order, private, public_copy_allowed)
+            wish = JobRequest(
+                *(source, destination, max_shard_size, strategy, order, private, public_copy_allowed),
+                dtype=dtype,
+                allow_overflow=allow_overflow,
+            )
             wish = replace(wish, compare=compare)
             job = self._desk.submit(wish, caller.name, token)
             return {"job": job, "link": self._site.address(request) + query_of(Wish(job=job))}

@@ -46,11 +46,13 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
     model, size = [form.repo, form.revision], [form.size, form.other_size]
-    plan = [*model, *size, form.order]
+    plan = [*model, *size, form.order, form.strategy, form.stages, form.dtype]
     name = [form.namespace, form.name]
 
     def propose(after: Dependency) -> None:
-        proposed = after.then(pushing.propose, [*model, *size, *name, form.proposed], _push_parts(form), **_QUIET)
+        proposed = after.then(
+            pushing.propose, [*model, *size, form.dtype, *name, form.proposed], _push_parts(form), **_QUIET
+        )
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
 
     form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="multiple", **_QUIET)
@@ -60,6 +62,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
         propose(chosen.then(planning.see, plan, _plan_parts(form), **_QUIET))
     # What the visitor does, not what a link fills in; one after another, the last one last.
     changes = [form.size.input, form.other_size.submit, form.other_size.blur, form.order.input]
+    changes += [form.strategy.input, form.stages.input, form.dtype.input]
     propose(gr.on(changes, planning.draw, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
 
     form.place.click(planning.wait, None, form.devices, **_QUIET).then(
@@ -84,7 +87,7 @@ def _first(sample: list[str]) -> str:
 
 def _plan_parts(form: Form) -> list[Block]:
     return [
-        *(form.repo_message, form.facts, form.plan, form.push, form.other_size, form.size_message),
+        *(form.repo_message, form.facts, form.plan, form.push, form.other_size, form.stages, form.size_message),
         *(form.shards, form.forecast, form.devices, form.visibility, form.permitted, form.query),
     ]
 

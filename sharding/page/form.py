@@ -10,13 +10,24 @@ import gradio as gr
 from markupsafe import Markup
 
 from sharding.devices import PRESETS
-from sharding.page.links import OTHER_SIZE, SIZES
+from sharding.dtypes import Dtype
+from sharding.order import Order
+from sharding.page.links import FEWEST_STAGES, OTHER_SIZE, SIZES, STAGES
 from sharding.page.render import render
-from sharding.plan import Order
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 
-_ORDERS = {"natural": "Natural: layer 2 before layer 10", "stored": "As stored today"}
+_ORDERS = {
+    "natural": "Natural: layer 2 before layer 10",
+    "stored": "As stored today",
+    "transformers": "As transformers saves it",
+}
+_STRATEGIES = {
+    "size": "By size alone",
+    "blocks": "Keep blocks whole",
+    STAGES: "Stages of a pipeline",
+}
+_DTYPES = {"keep": "Keep", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
 _PRESETS = {
     "colab-t4": "Colab, one T4",
     "kaggle-2xt4": "Kaggle, two T4",
@@ -46,6 +57,9 @@ class Form:
     other_size: gr.Textbox
     size_message: gr.HTML
     order: gr.Radio
+    strategy: gr.Radio
+    stages: gr.Number
+    dtype: gr.Radio
     shards: gr.HTML
     forecast: gr.HTML
     budget: gr.Dropdown
@@ -106,6 +120,17 @@ def lay_out(on_space: bool) -> Form:
             with gr.Column(scale=2):
                 choices = [(_ORDERS[order], order) for order in get_args(Order)]
                 order = gr.Radio(choices, value="natural", label="Order of the tensors", elem_id="order")
+        with gr.Row(elem_classes="fields tops"):
+            with gr.Column(scale=3):
+                choices = [(title, strategy) for strategy, title in _STRATEGIES.items()]
+                strategy = gr.Radio(choices, value="size", label="Where to cut", elem_id="strategy")
+                stages = gr.Number(
+                    FEWEST_STAGES, label="Stages", precision=0, minimum=1, visible=False, elem_id="stages"
+                )
+            with gr.Column(scale=2):
+                choices = [(_DTYPES[dtype], dtype) for dtype in get_args(Dtype)]
+                dtype = gr.Radio(choices, value="keep", label="Dtype of the copy", elem_id="dtype")
+        _panel("choices", render("choices"))
         shards = _panel("shards")
         forecast = _panel("forecast")
         with gr.Row(elem_classes="fields"):
@@ -144,7 +169,7 @@ def lay_out(on_space: bool) -> Form:
         result = _panel("result")
     return Form(
         account, notice, choose, repo, revision, show, repo_message, examples, facts, plan, size, other_size,
-        size_message, order, shards, forecast, budget, place, devices, push, namespace, name,
+        size_message, order, strategy, stages, dtype, shards, forecast, budget, place, devices, push, namespace, name,
         name_message, visibility, permitted, measure, start, start_message, run, progress, cancel,
         resume, run_message, log, outcome, result,
         job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False), query=gr.Textbox(visible=False),

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import get_args
 from urllib.parse import quote, urlencode
 
-from sharding.plan import Order
+from sharding.dtypes import Dtype
+from sharding.order import Order
 
 SIZES = ("200MB", "500MB", "1GB", "2GB", "5GB")
 OTHER_SIZE = "Other"
+STAGES = "stages"
+FEWEST_STAGES = 2
 _LONGEST = 300
 
 
@@ -23,24 +26,50 @@ class Wish:
     order: str = "natural"
     job: str = ""
     result: str = ""
+    strategy: str = "size"
+    dtype: str = "keep"
 
     @property
     def choice(self) -> tuple[str, str]:
         """Return the size as one of the choices offered, and in free text."""
         return (self.size, "") if self.size in SIZES else (OTHER_SIZE, self.size)
 
+    @property
+    def kind(self) -> tuple[str, int]:
+        """Return the strategy as one of the choices offered, and the number of stages."""
+        kind, _, count = self.strategy.partition(":")
+        return kind, int(count or FEWEST_STAGES)
+
+
+def wish_of(
+    repo: str | None, revision: str | None, choice: str, other: str, order: str, kind: str, count: float, dtype: str
+) -> Wish:
+    """Return what the fields of the form ask for together.
+
+    >>> wish_of("me/model", "", "Other", "300MB", "natural", "stages", 4, "keep").strategy
+    'stages:4'
+    """
+    return Wish(
+        repo=source_of(repo, revision),
+        size=(other if choice == OTHER_SIZE else choice).strip(),
+        order=order,
+        strategy=f"{kind}:{int(count or 0)}" if kind == STAGES else kind,
+        dtype=dtype,
+    )
+
 
 def read_wish(query: Mapping[str, str]) -> Wish:
     """Return what the query of a link asks for; what it does not know, it leaves out.
 
-    >>> read_wish({"repo": "me/model@v2", "size": "300MB", "colour": "red"})
-    Wish(repo='me/model', revision='v2', size='300MB', order='natural', job='', result='')
+    >>> wish = read_wish({"repo": "me/model@v2", "size": "300MB", "colour": "red"})
+    >>> wish.repo, wish.revision, wish.size, wish.order
+    ('me/model', 'v2', '300MB', 'natural')
     """
     given = {name: str(value)[:_LONGEST].strip() for name, value in query.items()}
     repo, _, revision = given.get("repo", "").partition("@")
     size = "".join(given.get("size", "").split())
     size = size.upper() if size.upper() in SIZES else size
-    order = given.get("order", "")
+    order, strategy, dtype = (given.get(name, "") for name in ("order", "strategy", "dtype"))
     return Wish(
         repo=repo,
         revision=given.get("revision", "") or revision,
@@ -48,6 +77,8 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         order=order if order in get_args(Order) else "natural",
         job=given.get("job", ""),
         result=given.get("result", ""),
+        strategy=strategy if re.fullmatch(r"size|blocks|stages:[1-9]\d{0,3}", strategy, re.ASCII) else "size",
+        dtype=dtype if dtype in get_args(Dtype) else "keep",
     )
 
 
@@ -62,9 +93,10 @@ def query_of(wish: Wish) -> str:
     else:
         source = f"{wish.repo}@{wish.revision}" if wish.revision else wish.repo
         pairs = {"repo": source, "size": wish.size} if source else {}
-        if source and wish.order != "natural":
-            pairs["order"] = wish.order
-    return f"?{urlencode(pairs, safe='/@', quote_via=quote)}" if pairs else "?"
+        usual = {"order": "natural", "strategy": "size", "dtype": "keep"}
+        asked = {name: getattr(wish, name) for name in usual}
+        pairs |= {name: value for name, value in asked.items() if source and value != usual[name]}
+    return f"?{urlencode(pairs, safe='/@:', quote_via=quote)}" if pairs else "?"
 
 
 def source_of(repo: str | None, revision: str | None) -> str:

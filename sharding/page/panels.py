@@ -104,8 +104,9 @@ def result_panel(
     old, new = files_of_report(report)
     proof = report.verification
     source = f"{report.source.repo_id}@{report.source.revision[:12]}"
+    cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
     verdict = (
-        f"All {count(proof.tensors, 'tensor')} bit-identical to {source}"
+        f"All {count(proof.tensors, 'tensor')} bit-identical to {source}{cast}"
         if proof.identical
         else f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     )
@@ -163,7 +164,15 @@ def _headline(view: JobView) -> tuple[str, str]:
 
 def _form_of(view: JobView) -> str:
     wish = view.request
-    return query_of(Wish(repo=wish.source.partition("@")[0], size=wish.max_shard_size, order=wish.order))
+    return query_of(
+        Wish(
+            repo=wish.source.partition("@")[0],
+            size=wish.max_shard_size,
+            order=wish.order,
+            strategy=wish.strategy,
+            dtype=wish.dtype,
+        )
+    )
 
 
 def _bar(view: JobView) -> Bar | None:

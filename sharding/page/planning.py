@@ -5,9 +5,9 @@ from typing import Any
 import gradio as gr
 
 from sharding.desk import Desk
-from sharding.errors import ShardingError, UsageError
+from sharding.errors import ShardingError
 from sharding.page.form import PRIVATE, PUBLIC, Form
-from sharding.page.links import OTHER_SIZE, Wish, query_of, read_wish, source_of
+from sharding.page.links import OTHER_SIZE, STAGES, query_of, read_wish, source_of, wish_of
 from sharding.page.panels import devices_panel, facts_panel, forecast_panel, message, plan_panel, problem
 from sharding.page.render import render
 from sharding.page.site import Site, person
@@ -43,6 +43,9 @@ class Planning:
                 form.size: choice,
                 form.other_size: gr.Textbox(value=other, visible=choice == OTHER_SIZE),
                 form.order: wish.order,
+                form.strategy: wish.kind[0],
+                form.stages: gr.Number(value=wish.kind[1], visible=wish.kind[0] == STAGES),
+                form.dtype: wish.dtype,
             }
         if wish.job or wish.result:
             update |= {
@@ -69,9 +72,13 @@ class Planning:
         source = source_of(repo, revision)
         return message(f"Reading the headers of {source} …") if source else ""
 
-    def see(self, repo: str, revision: str, choice: str, other: str, order: Any, login: gr.OAuthToken | None) -> Update:
+    def see(
+        self, repo: str, revision: str, choice: str, other: str, order: str, kind: str, stages: float, dtype: str,
+        login: gr.OAuthToken | None,
+    ) -> Update:  # fmt: skip
         """Say what the model is, and draw the plan."""
-        form, source, token = self._form, source_of(repo, revision), self._site.bearer(login)
+        wish = wish_of(repo, revision, choice, other, order, kind, stages, dtype)
+        form, source, token = self._form, wish.repo, self._site.bearer(login)
         hidden = {form.facts: "", form.plan: gr.Column(visible=False), form.push: gr.Column(visible=False)}
         if not source:
             return {**hidden, form.repo_message: ""}
@@ -89,30 +96,32 @@ class Planning:
             form.push: gr.Column(visible=True),
             form.visibility: PRIVATE if hides else PUBLIC,
             form.permitted: gr.Checkbox(value=False, visible=hides),
-            **self.draw(repo, revision, choice, other, order, login),
+            **self.draw(repo, revision, choice, other, order, kind, stages, dtype, login),
         }
 
     def draw(
-        self, repo: str, revision: str, choice: str, other: str, order: Any, login: gr.OAuthToken | None
-    ) -> Update:
+        self, repo: str, revision: str, choice: str, other: str, order: str, kind: str, stages: float, dtype: str,
+        login: gr.OAuthToken | None,
+    ) -> Update:  # fmt: skip
         """Draw the plan for what is chosen."""
-        form, source = self._form, source_of(repo, revision)
-        size = other if choice == OTHER_SIZE else choice
-        shown = gr.Textbox(visible=choice == OTHER_SIZE)
-        if not source or not size.strip():
-            return {form.size_message: "", form.other_size: shown}
+        form, wish = self._form, wish_of(repo, revision, choice, other, order, kind, stages, dtype)
+        shown = {
+            form.other_size: gr.Textbox(visible=choice == OTHER_SIZE),
+            form.stages: gr.Number(visible=kind == STAGES),
+        }
+        if not wish.repo or not wish.size:
+            return {form.size_message: "", **shown}
+        choices: tuple[str, Any, str] = (wish.strategy, wish.order, wish.dtype)
         try:
-            checkpoint, plan = self._desk.plan(source, size, "size", order, self._site.bearer(login))
-        except UsageError as error:
-            return {form.size_message: problem(error), form.other_size: shown}
+            checkpoint, plan = self._desk.plan(wish.repo, wish.size, *choices, self._site.bearer(login))
         except ShardingError as error:
-            return {form.repo_message: problem(error), form.other_size: shown}
+            return {form.size_message: problem(error), **shown}
         return {
             form.size_message: "",
-            form.other_size: shown,
+            **shown,
             form.shards: plan_panel(checkpoint, plan),
             form.forecast: forecast_panel(self._desk.forecast(plan), (*checkpoint.findings, *plan.findings)),
-            form.query: query_of(Wish(repo=source, size=size, order=order)),
+            form.query: query_of(wish),
         }
 
     def wait(self) -> str:

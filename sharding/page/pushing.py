@@ -1,14 +1,12 @@
 """Take a visitor's order: propose a name for the copy, see that it is free, hand the job to the desk."""
 
-from typing import Any
-
 import gradio as gr
 
 from sharding.desk import Desk, JobRequest
 from sharding.errors import DestinationError, Refused, ShardingError, SourceError, UsageError
 from sharding.lookup import propose_name
 from sharding.page.form import PRIVATE, Form
-from sharding.page.links import OTHER_SIZE, Wish, query_of, source_of
+from sharding.page.links import OTHER_SIZE, Wish, query_of, source_of, wish_of
 from sharding.page.panels import message, problem
 from sharding.page.planning import Update
 from sharding.page.site import Site, person
@@ -27,7 +25,7 @@ class Pushing:
         self._form = form
 
     def propose(
-        self, repo: str, revision: str, choice: str, other: str, namespace: str | None, name: str,
+        self, repo: str, revision: str, choice: str, other: str, dtype: str, namespace: str | None, name: str,
         proposed: tuple[str, str], login: gr.OAuthToken | None,
     ) -> Update:  # fmt: skip
         """Fill in a namespace and a free name; a name that the visitor wrote stays."""
@@ -41,7 +39,7 @@ class Pushing:
                     form.start_message: message("Pushing needs a login.", self._to_sign_in),
                 }
             space = namespace if namespace in who.namespaces else who.name
-            wanted = propose_name(space, source, size)
+            wanted = propose_name(space, source, size, dtype)
             update: Update = {form.start: gr.Button(interactive=True), form.start_message: ""}
             if wanted == proposed[0] or name not in ("", proposed[1]):  # proposed already, or the visitor's own
                 return update
@@ -72,16 +70,19 @@ class Pushing:
         return {form.name_message: _taken(wanted, free)}
 
     def start(
-        self, repo: str, revision: str, choice: str, other: str, order: Any, namespace: str, name: str,
-        visibility: str, permitted: bool, measure: bool, login: gr.OAuthToken | None,
+        self, repo: str, revision: str, choice: str, other: str, order: str, kind: str, stages: float, dtype: str,
+        namespace: str, name: str, visibility: str, permitted: bool, measure: bool, login: gr.OAuthToken | None,
     ) -> Update:  # fmt: skip
         """Hand the job to the desk and turn to its progress; or say beside which field something is wrong."""
         form, token = self._form, self._site.bearer(login)
+        wish = wish_of(repo, revision, choice, other, order, kind, stages, dtype)
         request = JobRequest(
-            source=source_of(repo, revision),
+            source=wish.repo,
             destination=f"{namespace}/{name.strip()}",
-            max_shard_size=other if choice == OTHER_SIZE else choice,
-            order=order,
+            max_shard_size=wish.size,
+            strategy=wish.strategy,
+            order=wish.order,
+            dtype=wish.dtype,
             private=visibility == PRIVATE,
             confirmed=permitted,
             compare=measure,

@@ -32,4 +32,5 @@ def _templates() -> Environment:
         "duration": words.duration,
     }
     templates.globals["share"] = words.share
+    templates.globals["ends"] = words.ends
     return templates

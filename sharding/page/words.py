@@ -1,5 +1,7 @@
 """Put numbers and moments into words for a reader. Pure."""
 
+from collections.abc import Sequence
+
 from sharding.limits import format_bytes
 
 
@@ -22,6 +24,15 @@ def parameters(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:.0f} {unit}"
     return str(number)
+
+
+def ends(names: Sequence[str]) -> str:
+    """Return the first and the last of a run of names.
+
+    >>> ends(["h.0", "h.1", "h.2"]), ends(["h.0"]), ends([])
+    ('h.0 to h.2', 'h.0', 'none')
+    """
+    return " to ".join(dict.fromkeys([*names[:1], *names[-1:]])) or "none"
 
 
 def duration(seconds: float) -> str:
@@ -48,4 +59,4 @@ def share(part: float, total: float) -> str:
     return f"{100 * part / total if total else 0:.1f}%"
 
 
-__all__ = ["count", "duration", "format_bytes", "parameters", "share"]
+__all__ = ["count", "duration", "ends", "format_bytes", "parameters", "share"]

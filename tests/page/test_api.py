@@ -51,7 +51,7 @@ def test_the_endpoints_are_five_and_take_no_token(connect: Connect) -> None:
     assert set(described) == ENDPOINTS
     names = {parameter["parameter_name"] for endpoint in described.values() for parameter in endpoint["parameters"]}
     assert not [name for name in names if "token" in name or "auth" in name]
-    assert {"source", "destination", "max_shard_size", "order", "job", "repo"} <= names
+    assert {"source", "destination", "max_shard_size", "strategy", "order", "dtype", "job", "repo"} <= names
 
 
 def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, small: str) -> None:

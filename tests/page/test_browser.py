@@ -68,12 +68,16 @@ def test_changing_a_control_redraws_the_plan_and_nothing_else(space: Site, visit
 
 
 def test_a_link_fills_the_form_in(space: Site, visit: Visit, small: str) -> None:
-    page = visit(space, f"?repo={small}@main&size=70kB&order=stored")
+    page = visit(space, f"?repo={small}@main&size=70kB&order=stored&strategy=stages:2&dtype=bf16")
     expect(page.get_by_label("Model", exact=True)).to_have_value(small)
     expect(page.get_by_label("Revision")).to_have_value("main")
     expect(page.get_by_label("Another size")).to_have_value("70kB")
     expect(page.get_by_label("As stored today")).to_be_checked()
-    expect(page.locator("#shards figcaption").last).to_contain_text("at most 70.0 kB")
+    expect(page.get_by_label("Stages of a pipeline")).to_be_checked()
+    expect(page.get_by_label("bf16")).to_be_checked()
+    # Another process asks transformers first.
+    expect(page.locator("#shards figcaption").last).to_contain_text("at most 70.0 kB", timeout=60_000)
+    expect(page.locator("#shards tbody").last.locator("tr")).to_have_count(2)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 """What the page shows of values, without a browser."""
 
 import doctest
+from dataclasses import replace
 from html.parser import HTMLParser
 from types import ModuleType
+from typing import get_args
 from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.dtypes import Dtype
+from sharding.order import Order
 from sharding.page import links, panels, snippets, words
-from sharding.page.links import OTHER_SIZE, SIZES, Wish, query_of, read_wish, source_of
+from sharding.page.links import OTHER_SIZE, SIZES, Wish, query_of, read_wish, source_of, wish_of
 from sharding.page.shards import MOST_BARS, MOST_ROWS, files_of_plan, files_of_source
 from sharding.plan import plan_shards
 from sharding.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
@@ -84,16 +88,33 @@ def test_a_bar_shows_which_of_todays_files_its_bytes_come_from() -> None:
     assert [row.parts for row in files.rows] == [((0, 30), (1, 20)), ((2, 50),)]
 
 
-@given(st.builds(Wish, repo=st.just("me/it"), revision=st.sampled_from(["", "v1"]), size=st.sampled_from([*SIZES, "1.5GB", "1GiB", "300kB"]), order=st.sampled_from(["natural", "stored"])))  # fmt: skip
+@given(st.builds(Wish, repo=st.just("me/it"), revision=st.sampled_from(["", "v1"]), size=st.sampled_from([*SIZES, "1.5GB", "1GiB", "300kB"]), order=st.sampled_from(get_args(Order)), strategy=st.sampled_from(["size", "blocks", "stages:1", "stages:12"]), dtype=st.sampled_from(get_args(Dtype))))  # fmt: skip
 def test_a_link_says_what_was_chosen(wish: Wish) -> None:
     assert read_wish(dict(parse_qsl(query_of(wish)[1:]))) == wish
+    kind, stages = wish.kind
+    fields = (wish.repo, wish.revision, *wish.choice, wish.order, kind, stages, wish.dtype)
+    assert wish_of(*fields) == replace(wish, repo=source_of(wish.repo, wish.revision), revision="")
 
 
-@given(st.dictionaries(st.sampled_from(["repo", "revision", "size", "order", "job", "result", "dtype"]), st.text()))
+@given(
+    st.dictionaries(
+        st.sampled_from(["repo", "revision", "size", "order", "job", "result", "dtype", "strategy"]), st.text()
+    )
+)
 def test_any_link_at_all_can_be_read(query: dict[str, str]) -> None:
     wish = read_wish(query)
     assert wish.choice[0] in (*SIZES, OTHER_SIZE)
     assert all(len(text) <= 300 for text in (wish.repo, wish.job, wish.result))
+
+
+def test_a_plan_shows_its_stages() -> None:
+    tensors = tuple(TensorEntry(f"layers.{n}.{EVIL}", "U8", (10,), "f", 10 * n, 10 * n + 10) for n in range(4))
+    source = replace(checkpoint({"f": 40}), tensors=tensors)
+    html = panels.plan_panel(source, plan_shards(tensors, 10, strategy="stages:2"))
+    assert "Stages of a pipeline" in html and "layers.2 to layers.3" in html
+    assert "model-00003-of-00004.safetensors to model-00004-of-00004.safetensors" in html
+    assert "img" not in Tags(html).seen
+    assert "Stages" not in panels.plan_panel(source, plan_shards(tensors, 10))
 
 
 def test_what_is_pasted_with_a_revision_keeps_it() -> None:

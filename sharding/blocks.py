@@ -1,0 +1,156 @@
+"""Tell which tensors make a block that is not to be cut, and in which order a pipeline needs them. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from sharding.values import ModelHints, TensorEntry
+
+_INPUT = re.compile(r"emb(?!ed_out)|wte|wpe|cls_token|(^|[._/])(pre|patch|pos|conv_in)(_|\.|$)|ln_pre")
+_OUTPUT = re.compile(
+    r"(^|[._/])(lm|head|heads|score|classifier|logits?|cls|qa|output|out|post|final|last|pooler|merger|norm|norm_f"
+    r"|ln_f|layer_?norm|layernorm|conv_norm)([._]|$)",
+    re.IGNORECASE,
+)
+_BRIDGE = re.compile(r"projector|projection|connector|aligner|adapter|bridge", re.IGNORECASE)
+_FIRST = re.compile(r"(^|[._/])(vision|visual|vit|image|audio|speech|acoustic|encoder|text_encoder)", re.IGNORECASE)
+_SECOND = re.compile(r"qformer|resampler|perceiver|mid_block", re.IGNORECASE)
+_LAST = re.compile(r"(^|[._/])(decoder|language|llm|lm|up_blocks)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Tensors that stay together on one machine: a block with its name, or (name "") what stands between blocks."""
+
+    block: str
+    tensors: tuple[TensorEntry, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+
+def known_blocks(hints: ModelHints | None) -> dict[str, str]:
+    """Return tensor name to block, for the blocks that transformers knows."""
+    return {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}
+
+
+def blocks_around(name: str, known: Mapping[str, str]) -> list[str]:
+    """Return the blocks that a tensor is in, the outermost first: the one that is `known`, then numbered modules.
+
+    >>> blocks_around("model.layers.2.mlp.experts.7.up_proj.weight", {})
+    ['model.layers.2', 'model.layers.2.mlp.experts.7']
+    """
+    parts = name.split(".")
+    numbered = [".".join(parts[: place + 1]) for place, part in enumerate(parts[:-1]) if part.isdecimal()]
+    if name not in known:
+        return numbered
+    return [known[name], *(block for block in numbered if block.startswith(f"{known[name]}."))]
+
+
+def whole_blocks(tensors: Iterable[TensorEntry], limit_bytes: int, known: Mapping[str, str]) -> dict[str, str]:
+    """Return tensor name to the largest block around it that fits into `limit_bytes`; a tensor in none is left out.
+
+    >>> layers = [TensorEntry(f"h.0.{n}.w", "U8", (6,), "f", 0, 6) for n in range(2)]
+    >>> whole_blocks(layers, 12, {}), whole_blocks(layers, 6, {})
+    ({'h.0.0.w': 'h.0', 'h.0.1.w': 'h.0'}, {'h.0.0.w': 'h.0.0', 'h.0.1.w': 'h.0.1'})
+    """
+    around = {tensor.name: (tensor.bytes, blocks_around(tensor.name, known)) for tensor in tensors}
+    sizes: Counter[str] = Counter()
+    for size, blocks in around.values():
+        sizes.update(dict.fromkeys(blocks, size))
+    fitting = {
+        name: next((block for block in blocks if sizes[block] <= limit_bytes), None)
+        for name, (_, blocks) in around.items()
+    }
+    return {name: block for name, block in fitting.items() if block}
+
+
+def in_pipeline_order(tensors: Iterable[TensorEntry], known: Mapping[str, str]) -> list[Unit]:
+    """Return all of `tensors`, given in natural order, as units in the order of a pipeline, as far as names tell.
+
+    Blocks of one list of modules are a tower: encoders and vision towers come before decoders and language
+    models. Before the blocks of a tower stands what embeds its input, after them norms and heads.
+    """
+    outermost = {tensor.name: next(iter(blocks_around(tensor.name, known)), "") for tensor in tensors}
+    tensors = list(tensors)
+    containers = dict.fromkeys(block.rpartition(".")[0] for block in outermost.values() if block)
+    towers = sorted(containers, key=_rank)  # stable: the natural order decides among equals
+    number = {tower: index for index, tower in enumerate(towers)}
+    placed: list[tuple[int, int, TensorEntry]] = []
+    for tensor in tensors:
+        if block := outermost[tensor.name]:
+            placed.append((number[block.rpartition(".")[0]], 1, tensor))
+        else:
+            placed.append((*_place(tensor.name, towers), tensor))
+    placed.sort(key=lambda item: item[:2])
+    units: list[Unit] = []
+    for (_, part), run in groupby(placed, key=lambda item: item[:2]):
+        members = [tensor for _, _, tensor in run]
+        if part != 1:
+            units.append(Unit("", tuple(members)))
+            continue
+        by_block: dict[str, list[TensorEntry]] = {}
+        for tensor in members:
+            by_block.setdefault(outermost[tensor.name], []).append(tensor)
+        units += [Unit(block, tuple(inside)) for block, inside in by_block.items()]
+    return units
+
+
+def cut_stages(sizes: Sequence[int], count: int) -> list[range]:
+    """Return `count` runs of `sizes`, none empty, all in order, whose largest sum is as small as it can be.
+
+    >>> cut_stages([5, 1, 1, 1, 4], 3)
+    [range(0, 1), range(1, 4), range(4, 5)]
+    """
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_runs(sizes, middle, 1)) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return _runs(sizes, low, count)
+
+
+def _runs(sizes: Sequence[int], most: int, at_least: int) -> list[range]:
+    """Return runs of at most `most` each, every one as long as that and the number of runs wanted permit."""
+    starts, total = [0], 0
+    for index, size in enumerate(sizes):
+        # Enough must be left that none of the runs wanted is empty.
+        short = len(sizes) - index <= at_least - len(starts)
+        if index > starts[-1] and (total + size > most or short):
+            starts.append(index)
+            total = 0
+        total += size
+    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+
+
+def _rank(container: str) -> int:
+    if _LAST.search(container):
+        return 3
+    return 1 if _SECOND.search(container) else 0 if _FIRST.search(container) else 2
+
+
+def _place(name: str, towers: Sequence[str]) -> tuple[int, int]:
+    """Return the tower that a tensor outside of blocks belongs to, and whether it comes before (0) or after (2) it."""
+    if not towers:
+        return 0, 0
+    after = not _INPUT.search(name) and _OUTPUT.search(name) is not None
+    if not after and _BRIDGE.search(name):
+        return len(towers) - 1, 0
+    shared = [_common(name, tower) for tower in towers]
+    nearest = [index for index, count in enumerate(shared) if count == max(shared)]
+    return (nearest[-1], 2) if after else (nearest[0], 0)
+
+
+def _common(name: str, tower: str) -> int:
+    count = 0
+    for one, other in zip(name.split("."), tower.split("."), strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
