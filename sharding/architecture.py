@@ -10,8 +10,8 @@ from typing import Any
 from sharding.dtypes import STORED, TORCH
 from sharding.errors import SourceError
 from sharding.limits import ARCHITECTURE_SECONDS, child_variables
-from sharding.plan import parse_strategy
-from sharding.values import Checkpoint, ModelHints, SavedTensor
+from sharding.strategy import parse_strategy
+from sharding.values import Checkpoint, ModelHints, SavedTensor, folder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,25 @@ def ask_architecture(config: bytes, dtype: str | None = None, budgets: Mapping[s
 
 def hints_for(
     checkpoint: Checkpoint, *, strategy: str = "size", order: str = "natural", dtype: str = "keep"
-) -> ModelHints | None:
-    """Return what transformers knows of a checkpoint, for a plan with these choices; None for one that needs nothing.
+) -> dict[str, ModelHints]:
+    """Return what transformers knows of each component, by its folder; nothing for a plan that needs none of it.
 
     Takes seconds, in which another process imports transformers and reads no weights. Raises UsageError.
     """
     parse_strategy(strategy, order)
-    if not checkpoint.config or (strategy, dtype) == ("size", "keep") and order != "transformers":
-        return None
-    tensors = [(tensor.name, tensor.dtype, tensor.shape) for tensor in checkpoint.tensors]
-    wanted = TORCH.get(STORED.get(dtype, ""))
+    if (strategy, dtype) == ("size", "keep") and order != "transformers":
+        return {}
+    return {folder: _hints(checkpoint, folder, TORCH.get(STORED.get(dtype, ""))) for folder in checkpoint.configs}
+
+
+def _hints(checkpoint: Checkpoint, folder: str, dtype: str | None) -> ModelHints:
+    config = checkpoint.configs[folder]
+    if '"model_type"' not in config:  # so no class of transformers is looked for
+        return ModelHints(unknown=f"{folder}config.json names no model type.")
+    inside = [tensor for tensor in checkpoint.tensors if folder_of(tensor.file) == folder]
+    tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
     try:
-        return hints_from(_ask({"config": checkpoint.config, "dtype": wanted, "tensors": tensors}))
+        return hints_from(_ask({"config": config, "dtype": dtype, "tensors": tensors}), folder)
     except SourceError as error:
         return ModelHints(unknown=error.message)
 
@@ -91,9 +98,15 @@ def _ask(question: Mapping[str, Any]) -> Any:
     return answer
 
 
-def hints_from(answer: Mapping[str, Any]) -> ModelHints:
-    """Return what `sharding.metamodel` has answered of what would be saved."""
-    return ModelHints(answer["class_name"], tuple(SavedTensor(*saved) for saved in answer["saved"]))
+def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
+    """Return what `sharding.metamodel` has answered of what would be saved; names get `folder` before them."""
+    return ModelHints(
+        answer["class_name"],
+        tuple(
+            SavedTensor(folder + name, dtype, storage, block and folder + block)
+            for name, dtype, storage, block in answer["saved"]
+        ),
+    )
 
 
 def from_answer(answer: Mapping[str, Any]) -> Architecture:

@@ -1,5 +1,7 @@
 """Write the files that stand beside the shards of a result: report, digests, card, picture, index, configuration."""
 
+from collections.abc import Iterable
+
 from sharding.card import Links, write_card
 from sharding.dtypes import configured
 from sharding.errors import DestinationError
@@ -11,8 +13,7 @@ from sharding.picture import draw_memory
 from sharding.plan import build_indexes
 from sharding.protocols import Source
 from sharding.report import Report, digests_json, report_json, to_bytes
-
-_WEIGHTS_NAMED = "transformers_weights"
+from sharding.values import FileEntry
 
 
 def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
@@ -29,18 +30,12 @@ def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
     return files
 
 
-def rewritten_configs(origin: Source, torch_dtype: str | None) -> dict[str, bytes]:
-    """Return the configurations of the copy where they must change: the dtype after a cast, the name of the weights."""
-    rewritten = {}
-    for file in origin.files:
-        is_config = file.path.rpartition("/")[2] == "config.json" and file.bytes <= MAX_CONFIG_BYTES
-        if not is_config or (torch_dtype is None and "/" in file.path):
-            continue
-        document = configured(read_small(origin, file, MAX_CONFIG_BYTES), torch_dtype)
-        if document is not None and (torch_dtype or _WEIGHTS_NAMED in document):
-            document.pop(_WEIGHTS_NAMED, None)  # as save_pretrained does: the copy has the usual names
-            rewritten[file.path] = to_bytes(document)
-    return rewritten
+def rewritten_configs(origin: Source, side_files: Iterable[FileEntry], torch_dtype: str | None) -> dict[str, bytes]:
+    """Return the configurations among `side_files` that must change: for the dtype, or the names of the weights."""
+    files = [file for file in side_files if file.path.rpartition("/")[2] == "config.json"]
+    files = [file for file in files if file.bytes <= MAX_CONFIG_BYTES]
+    documents = {file.path: configured(read_small(origin, file, MAX_CONFIG_BYTES), torch_dtype) for file in files}
+    return {path: to_bytes(document) for path, document in documents.items() if document is not None}
 
 
 def _files_beside(

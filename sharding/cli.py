@@ -77,8 +77,8 @@ def plan(
     max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
     strategy: Strategy = "size",
     order: Order = "natural",
-    variant: Variant = "",
     dtype: Cast = "keep",
+    variant: Variant = "",
     as_json: AsJson = False,
 ) -> None:
     """Show which shards a checkpoint would be cut into. Moves no weights."""
@@ -86,8 +86,7 @@ def plan(
         from sharding import job, report
 
         checkpoint, plan = job.plan(
-            source,
-            max_shard_size,
+            *(source, max_shard_size),
             strategy=strategy,
             order=order,
             dtype=dtype,
@@ -165,10 +164,10 @@ def verify(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
-    variant: Variant = "",
     dtype: Annotated[
         Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="Compare with SOURCE cast to this.")
     ] = "keep",
+    variant: Variant = "",
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
@@ -177,7 +176,7 @@ def verify(
         from sharding import job
         from sharding.events import Verified
 
-        events = job.verify(source, destination, quick=quick, variant=variant, dtype=dtype, token=hub_token())
+        events = job.verify(source, destination, quick=quick, dtype=dtype, variant=variant, token=hub_token())
         last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:
             raise typer.Exit(1)

@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from sharding.errors import SourceError, UsageError
 from sharding.files import name_some
 from sharding.layout import tensor_bytes
-from sharding.values import Checkpoint, Finding, ModelHints, TensorEntry
+from sharding.values import Checkpoint, Finding, ModelHints, TensorEntry, folder_of
 
 Dtype = Literal["keep", "fp32", "fp16", "bf16"]
 
@@ -18,6 +18,11 @@ STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """What can be cast: the names of safetensors, and torch's. Integers, booleans and fp8 stay as they are."""
 
+Hints = Mapping[str, ModelHints]
+"""What is known of each component, by its folder; empty where nothing was asked."""
+
+_NO_CONFIG = ModelHints(unknown="there is no config.json.")
+_WEIGHTS_NAMED = "transformers_weights"
 _PACKED = {"F4", "F6_E2M3", "F6_E3M2"}
 _QUANTIZED = re.compile(
     r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_packed|weight_scale(_inv)?|qdata"
@@ -26,17 +31,17 @@ _QUANTIZED = re.compile(
 """Names of GPTQ, AWQ, bitsandbytes, compressed-tensors, fine-grained FP8 and torchao."""
 
 
-def cast_tensors(tensors: Sequence[TensorEntry], dtype: str, hints: ModelHints | None) -> tuple[TensorEntry, ...]:
+def cast_tensors(tensors: Sequence[TensorEntry], dtype: str, hints: Hints) -> tuple[TensorEntry, ...]:
     """Return `tensors` as they are after a cast to `dtype`, file for file one after another from byte 0.
 
     A tensor gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it, which keep some modules
-    in fp32; one that `hints` do not know, and every one without hints, gets `dtype`.
+    in fp32; one that `hints` do not know gets `dtype`.
 
-    >>> [after] = cast_tensors([TensorEntry("w", "F32", (3,), "f", 8, 20)], "bf16", None)
+    >>> [after] = cast_tensors([TensorEntry("w", "F32", (3,), "f", 8, 20)], "bf16", {})
     >>> after.dtype, after.start_byte, after.end_byte
     ('BF16', 0, 6)
     """
-    kept = {saved.name: saved.dtype for saved in hints.saved} if hints else {}
+    kept = {saved.name: saved.dtype for known in hints.values() for saved in known.saved}
     ends: dict[str, int] = {}
     after = []
     for tensor in tensors:
@@ -50,26 +55,34 @@ def cast_tensors(tensors: Sequence[TensorEntry], dtype: str, hints: ModelHints |
     return tuple(after)
 
 
-def cast_findings(after: Iterable[TensorEntry], dtype: str, hints: ModelHints | None) -> tuple[Finding, ...]:
+def cast_findings(after: Iterable[TensorEntry], dtype: str, hints: Hints) -> tuple[Finding, ...]:
     """Return what a person should know of a cast whose outcome is `after`."""
-    if hints is None or hints.unknown:
-        reason = hints.unknown if hints else "there is no config.json"
-        message = f"Every floating-point tensor is cast, as it is not known what the model keeps in fp32: {reason}"
-        return (
-            Finding("warning", "cast-without-class", message, "Check that the model's code needs no fp32 weights."),
-        )
-    kept = [tensor.name for tensor in after if tensor.dtype in TORCH and tensor.dtype != STORED[dtype]]
-    if not kept:
-        return ()
-    message = f"{len(kept)} tensors are in another dtype than {dtype}, as {hints.class_name} keeps them: "
-    return (Finding("info", "kept-dtype", f"{message}{name_some(kept)}."),)
+    kept: dict[str, list[str]] = {}
+    for tensor in after:
+        names = kept.setdefault(folder_of(tensor.file), [])
+        if tensor.dtype in TORCH and tensor.dtype != STORED[dtype]:
+            names.append(tensor.name)
+    findings = []
+    for folder, names in kept.items():
+        known = hints.get(folder, _NO_CONFIG)
+        if known.unknown:
+            message = (
+                f"Every floating-point tensor{f' of {folder}' if folder else ''} is cast to {dtype}, as it is not "
+            )
+            message += f"known what the model keeps in fp32: {known.unknown}"
+            hint = "Check that the code of the model needs no weights in fp32."
+            findings.append(Finding("warning", "cast-without-class", message, hint))
+        elif names:
+            message = f"{len(names)} tensors are in another dtype than {dtype}, as {known.class_name} keeps them: "
+            findings.append(Finding("info", "kept-dtype", f"{message}{name_some(names)}."))
+    return tuple(findings)
 
 
 def refuse_cast(checkpoint: Checkpoint, dtype: str) -> None:
     """Raise where a checkpoint cannot be cast to `dtype`: UsageError for no dtype, SourceError for a quantized one."""
     if dtype not in STORED:
         raise UsageError(f"There is no dtype {dtype!r}.", f"Dtypes: keep, {', '.join(STORED)}.")
-    method = _quantization_method(checkpoint.config)
+    method = next(filter(None, map(_quantization_method, checkpoint.configs.values())), "")
     telling = [tensor.name for tensor in checkpoint.tensors if _is_packed(tensor)]
     if method or telling:
         how = f" with {method}" if method else f", as {name_some(telling, 1)} tells"
@@ -80,19 +93,21 @@ def refuse_cast(checkpoint: Checkpoint, dtype: str) -> None:
 
 
 def configured(config: bytes, torch_dtype: str | None) -> dict[str, Any] | None:
-    """Return a config.json that says `torch_dtype` ("float16") wherever it said another dtype; None if it is none.
+    """Return the config.json of a copy: it says `torch_dtype` ("float16") wherever it said another dtype.
 
-    Without a `torch_dtype` it says what it said.
+    What names the weight files goes, as with `save_pretrained`: the copy has the usual names. None where nothing
+    changes, or it is no configuration.
     """
     try:
         document = json.loads(config)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or (torch_dtype is None and _WEIGHTS_NAMED not in document):
         return None
+    document.pop(_WEIGHTS_NAMED, None)
     if torch_dtype is None:
         return document
-    if not {"dtype", "torch_dtype"} & document.keys():
+    if "model_type" in document and not {"dtype", "torch_dtype"} & document.keys():
         document["dtype"] = torch_dtype
     waiting: list[Any] = [document]
     while waiting:

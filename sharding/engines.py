@@ -11,7 +11,7 @@ from sharding.checkout import download_bytes, lay_out, loadable_files
 from sharding.classic import refuse_too_large, run_classic
 from sharding.comparison import predict_load
 from sharding.costs import ClassicCost
-from sharding.dtypes import cast_tensors
+from sharding.dtypes import Hints, cast_tensors
 from sharding.files import sort_files
 from sharding.gather import gathering
 from sharding.headers import read_checkpoint
@@ -20,7 +20,7 @@ from sharding.measure import DTYPES, Load
 from sharding.plan import plan_components
 from sharding.protocols import Source
 from sharding.source import open_folder
-from sharding.values import Checkpoint, ModelHints, Plan, Shard
+from sharding.values import Checkpoint, Plan, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Prepared:
 
 
 def prepared_stream(
-    origin: Source, checkpoint: Checkpoint, plan: Plan, hints: ModelHints | None, *, allow_overflow: bool
+    origin: Source, checkpoint: Checkpoint, plan: Plan, hints: Hints, *, allow_overflow: bool
 ) -> Prepared:
     """Return what streams the bytes of `origin` as `plan` has them, cast where it says so."""
     if plan.dtype == "keep":
@@ -55,7 +55,7 @@ def prepared_stream(
 
 
 def cast_source(
-    source: Source, checkpoint: Checkpoint, dtype: str, hints: ModelHints | None, *, allow_overflow: bool
+    source: Source, checkpoint: Checkpoint, dtype: str, hints: Hints, *, allow_overflow: bool
 ) -> CastSource:
     """Return `source` with the tensors of `checkpoint` cast to `dtype`."""
     after = cast_tensors(checkpoint.tensors, dtype, hints)

@@ -57,7 +57,7 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
         architecture=documents.architecture,
         library=found.library,
         gathered=tuple(gathered),
-        config=texts[0],
+        configs=_configs(source, by_path, [part.folder for part in components]),
     )
 
 
@@ -139,16 +139,21 @@ def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Find
     return merged, [Finding("warning", "metadata-conflict", message)]
 
 
-def _read_text(source: Source, file: FileEntry | None) -> str:
-    """Return a small text file; "" for one that is not there or too large."""
+def _configs(source: Source, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
+    """Return the text of the configuration in each of `folders`."""
+    files = {folder: by_path.get(folder + CONFIG_NAME) for folder in folders}
+    return {
+        folder: b"".join(source.read(file.path, 0, file.bytes)).decode(errors="replace")
+        for folder, file in files.items()
+        if file is not None and file.bytes <= MAX_CONFIG_BYTES
+    }
+
+
+def _read_json(source: Source, file: FileEntry | None) -> Any:
+    """Return what a small JSON file holds; None for one that is not there, too large or none."""
     if file is None or file.bytes > MAX_CONFIG_BYTES:
-        return ""
-    return b"".join(source.read(file.path, 0, file.bytes)).decode(errors="replace")
-
-
-def _parse_json(text: str) -> Any:
-    """Return what a text holds, None for one that is no JSON."""
+        return None
     try:
-        return json.loads(text)
+        return json.loads(b"".join(source.read(file.path, 0, file.bytes)))
     except (ValueError, RecursionError):
         return None

@@ -24,10 +24,11 @@ from sharding.measure import DTYPES
 from sharding.meter import Meter
 from sharding.order import Order
 from sharding.places import find_destination, open_destination, open_source
-from sharding.plan import Strategy, identify_plan, plan_checkpoint, shard_header
+from sharding.plan import identify_plan, plan_checkpoint, shard_header
 from sharding.proof import check_kept, compare_with_original, verify, verify_staged
 from sharding.protocols import Destination
 from sharding.report import Engine, Report
+from sharding.strategy import Strategy
 from sharding.transfer import transfer
 from sharding.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
 from sharding.weighing import compare, compare_staged, devices, how_to_load, refuse_incomparable
@@ -66,8 +67,8 @@ def plan(
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
-    variant: str = "",
     dtype: str = "keep",
+    variant: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> tuple[Checkpoint, Plan]:
@@ -110,8 +111,8 @@ def shard(
     from them. `variant` is as for `inspect`. `private` is the visibility of a new repo (None: as the source;
     private for a folder), and `confirmed` that a copy of a gated or private source may be public. `overwrite`
     replaces a checkpoint in a folder that this tool did not write, `restart` discards what an earlier run left.
-    `engine` "classic" loads the whole model and saves it again. `strategy`, `order` and `dtype` are those of `plan`;
-    a cast that makes a finite number infinite ends the job, unless `allow_overflow`. `compare_rounds` is how often
+    `engine` "classic" loads the whole model and saves it again. `strategy`, `order` and `dtype` are those of `plan`; a
+    cast that makes a finite number infinite ends the job, unless `allow_overflow`. `compare_rounds` is how often
     original and result are each loaded before the result is published, for the report and the card.
     Raises UsageError, SourceError, DestinationError.
     """
@@ -162,7 +163,7 @@ def shard(
                 overflowed=prepared.overflowed(kept),
             )
             if verification.identical:
-                configs = rewritten_configs(origin, DTYPES[dtype])
+                configs = rewritten_configs(origin, checkpoint.side_files, DTYPES[dtype])
                 if compare_rounds:
                     found = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
                     report = replace(report, comparison=found)

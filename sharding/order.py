@@ -14,15 +14,15 @@ _LONGEST_NUMBER = 18
 
 
 def in_order(
-    tensors: list[TensorEntry], order: str, hints: ModelHints | None
+    tensors: list[TensorEntry], order: str, folder: str, hints: ModelHints | None
 ) -> tuple[list[TensorEntry], list[Finding]]:
-    """Return `tensors` (as stored) in `order`, and what there is to know of that.
+    """Return `tensors` (as stored, of the component in `folder`) in `order`, and what there is to know of that.
 
     Raises SourceError where `hints` do not know the order of transformers.
     """
     if order == "stored":
         return tensors, []
-    queue = sorted(tensors, key=lambda tensor: natural_key(tensor.name))
+    queue = sorted(tensors, key=lambda tensor: natural_key(tensor.name.removeprefix(folder)))
     if order == "natural":
         return queue, []
     if hints is None or hints.unknown:

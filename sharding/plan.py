@@ -2,20 +2,17 @@
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import get_args
 
-from huggingface_hub import split_state_dict_into_shards_factory
-
-from sharding.blocks import cut_stages, in_pipeline_order, known_blocks, whole_blocks
-from sharding.dtypes import cast_findings, cast_tensors, refuse_cast
+from sharding.blocks import known_blocks, whole_blocks
+from sharding.dtypes import Hints, cast_findings, cast_tensors, refuse_cast
 from sharding.errors import UsageError
 from sharding.files import name_some
 from sharding.layout import build_header, in_file_order
 from sharding.limits import format_bytes, parse_bytes
-from sharding.order import Order, in_order, natural_key
+from sharding.order import Order, in_order
+from sharding.strategy import Strategy, Units, cut, cut_pipeline, parse_strategy, with_files
 from sharding.values import (
     Checkpoint,
     Component,
@@ -24,19 +21,9 @@ from sharding.values import (
     Plan,
     RepoRef,
     Shard,
-    Stage,
     TensorEntry,
     folder_of,
 )
-
-Strategy = str
-"""`size`, `blocks`, or `stages:N` with a number of stages."""
-
-_STAGES = re.compile(r"stages:([1-9]\d{0,3})", re.ASCII)
-_ANY_NAME = "{suffix}.safetensors"
-
-Units = Mapping[str, object]
-"""Tensor name to what it is a part of that may not be cut. A tensor that is not in it stands alone."""
 
 
 def plan_checkpoint(
@@ -46,7 +33,7 @@ def plan_checkpoint(
     strategy: Strategy = "size",
     order: Order = "natural",
     dtype: str = "keep",
-    hints: ModelHints | None = None,
+    hints: Hints | None = None,
 ) -> Plan:
     """Return which shards of at most `max_shard_size` a checkpoint would be cut into, cast to `dtype`.
 
@@ -54,13 +41,13 @@ def plan_checkpoint(
     the checkpoint cannot be cast, or transformers does not know the order that was asked for.
     """
     tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
+    hints = hints or {}
     limit_bytes = parse_bytes(max_shard_size)
     if dtype != "keep":
         refuse_cast(checkpoint, dtype)
         tensors = cast_tensors(tensors, dtype, hints)
         findings = cast_findings(tensors, dtype, hints)
-    parts = checkpoint.components
-    plan = plan_components(parts, tensors, limit_bytes, strategy=strategy, order=order, hints=hints)
+    plan = plan_components(checkpoint.components, tensors, limit_bytes, strategy=strategy, order=order, hints=hints)
     return replace(plan, dtype=dtype, findings=findings + plan.findings)
 
 
@@ -71,7 +58,7 @@ def plan_components(
     *,
     strategy: Strategy = "size",
     order: Order = "natural",
-    hints: ModelHints | None = None,
+    hints: Hints | None = None,
 ) -> Plan:
     """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
     parts = tuple(components)
@@ -80,8 +67,18 @@ def plan_components(
     inside: dict[str, list[TensorEntry]] = {part.folder: [] for part in parts}
     for tensor in tensors:
         inside[folder_of(tensor.file)].append(tensor)
+    if parse_strategy(strategy, order) and len(parts) > 1:
+        message = f"A pipeline of stages is of one model, and there are {len(parts)} in it."
+        raise UsageError(message, "Choose another strategy.")
     plans = [
-        plan_shards(inside[part.folder], max_shard_bytes, part, strategy=strategy, order=order, hints=hints)
+        plan_shards(
+            inside[part.folder],
+            max_shard_bytes,
+            part,
+            strategy=strategy,
+            order=order,
+            hints=(hints or {}).get(part.folder),
+        )
         for part in parts
     ]
     return Plan(
@@ -124,17 +121,17 @@ def plan_shards(
     count = parse_strategy(strategy, order)
     part = component or Component()
     tensors = list(tensors)
-    limit_bytes = sum(tensor.bytes for tensor in tensors) if part.is_whole else max_shard_bytes
-    queue, findings = in_order(tensors, order, hints)
+    queue, findings = in_order(tensors, order, part.folder, hints)
+    limit_bytes = sum(tensor.bytes for tensor in queue) if part.is_whole else max_shard_bytes
     known = known_blocks(hints)
     units: Units = {}
     if strategy == "size" and order == "transformers" and hints:
         units = {saved.name: saved.storage for saved in hints.saved}
     elif strategy != "size":
         units = whole_blocks(queue, limit_bytes, known)
-    stages = _stages(tensors, count, known) if count else []
-    groups = [_cut(stage, limit_bytes, units) for _, _, stage in stages] or [_cut(queue, limit_bytes, units)]
-    shards = _named([group for run in groups for group in run], part)
+    stages = cut_pipeline(in_order(tensors, "natural", part.folder, None)[0], count, known) if count else []
+    groups = [cut(stage, limit_bytes, units) for _, _, stage in stages] or [cut(queue, limit_bytes, units)]
+    shards = _named([group for part_groups in groups for group in part_groups], part)
     counted = sum(tensor.parameters for tensor in queue) if part.total_parameters is None else part.total_parameters
     return Plan(
         shards=tuple(shards),
@@ -144,67 +141,9 @@ def plan_shards(
         max_shard_bytes=max_shard_bytes,
         strategy=strategy,
         order=order,
-        findings=(*findings, *_oversized(shards, limit_bytes)),
-        stages=tuple(_with_files(stages, [len(run) for run in groups], shards)),
+        findings=(*findings, *(() if part.is_whole else _oversized(shards, max_shard_bytes))),
+        stages=tuple(with_files(stages, [len(part_groups) for part_groups in groups], shards)),
     )
-
-
-def parse_strategy(strategy: str, order: str) -> int:
-    """Return the number of stages, 0 for a strategy without any. Raises UsageError for what is no choice."""
-    match = _STAGES.fullmatch(strategy)
-    if strategy not in ("size", "blocks") and not match or order not in get_args(Order):
-        raise UsageError(
-            f"There is no strategy {strategy!r} with order {order!r}.",
-            f"Strategies: size, blocks, stages:N. Orders: {', '.join(get_args(Order))}.",
-        )
-    return int(match[1]) if match else 0
-
-
-_Stage = tuple[tuple[str, ...], tuple[str, ...], list[TensorEntry]]
-"""Blocks, names of other tensors, and all tensors in the order of a pipeline."""
-
-
-def _stages(tensors: Iterable[TensorEntry], count: int, known: Mapping[str, str]) -> list[_Stage]:
-    units = in_pipeline_order(sorted(tensors, key=lambda tensor: natural_key(tensor.name)), known)
-    blocks = [unit.block for unit in units if unit.block]
-    if count > len(blocks):
-        raise UsageError(
-            f"{count} stages need as many blocks, and the names of the tensors show {len(blocks)}.",
-            "Choose fewer stages, or --strategy size.",
-        )
-    stages = []
-    for run in cut_stages([unit.bytes for unit in units], count):
-        inside = [units[index] for index in run]
-        others = [tensor.name for unit in inside if not unit.block for tensor in unit.tensors]
-        blocks = [unit.block for unit in inside if unit.block]
-        stages.append((tuple(blocks), tuple(others), [tensor for unit in inside for tensor in unit.tensors]))
-    return stages
-
-
-def _with_files(stages: Sequence[_Stage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
-    """Yield the stages, which have `counts` of `shards`, with their files."""
-    start = 0
-    for (blocks, others, tensors), count in zip(stages, counts, strict=False):
-        files = tuple(shard.file for shard in shards[start : start + count])
-        start += count
-        yield Stage(blocks, others, files, sum(tensor.bytes for tensor in tensors))
-
-
-def _cut(queue: Sequence[TensorEntry], max_shard_bytes: int, units: Units) -> list[list[TensorEntry]]:
-    """Return `queue` in groups of at most `max_shard_bytes` as the Hub's splitter cuts it, units as one piece."""
-    by_name = {tensor.name: tensor for tensor in queue}
-    sizes: dict[object, int] = {}
-    for tensor in queue:
-        if tensor.name in units:
-            sizes[units[tensor.name]] = sizes.get(units[tensor.name], 0) + tensor.bytes
-    split = split_state_dict_into_shards_factory(
-        by_name,
-        get_storage_size=lambda tensor: sizes[units[tensor.name]] if tensor.name in units else tensor.bytes,
-        get_storage_id=lambda tensor: units.get(tensor.name),
-        filename_pattern=_ANY_NAME,
-        max_shard_size=max_shard_bytes,
-    )
-    return [[by_name[name] for name in names] for names in split.filename_to_tensors.values()]
 
 
 def _named(groups: Sequence[Iterable[TensorEntry]], part: Component) -> list[Shard]:

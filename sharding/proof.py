@@ -29,16 +29,16 @@ def verify(
     other: str,
     *,
     quick: bool = False,
-    variant: str = "",
     dtype: str = "keep",
+    variant: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
-    both, and trusts them. `variant` is the one to compare of the first. With a `dtype` the tensors of `one` are
-    cast to it first. Raises UsageError, SourceError.
+    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before.
+    Raises UsageError, SourceError.
     """
     if quick and dtype != "keep":
         raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")

@@ -146,8 +146,8 @@ class Checkpoint:
     library: Library = "transformers"
     gathered: tuple[Gathered, ...] = ()
     """Which of the tensors are read through `gather.gathering`."""
-    config: str = ""
-    """The text of config.json, if there is one."""
+    configs: Mapping[str, str] = field(default_factory=dict)
+    """The text of config.json in the folder of each component that has one."""
 
     @property
     def total_bytes(self) -> int:

@@ -94,9 +94,8 @@ def compare_staged(
 ) -> Generator[Probed | Compared, None, Comparison]:
     """Load the original and the result, which is not published yet and has its own `configs`, in turn."""
     beside = [file for file in loadable_files(origin.files) if not is_weights(file.path)]
-    written = {file.path: read_small(origin, file, file.bytes) for file in beside}
+    written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
     written |= {path: text for path, text in configs.items() if path in written}
-    written |= build_indexes(plan)
     staged = open_staged(target, list(records), hub)
     load = Load(dtype=DTYPES[plan.dtype])
     comparison = yield from compare_loads(origin, staged, load, rounds, hub, written, plan.max_shard_bytes)

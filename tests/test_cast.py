@@ -110,7 +110,7 @@ def test_any_range_of_a_cast_source_holds_the_bytes_of_the_cast_tensors(
 ) -> None:
     source = open_folder(str(mixed))
     stored = read_checkpoint(source).tensors
-    after = cast_tensors(stored, dtype, None)
+    after = cast_tensors(stored, dtype, {})
     floats = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     target = getattr(torch, TORCH[STORED[dtype]])
     whole = b"".join(
@@ -280,7 +280,8 @@ def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
         "audio_config": {"torch_dtype": None, "mamba_ssm_dtype": "float32"},
         "names": {"dtype": "a name"},
     }
-    assert configured(b"{}", "float16") == {"dtype": "float16"}
+    assert configured(b'{"model_type": "llama"}', "float16") == {"model_type": "llama", "dtype": "float16"}
+    assert configured(b"{}", "float16") == {}
     assert configured(b"[", "float16") is None
 
 

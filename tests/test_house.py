@@ -34,6 +34,7 @@ ROWS = [
         "report_reader",
         "schedule",
         "staging",
+        "strategy",
         "stand_ins",
         "verdict",
         "weight_sets",

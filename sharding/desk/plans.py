@@ -8,8 +8,9 @@ from hashlib import sha256
 from threading import Lock
 
 from sharding import job
+from sharding.dtypes import Hints
 from sharding.limits import CACHED_CHECKPOINTS, CACHED_HINTS, CACHED_SECONDS, CACHED_TENSORS
-from sharding.values import Checkpoint, ModelHints, RepoRef
+from sharding.values import Checkpoint, RepoRef
 
 _Key = tuple[str, str]
 
@@ -38,7 +39,7 @@ class Headers:
         self._lock = Lock()
         self._entries: dict[_Key, _Entry] = {}
         self._asking = Lock()
-        self._hints: dict[tuple[RepoRef, str], ModelHints | None] = {}
+        self._hints: dict[tuple[RepoRef, str], Hints] = {}
 
     def read(self, source: str, token: str | None) -> Checkpoint:
         """Return what the headers of `source`, a link to a repo, say to the bearer of `token`.
@@ -62,10 +63,10 @@ class Headers:
                 self._entries.pop(key, None)
         return mine.result()
 
-    def hints(self, checkpoint: Checkpoint, strategy: str, order: str, dtype: str) -> ModelHints | None:
+    def hints(self, checkpoint: Checkpoint, strategy: str, order: str, dtype: str) -> Hints:
         """Return what `job.hints_for` does, asked once for a commit and a dtype; one question at a time."""
         if strategy == "size" and order != "transformers" and dtype == "keep":
-            return None
+            return {}
         key = checkpoint.source, dtype
         with self._asking:  # a process each, which takes 300 MB for some seconds
             if key not in self._hints:

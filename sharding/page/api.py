@@ -16,9 +16,9 @@ from sharding.lookup import Person
 from sharding.order import Order
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
-from sharding.plan import Strategy
 from sharding.report import checkpoint_json, plan_json
 from sharding.results import read_result
+from sharding.strategy import Strategy
 
 Json = dict[str, Any]
 
