@@ -199,7 +199,8 @@ class Hub:
             raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
         except RuntimeError as error:
             hint = "Start the same job again; it goes on where it stopped."
-            raise family(f"The transfer of {repo_id} broke off: {error}.", hint) from error
+            said = str(error).rstrip(".")
+            raise family(f"The transfer of {repo_id} broke off: {said}.", hint) from error
 
 
 def _bound_waiting() -> None:
