@@ -175,7 +175,7 @@ class Hub:
         except errors.RevisionNotFoundError as error:
             if family is DestinationError:
                 message = f"A branch of {repo_id} that the job writes to is gone."
-                raise family(message, "Somebody has deleted it; run the same command again.") from error
+                raise family(message, "Somebody has deleted it; start the same job again.") from error
             raise family(f"{repo_id} has no such revision.", "Name a branch, a tag or a commit that it has.") from error
         except errors.EntryNotFoundError as error:
             raise family(f"{repo_id} lacks a file that it listed.", "Run again: it may have just changed.") from error
