@@ -175,7 +175,7 @@ class Hub:
         except errors.RevisionNotFoundError as error:
             if family is DestinationError:
                 message = f"A branch of {repo_id} that the job writes to is gone."
-                raise family(message, "Somebody has deleted it; run the same command again.") from error
+                raise family(message, "Somebody has deleted it; start the same job again.") from error
             raise family(f"{repo_id} has no such revision.", "Name a branch, a tag or a commit that it has.") from error
         except errors.EntryNotFoundError as error:
             raise family(f"{repo_id} lacks a file that it listed.", "Run again: it may have just changed.") from error
@@ -199,7 +199,8 @@ class Hub:
             raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
         except RuntimeError as error:
             hint = "Start the same job again; it goes on where it stopped."
-            raise family(f"The transfer of {repo_id} broke off: {error}.", hint) from error
+            said = str(error).rstrip(".")
+            raise family(f"The transfer of {repo_id} broke off: {said}.", hint) from error
 
 
 def _bound_waiting() -> None:

@@ -138,7 +138,7 @@ class HubSource:
         is_other_commit = _COMMIT.fullmatch(self.ref.revision) and commit not in ("", self.ref.revision)
         if is_other_commit or (_SHA256.fullmatch(content) and entry.sha256 not in (None, content)):
             raise SourceError(
-                f"{entry.path} is not any more what the Hub listed at commit {self.ref.revision[:12]}.",
+                f"{entry.path} is not any more what the Hub listed at {self.ref.revision}.",
                 "Run again; if that does not help, tell whoever owns the repo.",
             )
 

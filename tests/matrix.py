@@ -260,7 +260,8 @@ def _general(outcome: str) -> str:
     outcome = re.sub(r"http://127\.0\.0\.1:\d+", "http://hub", outcome)
     outcome = re.sub(r"made-\d+", "made", outcome)
     outcome = re.sub(r"\b[0-9a-f]{12,64}\b", "…", outcome)
-    outcome = re.sub(r"bytes \d+ to \d+", "bytes … to …", outcome)
+    outcome = re.sub(r"bytes \d+ to \d+|expected \d+", "…", outcome)
+    outcome = re.sub(r"\balice/(source|made|gated)\b", "alice/…", outcome)
     return re.sub(r"\b\d+-of-", "…-of-", outcome)
 
 
