@@ -26,8 +26,9 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
     HeaderError where a weight file breaks the format.
     """
     by_path = {file.path: file for file in source.files}
-    texts = [_read_text(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME)]
-    documents = Documents(*map(_parse_json, texts))
+    documents = Documents(
+        *(_read_json(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME))
+    )
     found = find_sets(list(by_path), documents, variant)
     components, findings = [], list(found.findings)
     weight_files: list[FileEntry] = []

@@ -62,8 +62,6 @@ def plan_components(
 ) -> Plan:
     """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
     parts = tuple(components)
-    if parse_strategy(strategy, order) and len(parts) > 1:
-        raise UsageError("Stages are those of one model, and this repo has several.", "Choose another strategy.")
     inside: dict[str, list[TensorEntry]] = {part.folder: [] for part in parts}
     for tensor in tensors:
         inside[folder_of(tensor.file)].append(tensor)
