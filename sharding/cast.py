@@ -15,11 +15,16 @@ from sharding.values import TensorEntry
 _PIECE_ELEMENTS = 32768
 """What torch 2.13 converts in the thread that asks (`at::internal::GRAIN_SIZE`): more would start as many as cores."""
 
+_VECTOR_ELEMENTS = 64
+"""Tensors are cast from multiples of this on, more than any processor takes at once: torch converts what is left at the
+end of a run another way, which shows in the payloads of NaNs (fp16 to fp32)."""
 
-def cast_chunk(data: bytearray, stored: str, target: str) -> tuple[bytes, int]:
-    """Return the elements in `data`, of dtype `stored`, as `tensor.to(target)` makes them, bit for bit.
 
-    Dtypes are named as in safetensors. The second value counts the elements that were finite and no longer are.
+def cast_chunk(data: bytearray, stored: str, target: str, wanted: range | None = None) -> tuple[bytes, int]:
+    """Return the elements in `data`, of dtype `stored`, as `tensor.to(target)` makes them in one thread, bit for bit.
+
+    Dtypes are named as in safetensors. The second value counts the elements that were finite and no longer are, of
+    those whose number is in `wanted` (None: of all).
     """
     import torch
 
@@ -29,6 +34,9 @@ def cast_chunk(data: bytearray, stored: str, target: str) -> tuple[bytes, int]:
     for start in range(0, len(source), _PIECE_ELEMENTS):
         before, piece = source[start : start + _PIECE_ELEMENTS], after[start : start + _PIECE_ELEMENTS]
         piece.copy_(before)
+        if wanted is not None:
+            inside = slice(max(0, wanted.start - start), max(0, wanted.stop - start))
+            before, piece = before[inside], piece[inside]
         if _has_infinity(piece, target):
             overflowed += int((piece.isinf() & before.isfinite()).sum())
     return after.view(torch.uint8).numpy().tobytes(), overflowed
@@ -131,7 +139,9 @@ class CastSource:
             if part.stored.dtype == part.after.dtype:
                 yield bytes(data)
                 continue
-            chunk, overflowed = cast_chunk(data, part.stored.dtype, part.after.dtype)
+            size = part.element_bytes
+            elements = range(skip // size, -(-(skip + wanted) // size))
+            chunk, overflowed = cast_chunk(data, part.stored.dtype, part.after.dtype, elements)
             if overflowed:
                 self._note(part, overflowed)
             chunk = chunk[skip : skip + wanted]
@@ -161,16 +171,18 @@ class CastSource:
 
 
 class _Part:
-    """Some bytes of a tensor after the cast, and the bytes `[start_byte, end_byte)` of the source they are made of."""
+    """Some bytes of a tensor after the cast, and the bytes `[start_byte, end_byte)` of the source that are read."""
 
     def __init__(self, stored: TensorEntry, after: TensorEntry, start: int, end: int) -> None:
         """Take the bytes `[start, end)`, counted from the first of the tensor after the cast."""
         before, now = _element_bytes(stored, after)
-        first, last = start // now, -(-end // now)
+        step = 1 if stored.dtype == after.dtype else _VECTOR_ELEMENTS
+        first, last = start // now // step * step, -(-end // now // step) * step
         self.stored = stored
         self.after = after
+        self.element_bytes = now
         self.start_byte = stored.start_byte + first * before
-        self.end_byte = stored.start_byte + last * before
+        self.end_byte = min(stored.start_byte + last * before, stored.end_byte)
         self.skip_bytes = start - first * now
         self.bytes = end - start
 

@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from sharding.errors import SourceError, UsageError
 from sharding.files import name_some
 from sharding.layout import tensor_bytes
-from sharding.values import Checkpoint, Finding, ModelHints, TensorEntry, folder_of
+from sharding.values import Checkpoint, Finding, Hints, ModelHints, TensorEntry, folder_of
 
 Dtype = Literal["keep", "fp32", "fp16", "bf16"]
 
@@ -17,9 +17,6 @@ STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
 TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """What can be cast: the names of safetensors, and torch's. Integers, booleans and fp8 stay as they are."""
-
-Hints = Mapping[str, ModelHints]
-"""What is known of each component, by its folder; empty where nothing was asked."""
 
 _NO_CONFIG = ModelHints(unknown="there is no config.json.")
 _WEIGHTS_NAMED = "transformers_weights"

@@ -11,7 +11,7 @@ from sharding.checkout import download_bytes, lay_out, loadable_files
 from sharding.classic import refuse_too_large, run_classic
 from sharding.comparison import predict_load
 from sharding.costs import ClassicCost
-from sharding.dtypes import Hints, cast_tensors
+from sharding.dtypes import cast_tensors
 from sharding.files import sort_files
 from sharding.gather import gathering
 from sharding.headers import read_checkpoint
@@ -20,7 +20,7 @@ from sharding.measure import DTYPES, Load
 from sharding.plan import plan_components
 from sharding.protocols import Source
 from sharding.source import open_folder
-from sharding.values import Checkpoint, Plan, Shard
+from sharding.values import Checkpoint, Hints, Plan, Shard
 
 
 @dataclass(frozen=True, slots=True)

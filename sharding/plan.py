@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sharding.blocks import known_blocks, whole_blocks
-from sharding.dtypes import Hints, cast_findings, cast_tensors, refuse_cast
+from sharding.dtypes import cast_findings, cast_tensors, refuse_cast
 from sharding.errors import UsageError
 from sharding.files import name_some
 from sharding.layout import build_header, in_file_order
@@ -17,6 +17,7 @@ from sharding.values import (
     Checkpoint,
     Component,
     Finding,
+    Hints,
     ModelHints,
     Plan,
     RepoRef,

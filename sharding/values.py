@@ -192,6 +192,10 @@ class ModelHints:
     unknown: str = ""
 
 
+Hints = Mapping[str, ModelHints]
+"""What is known of each component, by its folder; empty where nothing was asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What one machine of a pipeline holds: whole blocks, tensors outside of blocks, and the files with just these."""

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """What several threads of torch make of NaNs depends on how many they are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +83,7 @@ def test_every_kind_of_number_is_cast_as_torch_does_wherever_the_chunks_begin(st
     wanted = numbers.to(getattr(torch, TORCH[target]))
     size = numbers.element_size()
     data = bytearray(bits(numbers))
-    for elements in (len(numbers), 7001, 32768):
+    for elements in (len(numbers), 7040, 32768):
         done, lost = [], 0
         for start in range(0, len(data), elements * size):
             chunk, overflowed = cast_chunk(data[start : start + elements * size], stored, target)
@@ -93,6 +102,7 @@ MIXED = {
     "f": torch.tensor(1.5, dtype=torch.float16),
     "g": torch.zeros(0, 4),
     "h": torch.linspace(-3, 3, 5).to(torch.float8_e4m3fn),
+    "i": torch.full((203,), 0x7C01, dtype=torch.int16).view(torch.float16),  # NaNs
 }
 
 
@@ -104,7 +114,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=60)
-@given(dtype=st.sampled_from(list(STORED)), start=st.integers(0, 400), length=st.integers(0, 400))
+@given(dtype=st.sampled_from(list(STORED)), start=st.integers(0, 1100), length=st.integers(0, 1100))
 def test_any_range_of_a_cast_source_holds_the_bytes_of_the_cast_tensors(
     mixed: Path, dtype: str, start: int, length: int
 ) -> None:
@@ -148,7 +158,7 @@ def test_integers_booleans_and_fp8_stay_and_the_plan_counts_what_is_written(mixe
     report = cast(mixed, tmp_path / "out")
     found = tensors(tmp_path / "out")
     assert {name: tensor.dtype for name, tensor in found.items()} == {
-        **dict.fromkeys("acefg", torch.float16), "b": torch.int64, "d": torch.bool, "h": torch.float8_e4m3fn,
+        **dict.fromkeys("acefgi", torch.float16), "b": torch.int64, "d": torch.bool, "h": torch.float8_e4m3fn,
     }  # fmt: skip
     assert report.plan.total_bytes == sum(tensor.nbytes for tensor in found.values())
     assert [finding.code for finding in report.plan.findings] == ["cast-without-class"]

@@ -8,9 +8,8 @@ from hashlib import sha256
 from threading import Lock
 
 from sharding import job
-from sharding.dtypes import Hints
 from sharding.limits import CACHED_CHECKPOINTS, CACHED_HINTS, CACHED_SECONDS, CACHED_TENSORS
-from sharding.values import Checkpoint, RepoRef
+from sharding.values import Checkpoint, Hints, RepoRef
 
 _Key = tuple[str, str]
 
