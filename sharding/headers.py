@@ -28,7 +28,8 @@ def read_checkpoint(source: Source) -> Checkpoint:
     choice = choose_files(source.files, index)
     archives = read_archives(source, [file for file in choice.weight_files if file.path.endswith(".bin")])
     headers = read_headers(source, [file for file in choice.weight_files if not file.path.endswith(".bin")])
-    tensors = tuple(tensor for part in (*headers, *archives) for tensor in part.tensors)
+    found = [header.tensors for header in headers] + [archive.tensors for archive in archives]
+    tensors = tuple(tensor for part in found for tensor in part)
     _refuse_unusable(tensors)
     tied = [name for archive in archives for name in archive.tied]
     disagreements = compare_with_index(choice.index, tensors, tied) if choice.index else []
