@@ -66,9 +66,6 @@ def plan_components(
     inside: dict[str, list[TensorEntry]] = {part.folder: [] for part in parts}
     for tensor in tensors:
         inside[folder_of(tensor.file)].append(tensor)
-    if parse_strategy(strategy, order) and len(parts) > 1:
-        message = f"A pipeline of stages is of one model, and there are {len(parts)} in it."
-        raise UsageError(message, "Choose another strategy.")
     plans = [
         plan_shards(
             inside[part.folder],
