@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from sharding.blocks import known_blocks, whole_blocks
 from sharding.dtypes import cast_findings, cast_tensors, refuse_cast
-from sharding.errors import UsageError
 from sharding.files import name_some
 from sharding.layout import build_header, in_file_order
 from sharding.limits import format_bytes, parse_bytes
