@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from sharding.blocks import known_blocks, whole_blocks
 from sharding.dtypes import cast_findings, cast_tensors, refuse_cast
-from sharding.errors import UsageError
 from sharding.files import name_some
 from sharding.layout import build_header, in_file_order
 from sharding.limits import format_bytes, parse_bytes
@@ -63,8 +62,6 @@ def plan_components(
 ) -> Plan:
     """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
     parts = tuple(components)
-    if parse_strategy(strategy, order) and len(parts) > 1:
-        raise UsageError("Stages are those of one model, and this repo has several.", "Choose another strategy.")
     inside: dict[str, list[TensorEntry]] = {part.folder: [] for part in parts}
     for tensor in tensors:
         inside[folder_of(tensor.file)].append(tensor)

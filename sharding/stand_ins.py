@@ -152,11 +152,12 @@ def _ordered(pairs: Any = ()) -> Ordered:
     return made
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> StoredTensor | Other:
-    """`_rebuild_tensor`, and `_rebuild_tensor_v2` with requires_grad, hooks and metadata as the `rest`."""
-    if not isinstance(storage, Storage) or storage.dtype is None:
-        raise PickleRefused("it makes a tensor of what is no storage")
-    return _stored(storage, storage.dtype, offset, shape, strides, rest[2] if len(rest) == 3 else None)
+def _tensor(
+    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any = False, hooks: Any = None, metadata: Any = None
+) -> StoredTensor | Other:
+    """`_rebuild_tensor` and `_rebuild_tensor_v2`."""
+    dtype = storage.dtype if isinstance(storage, Storage) and storage.dtype else "None"
+    return _tensor_v3(storage, offset, shape, strides, grad, hooks, Global(f"torch.{dtype}"), metadata)
 
 
 def _tensor_v3(
@@ -164,37 +165,42 @@ def _tensor_v3(
 ) -> StoredTensor | Other:
     if not isinstance(storage, Storage) or not isinstance(dtype, Global) or dtype.name not in DTYPES:
         raise PickleRefused("it makes a tensor of what is no storage")
-    return _stored(storage, dtype.name.removeprefix("torch."), offset, shape, strides, metadata)
-
-
-def _stored(storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any, metadata: Any) -> StoredTensor | Other:
     sizes = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
     if not sizes or len(shape) > _MOST_DIMENSIONS or not all(map(_is_count, (offset, *shape, *strides))):
         raise PickleRefused("it makes a tensor whose offset, shape or strides cannot be")
-    if metadata is not None:
-        if not isinstance(metadata, dict):
-            raise PickleRefused("it makes a tensor with metadata that are none")
-        if metadata:
-            return Other("a conjugated or negated view", is_tensor=True)
-    return StoredTensor(storage, dtype, offset, shape, strides)
+    if not isinstance(metadata, dict | None):
+        raise PickleRefused("it makes a tensor with metadata that are none")
+    _check_gradient(dtype.name, grad, hooks)
+    if metadata:
+        return Other("a conjugated or negated view", is_tensor=True)
+    return StoredTensor(storage, dtype.name.removeprefix("torch."), offset, shape, strides)
 
 
-def _parameter(data: Any, *_: Any) -> StoredTensor | Other:
-    if not isinstance(data, StoredTensor | Other):
+def _check_gradient(dtype: str, grad: Any, hooks: Any) -> None:
+    if type(grad) is not bool or not isinstance(hooks, dict | None):
+        raise PickleRefused("it makes a tensor that neither has nor lacks a gradient")
+    if grad and not dtype.startswith(("torch.float", "torch.bfloat", "torch.complex")):
+        raise PickleRefused("it makes whole numbers that would have a gradient")
+
+
+def _parameter(data: Any, grad: Any, hooks: Any, state: Any = None) -> StoredTensor | Other:
+    if not isinstance(data, StoredTensor | Other) or (isinstance(data, Other) and not data.is_tensor):
         raise PickleRefused("it makes a parameter of what is no tensor")
-    return data
+    _check_gradient(f"torch.{data.dtype}" if isinstance(data, StoredTensor) else "torch.float", grad, hooks)
+    return Other("a parameter with attributes of its own", is_tensor=True) if state else data
 
 
 def _typed(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     if not isinstance(kind, Global) or function == Global("torch._tensor._rebuild_from_type_v2"):
         raise PickleRefused("it makes a tensor of no class")
     made = called(function, arguments)
-    return made if kind.name in _TENSOR_TYPES else Other("a tensor of a class of its own", is_tensor=True)
+    plain = kind.name in _TENSOR_TYPES and isinstance(made, StoredTensor) and not state
+    return made if plain else Other("a tensor with a class or attributes of its own", is_tensor=True)
 
 
 def _size(lengths: Any = ()) -> tuple[Any, ...]:
-    if not isinstance(lengths, tuple | list) or not all(type(length) is int for length in lengths):
-        raise PickleRefused("it makes a shape of what are no numbers")
+    if not isinstance(lengths, tuple | list) or not all(map(_is_count, lengths)):
+        raise PickleRefused("it makes a shape of what are no lengths")
     return tuple(lengths)
 
 

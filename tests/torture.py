@@ -128,11 +128,11 @@ def _noted(out: Path) -> dict[str, tuple[int, int]]:
 
 def torture_hub(hub: Server, source: str, name: str, place: Path, kills: int, moments: random.Random) -> Tally:
     """Kill jobs from repo to repo, each in a process and with a home of its own, as on another machine every time."""
-    tally, whole = Tally(), False
+    tally, whole, base = Tally(), False, name
     finished: set[str] = set()
     while not (whole and tally.kills >= kills):
         if whole:  # on with the next one
-            name, finished, whole = f"{name}-again", set(), False
+            name, finished, whole = f"{base}-{tally.finished}", set(), False
         to_kill = tally.kills < kills
         kept, new, killed = _run(hub, source, name, place, moments if to_kill else None)
         assert finished <= kept or not kept | new, f"lost {finished - kept}"

@@ -83,9 +83,9 @@ def report(data: bytes) -> None:
 
 
 def _changed(data: bytes) -> str:
-    """Return a sound report with values put elsewhere in it, as `data` says: where to, and what, a byte each."""
+    """Return a sound report with values put elsewhere in it, as `data` says: four times where to, and what."""
     document = json.loads(_REPORT.read_bytes())
-    for number in range(0, len(data) - 1, 2):
+    for number in range(0, min(len(data), 8) - 1, 2):
         places = list(_places(document))
         holder, key = places[data[number] % len(places)]
         holder[key] = deepcopy(_VALUES[data[number + 1] % len(_VALUES)])
