@@ -62,7 +62,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
         propose(chosen.then(planning.see, plan, _plan_parts(form), **_QUIET))
     # What the visitor does, not what a link fills in; one after another, the last one last.
     changes = [form.size.input, form.other_size.submit, form.other_size.blur, form.order.input]
-    changes += [form.strategy.input, form.stages.input, form.dtype.input]
+    changes += [form.strategy.input, form.stages.submit, form.stages.blur, form.dtype.input]
     propose(gr.on(changes, planning.draw, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
 
     form.place.click(planning.wait, None, form.devices, **_QUIET).then(
