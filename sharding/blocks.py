@@ -75,8 +75,8 @@ def in_pipeline_order(tensors: Iterable[TensorEntry], known: Mapping[str, str]) 
     Blocks of one list of modules are a tower: encoders and vision towers come before decoders and language
     models. Before the blocks of a tower stands what embeds its input, after them norms and heads.
     """
-    outermost = {tensor.name: next(iter(blocks_around(tensor.name, known)), "") for tensor in tensors}
     tensors = list(tensors)
+    outermost = {tensor.name: _link(blocks_around(tensor.name, known)) for tensor in tensors}
     containers = dict.fromkeys(block.rpartition(".")[0] for block in outermost.values() if block)
     towers = sorted(containers, key=_rank)  # stable: the natural order decides among equals
     number = {tower: index for index, tower in enumerate(towers)}
@@ -127,6 +127,11 @@ def _runs(sizes: Sequence[int], most: int, at_least: int) -> list[range]:
             total = 0
         total += size
     return [range(start, end) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+
+
+def _link(blocks: Sequence[str]) -> str:
+    """Return the outermost block if it is one of a list of modules; what embeds the input may be a block as well."""
+    return blocks[0] if blocks and blocks[0].rpartition(".")[2].isdecimal() else ""
 
 
 def _rank(container: str) -> int:
