@@ -73,6 +73,8 @@ class Site:
             "HF_HOME": str(self.folder / "home"),
             "SHARD_FOLDER": str(self.folder / "desk"),
             "GRADIO_SERVER_PORT": str(self.port),
+            # Gradio leaves an event loop open; to show that in the midst of an import trips Python 3.11 (gh-106176).
+            "PYTHONWARNINGS": "ignore::ResourceWarning",
             **self.settings,
         }
         with (self.folder / "log.txt").open("a") as log:
