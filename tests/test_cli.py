@@ -143,10 +143,10 @@ def test_help_needs_no_heavy_library(command: list[str]) -> None:
 
 
 def start_slow_job(checkpoint: Path, out: Path) -> "subprocess.Popen[str]":
-    """A job that is certainly still at work after its first shard: writing a block takes it 20 ms."""
+    """A job that is certainly still at work after its first shard: writing a block takes it 100 ms."""
     script = (
         "import time; from sharding import destination; write = destination.FolderShardWriter.write\n"
-        "def slow(self, data): time.sleep(0.02); write(self, data)\n"
+        "def slow(self, data): time.sleep(0.1); write(self, data)\n"
         "destination.FolderShardWriter.write = slow\n"
         "from sharding.cli import main; main()"
     )

@@ -281,9 +281,9 @@ def test_an_interrupt_ends_a_job_whose_network_stalls(start: Callable[..., Serve
     command = [sys.executable, "-m", "sharding", "inspect", SOURCE, "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(3)  # long enough to be waiting for the second header
+        process.wait(6)  # long enough to be waiting for the second header
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=20)
+    stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert json.loads(stdout)["error"]["kind"] == "Cancelled"

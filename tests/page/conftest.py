@@ -109,7 +109,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    slow = "--fault=delay:0.2@POST .*/slow-[^/]*/commit/"  # there, a job takes its time without keeping a core busy
+    slow = "--fault=delay:0.6@POST .*/slow-[^/]*/commit/"  # there, a job takes its time without keeping a core busy
     server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob", slow)).start()
     yield server
     server.stop()
@@ -213,7 +213,8 @@ def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
         page = context.new_page()
         page.complaints = []  # type: ignore[attr-defined]
         page.on("console", lambda said: said.type == "error" and page.complaints.append(said.text))  # type: ignore[attr-defined]
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))  # type: ignore[attr-defined]
+        # A page that is left aborts what it still waits for.
+        page.on("pageerror", lambda error: error.name == "AbortError" or page.complaints.append(str(error)))  # type: ignore[attr-defined]
         page.goto(f"{site.address}/{query}")
         page.locator("#account p").first.wait_for()  # the page has arrived, and listens
         return page
@@ -230,7 +231,7 @@ def sign_in(page: Page, user: str) -> None:
 
 
 def copy_name(kind: str = "copy") -> str:
-    """A name that no repo has yet; to one of the kind "slow" a shard takes a fifth of a second."""
+    """A name that no repo has yet; to one of the kind "slow" a shard takes half a second more."""
     return f"{kind}-{next(NUMBERS)}"
 
 

@@ -73,7 +73,7 @@ def test_a_link_fills_the_form_in(space: Site, visit: Visit, small: str) -> None
     expect(page.get_by_label("Revision")).to_have_value("main")
     expect(page.get_by_label("Another size")).to_have_value("70kB")
     expect(page.get_by_label("As stored today")).to_be_checked()
-    expect(page.get_by_label("Stages of a pipeline")).to_be_checked()
+    expect(page.get_by_role("radio", name="Stages of a pipeline")).to_be_checked()
     expect(page.get_by_label("bf16")).to_be_checked()
     # Another process asks transformers first.
     expect(page.locator("#shards figcaption").last).to_contain_text("at most 70.0 kB", timeout=60_000)
