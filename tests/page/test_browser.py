@@ -342,19 +342,19 @@ def test_what_loading_costs_is_measured_where_that_is_asked_for(home: Site, visi
 def test_nothing_scrolls_sideways_and_the_console_is_silent(
     home: Site, visit: Visit, genuine: str, long: str, width: int, theme: str
 ) -> None:
-    page = visit(home, f"?repo={long}&size=40kB", viewport={"width": width, "height": 900}, color_scheme=theme)
-    expect(page.locator("#shards tbody tr")).to_have_count(20)
-    page.locator("#start:not([disabled])").wait_for()
-    assert fits(page)
-    page.goto(f"{home.address}/?result={genuine}")
-    expect(page.locator("#result")).to_contain_text("bit-identical")
-    assert fits(page)
-    page.goto(f"{home.address}/?repo=bob/nothing-here")
-    expect(page.locator("#repo-message").get_by_role("alert")).to_be_visible()
-    assert fits(page)
-    background = page.evaluate("getComputedStyle(document.querySelector('.step')).backgroundColor")
+    looks = {"viewport": {"width": width, "height": 900}, "color_scheme": theme}
+    plan = visit(home, f"?repo={long}&size=40kB", **looks)
+    expect(plan.locator("#shards tbody tr")).to_have_count(20)
+    plan.locator("#start:not([disabled])").wait_for()
+    result = visit(home, f"?result={genuine}", **looks)
+    expect(result.locator("#result")).to_contain_text("bit-identical")
+    nothing = visit(home, "?repo=bob/nothing-here", **looks)
+    expect(nothing.locator("#repo-message").get_by_role("alert")).to_be_visible()
+    for page in (plan, result, nothing):
+        assert fits(page)
+        assert not page.complaints  # type: ignore[attr-defined]
+    background = plan.evaluate("getComputedStyle(document.querySelector('.step')).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (theme == "light")
-    assert not page.complaints  # type: ignore[attr-defined]
 
 
 def fits(page: Page) -> bool:
