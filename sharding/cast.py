@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -11,6 +10,7 @@ from sharding.errors import OverflowRefused
 from sharding.limits import BLOCK_BYTES
 from sharding.protocols import Source
 from sharding.values import TensorEntry
+from sharding.view import SourceView
 
 _PIECE_ELEMENTS = 32768
 """What torch 2.13 converts in the thread that asks (`at::internal::GRAIN_SIZE`): more would start as many as cores."""
@@ -54,13 +54,11 @@ _MAGNITUDE = {"F32": 0x7FFFFFFF, "F16": 0x7FFF, "BF16": 0x7FFF}
 _INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 
 
-class CastSource:
+class CastSource(SourceView):
     """A source whose files hold the tensors of another one's after a cast. See `protocols.Source`.
 
     `overflowed` counts by tensor the elements that were finite and are infinite now, once for every read of them.
     """
-
-    folder: Path | None = None
 
     def __init__(
         self,
@@ -71,31 +69,16 @@ class CastSource:
         allow_overflow: bool = False,
     ) -> None:
         """Read the tensors `stored` of `source` as `after`, what `dtypes.cast_tensors` makes of them."""
-        self.ref = source.ref
-        self.is_private = source.is_private
-        self.block_bytes = source.block_bytes
+        super().__init__(source)
         # What lies in between would be cast for nothing, and counted.
         self.join_gap_bytes = 0
-        self.ranges_at_once = source.ranges_at_once
-        self.files = source.files
         self.overflowed: dict[str, int] = {}
-        self._source = source
         self._allow_overflow = allow_overflow
         self._lock = Lock()
         self._tensors: dict[str, list[tuple[TensorEntry, TensorEntry]]] = {}
         for pair in zip(stored, after, strict=True):
             self._tensors.setdefault(pair[1].file, []).append(pair)
         self._ends = {file: [pair[1].end_byte for pair in pairs] for file, pairs in self._tensors.items()}
-
-    @property
-    def requests(self) -> int:
-        """Requests to the source."""
-        return self._source.requests
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read of the source, before the cast."""
-        return self._source.bytes_read
 
     def path(self, file: str) -> None:
         """Return None: no file has these bytes."""

@@ -3,13 +3,13 @@
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from sharding.limits import BLOCK_BYTES, TILE_BYTES
 from sharding.protocols import Source
 from sharding.values import Checkpoint, Gathered
+from sharding.view import SourceView
 
 _SPAN_BYTES = 4 << 20
 """What is read at a time: of a transpose, rows that lie together, of which a tile takes a few columns."""
@@ -22,38 +22,17 @@ def gathering(source: Source, checkpoint: Checkpoint) -> Source:
     return GatheringSource(source, checkpoint.gathered) if checkpoint.gathered else source
 
 
-class GatheringSource:
+class GatheringSource(SourceView):
     """A source whose files go on beyond their end with tensors laid in order. See `protocols.Source`."""
 
     def __init__(self, source: Source, gathered: Sequence[Gathered]) -> None:
         """Lay each of `gathered` in order when it is read."""
-        self.ref = source.ref
-        self.folder = source.folder
-        self.is_private = source.is_private
-        self.block_bytes = source.block_bytes
-        self.join_gap_bytes = source.join_gap_bytes
-        self.ranges_at_once = source.ranges_at_once
-        self.files = source.files
-        self._source = source
+        super().__init__(source)
         self._parts: dict[str, list[Gathered]] = {}
         for part in gathered:
             self._parts.setdefault(part.file, []).append(part)
         self._tiles: OrderedDict[tuple[Gathered, int], bytes] = OrderedDict()
         self._lock = Lock()
-
-    @property
-    def requests(self) -> int:
-        """Requests made of the source."""
-        return self._source.requests
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read of the source."""
-        return self._source.bytes_read
-
-    def path(self, file: str) -> Path | None:
-        """Return where `file` lies on this disk, if it does."""
-        return self._source.path(file)
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file` in bounded chunks. Raises SourceError."""

@@ -108,7 +108,8 @@ def verify_staged(
     cast = "" if plan.dtype == "keep" else ", cast with tensor.to(dtype)"
     method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's{cast}"
     if originals:
-        method += f"; put together again, {len(originals)} of its files have the SHA-256 that the Hub states"
+        have = "should have" if problems else "have"
+        method += f"; put together again, {len(originals)} of its files {have} the SHA-256 that the Hub states"
     elif any(file.sha256 for file in origin.files):
         method += "; what was read is not compared with the SHA-256 that the Hub states"
     return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems), plan.dtype)

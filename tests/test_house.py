@@ -13,7 +13,7 @@ from sharding.cli import app
 from tests.conftest import ROOT, environment
 
 ROWS = [
-    {"costs", "errors", "events", "limits", "protocols", "values", "sharding"},
+    {"costs", "errors", "events", "limits", "protocols", "values", "view", "sharding"},
     {
         "blocks",
         "card",

@@ -1,0 +1,102 @@
+"""A Hub, sources on it, and a desk that takes jobs there."""
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sharding import job
+from sharding.desk import Desk, JobView, Settings
+from sharding.events import Verified
+from tests.conftest import random_tensors, write_checkpoint
+from tests.localhub.conftest import Server
+
+NUMBERS = count()
+ALICE, BOB = "hf_alice", "hf_bob"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def small(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A public source of 240 kB."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("in") / "small", {"model.safetensors": random_tensors()}, False)
+    return push(hub, folder, "alice/small")
+
+
+@pytest.fixture(scope="module")
+def large(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A public source of 60 MB, which `SLOW` cuts into so many shards that there is time to interfere."""
+    tensors = {
+        f"layers.{n}.weight": np.frombuffer(np.random.default_rng(n).bytes(300_000), np.uint8) for n in range(200)
+    }
+    folder = write_checkpoint(tmp_path_factory.mktemp("in") / "large", {"model.safetensors": tensors}, False)
+    return push(hub, folder, "alice/large")
+
+
+SLOW = "1MB"
+
+
+def push(hub: Server, folder: Path, repo_id: str, token: str = ALICE, **options: object) -> str:
+    hub.api(token).create_repo(repo_id, **options)  # type: ignore[arg-type]
+    hub.api(token).upload_folder(repo_id=repo_id, folder_path=folder)
+    return repo_id
+
+
+@pytest.fixture
+def settings(hub: Server, tmp_path: Path) -> Settings:
+    return Settings(tmp_path / "desk", hub.address)
+
+
+@pytest.fixture
+def desk(settings: Settings) -> Iterator[Desk]:
+    with Desk(settings) as desk:
+        yield desk
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no repo has yet."""
+    return f"alice/copy-{next(NUMBERS)}"
+
+
+def end(desk: Desk, job_id: str, viewer: str = "alice") -> JobView:
+    *_, last = desk.watch(job_id, viewer)
+    return last
+
+
+def until(desk: Desk, job_id: str, shards: int, viewer: str = "alice") -> JobView:
+    """Wait until a job has finished so many shards."""
+    return next(view for view in desk.watch(job_id, viewer) if len(view.shards) >= shards)
+
+
+def process_of(settings: Settings, job_id: str) -> int:
+    """The number of a running job's process, from the record that outlives the desk."""
+    number, _ = json.loads((settings.folder / job_id.split("/")[0] / "job.json").read_text())["process"]
+    return int(number)
+
+
+def branches(hub: Server, repo_id: str) -> set[str]:
+    return {branch.name for branch in hub.api().list_repo_refs(repo_id).branches}
+
+
+def sha256s(hub: Server, repo_id: str) -> dict[str, str]:
+    """What a result is: its shards' SHA-256s, and the index."""
+    files = hub.api().model_info(repo_id, files_metadata=True).siblings or []
+    return {
+        file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in files if "model" in file.rfilename
+    }
+
+
+def is_identical(hub: Server, one: str, other: str) -> bool:
+    *_, verified = job.verify(one, other, endpoint=hub.address, token=ALICE)
+    assert isinstance(verified, Verified)
+    return verified.verification.identical

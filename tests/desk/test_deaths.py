@@ -1,0 +1,133 @@
+"""Jobs and desks that die: nothing is lost, nothing is left, and a job goes on where it was."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from sharding.desk import Desk, JobRequest, Settings, destination_of
+from sharding.desk.child import kill_stray
+from sharding.errors import Refused
+from tests.conftest import environment, listing
+from tests.desk.conftest import ALICE, SLOW, end, is_identical, process_of, sha256s, until
+from tests.localhub.conftest import Server
+
+
+def test_a_killed_job_fails_and_goes_on_where_it_was(
+    hub: Server, desk: Desk, settings: Settings, large: str, name: str
+) -> None:
+    job_id = desk.submit(JobRequest(large, name, SLOW), "alice", ALICE)
+    until(desk, job_id, 3)
+    os.kill(process_of(settings, job_id), signal.SIGKILL)
+    view = end(desk, job_id)
+    assert view.state == "failed"
+    assert view.error and "signal 9" in view.error[0]
+    assert view.error[1]
+    again = end(desk, desk.submit(view.request, "alice", ALICE))
+    assert again.state == "done"
+    assert len([shard for shard in again.shards if shard["kept"]]) >= 3
+
+
+def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
+    hub: Server, settings: Settings, large: str, name: str
+) -> None:
+    with Desk(settings) as desk:
+        job_id = desk.submit(JobRequest(large, name, SLOW, private=False), "alice", ALICE)
+        until(desk, job_id, 3)
+    with Desk(settings) as desk:
+        view = desk.view(job_id, "alice")
+        assert view and (view.state, len(view.shards) >= 3) == ("interrupted", True)
+        assert view.error and view.error[1]
+        assert desk.view(job_id, "bob") is None
+    # Another machine, which knows the link only.
+    with Desk(replace(settings, folder=settings.folder / "elsewhere")) as desk:
+        assert desk.view(job_id, "alice") is None
+        destination = destination_of(job_id)
+        assert destination
+        request = desk.unfinished(destination, ALICE)
+        assert request == replace(view.request, confirmed=True)
+        resumed = end(desk, desk.submit(request, "alice", ALICE))
+        assert resumed.state == "done"
+        assert [shard for shard in resumed.shards if shard["kept"]]
+        whole = end(desk, desk.submit(replace(request, destination=f"{name}-whole"), "alice", ALICE))
+        assert whole.state == "done"
+    assert hub.api().model_info(name).private is False
+    assert sha256s(hub, name) == sha256s(hub, f"{name}-whole")
+    assert is_identical(hub, large, name)
+
+
+def test_what_is_staged_can_be_discarded_after_a_restart(
+    hub: Server, settings: Settings, large: str, name: str
+) -> None:
+    with Desk(settings) as desk:
+        job_id = desk.submit(JobRequest(large, name, SLOW), "alice", ALICE)
+        until(desk, job_id, 1)
+    with Desk(settings) as desk:
+        assert desk.unfinished(name, ALICE)
+        assert desk.discard(name, ALICE) == ""
+        assert desk.unfinished(name, ALICE) is None
+    assert not hub.api().repo_exists(name)
+
+
+def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
+    settings: Settings, large: str, name: str
+) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from sharding.desk import *\n"
+        f"desk = Desk(Settings(Path({str(settings.folder)!r}), {settings.endpoint!r}))\n"
+        f"id = desk.submit(JobRequest({large!r}, {name!r}, {SLOW!r}), 'alice', sys.stdin.readline())\n"
+        "next(view for view in desk.watch(id, 'alice') if view.shards); print(id, flush=True); time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as program:
+        assert program.stdin and program.stdout
+        program.stdin.write(ALICE)
+        program.stdin.close()
+        job_id = program.stdout.readline().strip()
+        child = psutil.Process(process_of(settings, job_id))
+        child.suspend()  # it would notice that nobody listens any more
+        program.kill()
+    with Desk(settings) as desk:
+        child.wait(30)
+        view = desk.view(job_id, "alice")
+        assert view and view.state == "interrupted"
+        assert desk.queue_length == 0
+
+
+def test_a_process_that_has_only_the_number_of_an_old_one_is_left_alone() -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
+        started = psutil.Process(stranger.pid).create_time()
+        kill_stray((stranger.pid, started - 1))
+        assert stranger.poll() is None
+        kill_stray((stranger.pid, started))
+        assert stranger.wait(30) == -signal.SIGKILL
+    kill_stray((stranger.pid, started))
+
+
+def test_two_desks_do_not_share_a_folder(desk: Desk, settings: Settings) -> None:
+    with pytest.raises(Refused, match="Another desk"):
+        Desk(settings)
+
+
+def test_jobs_are_kept_for_a_day_and_then_swept(settings: Settings, small: str, name: str) -> None:
+    now = [1_800_000_000.0]
+    with Desk(settings, clock=lambda: now[0]) as desk:
+        job_id = desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)
+        end(desk, job_id)
+        now[0] += settings.keep_seconds - 1
+        desk.sweep()
+        assert desk.view(job_id, "alice")
+        assert {path.name for path in (settings.folder / job_id.split("/")[0]).iterdir()} == {
+            "job.json",
+            "events.jsonl",
+        }
+        now[0] += 2
+        desk.sweep()
+        assert desk.view(job_id, "alice") is None
+    assert listing(settings.folder) == {"desk.lock": b""}
