@@ -59,19 +59,19 @@ def compare_loads(
                 yield probed
             reason = _unsupported(costs)
             if max_shard_bytes is not None:
-                classic = _classic(folders[0], Path(place) / "classic", max_shard_bytes, expected)
+                classic = _classic(folders[0], Path(place) / "classic", max_shard_bytes, load.dtype, expected)
     comparison = _conclude(load, costs, (predicted[0], predicted[1]), reason)
     if max_shard_bytes is not None:
         comparison = replace(comparison, classic=classic or replace(expected, reason_not_run=reason))
     return comparison
 
 
-def _classic(folder: Path, out: Path, max_shard_bytes: int, expected: ClassicCost) -> ClassicCost:
+def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, expected: ClassicCost) -> ClassicCost:
     """Do the job the classic way, with a copy that is thrown away."""
     downloaded_bytes = expected.disk_bytes - _weight_bytes(folder)
     try:
         refuse_too_large(expected.peak_anon_bytes, _weight_bytes(folder), folder.parent)
-        cost = run_classic(folder, out, max_shard_bytes, "keep")
+        cost = run_classic(folder, out, max_shard_bytes, dtype or "keep")
     except SourceError as error:
         return replace(expected, reason_not_run=error.message)
     finally:
