@@ -25,7 +25,7 @@ DTYPE_BITS = {
 }  # fmt: skip
 """Bits per element, in the order in which the writer sorts tensors: dtype first, then name."""
 
-_FIELDS = dict.fromkeys(("dtype", "shape", "data_offsets"))
+_FIELDS = ("dtype", "shape", "data_offsets")
 _RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
 _USIZE_END = 1 << 64
 _HINT = "The file is damaged or was not written by safetensors: download it again, or ask its author."
@@ -181,14 +181,14 @@ def _read_metadata(value: _Json) -> dict[str, str] | None:
 
 def _read_tensor(name: str, value: _Json) -> tuple[str, tuple[int, ...], int, int]:
     if isinstance(value, list) and len(value) == 3:  # serde reads a struct from an array as well
-        fields = dict(zip(_FIELDS, value, strict=True))
-    elif isinstance(value, tuple):
-        fields = dict(value)
-        if len(value) != 3 or fields.keys() != _FIELDS.keys():
-            fields = _pick_fields(name, value)
-    else:
+        value = tuple(zip(_FIELDS, value, strict=True))
+    elif not isinstance(value, tuple):
         raise ValueError(f"tensor {name!r} is not described by a JSON object")
-    dtype, shape, offsets = fields.get("dtype"), _usizes(fields.get("shape")), _usizes(fields.get("data_offsets"))
+    if len(value) != 3 or (value[0][0], value[1][0], value[2][0]) != _FIELDS:  # else as the writer writes it
+        fields = _pick_fields(name, value)
+        value = [(key, fields.get(key)) for key in _FIELDS]
+    (_, dtype), (_, shape), (_, offsets) = value
+    shape, offsets = _usizes(shape), _usizes(offsets)
     if isinstance(dtype, tuple) and len(dtype) == 1 and dtype[0][1] is None:
         dtype = dtype[0][0]  # serde reads the variant F32 from {"F32": null} as well
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
@@ -213,10 +213,12 @@ def _pick_fields(name: str, pairs: Iterable[tuple[str, _Json]]) -> dict[str, _Js
 
 
 def _usizes(value: _Json) -> tuple[int, ...] | None:
-    # Exactly int: True and False are no numbers here. No loop of Python's own: there are many tensors.
-    if not isinstance(value, list) or [*map(type, value)].count(int) != len(value):
+    if not isinstance(value, list):
         return None
-    return tuple(value) if not value or (min(value) >= 0 and max(value) < _USIZE_END) else None
+    for number in value:
+        if type(number) is not int or not 0 <= number < _USIZE_END:  # True and False are no numbers here
+            return None
+    return tuple(value)
 
 
 def _check_text(text: str) -> None:

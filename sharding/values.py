@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
 """What loads a repo, as the Hub calls it."""
@@ -34,12 +34,11 @@ class FileEntry:
     git_sha1: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """Where one tensor's bytes lie: `[start_byte, end_byte)` counted from the start of `file`.
 
     The name has the folder of its file before it ("unet/conv_in.weight"), so that it is the only one in its repo.
-    In headers and indexes it stands without.
+    In headers and indexes it stands without. (A tuple, because a plan makes a hundred thousand of them.)
     """
 
     name: str
