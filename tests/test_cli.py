@@ -143,11 +143,12 @@ def test_help_needs_no_heavy_library(command: list[str]) -> None:
 
 
 def start_slow_job(checkpoint: Path, out: Path) -> "subprocess.Popen[str]":
-    """A job that is certainly still at work after its first shard: writing a block takes it 100 ms."""
+    """A job that is certainly still at work after its first shard: writing the next one takes it a minute."""
     script = (
-        "import time; from sharding import destination; write = destination.FolderShardWriter.write\n"
-        "def slow(self, data): time.sleep(0.1); write(self, data)\n"
-        "destination.FolderShardWriter.write = slow\n"
+        "import time; from sharding import destination; open_shard = destination.FolderDestination.open_shard\n"
+        "opened = []\n"
+        "def slow(*arguments): opened.append(1); time.sleep(60 * (len(opened) > 1)); return open_shard(*arguments)\n"
+        "destination.FolderDestination.open_shard = slow\n"
         "from sharding.cli import main; main()"
     )
     command = [sys.executable, "-c", script, "shard", str(checkpoint), str(out), "-s", "20kB", "--events"]
