@@ -146,10 +146,11 @@ class CastSource(SourceView):
             data = feed.take(min(left, BLOCK_BYTES))
             count += cast_chunk(data, stored.dtype, after.dtype)[1]
             left -= len(data)
+        instead = "Choose bf16, which has the range of fp32," if after.dtype == "F16" else "Keep the dtype,"
         return OverflowRefused(
             f"{after.name} has {count:,} finite {'number' if count == 1 else 'numbers'} too large for "
             f"{TORCH[after.dtype]}, which would become infinite.",
-            "Choose bf16, which has the range of fp32, or allow it (--allow-overflow): the report then counts them.",
+            f"{instead} or allow it (--allow-overflow): the report then counts them.",
         )
 
 

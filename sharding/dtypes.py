@@ -18,6 +18,9 @@ STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """What can be cast: the names of safetensors, and torch's. Integers, booleans and fp8 stay as they are."""
 
+_BY_RANGE = ("F16", "BF16", "F32", "F64")
+"""From the smallest largest number to the largest: that of bf16 is a little below that of fp32."""
+
 _NO_CONFIG = ModelHints(unknown="there is no config.json.")
 _WEIGHTS_NAMED = "transformers_weights"
 _PACKED = {"F4", "F6_E2M3", "F6_E3M2"}
@@ -73,6 +76,20 @@ def cast_findings(after: Iterable[TensorEntry], dtype: str, hints: Hints) -> tup
             message = f"{len(names)} tensors are in another dtype than {dtype}, as {known.class_name} keeps them: "
             findings.append(Finding("info", "kept-dtype", f"{message}{name_some(names)}."))
     return tuple(findings)
+
+
+def may_overflow(stored: Iterable[TensorEntry], after: Iterable[TensorEntry]) -> bool:
+    """Return whether a cast of the tensors `stored` to `after`, in any order, may make finite numbers infinite.
+
+    >>> may_overflow([TensorEntry("w", "BF16", (3,), "f", 0, 6)], [TensorEntry("w", "F16", (3,), "f", 0, 6)])
+    True
+    """
+    before = {tensor.name: tensor.dtype for tensor in stored}
+    return any(
+        _BY_RANGE.index(before[tensor.name]) > _BY_RANGE.index(tensor.dtype)
+        for tensor in after
+        if tensor.dtype != before[tensor.name]
+    )
 
 
 def refuse_cast(checkpoint: Checkpoint, dtype: str) -> None:

@@ -4,6 +4,7 @@ ShardingError                 the family; `str(error)` is the sentence, `error.h
 ├── UsageError                the words of the request are wrong (a size such as "10 apples"); exit status 2
 ├── SourceError               the checkpoint cannot be read: missing, truncated, corrupt, changed meanwhile
 │   ├── HeaderError           a safetensors header that the safetensors reader would refuse as well
+│   ├── VariantMissing        there is no such variant of the weights, or there are several and no plain one
 │   └── OverflowRefused       a cast would make finite numbers infinite, and nobody said that it may
 ├── DestinationError          the result cannot be written: occupied, no room, read-only
 ├── Refused                   this machine does not take the job: it is busy, the job too large, or somebody else's
@@ -38,6 +39,15 @@ class SourceError(ShardingError):
 
 class HeaderError(SourceError):
     """A safetensors header breaks a rule of the format."""
+
+
+class VariantMissing(SourceError):
+    """There is no such variant of the weights; `there` are those that there are, "" for the plain weights."""
+
+    def __init__(self, message: str, hint: str, there: tuple[str, ...]) -> None:
+        """Keep what can be asked for instead."""
+        super().__init__(message, hint)
+        self.there = there
 
 
 class OverflowRefused(SourceError):

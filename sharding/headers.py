@@ -59,6 +59,7 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
         library=found.library,
         gathered=tuple(gathered),
         configs=_configs(source, by_path, [part.folder for part in components]),
+        other_variants=found.passed_over,
     )
 
 

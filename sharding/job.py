@@ -146,7 +146,10 @@ def shard(
         kept = yield from _measured(check_kept(target, plan_id, hub), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(
-                plan_id, origin.ref, plan.max_shard_bytes, strategy, order, dtype=dtype, allow_overflow=allow_overflow
+                *(plan_id, origin.ref, plan.max_shard_bytes, strategy, order),
+                dtype=dtype,
+                allow_overflow=allow_overflow,
+                variant=variant,
             )
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from _measured(transfer(plan, prepared.reading, target, kept), target, meter)

@@ -1,5 +1,6 @@
 """Ask a Hub what a visitor wants to know before a job: which repos there are, who they are, what a name is worth."""
 
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class Lookup:
         raise DestinationError(f"{repo_id} and all names like it are taken.", "Choose another name.")
 
 
-def propose_name(namespace: str, source: str, max_shard_size: str, dtype: str = "keep") -> str:
+def propose_name(namespace: str, source: str, max_shard_size: str, dtype: str = "keep", variant: str = "") -> str:
     """Return a name for a copy of `source`.
 
     >>> propose_name("me", "mistralai/Mistral-7B-v0.1", "200 MB")
@@ -140,6 +141,7 @@ def propose_name(namespace: str, source: str, max_shard_size: str, dtype: str = 
     """
     place = parse_repo(source)
     model = place[0].split("/")[-1] if place else "model"
-    cast = "" if dtype == "keep" else f"-{dtype}"
-    end = f"{cast}-sharded-{''.join(max_shard_size.split())}"
+    which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
+    cast = "" if dtype in ("keep", variant) else f"-{dtype}"
+    end = f"{which}{cast}-sharded-{''.join(max_shard_size.split())}"
     return f"{namespace}/{model[: _LONGEST_NAME - len(namespace) - len(end) - 1]}{end}"

@@ -1,8 +1,8 @@
 """Say why a repo cannot be streamed, and what helps. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from sharding.errors import SourceError
+from sharding.errors import SourceError, VariantMissing
 from sharding.files import name_some
 
 _CONVERT = (
@@ -62,12 +62,14 @@ def no_weights(paths: Sequence[str]) -> SourceError:
     )
 
 
-def no_variant(variant: str, there: Sequence[str]) -> SourceError:
+def no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
     """Return the refusal of a variant that is not among those `there`; "" is the plain weights."""
-    names = ", ".join(repr(name) if name else "the plain weights" for name in sorted(there))
+    found = tuple(sorted(there))
+    names = ", ".join(repr(name) if name else "the plain weights" for name in found)
     if variant:
-        return SourceError(f"There is no variant {variant!r}.", f"There are: {names}.")
-    return SourceError("There are several variants and no plain weights.", f"Add --variant with one of: {names}.")
+        return VariantMissing(f"There is no variant {variant!r}.", f"There are: {names}.", found)
+    hint = f"Choose one of them (--variant): {names}."
+    return VariantMissing("There are several variants and no plain weights.", hint, found)
 
 
 def pickled_component(folder: str, files: Sequence[str]) -> SourceError:

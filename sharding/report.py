@@ -85,6 +85,7 @@ def checkpoint_json(checkpoint: Checkpoint) -> Json:
         "architecture": checkpoint.architecture,
         "library": checkpoint.library,
         "variant": checkpoint.variant,
+        "other_variants": list(checkpoint.other_variants),
         "total_bytes": checkpoint.total_bytes,
         "total_parameters": sum(tensor.parameters for tensor in checkpoint.tensors),
         "tensors": len(checkpoint.tensors),

@@ -189,6 +189,7 @@ class ReadReport(_Checked):
     verification: Proof
     resources: Cost
     comparison: Weighed | None = None
+    overflowed: dict[_Line, _Count] = {}
 
     @model_validator(mode="after")
     def _shards_agree(self) -> Self:

@@ -147,6 +147,8 @@ class Checkpoint:
     """Which of the tensors are read through `gather.gathering`."""
     configs: Mapping[str, str] = field(default_factory=dict)
     """The text of config.json in the folder of each component that has one."""
+    other_variants: tuple[str, ...] = ()
+    """Variants that could be taken instead, "" for the plain weights."""
 
     @property
     def total_bytes(self) -> int:
@@ -164,6 +166,11 @@ class Checkpoint:
     def variant(self) -> str:
         """The variant that was taken, "" for the plain weights."""
         return next((part.variant for part in self.components if part.variant), "")
+
+    @property
+    def is_plain_model(self) -> bool:
+        """Whether transformers loads it by the name of its repo alone: no pipeline, no adapter, no variant."""
+        return self.library in ("transformers", "sentence-transformers") and not self.variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +313,7 @@ class StagedJob:
     created: bool | None = None
     dtype: str = "keep"
     allow_overflow: bool = False
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def devices(
 
 def refuse_incomparable(checkpoint: Checkpoint) -> None:
     """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`."""
-    if checkpoint.library not in ("transformers", "sentence-transformers") or checkpoint.variant:
+    if not checkpoint.is_plain_model:
         what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
         raise UsageError(f"{checkpoint.source.repo_id} is {what}, which --compare cannot load.", "Leave --compare out.")
 

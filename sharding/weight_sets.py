@@ -73,6 +73,8 @@ class Found:
     sets: tuple[WeightSet, ...]
     copied: frozenset[str]
     findings: tuple[Finding, ...]
+    passed_over: tuple[str, ...] = ()
+    """Variants that could be taken instead, "" for the plain weights."""
 
 
 def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> Found:
@@ -85,9 +87,10 @@ def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> 
     passed_over, copied = set[str](), set[str]()
     for folder, is_whole in layout.folders.items():
         inside = [path for path in paths if folder_of(path) == folder]
-        variants = _by_variant(folder, inside)
-        chosen = _named(documents.weights_named, inside) if documents.weights_named and not folder else None
-        chosen = chosen or _choose(variants, variant)
+        named = documents.weights_named if not folder else None
+        # What the configuration names is loaded whichever variant is asked for.
+        variants = {} if named else _by_variant(folder, inside)
+        chosen = _named(named, inside) if named else _choose(variants, variant)
         if chosen is None and layout.library in ("transformers", "sentence-transformers") and not folder:
             chosen = _pickled(inside)
         if chosen is None and layout.library == "transformers":
@@ -104,12 +107,13 @@ def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> 
     if not sets:
         raise no_weights(paths)
     if variant and all(chosen.variant != variant for chosen in sets):
-        raise no_variant(variant, sorted({chosen.variant for chosen in sets} | passed_over))
+        raise no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
     if layout.library != "peft":
         copied |= {
             path for path in paths if path.rsplit("/", 1)[-1] == ADAPTER_FILE and folder_of(path) in layout.folders
         }
-    return Found(layout.library, tuple(sets), frozenset(copied), tuple(_remarks(sets, passed_over, copied)))
+    findings = tuple(_remarks(sets, passed_over, copied))
+    return Found(layout.library, tuple(sets), frozenset(copied), findings, tuple(sorted(passed_over)))
 
 
 def _by_variant(folder: str, inside: Iterable[str]) -> dict[str, WeightSet]:
@@ -138,7 +142,7 @@ def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
     if "" in variants or not variants:
         return variants.get("")
     if len(variants) > 1:
-        raise no_variant(variant, list(variants))
+        raise no_variant(variant, variants)
     return next(iter(variants.values()))
 
 
@@ -195,7 +199,8 @@ def _complete(shards: Sequence[str]) -> list[str]:
 def _remarks(sets: Sequence[WeightSet], passed_over: set[str], copied: Iterable[str]) -> Iterable[Finding]:
     if names := sorted(name for name in passed_over if name):
         message = f"Other variants are left out: {', '.join(names)}."
-        yield Finding("info", "variants", message, f"Add --variant {names[0]} to re-shard that one instead.")
+        hint = f"Choose one as the variant (--variant {names[0]}) to re-shard that instead."
+        yield Finding("info", "variants", message, hint)
     for name in sorted({one.variant for one in sets} - {""}):
         yield Finding("info", "variant", f"The variant {name} is taken.", f'Load the result with variant="{name}".')
     whole = sorted([one.single or one.folder for one in sets if one.is_whole] + list(copied))

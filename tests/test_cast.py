@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from sharding import job
 from sharding.cast import CastSource, cast_chunk
-from sharding.dtypes import STORED, TORCH, cast_tensors, configured
+from sharding.dtypes import STORED, TORCH, cast_tensors, configured, may_overflow
 from sharding.errors import OverflowRefused, SourceError, UsageError
 from sharding.events import ShardFinished, Verified
 from sharding.headers import read_checkpoint
 from sharding.report import Report
 from sharding.source import open_folder
+from sharding.values import TensorEntry
 from tests import models
 from tests.conftest import listing
 from tests.localhub.conftest import Server
@@ -201,6 +202,17 @@ def test_numbers_that_become_infinite_are_counted_and_refused_and_nothing_is_lef
     assert "bf16" in caught.value.hint
     assert not (tmp_path / "out").exists()
     assert cast(source, tmp_path / "bf16", "bf16").verification.identical
+
+
+@pytest.mark.parametrize("target", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("stored", [*TORCH, "I64"])
+def test_a_cast_may_overflow_where_the_largest_number_is_lost_and_nowhere_else(stored: str, target: str) -> None:
+    after = target if stored in TORCH else stored
+    before, now = (TensorEntry("w", dtype, (1,), "f", 0, 8) for dtype in (stored, after))
+    largest = torch.tensor([torch.finfo(getattr(torch, TORCH[stored])).max if stored in TORCH else 1])
+    cast = largest.to(getattr(torch, TORCH[stored] if stored in TORCH else "int64"))
+    cast = cast.to(getattr(torch, TORCH[target]))
+    assert may_overflow([before], [now]) == bool(cast.isinf().any())
 
 
 def test_an_overflow_that_is_allowed_is_reported_also_after_an_interruption(tmp_path: Path) -> None:

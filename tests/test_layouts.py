@@ -15,7 +15,7 @@ from safetensors.torch import save_file as save_torch_file
 from transformers import AutoModel, AutoModelForCausalLM
 
 from sharding import job
-from sharding.errors import DestinationError, SourceError, UsageError
+from sharding.errors import DestinationError, SourceError, UsageError, VariantMissing
 from sharding.events import ShardFinished, Verified
 from sharding.loading import loading_code
 from sharding.report import Report
@@ -73,6 +73,8 @@ def test_the_plain_weights_are_taken_and_the_variants_left_out_are_named(variant
     found = job.inspect(str(variants))
     assert [file.path for file in found.weight_files] == ["model.safetensors"]
     assert "fp16" in said(variants)["variants"]
+    assert found.other_variants == ("fp16",)
+    assert job.inspect(str(variants), variant="fp16").other_variants == ("",)
 
 
 @pytest.mark.parametrize("size", [SIZE, "1GB"])
@@ -99,17 +101,20 @@ def test_a_variant_that_is_all_there_is_gets_taken(variants: Path, tmp_path: Pat
     (source / "model.safetensors").unlink()
     reshard(source, tmp_path / "out")
     assert "fp16" in said(source)["variant"]
+    assert [job.inspect(str(source), variant=name).other_variants for name in ("", "fp16")] == [(), ()]
     assert (tmp_path / "out/model.safetensors.index.fp16.json").exists()
     shutil.copy(source / "model.fp16.safetensors", source / "model.ema.safetensors")
-    with pytest.raises(SourceError, match="several variants and no plain weights") as refusal:
+    with pytest.raises(VariantMissing, match="several variants and no plain weights") as refusal:
         job.inspect(str(source))
     assert "'ema', 'fp16'" in refusal.value.hint
+    assert refusal.value.there == ("ema", "fp16")
 
 
 def test_a_variant_that_is_not_there_is_refused_with_those_that_are(variants: Path) -> None:
-    with pytest.raises(SourceError, match="no variant 'bf16'") as refusal:
+    with pytest.raises(VariantMissing, match="no variant 'bf16'") as refusal:
         job.inspect(str(variants), variant="bf16")
     assert "the plain weights, 'fp16'" in refusal.value.hint
+    assert refusal.value.there == ("", "fp16")
 
 
 def test_names_of_variants_as_diffusers_wrote_them_before_are_understood(tmp_path: Path) -> None:
@@ -179,6 +184,7 @@ def test_a_pipeline_takes_the_variant_where_a_component_has_it(pipeline: Path, t
     }
     save_torch_file(half, source / "unet/diffusion_pytorch_model.fp16.safetensors", metadata={"format": "pt"})
     assert "unet/diffusion_pytorch_model.safetensors.index.json" in {*reshard(source, tmp_path / "plain").files}
+    assert job.inspect(str(source)).other_variants == ("fp16",)
     files = reshard(source, tmp_path / "out", variant="fp16").files
     assert "unet/diffusion_pytorch_model.safetensors.index.fp16.json" in files
     assert "vae/diffusion_pytorch_model.safetensors.index.json" in files
@@ -346,6 +352,8 @@ def test_weights_that_the_configuration_names_are_taken_and_the_result_has_the_u
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "transformers_weights": named}))
     save_file({"other": np.ones(3)}, source / "model.safetensors")
+    save_file({"other": np.ones(3)}, source / "model.fp16.safetensors")
+    assert job.inspect(str(source)).other_variants == ()  # transformers loads what is named, whatever the variant
     reshard(source, tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text()) == config
     one, other = (AutoModelForCausalLM.from_pretrained(folder) for folder in (source, tmp_path / "out"))

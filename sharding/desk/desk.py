@@ -103,13 +103,14 @@ class Desk:
         order: str = "natural",
         dtype: str = "keep",
         token: str | None = None,
+        variant: str = "",
     ) -> tuple[Checkpoint, Plan]:
         """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
 
         Its headers are read once in a while; planning anew with another size reads nothing.
         Raises UsageError, SourceError.
         """
-        checkpoint = self._headers.read(self.lookup.link(source), token)
+        checkpoint = self._headers.read(self.lookup.link(source), token, variant)
         choices: dict[str, Any] = {"strategy": strategy, "order": order, "dtype": dtype}  # planning refuses wrong ones
         hints = self._headers.hints(checkpoint, **choices)
         return checkpoint, job.plan_checkpoint(checkpoint, max_shard_size, **choices, hints=hints)
@@ -143,7 +144,7 @@ class Desk:
         destination = self.lookup.repo_id(request.destination, owner)
         self._refuse_busy(owner, destination)
         choices = (request.strategy, request.order, request.dtype)
-        checkpoint, plan = self.plan(request.source, request.max_shard_size, *choices, token)
+        checkpoint, plan = self.plan(request.source, request.max_shard_size, *choices, token, request.variant)
         limit = self._settings.max_job_bytes
         if limit is not None and plan.total_bytes > limit and owner != self._settings.host:
             size, most = format_bytes(plan.total_bytes), format_bytes(limit)
@@ -228,6 +229,7 @@ class Desk:
             confirmed=True,  # the job that is staged had asked
             dtype=staged.dtype,
             allow_overflow=staged.allow_overflow,
+            variant=staged.variant,
         )
 
     def discard(self, repo_id: str, token: str) -> str:

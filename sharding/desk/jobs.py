@@ -49,6 +49,7 @@ class JobRequest:
     compare: bool = False
     dtype: str = "keep"
     allow_overflow: bool = False
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

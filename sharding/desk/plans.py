@@ -11,7 +11,7 @@ from sharding import job
 from sharding.limits import CACHED_CHECKPOINTS, CACHED_HINTS, CACHED_SECONDS, CACHED_TENSORS
 from sharding.values import Checkpoint, Hints, RepoRef
 
-_Key = tuple[str, str]
+_Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +38,24 @@ class Headers:
         self._lock = Lock()
         self._entries: dict[_Key, _Entry] = {}
         self._asking = Lock()
-        self._hints: dict[tuple[RepoRef, str], Hints] = {}
+        self._hints: dict[tuple[RepoRef, tuple[str, ...], str], Hints] = {}
 
-    def read(self, source: str, token: str | None) -> Checkpoint:
+    def read(self, source: str, token: str | None, variant: str = "") -> Checkpoint:
         """Return what the headers of `source`, a link to a repo, say to the bearer of `token`.
 
         Raises SourceError as `job.inspect` does; a failure is not remembered.
         """
-        key = source, sha256(token.encode()).hexdigest() if token else ""
+        key = source, variant, sha256(token.encode()).hexdigest() if token else ""
         with self._lock:
             self._forget()
-            found = self._of_anybody(source) or self._entries.get(key)
+            found = self._of_anybody(source, variant) or self._entries.get(key)
             if found is None:
                 mine: Future[Checkpoint] = Future()
                 self._entries[key] = _Entry(mine, self._clock())
         if found:
             return found.reading.result()
         try:
-            mine.set_result(job.inspect(source, endpoint=self._endpoint, token=token))
+            mine.set_result(job.inspect(source, variant=variant, endpoint=self._endpoint, token=token))
         except BaseException as error:
             mine.set_exception(error)
             with self._lock:
@@ -63,10 +63,10 @@ class Headers:
         return mine.result()
 
     def hints(self, checkpoint: Checkpoint, strategy: str, order: str, dtype: str) -> Hints:
-        """Return what `job.hints_for` does, asked once for a commit and a dtype; one question at a time."""
+        """Return what `job.hints_for` does, asked once for weights and a dtype; one question at a time."""
         if strategy == "size" and order != "transformers" and dtype == "keep":
             return {}
-        key = checkpoint.source, dtype
+        key = checkpoint.source, tuple(part.variant for part in checkpoint.components), dtype
         with self._asking:  # a process each, which takes 300 MB for some seconds
             if key not in self._hints:
                 while len(self._hints) >= CACHED_HINTS:
@@ -74,9 +74,9 @@ class Headers:
                 self._hints[key] = job.hints_for(checkpoint, strategy=strategy, order=order, dtype=dtype)
             return self._hints[key]
 
-    def _of_anybody(self, source: str) -> _Entry | None:
+    def _of_anybody(self, source: str, variant: str) -> _Entry | None:
         # What was read without a login is no secret.
-        entry = self._entries.get((source, ""))
+        entry = self._entries.get((source, variant, ""))
         return entry if entry and entry.is_good else None
 
     def _forget(self) -> None:

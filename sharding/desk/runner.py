@@ -155,6 +155,7 @@ def shard_arguments(request: JobRequest) -> list[str]:
     """Return the command line of a job."""
     options = ["--max-shard-size", request.max_shard_size, "--strategy", request.strategy, "--order", request.order]
     options += ["--dtype", request.dtype] + ["--allow-overflow"] * request.allow_overflow
+    options += ["--variant", request.variant] if request.variant else []
     if request.private is not None:
         options.append("--private" if request.private else "--public")
     options += ["--yes"] * request.confirmed + ["--restart"] * request.restart + ["--compare"] * request.compare

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
@@ -36,14 +36,16 @@ class Endpoints:
         for endpoint in (self.inspect, self.plan, self.shard, self.status, self.result):
             api(endpoint, api_name=endpoint.__name__, concurrency_limit=None)
 
-    def inspect(self, source: str, request: gr.Request) -> Json:
+    def inspect(self, source: str, request: gr.Request, variant: str = "") -> Json:
         """Say what a model checkpoint on the Hub holds, from its headers only: architecture, parameters, dtypes, files.
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
+            variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
         with _told():
-            checkpoint, _ = self._desk.plan(source, DEFAULT_MAX_SHARD_SIZE, token=self._site.caller(request))
+            token = self._site.caller(request)
+            checkpoint, _ = self._desk.plan(source, DEFAULT_MAX_SHARD_SIZE, token=token, variant=variant)
             return checkpoint_json(checkpoint)
 
     def plan(
@@ -54,6 +56,7 @@ class Endpoints:
         strategy: Strategy = "size",
         order: Order = "natural",
         dtype: Dtype = "keep",
+        variant: str = "",
     ) -> Json:
         """Say which files a model checkpoint would be cut into. Moves no weights and needs no login.
 
@@ -65,11 +68,11 @@ class Endpoints:
             order: "natural" puts layer 2 before layer 10; "stored" keeps the source's order; "transformers" cuts as
                 save_pretrained does, also where weights are renamed or fused in memory
             dtype: what weights are cast to, "keep" for not at all
+            variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
         with _told():
-            checkpoint, plan = self._desk.plan(
-                source, max_shard_size, strategy, order, dtype, self._site.caller(request)
-            )
+            token = self._site.caller(request)
+            checkpoint, plan = self._desk.plan(source, max_shard_size, strategy, order, dtype, token, variant)
             return plan_json(plan, checkpoint.findings)
 
     def shard(
@@ -85,6 +88,7 @@ class Endpoints:
         private: bool | None = None,
         public_copy_allowed: bool = False,
         compare: bool = False,
+        variant: str = "",
     ) -> Json:
         """Start a job that copies a model checkpoint into files of at most the given size, verifies and pushes them.
 
@@ -104,6 +108,7 @@ class Endpoints:
             private: whether a new repo is private; by default it is as the source
             public_copy_allowed: whether the terms of a gated or private source allow a public copy
             compare: whether to load the original and the copy as well, and report what that costs
+            variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
         with _told():
             caller, token = self._caller(request)
@@ -111,8 +116,9 @@ class Endpoints:
                 *(source, destination, max_shard_size, strategy, order, private, public_copy_allowed),
                 dtype=dtype,
                 allow_overflow=allow_overflow,
+                compare=compare,
+                variant=variant,
             )
-            wish = replace(wish, compare=compare)
             job = self._desk.submit(wish, caller.name, token)
             return {"job": job, "link": self._site.address(request) + query_of(Wish(job=job))}
 

@@ -19,6 +19,7 @@ _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"
 _LOOK_SECONDS = 0.02
 """Between two looks into Gradio's queue. By itself 6.31 looks every millisecond: 8% of a core, for nothing."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
+_SAME = "(chosen) => chosen"
 _TO_TOP = "() => window.scrollTo({ top: 0, behavior: 'smooth' })"
 
 
@@ -46,23 +47,29 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
     model, size = [form.repo, form.revision], [form.size, form.other_size]
-    plan = [*model, *size, form.order, form.strategy, form.stages, form.dtype]
+    plan = [*model, form.variant, *size, form.order, form.strategy, form.stages, form.dtype, form.overflow]
     name = [form.namespace, form.name]
 
     def propose(after: Dependency) -> None:
         proposed = after.then(
-            pushing.propose, [*model, *size, form.dtype, *name, form.proposed], _push_parts(form), **_QUIET
+            pushing.propose,
+            [*model, form.variant, *size, form.dtype, *name, form.proposed],
+            _push_parts(form),
+            **_QUIET,
         )
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
 
     form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="multiple", **_QUIET)
     named = form.examples.click(_first, form.examples, form.repo, **_QUIET)
-    for trigger in (arrived.then, form.repo.input, named.then, form.revision.submit, form.show.click):
-        chosen = trigger(planning.begin, model, form.repo_message, **_QUIET)
-        propose(chosen.then(planning.see, plan, _plan_parts(form), **_QUIET))
+    # Kept in the browser: Gradio refuses the choice of a radio whose choices have changed meanwhile.
+    picked = form.variants.input(None, form.variants, form.variant, js=_SAME)
+    asked = (form.repo.input, form.revision.submit, form.show.click)
+    for trigger in (arrived.then, named.then, picked.then, *asked):
+        chosen = trigger(planning.begin, model, form.repo_message, trigger_mode="always_last", **_QUIET)
+        propose(chosen.then(planning.see, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # What the visitor does, not what a link fills in; one after another, the last one last.
     changes = [form.size.input, form.other_size.submit, form.other_size.blur, form.order.input]
-    changes += [form.strategy.input, form.stages.submit, form.stages.blur, form.dtype.input]
+    changes += [form.strategy.input, form.stages.submit, form.stages.blur, form.dtype.input, form.overflow.input]
     propose(gr.on(changes, planning.draw, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
 
     form.place.click(planning.wait, None, form.devices, **_QUIET).then(
@@ -87,8 +94,18 @@ def _first(sample: list[str]) -> str:
 
 def _plan_parts(form: Form) -> list[Block]:
     return [
-        *(form.repo_message, form.facts, form.plan, form.push, form.other_size, form.stages, form.size_message),
-        *(form.shards, form.forecast, form.devices, form.visibility, form.permitted, form.query),
+        *(form.repo_message, form.variants, form.variant, form.facts, form.plan, form.push),
+        *(
+            form.other_size,
+            form.stages,
+            form.size_message,
+            form.overflow,
+            form.shards,
+            form.forecast,
+            form.machine,
+            form.devices,
+        ),
+        *(form.visibility, form.permitted, form.measure, form.query),
     ]
 
 

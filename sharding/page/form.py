@@ -34,6 +34,7 @@ _PRESETS = {
     "24gb": "a card of 24 GB",
     "laptop-16gb": "a laptop with 16 GB",
 }
+PLAIN = "The plain weights"
 PRIVATE, PUBLIC = "Private", "Public"
 
 
@@ -48,6 +49,7 @@ class Form:
     repo: gr.Dropdown
     revision: gr.Textbox
     show: gr.Button
+    variants: gr.Radio
     repo_message: gr.HTML
     examples: gr.Dataset
     facts: gr.HTML
@@ -60,8 +62,10 @@ class Form:
     strategy: gr.Radio
     stages: gr.Number
     dtype: gr.Radio
+    overflow: gr.Checkbox
     shards: gr.HTML
     forecast: gr.HTML
+    machine: gr.Row
     budget: gr.Dropdown
     place: gr.Button
     devices: gr.HTML
@@ -86,6 +90,7 @@ class Form:
     outcome: gr.Column
     result: gr.HTML
 
+    variant: gr.Textbox
     job: gr.Textbox
     wanted: gr.Textbox
     query: gr.Textbox
@@ -107,6 +112,7 @@ def lay_out(on_space: bool) -> Form:
             )
             show = gr.Button("Show the plan", size="md", elem_id="show", scale=0, min_width=170)
         repo_message = _panel("repo-message")
+        variants = gr.Radio([(PLAIN, "")], value="", label="Variant of the weights", visible=False, elem_id="variants")
         examples = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
         facts = _panel("facts")
     with _step("plan", 2, "See the plan", visible=False) as plan:
@@ -130,10 +136,16 @@ def lay_out(on_space: bool) -> Form:
             with gr.Column(scale=2):
                 choices = [(_DTYPES[dtype], dtype) for dtype in get_args(Dtype)]
                 dtype = gr.Radio(choices, value="keep", label="Dtype of the copy", elem_id="dtype")
+                overflow = gr.Checkbox(
+                    label="Allow overflow",
+                    info="Numbers too large for this dtype become infinite and are counted; else they end the job.",
+                    visible=False,
+                    elem_id="overflow",
+                )
         _panel("choices", render("choices"))
         shards = _panel("shards")
         forecast = _panel("forecast")
-        with gr.Row(elem_classes="fields"):
+        with gr.Row(elem_classes="fields") as machine:
             budget = gr.Dropdown(
                 [(f"{_PRESETS[preset]} ({PRESETS[preset]})", preset) for preset in PRESETS],
                 label="Where would it run?", info="a machine, or budgets such as cuda:0=16GB,cpu=12GB",
@@ -168,12 +180,12 @@ def lay_out(on_space: bool) -> Form:
     with _step("outcome", 4, "Result", visible=False) as outcome:
         result = _panel("result")
     return Form(
-        account, notice, choose, repo, revision, show, repo_message, examples, facts, plan, size, other_size,
-        size_message, order, strategy, stages, dtype, shards, forecast, budget, place, devices, push, namespace, name,
-        name_message, visibility, permitted, measure, start, start_message, run, progress, cancel,
+        account, notice, choose, repo, revision, show, variants, repo_message, examples, facts, plan, size, other_size,
+        size_message, order, strategy, stages, dtype, overflow, shards, forecast, machine, budget, place, devices, push,
+        namespace, name, name_message, visibility, permitted, measure, start, start_message, run, progress, cancel,
         resume, run_message, log, outcome, result,
-        job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False), query=gr.Textbox(visible=False),
-        proposed=gr.State(("", "")),
+        variant=gr.Textbox(visible=False), job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False),
+        query=gr.Textbox(visible=False), proposed=gr.State(("", "")),
     )  # fmt: skip
 
 

@@ -28,6 +28,8 @@ class Wish:
     result: str = ""
     strategy: str = "size"
     dtype: str = "keep"
+    variant: str = ""
+    allow_overflow: bool = False
 
     @property
     def choice(self) -> tuple[str, str]:
@@ -42,11 +44,12 @@ class Wish:
 
 
 def wish_of(
-    repo: str | None, revision: str | None, choice: str, other: str, order: str, kind: str, count: float, dtype: str
-) -> Wish:
+    repo: str | None, revision: str | None, variant: str, choice: str, other: str, order: str, kind: str,
+    count: float, dtype: str, allow_overflow: bool,
+) -> Wish:  # fmt: skip
     """Return what the fields of the form ask for together.
 
-    >>> wish_of("me/model", "", "Other", "300MB", "natural", "stages", 4, "keep").strategy
+    >>> wish_of("me/model", "", "fp16", "Other", "300MB", "natural", "stages", 4, "keep", False).strategy
     'stages:4'
     """
     return Wish(
@@ -55,6 +58,8 @@ def wish_of(
         order=order,
         strategy=f"{kind}:{int(count or 0)}" if kind == STAGES else kind,
         dtype=dtype,
+        variant=variant,
+        allow_overflow=allow_overflow,
     )
 
 
@@ -79,6 +84,8 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         result=given.get("result", ""),
         strategy=strategy if re.fullmatch(r"size|blocks|stages:[1-9]\d{0,3}", strategy, re.ASCII) else "size",
         dtype=dtype if dtype in get_args(Dtype) else "keep",
+        variant=given.get("variant", ""),
+        allow_overflow=given.get("allow_overflow") == "true",
     )
 
 
@@ -93,9 +100,10 @@ def query_of(wish: Wish) -> str:
     else:
         source = f"{wish.repo}@{wish.revision}" if wish.revision else wish.repo
         pairs = {"repo": source, "size": wish.size} if source else {}
-        usual = {"order": "natural", "strategy": "size", "dtype": "keep"}
+        usual = {"variant": "", "order": "natural", "strategy": "size", "dtype": "keep"}
         asked = {name: getattr(wish, name) for name in usual}
         pairs |= {name: value for name, value in asked.items() if source and value != usual[name]}
+        pairs |= {"allow_overflow": "true"} if source and wish.allow_overflow else {}
     return f"?{urlencode(pairs, safe='/@:', quote_via=quote)}" if pairs else "?"
 
 

@@ -104,6 +104,7 @@ def result_panel(
     old, new = files_of_report(report)
     proof = report.verification
     source = f"{report.source.repo_id}@{report.source.revision[:12]}"
+    source += f", variant {report.source.variant}" if report.source.variant else ""
     cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
     verdict = (
         f"All {count(proof.tensors, 'tensor')} bit-identical to {source}{cast}"
@@ -119,6 +120,7 @@ def result_panel(
         source_link=source_link,
         word=word,
         verdict=verdict,
+        infinite=sum(report.overflowed.values()),
         old=old,
         new=new,
         picture=_memory_over_time(report.comparison),
@@ -171,6 +173,8 @@ def _form_of(view: JobView) -> str:
             order=wish.order,
             strategy=wish.strategy,
             dtype=wish.dtype,
+            variant=wish.variant,
+            allow_overflow=wish.allow_overflow,
         )
     )
 

@@ -1,16 +1,20 @@
 """Answer a visitor who looks around: suggest models, plan, draw. Nothing here needs a login."""
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
 
 from sharding.desk import Desk
-from sharding.errors import ShardingError
-from sharding.page.form import PRIVATE, PUBLIC, Form
+from sharding.dtypes import may_overflow
+from sharding.errors import ShardingError, VariantMissing
+from sharding.page.form import PLAIN, PRIVATE, PUBLIC, Form
 from sharding.page.links import OTHER_SIZE, STAGES, query_of, read_wish, source_of, wish_of
 from sharding.page.panels import devices_panel, facts_panel, forecast_panel, message, plan_panel, problem
 from sharding.page.render import render
 from sharding.page.site import Site, person
+from sharding.values import Checkpoint
 
 Update = dict[Any, Any]
 """New values, or settings, of parts of the form."""
@@ -40,12 +44,15 @@ class Planning:
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
                 form.revision: wish.revision,
+                form.variants: _variants([wish.variant], value=wish.variant),
+                form.variant: wish.variant,
                 form.size: choice,
                 form.other_size: gr.Textbox(value=other, visible=choice == OTHER_SIZE),
                 form.order: wish.order,
                 form.strategy: wish.kind[0],
                 form.stages: gr.Number(value=wish.kind[1], visible=wish.kind[0] == STAGES),
                 form.dtype: wish.dtype,
+                form.overflow: wish.allow_overflow,
             }
         if wish.job or wish.result:
             update |= {
@@ -73,38 +80,51 @@ class Planning:
         return message(f"Reading the headers of {source} …") if source else ""
 
     def see(
-        self, repo: str, revision: str, choice: str, other: str, order: str, kind: str, stages: float, dtype: str,
-        login: gr.OAuthToken | None,
+        self, repo: str, revision: str, variant: str, choice: str, other: str, order: str, kind: str, stages: float,
+        dtype: str, overflow: bool, login: gr.OAuthToken | None,
     ) -> Update:  # fmt: skip
         """Say what the model is, and draw the plan."""
-        wish = wish_of(repo, revision, choice, other, order, kind, stages, dtype)
-        form, source, token = self._form, wish.repo, self._site.bearer(login)
-        hidden = {form.facts: "", form.plan: gr.Column(visible=False), form.push: gr.Column(visible=False)}
+        form, source, token = self._form, source_of(repo, revision), self._site.bearer(login)
+        hidden = {
+            form.facts: "",
+            form.variants: gr.Radio(visible=False),
+            form.plan: gr.Column(visible=False),
+            form.push: gr.Column(visible=False),
+        }
         if not source:
             return {**hidden, form.repo_message: ""}
         try:
-            checkpoint = self._desk.plan(source, "5GB", token=token)[0]
+            checkpoint, taken, remark = self._read(source, variant, token)
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
             return {**hidden, form.repo_message: problem(error)}
+        another: dict[str, Any] = (
+            {"value": taken} if taken != variant else {}
+        )  # else the visitor may have gone on meanwhile
         hides = card.gated or card.private
+        loads = checkpoint.is_plain_model
         return {
-            form.repo_message: "",
+            form.repo_message: remark,
+            form.variants: _variants({taken, *checkpoint.other_variants}, **another),
+            form.variant: gr.Textbox(**another),
             form.facts: facts_panel(checkpoint, card),
+            form.machine: gr.Row(visible=loads),
             form.devices: "",
             form.plan: gr.Column(visible=True),
             form.push: gr.Column(visible=True),
             form.visibility: PRIVATE if hides else PUBLIC,
             form.permitted: gr.Checkbox(value=False, visible=hides),
-            **self.draw(repo, revision, choice, other, order, kind, stages, dtype, login),
+            form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
+            **self.draw(repo, revision, taken, choice, other, order, kind, stages, dtype, overflow, login),
         }
 
     def draw(
-        self, repo: str, revision: str, choice: str, other: str, order: str, kind: str, stages: float, dtype: str,
-        login: gr.OAuthToken | None,
+        self, repo: str, revision: str, variant: str, choice: str, other: str, order: str, kind: str, stages: float,
+        dtype: str, overflow: bool, login: gr.OAuthToken | None,
     ) -> Update:  # fmt: skip
         """Draw the plan for what is chosen."""
-        form, wish = self._form, wish_of(repo, revision, choice, other, order, kind, stages, dtype)
+        form, token = self._form, self._site.bearer(login)
+        wish = wish_of(repo, revision, variant, choice, other, order, kind, stages, dtype, overflow)
         shown = {
             form.other_size: gr.Textbox(visible=choice == OTHER_SIZE),
             form.stages: gr.Number(visible=kind == STAGES),
@@ -113,15 +133,17 @@ class Planning:
             return {form.size_message: "", **shown}
         choices: tuple[str, Any, str] = (wish.strategy, wish.order, wish.dtype)
         try:
-            checkpoint, plan = self._desk.plan(wish.repo, wish.size, *choices, self._site.bearer(login))
+            checkpoint, plan = self._desk.plan(wish.repo, wish.size, *choices, token, wish.variant)
         except ShardingError as error:
             return {form.size_message: problem(error), **shown}
+        may = may_overflow(checkpoint.tensors, (tensor for shard in plan.shards for tensor in shard.tensors))
         return {
             form.size_message: "",
             **shown,
+            form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
             form.shards: plan_panel(checkpoint, plan),
             form.forecast: forecast_panel(self._desk.forecast(plan), (*checkpoint.findings, *plan.findings)),
-            form.query: query_of(wish),
+            form.query: query_of(replace(wish, allow_overflow=wish.allow_overflow and may)),
         }
 
     def wait(self) -> str:
@@ -138,6 +160,15 @@ class Planning:
         except ShardingError as error:
             return problem(error)
 
+    def _read(self, source: str, variant: str, token: str | None) -> tuple[Checkpoint, str, str]:
+        """Return what is in `source`, the variant taken, and a remark where it is not the one that was asked for."""
+        try:
+            return self._desk.plan(source, "5GB", token=token, variant=variant)[0], variant, ""
+        except VariantMissing as error:
+            taken = error.there[0]  # the plain weights, where there are some
+            remark = message(error.message, f"You see {taken or 'its plain weights'} instead.", "warning")
+            return self._desk.plan(source, "5GB", token=token, variant=taken)[0], taken, remark
+
     def _examples(self) -> tuple[str, ...]:
         try:
             return self._site.examples(self._desk)
@@ -152,3 +183,8 @@ class Planning:
         if who:
             return render("account", name=who.name, page=f"{self._site.endpoint}/{who.name}")
         return message(_SIGN_IN if self._site.space else _NO_LOGIN)
+
+
+def _variants(there: Collection[str], **value: Any) -> gr.Radio:
+    """Return the choice among the variants `there`, which shows where it is one."""
+    return gr.Radio([(name or PLAIN, name) for name in sorted(there)], visible=len(there) > 1, **value)

@@ -25,8 +25,8 @@ class Pushing:
         self._form = form
 
     def propose(
-        self, repo: str, revision: str, choice: str, other: str, dtype: str, namespace: str | None, name: str,
-        proposed: tuple[str, str], login: gr.OAuthToken | None,
+        self, repo: str, revision: str, variant: str, choice: str, other: str, dtype: str,
+        namespace: str | None, name: str, proposed: tuple[str, str], login: gr.OAuthToken | None,
     ) -> Update:  # fmt: skip
         """Fill in a namespace and a free name; a name that the visitor wrote stays."""
         form, token, source = self._form, self._site.bearer(login), source_of(repo, revision)
@@ -39,7 +39,7 @@ class Pushing:
                     form.start_message: message("Pushing needs a login.", self._to_sign_in),
                 }
             space = namespace if namespace in who.namespaces else who.name
-            wanted = propose_name(space, source, size, dtype)
+            wanted = propose_name(space, source, size, dtype, variant)
             update: Update = {form.start: gr.Button(interactive=True), form.start_message: ""}
             if wanted == proposed[0] or name not in ("", proposed[1]):  # proposed already, or the visitor's own
                 return update
@@ -70,12 +70,13 @@ class Pushing:
         return {form.name_message: _taken(wanted, free)}
 
     def start(
-        self, repo: str, revision: str, choice: str, other: str, order: str, kind: str, stages: float, dtype: str,
-        namespace: str, name: str, visibility: str, permitted: bool, measure: bool, login: gr.OAuthToken | None,
+        self, repo: str, revision: str, variant: str, choice: str, other: str, order: str, kind: str,
+        stages: float, dtype: str, overflow: bool, namespace: str, name: str, visibility: str, permitted: bool,
+        measure: bool, login: gr.OAuthToken | None,
     ) -> Update:  # fmt: skip
         """Hand the job to the desk and turn to its progress; or say beside which field something is wrong."""
         form, token = self._form, self._site.bearer(login)
-        wish = wish_of(repo, revision, choice, other, order, kind, stages, dtype)
+        wish = wish_of(repo, revision, variant, choice, other, order, kind, stages, dtype, overflow)
         request = JobRequest(
             source=wish.repo,
             destination=f"{namespace}/{name.strip()}",
@@ -86,6 +87,8 @@ class Pushing:
             private=visibility == PRIVATE,
             confirmed=permitted,
             compare=measure,
+            allow_overflow=wish.allow_overflow,
+            variant=wish.variant,
         )
         try:
             who = person(self._desk, token)
