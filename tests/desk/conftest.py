@@ -42,7 +42,18 @@ def large(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     return push(hub, folder, "alice/large")
 
 
-SLOW = "1MB"
+@pytest.fixture(scope="module")
+def variants(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A public source of 100 small tensors, plain and as the variant fp16, for which `TINY` makes 100 shards."""
+    plain = {f"layers.{n}.weight": np.full(500, n, np.float32) for n in range(100)}
+    files = {
+        "model.safetensors": plain,
+        "model.fp16.safetensors": {name: tensor.astype(np.float16) for name, tensor in plain.items()},
+    }
+    return push(hub, write_checkpoint(tmp_path_factory.mktemp("in") / "variants", files, False), "alice/variants")
+
+
+SLOW, TINY = "1MB", "1kB"
 
 
 def push(hub: Server, folder: Path, repo_id: str, token: str = ALICE, **options: object) -> str:

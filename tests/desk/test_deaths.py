@@ -13,7 +13,7 @@ from sharding.desk import Desk, JobRequest, Settings, destination_of
 from sharding.desk.child import kill_stray
 from sharding.errors import Refused
 from tests.conftest import environment, listing
-from tests.desk.conftest import ALICE, SLOW, end, is_identical, process_of, sha256s, until
+from tests.desk.conftest import ALICE, SLOW, TINY, end, is_identical, process_of, sha256s, until
 from tests.localhub.conftest import Server
 
 
@@ -58,6 +58,27 @@ def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
     assert hub.api().model_info(name).private is False
     assert sha256s(hub, name) == sha256s(hub, f"{name}-whole")
     assert is_identical(hub, large, name)
+
+
+def test_a_variant_and_what_was_allowed_of_it_outlive_the_desk(
+    hub: Server, settings: Settings, variants: str, name: str
+) -> None:
+    asked = JobRequest(variants, name, TINY, private=False, variant="fp16", allow_overflow=True)
+    with Desk(settings) as desk:
+        job_id = desk.submit(asked, "alice", ALICE)
+        until(desk, job_id, 3)
+    with Desk(settings) as desk:
+        view = desk.view(job_id, "alice")
+        assert view and view.state == "interrupted"
+        assert view.request == replace(asked, source=view.request.source)
+    with Desk(replace(settings, folder=settings.folder / "elsewhere")) as desk:
+        request = desk.unfinished(name, ALICE)
+        assert request == replace(view.request, confirmed=True)
+        resumed = end(desk, desk.submit(request, "alice", ALICE))
+    assert resumed.state == "done"
+    assert [shard for shard in resumed.shards if shard["kept"]]
+    assert resumed.report and resumed.report["source"]["variant"] == "fp16"
+    assert "model.fp16-00001-of-00100.safetensors" in sha256s(hub, name)
 
 
 def test_what_is_staged_can_be_discarded_after_a_restart(

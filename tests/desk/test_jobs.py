@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sharding.desk import Desk, JobRequest, Settings, destination_of
-from sharding.errors import Refused, ShardingError, SourceError, UsageError
+from sharding.errors import Refused, ShardingError, SourceError, UsageError, VariantMissing
 from sharding.hub_destination import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.conftest import ALICE, BOB, NUMBERS, SLOW, branches, end, is_identical, until
@@ -38,6 +38,12 @@ def test_a_job_runs_to_its_result_and_tells_all_that_the_page_shows(
 def test_a_job_is_pinned_to_the_commit_that_was_planned(hub: Server, desk: Desk, small: str, name: str) -> None:
     view = end(desk, desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE))
     assert view.request == JobRequest(f"{small}@{hub.api().model_info(small).sha}", name, "60kB")
+
+
+def test_a_variant_that_is_not_there_is_refused_before_a_job_begins(desk: Desk, variants: str, name: str) -> None:
+    with pytest.raises(VariantMissing, match="no variant 'bf16'"):
+        desk.submit(JobRequest(variants, name, "60kB", variant="bf16"), "alice", ALICE)
+    assert desk.queue_length == 0
 
 
 def test_the_id_names_the_destination_and_cannot_be_guessed(desk: Desk, small: str, name: str) -> None:

@@ -12,7 +12,7 @@ from sharding.desk import Desk, Settings
 from sharding.desk.plans import Headers
 from sharding.errors import SourceError
 from sharding.limits import CACHED_CHECKPOINTS, CACHED_SECONDS
-from sharding.values import Checkpoint, RepoRef, TensorEntry
+from sharding.values import Checkpoint, Component, RepoRef, TensorEntry
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
@@ -24,12 +24,14 @@ class Readings:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str | None]] = []
+        self.variants: list[str] = []
         self.go = Event()
         self.go.set()
         self.broken = False
 
-    def __call__(self, source: str, *, endpoint: str, token: str | None) -> Checkpoint:
+    def __call__(self, source: str, *, variant: str, endpoint: str, token: str | None) -> Checkpoint:
         self.seen.append((source, token))
+        self.variants.append(variant)
         assert self.go.wait(60)
         if self.broken:
             raise SourceError("It is broken.", "Try later.")
@@ -78,6 +80,14 @@ def test_no_token_is_held(readings: Readings) -> None:
     headers = Headers("http://hub")
     headers.read("a/b", "hf_very_secret")
     assert "hf_very_secret" not in repr(vars(headers))
+
+
+def test_each_variant_is_read_for_itself(readings: Readings) -> None:
+    headers = Headers("http://hub")
+    for variant in ("", "fp16", "", "fp16"):
+        headers.read("a/b", None, variant)
+        headers.read("a/b", "alice", variant)
+    assert readings.variants == ["", "fp16"]
 
 
 def test_a_failure_is_told_to_all_who_wait_and_not_remembered(readings: Readings) -> None:
@@ -130,6 +140,16 @@ def test_a_private_repo_is_planned_by_its_owner_and_by_nobody_after_him(hub: Ser
         for token in ("hf_bob", None):
             with pytest.raises(SourceError, match="no repo"):
                 desk.plan("alice/hidden", "60kB", token=token)
+
+
+def test_what_transformers_knows_is_asked_for_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(job, "hints_for", lambda checkpoint, **choices: asked.append(checkpoint.variant) or {})
+    headers = Headers("http://hub")
+    for variant in ("", "fp16", "", "fp16"):
+        found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(variant=variant),), (), (), ())
+        headers.hints(found, "size", "natural", "bf16")
+    assert asked == ["", "fp16"]
 
 
 def test_another_size_is_planned_without_reading_anything(

@@ -126,6 +126,18 @@ def small(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def variants(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A public source of float32 weights, three of them too large for fp16, and their variant fp16."""
+    plain = {f"layers.{n}.weight": np.full(3000, n, np.float32) for n in range(6)}
+    plain["layers.5.weight"][:3] = 1e6
+    half = {name: np.minimum(tensor, 6e4).astype(np.float16) for name, tensor in plain.items()}
+    files = {"model.safetensors": plain, "model.fp16.safetensors": half}
+    folder = write_checkpoint(tmp_path_factory.mktemp("in") / "variants", files, False)
+    (folder / "config.json").unlink()  # nothing for transformers to be asked about
+    return push(hub, folder, "bob/variants")
+
+
+@pytest.fixture(scope="session")
 def gated(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = write_checkpoint(tmp_path_factory.mktemp("in") / "g", {"model.safetensors": random_tensors()}, False)
     repo_id = push(hub, folder, "bob/gated")

@@ -70,6 +70,20 @@ def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, sma
     assert [shard["file"] for shard in result["report"]["shards"]] == [shard["file"] for shard in plan["shards"]]
 
 
+def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) -> None:
+    client = connect("hf_alice")
+    assert client.predict(source=variants, api_name="/inspect")["other_variants"] == ["fp16"]
+    assert client.predict(source=variants, variant="fp16", api_name="/inspect")["variant"] == "fp16"
+    plan = client.predict(source=variants, max_shard_size="13kB", variant="fp16", api_name="/plan")
+    with pytest.raises(AppError, match="There is no variant 'bf16'. There are: the plain weights, 'fp16'"):
+        client.predict(source=variants, variant="bf16", api_name="/plan")
+    choices = {"max_shard_size": "13kB", "variant": "fp16"}
+    job = client.predict(source=variants, destination=f"alice/{copy_name()}", **choices, api_name="/shard")["job"]
+    view = finish(client, job)
+    assert (view["state"], view["request"]["variant"]) == ("done", "fp16")
+    assert [shard["file"] for shard in view["shards"]] == [shard["file"] for shard in plan["shards"]]
+
+
 def test_without_a_login_one_may_look_but_not_push(connect: Connect, small: str) -> None:
     client = connect()
     assert client.predict(source=small, api_name="/plan")["total_bytes"] > 0

@@ -80,6 +80,71 @@ def test_a_link_fills_the_form_in(space: Site, visit: Visit, small: str) -> None
     expect(page.locator("#shards tbody").last.locator("tr")).to_have_count(2)
 
 
+def test_a_variant_is_offered_where_there_is_one_and_kept_to_the_result(
+    home: Site, visit: Visit, variants: str, small: str
+) -> None:
+    page = visit(home, f"?repo={small}&size=13kB&variant=bf16")
+    expect(page.locator("#repo-message")).to_contain_text("There is no variant 'bf16'. You see its plain weights")
+    expect(page.get_by_label("Where would it run?")).to_be_visible()
+    expect(page.locator("#variants")).to_have_count(0)
+    page.get_by_label("Model", exact=True).fill(variants)
+    page.get_by_label("Model", exact=True).press("Enter")
+    choices = page.locator("#variants")
+    expect(choices.get_by_label("The plain weights")).to_be_checked()
+    expect(page.locator("#shards tbody tr")).to_have_count(6)
+    choices.get_by_label("fp16").check()
+    expect(page.locator("#shards tbody tr")).to_have_count(3)
+    expect(page.locator("#facts")).to_contain_text("F16")
+    expect(page.get_by_label("Name of the new repo")).to_have_value("variants-fp16-sharded-13kB")
+    expect(page).to_have_url(re.compile("variant=fp16$"))
+    # Only the plain weights of a model are placed on devices, and loaded to compare.
+    expect(page.get_by_label("Where would it run?")).to_have_count(0)
+    expect(page.get_by_label("Load the original and the copy as well")).to_have_count(0)
+    page.reload()
+    expect(choices.get_by_label("fp16")).to_be_checked()
+    start_job(page, copy_name())
+    result = page.locator("#result")
+    expect(result).to_contain_text(re.compile("bit-identical to bob/variants@[0-9a-f]+, variant fp16"))
+    expect(result).to_contain_text("model.fp16-00001-of-00003.safetensors")
+    expect(result).to_contain_text("variant='fp16'")
+    assert not page.complaints  # type: ignore[attr-defined]
+
+
+def test_a_repo_of_several_variants_and_no_plain_weights_shows_one_of_them(
+    home: Site, visit: Visit, hub: Server, variants: str
+) -> None:
+    api = hub.api("hf_bob")
+    api.create_repo("bob/no-plain")
+    half = hub.ask("GET", f"/{variants}/resolve/main/model.fp16.safetensors").body
+    for name in ("ema", "fp16"):
+        api.upload_file(path_or_fileobj=half, path_in_repo=f"model.{name}.safetensors", repo_id="bob/no-plain")
+    page = visit(home, "?repo=bob/no-plain")
+    expect(page.locator("#repo-message")).to_contain_text("several variants and no plain weights. You see ema")
+    expect(page.locator("#variants").get_by_label("ema")).to_be_checked()
+    page.locator("#variants").get_by_label("fp16").check()
+    expect(page.locator("#shards")).to_contain_text("model.fp16.safetensors")
+    expect(page.locator("#repo-message").get_by_role("status")).to_have_count(0)
+
+
+def test_overflow_is_asked_about_where_a_cast_can_have_it(home: Site, visit: Visit, variants: str) -> None:
+    page = visit(home, f"?repo={variants}")
+    dtype, allow = page.locator("#dtype"), page.get_by_label("Allow overflow")
+    expect(page.locator("#shards tbody tr")).to_have_count(1)
+    expect(allow).to_have_count(0)
+    dtype.get_by_label("fp16").check()
+    allow.check()
+    expect(page).to_have_url(re.compile("allow_overflow=true$"))
+    dtype.get_by_label("Keep").check()
+    expect(allow).to_have_count(0)
+    expect(page).not_to_have_url(re.compile("allow_overflow"))
+    dtype.get_by_label("fp16").check()
+    expect(allow).not_to_be_checked()
+    page.goto(f"{home.address}/?repo={variants}&dtype=fp16&allow_overflow=true")
+    expect(allow).to_be_checked()
+    start_job(page, copy_name())
+    expect(page.locator("#result")).to_contain_text("3 numbers too large for fp16 became infinite")
+
+
 @pytest.mark.parametrize(
     ("query", "place", "words"),
     [

@@ -1,7 +1,9 @@
 """What the page shows of values, without a browser."""
 
 import doctest
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from html import unescape
 from html.parser import HTMLParser
 from types import ModuleType
 from typing import get_args
@@ -11,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.desk.history import History, view
+from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.dtypes import Dtype
 from sharding.order import Order
 from sharding.page import links, panels, snippets, words
@@ -88,19 +92,16 @@ def test_a_bar_shows_which_of_todays_files_its_bytes_come_from() -> None:
     assert [row.parts for row in files.rows] == [((0, 30), (1, 20)), ((2, 50),)]
 
 
-@given(st.builds(Wish, repo=st.just("me/it"), revision=st.sampled_from(["", "v1"]), size=st.sampled_from([*SIZES, "1.5GB", "1GiB", "300kB"]), order=st.sampled_from(get_args(Order)), strategy=st.sampled_from(["size", "blocks", "stages:1", "stages:12"]), dtype=st.sampled_from(get_args(Dtype))))  # fmt: skip
+@given(st.builds(Wish, repo=st.just("me/it"), revision=st.sampled_from(["", "v1"]), size=st.sampled_from([*SIZES, "1.5GB", "1GiB", "300kB"]), order=st.sampled_from(get_args(Order)), strategy=st.sampled_from(["size", "blocks", "stages:1", "stages:12"]), dtype=st.sampled_from(get_args(Dtype)), variant=st.sampled_from(["", "fp16", "non_ema"]), allow_overflow=st.booleans()))  # fmt: skip
 def test_a_link_says_what_was_chosen(wish: Wish) -> None:
     assert read_wish(dict(parse_qsl(query_of(wish)[1:]))) == wish
     kind, stages = wish.kind
-    fields = (wish.repo, wish.revision, *wish.choice, wish.order, kind, stages, wish.dtype)
-    assert wish_of(*fields) == replace(wish, repo=source_of(wish.repo, wish.revision), revision="")
+    what = (wish.repo, wish.revision, wish.variant, *wish.choice)
+    how = (wish.order, kind, stages, wish.dtype, wish.allow_overflow)
+    assert wish_of(*what, *how) == replace(wish, repo=source_of(wish.repo, wish.revision), revision="")
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["repo", "revision", "size", "order", "job", "result", "dtype", "strategy"]), st.text()
-    )
-)
+@given(st.dictionaries(st.sampled_from([field.name for field in fields(Wish)]), st.text()))
 def test_any_link_at_all_can_be_read(query: dict[str, str]) -> None:
     wish = read_wish(query)
     assert wish.choice[0] in (*SIZES, OTHER_SIZE)
@@ -115,6 +116,16 @@ def test_a_plan_shows_its_stages() -> None:
     assert "model-00003-of-00004.safetensors to model-00004-of-00004.safetensors" in html
     assert "img" not in Tags(html).seen
     assert "Stages" not in panels.plan_panel(source, plan_shards(tensors, 10))
+
+
+def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
+    asked = {"strategy": "stages:3", "order": "stored", "dtype": "fp16", "variant": "ema", "allow_overflow": True}
+    record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", "1GB", **asked), 1, 0.0, "failed")  # type: ignore[arg-type]
+    html = panels.job_panel(view(record, History()), "http://hub/me/it")
+    (link,) = re.findall('href="([?][^"]*)"', html)
+    wish = read_wish(dict(parse_qsl(unescape(link)[1:])))
+    assert wish == Wish(repo="me/it", size="1GB", **asked)  # type: ignore[arg-type]
+    assert "variant ema" in Tags(html).text
 
 
 def test_what_is_pasted_with_a_revision_keeps_it() -> None:
