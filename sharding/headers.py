@@ -71,7 +71,9 @@ def _read_component(
     if one.index and not one.single:
         index = parse_index(read_small(source, by_path[one.index], MAX_INDEX_BYTES), one.index)
     files = [by_path[path] for path in one.files(index, by_path)]
-    archives = read_archives(source, [file for file in files if file.path.endswith(".bin")])
+    pickled = [file for file in files if file.path.endswith(".bin")]
+    # What loads weights of this name ties none again after loading.
+    archives = read_archives(source, pickled, unites_tied=one.base != "diffusion_pytorch_model")
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")])
     tensors = [tensor for header in headers for tensor in header.tensors]
     tensors += [tensor for archive in archives for tensor in archive.tensors]
