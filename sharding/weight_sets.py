@@ -104,7 +104,7 @@ def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> 
         variants = _by_variant(folder, inside)
         if not is_whole:
             variants = _pickled(folder, inside) | variants
-        chosen = _named(documents.weights_named, inside) if documents.weights_named and not folder else None
+        chosen = named_set(documents.weights_named, inside) if documents.weights_named and not folder else None
         chosen = chosen or _choose(variants, variant)
         if chosen is None and layout.library == "transformers":
             chosen = _unnamed(inside)
@@ -180,8 +180,8 @@ def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
     return next(iter(variants.values()))
 
 
-def _named(name: str, inside: Iterable[str]) -> WeightSet:
-    """Return the set that config.json names. Raises SourceError where it is not there."""
+def named_set(name: str, inside: Container[str]) -> WeightSet:
+    """Return the set that config.json names, of the files `inside` its folder. Raises SourceError without it."""
     if name not in inside or not name.endswith((".safetensors", ".safetensors.index.json")):
         raise SourceError(
             f"config.json names {name[:100]!r} as transformers_weights, which is no safetensors file beside it.",
