@@ -1,9 +1,10 @@
 """Ask, in a child process on the meta device, what transformers knows of a model."""
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from sharding.errors import SourceError
 from sharding.limits import ARCHITECTURE_SECONDS, child_variables
 from sharding.strategy import parse_strategy
 from sharding.values import Checkpoint, ModelHints, SavedTensor, folder_of
+
+_EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
+_HEAD = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|output|embed_out|proj_out|head)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,35 @@ def hints_for(
 
 def _hints(checkpoint: Checkpoint, folder: str, dtype: str | None) -> ModelHints:
     config = checkpoint.configs[folder]
-    if '"model_type"' not in config:  # so no class of transformers is looked for
-        return ModelHints(unknown=f"{folder}config.json names no model type.")
     inside = [tensor for tensor in checkpoint.tensors if folder_of(tensor.file) == folder]
+    tied = tied_by_config(config, [tensor.name for tensor in inside], folder)
+    if '"model_type"' not in config:  # so no class of transformers is looked for
+        return ModelHints(unknown=f"{folder}config.json names no model type.", tied=tied)
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
     try:
         return hints_from(_ask({"config": config, "dtype": dtype, "tensors": tensors}), folder)
     except SourceError as error:
-        return ModelHints(unknown=error.message)
+        return ModelHints(unknown=error.message, tied=tied)
+
+
+def tied_by_config(config: str, names: Iterable[str], folder: str = "") -> tuple[tuple[str, ...], ...]:
+    """Return the group of names that `config` (a config.json) ties: the only embeddings, and a head in no file.
+
+    For classes that transformers does not know; nothing where `config` does not say `tie_word_embeddings`.
+
+    >>> tied_by_config('{"tie_word_embeddings": true}', ["model.embed_tokens.weight", "model.layers.0.w"])
+    (('model.embed_tokens.weight', 'lm_head.weight'),)
+    """
+    try:
+        document = json.loads(config)
+    except (ValueError, RecursionError):
+        return ()
+    names = list(names)
+    embeddings = [name for name in names if _EMBEDDINGS.fullmatch(name)]
+    says_so = isinstance(document, dict) and document.get("tie_word_embeddings") is True
+    if not says_so or len(embeddings) != 1 or any(map(_HEAD.fullmatch, names)):
+        return ()
+    return ((embeddings[0], f"{folder}lm_head.weight"),)
 
 
 def _ask(question: Mapping[str, Any]) -> Any:
@@ -106,6 +131,7 @@ def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
             SavedTensor(folder + name, dtype, storage, block and folder + block)
             for name, dtype, storage, block in answer["saved"]
         ),
+        tied=tuple(tuple(folder + name for name in names) for names in answer["tied"]),
     )
 
 

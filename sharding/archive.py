@@ -13,7 +13,7 @@ from sharding.limits import MAX_EXPANDED_BYTES, format_bytes
 from sharding.protocols import Source
 from sharding.stand_ins import Other, PickleRefused, StoredTensor
 from sharding.threads import readers
-from sharding.values import FileEntry, Finding, Gathered, TensorEntry
+from sharding.values import FileEntry, Finding, Gathered, TensorEntry, folder_of
 from sharding.zipped import ZipRefused
 
 _HINT = "Ask its author for safetensors, or load it in a sandbox of your own and save it again."
@@ -36,24 +36,26 @@ class Archive:
     is_wrapped: bool
 
 
-def read_archives(source: Source, files: Iterable[FileEntry]) -> list[Archive]:
+def read_archives(source: Source, files: Iterable[FileEntry], *, unites_tied: bool = True) -> list[Archive]:
     """Return what each of `files` holds, in order. Raises SourceError."""
     with readers(source.ranges_at_once) as pool:
-        return list(pool.map(lambda file: read_archive(source, file), files))
+        return list(pool.map(lambda file: read_archive(source, file, unites_tied=unites_tied), files))
 
 
-def read_archive(source: Source, file: FileEntry) -> Archive:
-    """Return where the tensors of `file` lie.
+def read_archive(source: Source, file: FileEntry, *, unites_tied: bool = True) -> Archive:
+    """Return where the tensors of `file` lie, its folder before their names.
 
+    With `unites_tied` one name stands for all that share a tensor, as transformers has it; else each is a tensor.
     Raises SourceError where torch's weights-only reader would refuse it, where it holds what safetensors cannot, or
     where its parts contradict one another.
     """
     try:
         value, locate = open_bin(source, file)
         wrapper = value if isinstance(value, dict) and isinstance(value.get("state_dict"), dict) else {}
-        tensors, ignored = _sort(wrapper.get("state_dict", value))
+        tensors, ignored = _sort(wrapper.get("state_dict", value), folder_of(file.path))
         ignored += [str(key) for key in wrapper if key != "state_dict"]
-        return _lay_out(file, tensors, locate, tuple(ignored), is_wrapped=bool(wrapper))
+        tied = _tied(tensors) if unites_tied else {}
+        return _lay_out(file, tensors, tied, locate, tuple(ignored), is_wrapped=bool(wrapper))
     except PickleRefused as error:
         raise SourceError(f"{file.path} is not read: {error}.", _HINT) from error
     except ZipRefused as error:
@@ -83,8 +85,8 @@ def describe_archives(files: Iterable[FileEntry], archives: Sequence[Archive]) -
         yield Finding("info", "no-tensors", (where + left).strip())
 
 
-def _sort(state: Any) -> tuple[dict[str, StoredTensor], list[str]]:
-    """Return the tensors of a dictionary by name, and the keys of what is none."""
+def _sort(state: Any, folder: str) -> tuple[dict[str, StoredTensor], list[str]]:
+    """Return the tensors of a dictionary by name, `folder` before it, and the keys of what is none."""
     if not isinstance(state, dict):
         raise PickleRefused("it holds no dictionary from names to tensors")
     tensors, ignored = {}, []
@@ -93,8 +95,10 @@ def _sort(state: Any) -> tuple[dict[str, StoredTensor], list[str]]:
             raise PickleRefused(f"{str(name)[:100]} is {value.what}, which has no place in a safetensors file")
         if not isinstance(value, StoredTensor):
             ignored.append(str(name))
+        elif value.dtype not in SAFETENSORS_DTYPES:
+            raise PickleRefused(f"{name!s:.100} is of dtype {value.dtype}, which has no place in a safetensors file")
         elif isinstance(name, str) and name != "__metadata__" and not _SURROGATE.search(name):
-            tensors[name] = value
+            tensors[folder + name] = value
         else:
             raise PickleRefused(f"it has a tensor by the name {name!r:.100}, which a safetensors file cannot have")
     if not tensors:
@@ -102,13 +106,23 @@ def _sort(state: Any) -> tuple[dict[str, StoredTensor], list[str]]:
     return tensors, ignored
 
 
-def _lay_out(
-    file: FileEntry, tensors: Mapping[str, StoredTensor], locate: Locate, ignored: tuple[str, ...], *, is_wrapped: bool
-) -> Archive:
+def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
+    """Return names that are not kept, by which one stands for the same tensor."""
     same: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
         same.setdefault(_identity(name, tensor), []).append(name)
-    tied = {name: kept for names in same.values() for kept in [_main_name(names)] for name in names if name != kept}
+    return {name: kept for names in same.values() for kept in [_main_name(names)] for name in names if name != kept}
+
+
+def _lay_out(
+    file: FileEntry,
+    tensors: Mapping[str, StoredTensor],
+    tied: Mapping[str, str],
+    locate: Locate,
+    ignored: tuple[str, ...],
+    *,
+    is_wrapped: bool,
+) -> Archive:
     kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
     places = locate(tensor.storage for tensor in kept.values())
     sizes = {name: prod(tensor.shape) * item_bytes(tensor.dtype) for name, tensor in kept.items()}
@@ -135,8 +149,6 @@ def _gathered(file: FileEntry, tensor: StoredTensor, origin: int, start: int, en
 
 def _identity(name: str, tensor: StoredTensor) -> Any:
     """Return what two names have in common that stand for one tensor."""
-    if tensor.dtype not in SAFETENSORS_DTYPES:
-        raise PickleRefused(f"{name[:100]} is of dtype {tensor.dtype}, which has no place in a safetensors file")
     if not prod(tensor.shape):
         return name
     strides = tuple(stride for stride, length in zip(tensor.strides, tensor.shape, strict=True) if length > 1)

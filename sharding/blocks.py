@@ -11,7 +11,7 @@ from sharding.values import ModelHints, TensorEntry
 _INPUT = re.compile(r"emb(?!ed_out)|wte|wpe|cls_token|(^|[._/])(pre|patch|pos|conv_in)(_|\.|$)|ln_pre")
 _OUTPUT = re.compile(
     r"(^|[._/])(lm|head|heads|score|classifier|logits?|cls|qa|output|out|post|final|last|pooler|merger|norm|norm_f"
-    r"|ln_f|layer_?norm|layernorm|conv_norm)([._]|$)",
+    r"|ln_f|layer_?norm|layernorm|conv_norm|vocab|predictions)([._]|$)|(^|/)decoder\.(weight|bias)$",
     re.IGNORECASE,
 )
 _BRIDGE = re.compile(r"projector|projection|connector|aligner|adapter|bridge", re.IGNORECASE)
@@ -98,6 +98,28 @@ def in_pipeline_order(tensors: Iterable[TensorEntry], known: Mapping[str, str]) 
             by_block.setdefault(outermost[tensor.name], []).append(tensor)
         units += [Unit(block, tuple(inside)) for block, inside in by_block.items()]
     return units
+
+
+def unit_that_uses(name: str, units: Sequence[Unit]) -> int:
+    """Return which of `units`, in the order of a pipeline, would have a weight that is called `name` and is in none.
+
+    >>> entries = [TensorEntry(name, "U8", (1,), "f", 0, 1) for name in ("h.0.w", "h.1.w", "wte.weight")]
+    >>> units = in_pipeline_order(entries, {})
+    >>> [unit.block for unit in units], unit_that_uses("lm_head.weight", units)
+    (['', 'h.0', 'h.1'], 2)
+    """
+    towers = list(dict.fromkeys(unit.block.rpartition(".")[0] for unit in units if unit.block))
+    for index, unit in enumerate(units):
+        if unit.block and name.startswith(f"{unit.block}."):
+            return index
+    place = _place(name, towers)
+    places = [
+        (towers.index(unit.block.rpartition(".")[0]), 1) if unit.block else _place(unit.tensors[0].name, towers)
+        for unit in units
+    ]
+    if place[1]:
+        return max((index for index, other in enumerate(places) if other <= place), default=0)
+    return next((index for index, other in enumerate(places) if other >= place), len(units) - 1)
 
 
 def cut_stages(sizes: Sequence[int], count: int) -> list[range]:

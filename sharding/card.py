@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sharding.costs import Comparison, LoadCost, Spread
+from sharding.files import name_some
 from sharding.limits import format_bytes
 from sharding.loading import loading_code
 from sharding.report import Report
@@ -166,7 +167,14 @@ def _shards(report: Report) -> Iterable[str]:
 def _stages(report: Report) -> Iterable[str]:
     if not report.plan.stages:
         return
-    yield "## Pipeline stages\n\nA machine that computes one stage needs that stage's files only.\n"
+    needs = [
+        f"- Stage {number} needs `{tied.file}` as well: {_plain(tied.tensor)} in it is "
+        f"{_plain(name_some(tied.used_as))} too."
+        for number, stage in enumerate(report.plan.stages, start=1)
+        for tied in stage.also_needs
+    ]
+    besides = ", and what is named below the table" if needs else ""
+    yield f"## Pipeline stages\n\nA machine that computes one stage needs that stage's files only{besides}.\n"
     rows = ["| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|"]
     for number, stage in enumerate(report.plan.stages, start=1):
         files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))
@@ -174,6 +182,8 @@ def _stages(report: Report) -> Iterable[str]:
         size = format_bytes(stage.bytes)
         rows.append(f"| {number} | {size} | {len(stage.blocks):,} | {len(stage.others):,} | {files}{between} |")
     yield "\n".join(rows) + "\n"
+    if needs:
+        yield "\n".join(["Weights that two stages share are stored, and counted, once:\n", *needs]) + "\n"
 
 
 def _comparison(comparison: Comparison, picture: str | None) -> Iterable[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sharding.errors import SourceError
 from sharding.files import SHARD_NAME, SINGLE_NAME
+from sharding.headers import named_weights
 from sharding.hub import Hub
 from sharding.limits import DISK_FLOOR_BYTES, format_bytes
 from sharding.protocols import Source
@@ -18,16 +19,19 @@ _TEXTS = (".json", ".model", ".txt", ".jinja")
 """Configuration and tokenizer."""
 
 
-def loadable_files(files: Iterable[FileEntry]) -> list[FileEntry]:
-    """Return those of `files` that loading takes: weights of one format, configuration, tokenizer; no subfolders.
+def loadable_files(source: Source) -> list[FileEntry]:
+    """Return the files of `source` that loading takes: weights of one format, configuration, tokenizer; no subfolders.
 
     Raises SourceError where there are no weights.
     """
-    top = [file for file in files if "/" not in file.path]
+    top = [file for file in source.files if "/" not in file.path]
     names = {file.path for file in top}
-    suffix = ".safetensors" if SINGLE_NAME in names or any(SHARD_NAME.fullmatch(name) for name in names) else ".bin"
+    suffix, named = ".safetensors", set(named_weights(source))
+    if not (named or SINGLE_NAME in names or any(SHARD_NAME.fullmatch(name) for name in names)):
+        suffix = ".bin"
     single = SINGLE_NAME if suffix == ".safetensors" else _BIN_NAME
-    weights = [file for file in top if file.path.endswith(suffix) and (file.path == single or single not in names)]
+    usual = {name for name in names if name.endswith(suffix) and (name == single or single not in names)}
+    weights = [file for file in top if file.path in (named or usual)]
     if not weights:
         raise SourceError(
             "There are no weights in it that transformers loads.", "Give a folder with model.safetensors."

@@ -38,7 +38,7 @@ def compare_loads(
     two do not fit on the disk or into memory, or only code of the repo could load them, the comparison holds
     predictions and the reason. Raises SourceError where there is nothing to compare.
     """
-    sides = [(source, loadable_files(source.files)) for source in (original, sharded)]
+    sides = [(source, loadable_files(source)) for source in (original, sharded)]
     predicted = [predict_load(source, files, load) for source, files in sides]
     costs: dict[str, list[LoadCost]] = {"original": [], "sharded": []}
     reason = _reason_not_to(load, predicted)

@@ -68,7 +68,7 @@ def prepared_classic(origin: Source, max_shard_bytes: int, dtype: str, hub: Hub)
 
     Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
     """
-    files = loadable_files(origin.files)
+    files = loadable_files(origin)
     predicted = predict_load(origin, files, Load(dtype=DTYPES[dtype]))
     weight_bytes = sum(file.bytes for file in files)
     cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)

@@ -15,11 +15,9 @@ REPORT_NAME = "sharding_report.json"
 DIGESTS_NAME = "sharding_digests.json"
 PICTURE_NAME = "sharding_comparison.svg"
 CARD_NAME = "README.md"
-BIN_NAME = "pytorch_model.bin"
-BIN_INDEX_NAME = "pytorch_model.bin.index.json"
 
 SHARD_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")
-BIN_SHARD_NAME = re.compile(r"(?P<base>pytorch_model)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>)\.bin")
+BIN_SHARD_NAME = re.compile(SHARD_NAME.pattern.replace("safetensors", "bin"))
 
 _OTHER_FORMATS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".ggml", ".onnx", ".onnx_data", ".pb",
@@ -39,12 +37,13 @@ class Index:
 
 
 def parse_index(text: bytes, path: str) -> Index:
-    """Return what the `*.safetensors.index.json` at `path` says, names and files with the folder of it before them.
+    """Return what the index at `path` (of safetensors or .bin files) says, with its folder before names and files.
 
     Raises SourceError unless it maps names to plain file names.
     """
     hint = f"Delete {path} to go by the shard files alone, or download it again."
-    suffix = ".bin" if path.endswith(BIN_INDEX_NAME) else ".safetensors"
+    folder = folder_of(path)
+    suffix = ".bin" if ".bin." in path.removeprefix(folder) else ".safetensors"
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -61,7 +60,6 @@ def parse_index(text: bytes, path: str) -> Index:
             raise SourceError(f"{path} names {file[:100]!r}, which is not a {suffix[1:]} file beside it.", hint)
     metadata = document.get("metadata")
     count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
-    folder = folder_of(path)
     # A hundred thousand entries, few files.
     weight_map = {folder + name: intern(folder + file) for name, file in weight_map.items()}
     return Index(weight_map, count if type(count) is int and count >= 0 else None)

@@ -6,14 +6,14 @@ from typing import Any
 
 from sharding.archive import describe_archives, read_archives
 from sharding.errors import SourceError
-from sharding.files import compare_with_index, name_some, parse_index, sort_files
+from sharding.files import Index, compare_with_index, name_some, parse_index, sort_files
 from sharding.layout import LENGTH_BYTES, header_end, parse_header
 from sharding.layouts import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME, Documents
 from sharding.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS, format_bytes
 from sharding.protocols import Source
 from sharding.threads import readers
 from sharding.values import Checkpoint, Component, FileEntry, Finding, Gathered, Header, TensorEntry
-from sharding.weight_sets import WeightSet, find_sets
+from sharding.weight_sets import WeightSet, find_sets, named_set
 
 _FIRST_READ_BYTES = 64 << 10
 """Most headers are shorter; the rest of a longer one costs a second read."""
@@ -68,11 +68,11 @@ def _read_component(
 ) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
     """Return a component, its files and tensors, those that are views, and what a person should know of it."""
     findings = one.findings()
-    index = None
-    if one.index and not one.single:
-        index = parse_index(read_small(source, by_path[one.index], MAX_INDEX_BYTES), one.index)
+    index = _read_index(source, by_path, one)
     files = [by_path[path] for path in one.files(index, by_path)]
-    archives = read_archives(source, [file for file in files if file.path.endswith(".bin")])
+    pickled = [file for file in files if file.path.endswith(".bin")]
+    # What loads weights of this name ties none again after loading.
+    archives = read_archives(source, pickled, unites_tied=one.base != "diffusion_pytorch_model")
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")])
     tensors = [tensor for header in headers for tensor in header.tensors]
     tensors += [tensor for archive in archives for tensor in archive.tensors]
@@ -84,6 +84,25 @@ def _read_component(
     views = [part for archive in archives for part in archive.gathered]
     findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
     return component, files, tensors, views, findings
+
+
+def named_weights(source: Source) -> list[str]:
+    """Return the files that config.json names as weights in the place of the usual ones, [] where it names none.
+
+    Raises SourceError where they are not there.
+    """
+    by_path = {file.path: file for file in source.files}
+    name = Documents(_read_json(source, by_path.get(CONFIG_NAME))).weights_named
+    if name is None:
+        return []
+    one = named_set(name, by_path)
+    return one.files(_read_index(source, by_path, one), by_path)
+
+
+def _read_index(source: Source, by_path: dict[str, FileEntry], one: WeightSet) -> Index | None:
+    if one.single or not one.index:
+        return None
+    return parse_index(read_small(source, by_path[one.index], MAX_INDEX_BYTES), one.index)
 
 
 def read_headers(source: Source, files: Iterable[FileEntry]) -> list[Header]:

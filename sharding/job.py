@@ -139,7 +139,7 @@ def shard(
             prepared = prepared_stream(origin, checkpoint, plan, hints, allow_overflow=allow_overflow)
         checkpoint, plan = prepared.checkpoint, prepared.plan
         if compare_rounds:
-            refuse_incomparable(checkpoint)
+            refuse_incomparable(checkpoint, origin)
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, prepared.reading.ref, allow_overflow=allow_overflow)

@@ -65,8 +65,8 @@ def describe(asked: dict[str, Any]) -> dict[str, Any]:
 def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
     """Return what would be saved of a checkpoint once it is loaded, as transformers 5.23 does both, without a byte.
 
-    `saved` has name, dtype, storage and block of every tensor, in the order of `PreTrainedModel.save_pretrained`.
-    Raises Unsupported.
+    `saved` has name, dtype, storage and block of every tensor, in the order of `PreTrainedModel.save_pretrained`,
+    `tied` groups of names that stand for one tensor. Raises Unsupported.
     """
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -93,7 +93,8 @@ def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
         (name, _SAFETENSORS.get(tensor.dtype, ""), _storage(tensor, storages), block_of.get(name, ""))
         for name, tensor in revert_weight_conversion(model, state).items()
     ]
-    return {"class_name": cls.__name__, "saved": saved}
+    stored = {name for name, _, _ in asked["tensors"]}
+    return {"class_name": cls.__name__, "saved": saved, "tied": _tied_in_files(model, stored)}
 
 
 def _class_of(text: str) -> tuple[Any, Any]:
@@ -133,6 +134,20 @@ def _tied(model: Any) -> list[list[str]]:
     for name, tensor in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(tensor), []).append(name)
     return [names for names in groups.values() if len(names) > 1]
+
+
+def _tied_in_files(model: Any, stored: set[str]) -> list[list[str]]:
+    """Return the same, each name as files have it: those that are `stored` may lack the prefix of the base model."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    prefix = f"{model.base_model_prefix}."
+    groups = []
+    for names in _tied(model):
+        saved = [other for name in names for other in revert_weight_conversion(model, {name: parameters[name]})]
+        shorter = [name.removeprefix(prefix) for name in saved]
+        groups.append([short if short in stored else name for name, short in zip(saved, shorter, strict=True)])
+    return groups
 
 
 def _weights(model: Any) -> list[dict[str, Any]]:

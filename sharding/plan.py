@@ -11,7 +11,7 @@ from sharding.files import name_some
 from sharding.layout import build_header, in_file_order
 from sharding.limits import format_bytes, parse_bytes
 from sharding.order import Order, in_order
-from sharding.strategy import Strategy, Units, cut, cut_pipeline, parse_strategy, with_files
+from sharding.strategy import PlannedStage, Strategy, Units, cut, cut_pipeline, parse_strategy, with_files
 from sharding.values import (
     Checkpoint,
     Component,
@@ -124,8 +124,9 @@ def plan_shards(
         units = {saved.name: saved.storage for saved in hints.saved}
     elif strategy != "size":
         units = whole_blocks(queue, limit_bytes, known)
-    stages = cut_pipeline(in_order(tensors, "natural", part.folder, None)[0], count, known) if count else []
-    groups = [cut(stage, limit_bytes, units) for _, _, stage in stages] or [cut(queue, limit_bytes, units)]
+    tied = hints.tied if hints else ()
+    stages = cut_pipeline(in_order(tensors, "natural", part.folder, None)[0], count, known, tied) if count else []
+    groups = [cut(stage.tensors, limit_bytes, units) for stage in stages] or [cut(queue, limit_bytes, units)]
     shards = _named([group for part_groups in groups for group in part_groups], part)
     counted = sum(tensor.parameters for tensor in queue) if part.total_parameters is None else part.total_parameters
     return Plan(
@@ -136,7 +137,11 @@ def plan_shards(
         max_shard_bytes=max_shard_bytes,
         strategy=strategy,
         order=order,
-        findings=(*findings, *(() if part.is_whole else _oversized(shards, max_shard_bytes))),
+        findings=(
+            *findings,
+            *(() if part.is_whole else _oversized(shards, max_shard_bytes)),
+            *_guessed(stages, hints),
+        ),
         stages=tuple(with_files(stages, [len(part_groups) for part_groups in groups], shards)),
     )
 
@@ -195,6 +200,14 @@ def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Findin
                 f"({format_bytes(max_shard_bytes)}); {shard.file} holds nothing else.",
                 "A tensor is never cut. Choose a larger shard size if the file must stay below it.",
             )
+
+
+def _guessed(stages: Iterable[PlannedStage], hints: ModelHints | None) -> Iterable[Finding]:
+    """Yield what only config.json says of tied weights, where a stage needs them from another."""
+    for name in {name: None for stage in stages for name in stage.needs} if hints and hints.unknown else ():
+        message = f"Only config.json says that the output head is {name}: transformers does not know this model."
+        hint = "If the model has no such head, the machine of the last stage needs nothing of another stage."
+        yield Finding("info", "tied-by-config", message, hint)
 
 
 def _name(shard: Shard) -> str:

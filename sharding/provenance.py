@@ -27,7 +27,7 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[Fil
         starts[tensor.file] = min(tensor.start_byte, starts.get(tensor.file, tensor.start_byte))
         filled[tensor.file] = filled.get(tensor.file, 0) + tensor.bytes
     ends = {path: start + filled[path] for path, start in starts.items()}
-    stated = {file.path: file for file in files if file.sha256}
+    stated = {file.path: file for file in files if file.sha256 and file.path.endswith(".safetensors")}
     weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
     complete = {file.path for file in weights if ends.get(file.path, file.bytes) == file.bytes}
     return weights if complete >= ends.keys() and len(complete) == len(checkpoint.weight_files) else []

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from sharding.errors import SourceError, VariantMissing
 from sharding.files import name_some
+from sharding.values import folder_of
 
 _CONVERT = (
     "Its other half, with config.json and model.safetensors, is usually in the same repo or in one beside it; else "
@@ -32,7 +33,7 @@ _ELSEWHERE = {
     ".nemo": ("only a NeMo archive", "Convert it with NeMo's export to Hugging Face."),
     ".bin": (
         "only pickled weights",
-        "Rename the file that holds the model to pytorch_model.bin.",
+        "Rename the file that holds the model to pytorch_model.bin, or diffusion_pytorch_model.bin for diffusers.",
     ),
 }
 
@@ -72,9 +73,9 @@ def no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
     return VariantMissing("There are several variants and no plain weights.", hint, found)
 
 
-def pickled_component(folder: str, files: Sequence[str]) -> SourceError:
-    """Return the refusal of a pipeline of which `folder` has pickled weights only."""
+def unreadable_weights(files: Sequence[str]) -> SourceError:
+    """Return the refusal of a pipeline of which one component or more has no other weights than `files`."""
     return SourceError(
-        f"{folder} of the pipeline has pickled weights only: {name_some(files)}.",
-        "Load the pipeline once with diffusers and save_pretrained, which writes safetensors.",
+        f"Of {folder_of(files[0])} in the pipeline there are no weights that can be streamed, only {name_some(files)}.",
+        "Load the pipeline once with a release of diffusers that reads them; its save_pretrained writes safetensors.",
     )

@@ -69,6 +69,14 @@ class PlannedShard(_Checked):
     tensors: tuple[_Line, ...]
 
 
+class TiedMade(_Checked):
+    """A tensor in a file of another stage, and the weights that it is in this one."""
+
+    tensor: _Line
+    file: _File
+    used_as: tuple[_Line, ...]
+
+
 class StageMade(_Checked):
     """What one machine of a pipeline holds, and the files that it needs."""
 
@@ -76,6 +84,7 @@ class StageMade(_Checked):
     others: tuple[_Line, ...]
     files: Annotated[tuple[_File, ...], Field(min_length=1, max_length=MAX_FILES)]
     bytes: _Count
+    also_needs: Annotated[tuple[TiedMade, ...], Field(max_length=MAX_FILES)] = ()
 
 
 class PlanMade(_Checked):

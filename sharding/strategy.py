@@ -1,15 +1,16 @@
 """Cut a queue of tensors: by size, by blocks, or into the stages of a pipeline first. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from sharding.blocks import cut_stages, in_pipeline_order
+from sharding.blocks import Unit, cut_stages, in_pipeline_order, unit_that_uses
 from sharding.errors import UsageError
 from sharding.order import Order
-from sharding.values import Shard, Stage, TensorEntry
+from sharding.values import Shard, Stage, TensorEntry, TiedTensor
 
 Strategy = str
 """`size`, `blocks`, or `stages:N` with a number of stages."""
@@ -17,10 +18,20 @@ Strategy = str
 Units = Mapping[str, object]
 """Tensor name to what it is a part of that may not be cut. A tensor that is not in it stands alone."""
 
-PlannedStage = tuple[tuple[str, ...], tuple[str, ...], list[TensorEntry]]
-"""Blocks, names of other tensors, and all tensors in the order of a pipeline."""
+Needs = Mapping[str, tuple[str, ...]]
+"""Names of tensors of other stages to the names of the weights that they are in this one."""
 
 _STAGES = re.compile(r"stages:([1-9]\d{0,3})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """Blocks, names of other tensors, all tensors in the order of a pipeline, and what is needed of other stages."""
+
+    blocks: tuple[str, ...]
+    others: tuple[str, ...]
+    tensors: tuple[TensorEntry, ...]
+    needs: Needs
 
 
 def parse_strategy(strategy: str, order: str) -> int:
@@ -34,10 +45,13 @@ def parse_strategy(strategy: str, order: str) -> int:
     return int(match[1]) if match else 0
 
 
-def cut_pipeline(tensors: Sequence[TensorEntry], count: int, known: Mapping[str, str]) -> list[PlannedStage]:
+def cut_pipeline(
+    tensors: Sequence[TensorEntry], count: int, known: Mapping[str, str], tied: Iterable[Sequence[str]] = ()
+) -> list[PlannedStage]:
     """Return the `count` stages of a pipeline of `tensors` (in natural order), the largest as small as it can be.
 
-    Raises UsageError where there are fewer blocks.
+    `known` are blocks by tensor, `tied` groups of names that stand for one tensor. Raises UsageError where there are
+    fewer blocks.
     """
     units = in_pipeline_order(tensors, known)
     blocks = [unit.block for unit in units if unit.block]
@@ -46,22 +60,41 @@ def cut_pipeline(tensors: Sequence[TensorEntry], count: int, known: Mapping[str,
             f"{count} stages need as many blocks, and the names of the tensors show {len(blocks)}.",
             "Choose fewer stages, or --strategy size.",
         )
+    runs = cut_stages([unit.bytes for unit in units], count)
     stages = []
-    for run in cut_stages([unit.bytes for unit in units], count):
+    for run, needs in zip(runs, _needs(units, runs, tied), strict=True):
         inside = [units[index] for index in run]
-        others = [tensor.name for unit in inside if not unit.block for tensor in unit.tensors]
-        blocks = [unit.block for unit in inside if unit.block]
-        stages.append((tuple(blocks), tuple(others), [tensor for unit in inside for tensor in unit.tensors]))
+        whole = tuple(unit.block for unit in inside if unit.block)
+        others = tuple(tensor.name for unit in inside if not unit.block for tensor in unit.tensors)
+        stages.append(PlannedStage(whole, others, tuple(tensor for unit in inside for tensor in unit.tensors), needs))
     return stages
+
+
+def _needs(units: Sequence[Unit], runs: Sequence[range], tied: Iterable[Sequence[str]]) -> list[Needs]:
+    """Return for each of `runs` the tied tensors that are in others, by the names of those that are in no file."""
+    number = {index: stage for stage, run in enumerate(runs) for index in run}
+    stage_of = {tensor.name: number[index] for index, unit in enumerate(units) for tensor in unit.tensors}
+    needs: list[dict[str, tuple[str, ...]]] = [{} for _ in runs]
+    for names in tied:
+        stored = [name for name in names if name in stage_of]
+        for name in names:
+            if name in stage_of or not stored:
+                continue
+            stage = number[unit_that_uses(name, units)]
+            if stage not in {stage_of[other] for other in stored}:
+                needs[stage][stored[0]] = (*needs[stage].get(stored[0], ()), name)
+    return list[Needs](needs)
 
 
 def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
     """Yield the stages, which have `counts` of `shards`, with their files."""
+    file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
     start = 0
-    for (blocks, others, tensors), count in zip(stages, counts, strict=False):
+    for stage, count in zip(stages, counts, strict=False):
         files = tuple(shard.file for shard in shards[start : start + count])
         start += count
-        yield Stage(blocks, others, files, sum(tensor.bytes for tensor in tensors))
+        needs = tuple(TiedTensor(name, file_of[name], used_as) for name, used_as in stage.needs.items())
+        yield Stage(stage.blocks, stage.others, files, sum(tensor.bytes for tensor in stage.tensors), needs)
 
 
 def cut(queue: Sequence[TensorEntry], max_shard_bytes: int, units: Units) -> list[list[TensorEntry]]:

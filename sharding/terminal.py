@@ -215,6 +215,10 @@ class Terminal:
             files = " to ".join(dict.fromkeys([stage.files[0], stage.files[-1]]))
             table.add_row(str(number), format_bytes(stage.bytes), _plain(ends, ""), _plain(files, ""))
         self._results.print(table)
+        for number, stage in enumerate(stages, start=1):
+            for tied in stage.also_needs:
+                used_as = ", ".join(tied.used_as)
+                self._say(f"Stage {number} needs {tied.file} as well: {tied.tensor} in it is {used_as} too.")
 
     def _say(self, text: str, style: str = "") -> None:
         self._results.print(_plain(text, style))

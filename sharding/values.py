@@ -190,12 +190,14 @@ class SavedTensor:
 class ModelHints:
     """What transformers 5.23 would save of a checkpoint that it has loaded, in its order: hints for a plan.
 
-    Where it cannot load the checkpoint, `unknown` says why and `saved` is empty.
+    `tied` are groups of names, as files have them, that stand for one tensor; most checkpoints hold one of each.
+    Where it cannot load the checkpoint, `unknown` says why, `saved` is empty and `tied` is what config.json says.
     """
 
     class_name: str = ""
     saved: tuple[SavedTensor, ...] = ()
     unknown: str = ""
+    tied: tuple[tuple[str, ...], ...] = ()
 
 
 Hints = Mapping[str, ModelHints]
@@ -203,13 +205,27 @@ Hints = Mapping[str, ModelHints]
 
 
 @dataclass(frozen=True, slots=True)
+class TiedTensor:
+    """A `tensor` in the `file` of one stage that another one needs too: there it is the weights `used_as`."""
+
+    tensor: str
+    file: str
+    used_as: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """What one machine of a pipeline holds: whole blocks, tensors outside of blocks, and the files with just these."""
+    """What one machine of a pipeline holds: whole blocks, tensors outside of blocks, and the files with just these.
+
+    `also_needs` are tied weights in files of other stages, an output head that is the embeddings; their bytes are
+    counted there.
+    """
 
     blocks: tuple[str, ...]
     others: tuple[str, ...]
     files: tuple[str, ...]
     bytes: int
+    also_needs: tuple[TiedTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

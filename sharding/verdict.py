@@ -120,6 +120,8 @@ def _not_loaded(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Ve
             if one.message == other.message:
                 return Verdict("not-loaded", None, f"Neither loads{under}: {one.message}")
             return Verdict("not-loaded", None, f"Neither loads{under}: {one.message} And: {other.message}")
+        case [LoadCost() as one, None] if one.outcome != "out-of-memory":
+            return Verdict("gain", None, f"The sharded copy loads, the original does not: {one.message}")
         case [LoadCost() as one, None]:
             cause = _cause(one, sharded[0])
             because = _because(cause, one, sharded[0]) if cause in ("dtype", "format", "file-size") else "."

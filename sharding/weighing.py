@@ -10,7 +10,7 @@ from sharding.costs import Comparison
 from sharding.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.errors import SourceError, UsageError
 from sharding.events import Compared, Probed
-from sharding.files import is_weights
+from sharding.files import is_weights, name_some
 from sharding.headers import read_checkpoint, read_small
 from sharding.hub import Hub
 from sharding.limits import MAX_CONFIG_BYTES, ROUNDS, hub_endpoint, parse_bytes
@@ -76,11 +76,17 @@ def devices(
     return plan_devices(architecture, tensors, budgets, name, DTYPES[dtype])
 
 
-def refuse_incomparable(checkpoint: Checkpoint) -> None:
-    """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`."""
+def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
+    """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`."""
     if not checkpoint.is_plain_model:
         what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
         raise UsageError(f"{checkpoint.source.repo_id} is {what}, which --compare cannot load.", "Leave --compare out.")
+    try:
+        loadable_files(origin)
+    except SourceError as error:
+        names = name_some([file.path for file in checkpoint.weight_files])
+        message = f"{names}: transformers does not look for weights there, so --compare cannot load the original."
+        raise UsageError(message, "Leave --compare out; the copy has the names that it looks for.") from error
 
 
 def compare_staged(
@@ -93,7 +99,7 @@ def compare_staged(
     configs: Mapping[str, bytes],
 ) -> Generator[Probed | Compared, None, Comparison]:
     """Load the original and the result, which is not published yet and has its own `configs`, in turn."""
-    beside = [file for file in loadable_files(origin.files) if not is_weights(file.path)]
+    beside = [file for file in loadable_files(origin) if not is_weights(file.path)]
     written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
     written |= {path: text for path, text in configs.items() if path in written}
     staged = open_staged(target, list(records), hub)

@@ -1,7 +1,8 @@
 """Find the weight files that belong together, and take one set of each folder that is loaded. Touches no files.
 
-The choice is that of transformers 5.23 and diffusers 0.42: `model.safetensors` before an index before anything else,
-each of the variant that is asked for. What an index says is compared with the headers afterwards; the headers win.
+The choice is that of transformers 5.23 and diffusers 0.42: `model.safetensors` before an index before shards, all of
+them before the same in `.bin` files, each of the variant that is asked for. What an index says is compared with the
+headers afterwards; the headers win.
 """
 
 import re
@@ -9,20 +10,34 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sharding.errors import SourceError
-from sharding.files import BIN_INDEX_NAME, BIN_NAME, BIN_SHARD_NAME, SHARD_NAME, Index, name_some
+from sharding.files import BIN_SHARD_NAME, SHARD_NAME, Index, is_weights, name_some
 from sharding.layouts import ADAPTER_FILE, Documents, find_layout
-from sharding.refusals import no_variant, no_weights, pickled_component
+from sharding.refusals import no_variant, no_weights, unreadable_weights
 from sharding.values import Finding, Library, folder_of
 
 _BASES = ("model", "diffusion_pytorch_model", "adapter_model")
 """What transformers, diffusers and peft call their weights; the first that a folder has is taken."""
 
-_BASE = f"(?P<base>{'|'.join(_BASES)})"
-_FILE = re.compile(
-    rf"{_BASE}(?:\.(?P<variant>[^./]+?))?(?P<number>-\d{{5,}}-of-\d{{5,}})?(?:\.(?P<old>[^./]+))?\.safetensors"
-)
-_INDEX = re.compile(rf"{_BASE}\.safetensors(?:\.(?P<old>[^./]+))?\.(?P<index>index)(?:\.(?P<variant>[^./]+))?\.json")
-"""`old` is where releases of diffusers before 0.32 put the variant."""
+_BIN_BASES = {"pytorch_model": "model", "diffusion_pytorch_model": "diffusion_pytorch_model"}
+"""What they call them in `.bin` files, and what the same are called as safetensors."""
+
+
+_DATA = (".npz", ".npy", ".pkl", ".pickle")
+"""Files of a component that can be something else than its weights."""
+
+
+def _names(suffix: str, bases: Iterable[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return what the names of weights and of their indexes look like.
+
+    `old` is where releases of diffusers before 0.32 put the variant.
+    """
+    base = f"(?P<base>{'|'.join(bases)})"
+    weights = rf"{base}(?:\.(?P<variant>[^./]+?))?(?P<number>-\d{{5,}}-of-\d{{5,}})?(?:\.(?P<old>[^./]+))?\.{suffix}"
+    index = rf"{base}\.{suffix}(?:\.(?P<old>[^./]+))?\.(?P<index>index)(?:\.(?P<variant>[^./]+))?\.json"
+    return re.compile(weights), re.compile(index)
+
+
+_SAFETENSORS, _BIN = _names("safetensors", _BASES), _names("bin", _BIN_BASES)
 
 
 @dataclass(slots=True)
@@ -84,28 +99,30 @@ def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> 
     """
     layout = find_layout(paths, documents)
     sets: list[WeightSet] = []
+    unread: list[str] = []
     passed_over, copied = set[str](), set[str]()
     for folder, is_whole in layout.folders.items():
         inside = [path for path in paths if folder_of(path) == folder]
         named = documents.weights_named if not folder else None
         # What the configuration names is loaded whichever variant is asked for.
         variants = {} if named else _by_variant(folder, inside)
-        chosen = _named(named, inside) if named else _choose(variants, variant)
-        if chosen is None and layout.library in ("transformers", "sentence-transformers") and not folder:
-            chosen = _pickled(inside)
+        if not is_whole and not named:
+            variants = _pickled(folder, inside) | variants
+        chosen = named_set(named, inside) if named else _choose(variants, variant)
         if chosen is None and layout.library == "transformers":
             chosen = _unnamed(inside)
-        pickled = [path for path in inside if path.endswith(".bin")]
         if chosen:
             chosen.is_whole = is_whole
             sets.append(chosen)
             passed_over |= variants.keys() - {chosen.variant}
-        elif pickled and is_whole:
-            copied |= set(pickled)
-        elif pickled and layout.library == "diffusers":
-            raise pickled_component(folder, pickled)
+        elif is_whole:
+            copied |= {path for path in inside if path.endswith(".bin")}
+        elif layout.library == "diffusers":
+            unread += [path for path in inside if is_weights(path) and not path.endswith(_DATA)]
     if not sets:
         raise no_weights(paths)
+    if unread:
+        raise unreadable_weights(unread)
     if variant and all(chosen.variant != variant for chosen in sets):
         raise no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
     if layout.library != "peft":
@@ -118,9 +135,31 @@ def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> 
 
 def _by_variant(folder: str, inside: Iterable[str]) -> dict[str, WeightSet]:
     """Return the sets of a folder by variant, "" for the plain one, of the first base that it has."""
+    return _of_first_base(_matching(folder, inside, *_SAFETENSORS), _BASES)
+
+
+def _pickled(folder: str, inside: Iterable[str]) -> dict[str, WeightSet]:
+    """Return the same of weights that torch has saved; their index often stays where they do not."""
+    found = {key: one for key, one in _matching(folder, inside, *_BIN).items() if one.single or one.shards}
+    sets = _of_first_base(found, list(_BIN_BASES))
+    for one in sets.values():
+        one.base = _BIN_BASES[one.base]
+    return sets
+
+
+def _of_first_base(found: dict[tuple[str, str], WeightSet], bases: Sequence[str]) -> dict[str, WeightSet]:
+    base = min((base for base, _ in found), key=bases.index, default="")
+    return {variant: one for (of, variant), one in found.items() if of == base}
+
+
+def _matching(
+    folder: str, inside: Iterable[str], weights: re.Pattern[str], index: re.Pattern[str]
+) -> dict[tuple[str, str], WeightSet]:
+    """Return the sets of a folder by base and variant."""
     found: dict[tuple[str, str], WeightSet] = {}
     for path in inside:
-        match = _FILE.fullmatch(path.removeprefix(folder)) or _INDEX.fullmatch(path.removeprefix(folder))
+        name = path.removeprefix(folder)
+        match = weights.fullmatch(name) or index.fullmatch(name)
         if match is None:
             continue
         part = match.groupdict()
@@ -132,8 +171,7 @@ def _by_variant(folder: str, inside: Iterable[str]) -> dict[str, WeightSet]:
             one.shards.append(path)
         else:
             one.single = path
-    base = min((base for base, _ in found), key=_BASES.index, default="")
-    return {variant: one for (of, variant), one in found.items() if of == base}
+    return found
 
 
 def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
@@ -146,8 +184,8 @@ def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
     return next(iter(variants.values()))
 
 
-def _named(name: str, inside: Iterable[str]) -> WeightSet:
-    """Return the set that config.json names. Raises SourceError where it is not there."""
+def named_set(name: str, inside: Container[str]) -> WeightSet:
+    """Return the set that config.json names, of the files `inside` its folder. Raises SourceError without it."""
     if name not in inside or not name.endswith((".safetensors", ".safetensors.index.json")):
         raise SourceError(
             f"config.json names {name[:100]!r} as transformers_weights, which is no safetensors file beside it.",
@@ -163,16 +201,6 @@ def _unnamed(inside: Iterable[str]) -> WeightSet | None:
     if shards:
         return WeightSet("", shards=shards)
     return WeightSet("", single=others[0]) if len(others) == 1 else None
-
-
-def _pickled(inside: Iterable[str]) -> WeightSet | None:
-    """Return the weights that torch has saved: one file, else shards, whose index often stays where they do not."""
-    shards = [path for path in inside if BIN_SHARD_NAME.fullmatch(path)]
-    if BIN_NAME in inside:
-        return WeightSet("", single=BIN_NAME)
-    if shards and BIN_INDEX_NAME in inside:
-        return WeightSet("", index=BIN_INDEX_NAME)
-    return WeightSet("", shards=shards) if shards else None
 
 
 def _complete(shards: Sequence[str]) -> list[str]:

@@ -343,6 +343,16 @@ def test_it_streams_from_hub_to_hub_and_plans_from_a_few_kilobytes(
     assert not list(copy.glob("*.bin"))
 
 
+def test_an_old_file_of_one_tensor_that_ends_where_the_tensor_ends_is_no_safetensors_file(
+    served: Callable[..., Server], tmp_path: Path
+) -> None:
+    hub = served()
+    torch.save({"w": torch.randn(9)}, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    push(hub, tmp_path, "alice/old")
+    *_, report = job.shard("alice/old", "alice/new", "1MB", endpoint=hub.address, token=TOKEN)
+    assert isinstance(report, Report) and report.verification.identical
+
+
 def test_only_the_directory_and_the_pickle_are_read_to_plan(tmp_path: Path) -> None:
     state = {f"layer.{number}.weight": torch.randn(300, 300) for number in range(12)}
     source = open_folder(str(write_bin(tmp_path / "source", saved(state))))

@@ -1,5 +1,6 @@
 """Blocks stay whole, stages are as balanced as they can be, and every tensor has its place. No files."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -172,7 +173,7 @@ def test_blocks_that_transformers_knows_are_those_that_names_show(name: str, tmp
     by_name = job.plan_checkpoint(job.inspect(str(source)), "60kB", strategy="stages:4")
     monkeypatch.setattr("sharding.architecture._ask", models.answer)
     known = job.plan(str(source), "60kB", strategy="stages:4")[1]
-    assert known.stages == by_name.stages
+    assert tuple(replace(stage, also_needs=()) for stage in known.stages) == by_name.stages
     assert sum(len(stage.blocks) for stage in known.stages) >= 12
 
 

@@ -38,6 +38,15 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
 
 
+def test_it_loads_the_weights_that_the_configuration_names(tmp_path: Path) -> None:
+    source = models.save("llama", tmp_path / "source", "10GB", layers=3)
+    (source / "model.safetensors").rename(source / "weights.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "transformers_weights": "weights.safetensors"}))
+    assert classic(source, tmp_path / "out").verification.identical
+    assert json.loads((tmp_path / "out/config.json").read_text()) == config
+
+
 def test_it_writes_the_shards_that_accelerate_writes(tmp_path: Path) -> None:
     source = models.save("llama", tmp_path / "source", "10GB")
     events = list(job.shard(str(source), str(tmp_path / "out"), "60kB", engine="classic"))

@@ -7,14 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
+from sharding import job
+from sharding.checkout import loadable_files
 from sharding.costs import LoadCost, Moment
+from sharding.errors import ShardingError, SourceError
 from sharding.measure import Load, probe, thin
 from sharding.picture import Curve, draw_curves
 from sharding.predict import predict
+from sharding.probe import loading
+from sharding.report import Report
+from sharding.source import open_folder
 from sharding.verdict import judge
 from tests import models
 
@@ -85,6 +93,13 @@ def test_what_loads_under_a_limit_where_the_original_does_not_is_a_gain_with_its
     assert judge([BASE], [killed]).kind == "loss"
 
 
+def test_where_a_method_cannot_load_the_original_its_reason_is_the_verdict() -> None:
+    unsupported = replace(BASE, outcome="unsupported", message="It has other names.", format="", files=0)
+    verdict = judge([unsupported], [BASE])
+    assert (verdict.kind, verdict.cause) == ("gain", None)
+    assert verdict.sentence == "The sharded copy loads, the original does not: It has other names."
+
+
 def test_different_logits_are_never_called_a_gain() -> None:
     assert judge([CAST] * 3, [replace(BASE, logits_sha256="1" * 64)] * 3).kind == "outputs-differ"
 
@@ -110,8 +125,6 @@ def test_every_picture_is_well_formed_and_stays_inside_its_frame(points: list[tu
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    from sharding import job
-
     folder = tmp_path_factory.mktemp("pair")
     models.save("llama", folder / "original", "10GB")
     for _ in job.shard(str(folder / "original"), str(folder / "sharded"), "100kB"):
@@ -155,6 +168,64 @@ def test_custom_code_gets_a_prediction_plainly_marked(run: Run, pair: tuple[Path
     assert (said["measured"], said["original"]) == (False, None)
     assert "code from its repo" in said["reason_not_measured"]
     assert said["verdict"]["sentence"].startswith("Predicted, not measured")
+
+
+def named(folder: Path, size: str = "100kB") -> Path:
+    """Save a model whose configuration names its weights, beside others that have the usual name."""
+    models.save("llama", folder, size, layers=3)
+    usual = folder / ("model.safetensors.index.json" if size == "20kB" else "model.safetensors")
+    weights = usual.rename(folder / usual.name.replace("model", "consolidated"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": weights.name}))
+    save_file({"other": np.ones(3)}, folder / "model.safetensors")
+    return folder
+
+
+def test_weights_that_the_configuration_names_are_loaded_and_compared_while_they_are_sharded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_here(*_: object) -> None:
+        raise SourceError("It has tests of its own.", "")
+
+    monkeypatch.setattr("sharding.comparison.run_classic", not_here)
+    source = named(tmp_path / "in", "20kB")
+    *_, report = job.shard(str(source), str(tmp_path / "out"), "30kB", compare_rounds=1)
+    assert isinstance(report, Report) and report.comparison
+    original, sharded = report.comparison.original[0], report.comparison.sharded[0]
+    assert (original.outcome, sharded.outcome) == ("loaded", "loaded")
+    assert original.weight_bytes == sum(path.stat().st_size for path in source.glob("model-*"))
+    assert original.logits_sha256 == sharded.logits_sha256 != ""
+    assert original.files > sharded.files == len(report.plan.shards) > 1
+    assert "transformers_weights" not in (tmp_path / "out/config.json").read_text()
+
+
+@pytest.mark.parametrize("size", ["20kB", "100kB"])
+def test_a_probe_loads_the_files_that_the_configuration_names_or_says_that_its_method_cannot(
+    size: str, tmp_path: Path
+) -> None:
+    folder = named(tmp_path / "in", size)
+    weights = sorted(folder.glob("model-*")) or [folder / "consolidated.safetensors"]
+    assert loading._weight_files(folder, "from_pretrained") == weights
+    taken = [file.path for file in loadable_files(open_folder(str(folder)))]
+    assert [path for path in taken if path.endswith(".safetensors")] == [path.name for path in weights]
+    for method in ("load_checkpoint_and_dispatch", "load_sharded_checkpoint", "torch_load"):
+        with pytest.raises(loading.Unsupported, match="names consolidated.* and this method knows the usual names"):
+            loading._weight_files(folder, method)
+
+
+@pytest.mark.parametrize("entry", [{}, {"transformers_weights": "absent.safetensors"}])
+def test_comparing_is_refused_before_a_byte_moves_where_transformers_finds_no_weights(
+    entry: dict[str, str], tmp_path: Path
+) -> None:
+    folder = models.save("llama", tmp_path / "original", layers=3)
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **entry}))
+    with pytest.raises(ShardingError) as refusal:
+        list(job.shard(str(folder), str(tmp_path / "out"), "20kB", compare_rounds=1))
+    expected = "config.json names 'absent.safetensors'" if entry else "weights.safetensors: transformers does not look"
+    assert refusal.value.message.startswith(expected) and refusal.value.hint
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_side_and_a_bad_limit_are_refused_in_plain_words(run: Run, pair: tuple[Path, Path]) -> None:

@@ -68,7 +68,7 @@ ROWS = [
     {"page"},
 ]
 PARTS = {
-    "checkout": {"hub"},
+    "checkout": {"headers", "hub"},
     "classic": {"measure", "meter"},
     "comparison": {"hub"},
     "beside": {"hub"},

@@ -201,13 +201,130 @@ def test_what_a_pipeline_does_not_name_is_left_out(pipeline: Path, tmp_path: Pat
     assert "safety_checker/model.safetensors, v1-5-pruned.safetensors" in said(source)["left-out"]
 
 
-def test_a_component_with_pickled_weights_only_is_refused_by_name(pipeline: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["vae.bin", "diffusion_flax_model.msgpack", "model.onnx"])
+def test_a_component_whose_weights_cannot_be_streamed_is_refused_by_name(
+    name: str, pipeline: Path, tmp_path: Path
+) -> None:
     source = tmp_path / "in"
     shutil.copytree(pipeline, source)
-    (source / "vae/diffusion_pytorch_model.safetensors").rename(source / "vae/diffusion_pytorch_model.bin")
-    with pytest.raises(SourceError, match="vae/ of the pipeline has pickled weights only") as refusal:
+    (source / "vae/diffusion_pytorch_model.safetensors").rename(source / "vae" / name)
+    with pytest.raises(SourceError, match=f"Of vae/ in the pipeline .* only vae/{name}") as refusal:
         job.inspect(str(source))
     assert "save_pretrained" in refusal.value.hint
+
+
+BASES = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
+"""The components of the pipeline, and what their weights are called."""
+
+
+def pickled(folder: Path, *components: str, variant: str = "", parts: int = 1) -> None:
+    """Write the weights of `components` as torch did before safetensors, in so many `parts`, in their place."""
+    for component in components:
+        (file,) = (folder / component).glob("*.safetensors")
+        state = load_file(file)
+        file.unlink()
+        base = {"model": "pytorch_model"}.get(BASES[component], BASES[component])
+        weight_map = {}
+        for number in range(parts):
+            suffix = f"-{number + 1:05d}-of-{parts:05d}" if parts > 1 else ""
+            name = f"{base}{variant and f'.{variant}'}{suffix}.bin"
+            part = {key: tensor for index, (key, tensor) in enumerate(state.items()) if index % parts == number}
+            torch.save(part, folder / component / name)
+            weight_map |= dict.fromkeys(part, name)
+        if parts > 1:
+            index = folder / component / f"{base}.bin.index{variant and f'.{variant}'}.json"
+            index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.mark.parametrize(("variant", "parts"), [("", 1), ("", 3), ("fp16", 1), ("fp16", 2)])
+def test_pickled_components_become_safetensors_by_the_name_that_diffusers_loads(
+    variant: str, parts: int, pipeline: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(pipeline, source)
+    pickled(source, "unet", "text_encoder", variant=variant, parts=parts)
+    report = reshard(source, tmp_path / "out", variant=variant)
+    assert tensors(tmp_path / "out") == tensors(pipeline)
+    found = listing(tmp_path / "out")
+    part = f".{variant}" if variant else ""
+    assert f"unet/diffusion_pytorch_model.safetensors.index{part}.json" in found
+    assert f"text_encoder/model{part}.safetensors" in found
+    assert not [name for name in found if ".bin" in name]
+    assert np.array_equal(pipelines.image(tmp_path / "out", variant or None), pipelines.image(pipeline))
+    assert "pickled" in {finding.code for finding in report.source.findings}
+    assert report.source.variant == variant
+
+
+def test_plain_pickled_weights_come_before_a_variant_and_after_safetensors(pipeline: Path, tmp_path: Path) -> None:
+    """As in diffusers, which looks for another variant only where that is asked for."""
+    source = tmp_path / "in"
+    shutil.copytree(pipeline, source)
+    pickled(source, "vae")
+    shutil.copy(
+        pipeline / "vae/diffusion_pytorch_model.safetensors", source / "vae/diffusion_pytorch_model.fp16.safetensors"
+    )
+    pickled(source, "unet", variant="fp16")
+    shutil.copy(pipeline / "unet/diffusion_pytorch_model.safetensors", source / "unet")
+    taken = [file.path for file in job.inspect(str(source)).weight_files]
+    plain = ["vae/diffusion_pytorch_model.bin", "unet/diffusion_pytorch_model.safetensors"]
+    assert set(plain) < set(taken) and len(taken) == 3
+    taken = [file.path for file in job.inspect(str(source), variant="fp16").weight_files]
+    halves = ["vae/diffusion_pytorch_model.fp16.safetensors", "unet/diffusion_pytorch_model.fp16.bin"]
+    assert set(halves) < set(taken) and len(taken) == 3
+    assert "fp16" in said(source)["variants"]
+
+
+def test_a_pickled_model_of_diffusers_alone_becomes_safetensors(pipeline: Path, tmp_path: Path) -> None:
+    from diffusers import UNet2DConditionModel
+
+    source = tmp_path / "in"
+    shutil.copytree(pipeline, source)
+    pickled(source, "unet")
+    reshard(source / "unet", tmp_path / "out")
+    one, other = (UNet2DConditionModel.from_pretrained(folder) for folder in (pipeline / "unet", tmp_path / "out"))
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
+
+
+def test_a_pickled_variant_is_taken_and_keeps_the_name_of_its_kind(variants: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(variants, source)
+    torch.save(load_file(source / "model.fp16.safetensors"), source / "pytorch_model.fp16.bin")
+    (source / "model.fp16.safetensors").unlink()
+    reshard(source, tmp_path / "out", variant="fp16")
+    one, other = (AutoModelForCausalLM.from_pretrained(folder, variant="fp16") for folder in (source, tmp_path / "out"))
+    assert torch.equal(models.logits(one), models.logits(other)) and one.dtype == torch.float16
+
+
+def test_names_that_share_a_tensor_are_all_written_where_diffusers_loads_them(pipeline: Path, tmp_path: Path) -> None:
+    """It ties nothing after loading: a name that is missing would be left without weights."""
+    source = tmp_path / "in"
+    shutil.copytree(pipeline, source)
+    pickled(source, "vae", "text_encoder")
+    for file in (source / "vae/diffusion_pytorch_model.bin", source / "text_encoder/pytorch_model.bin"):
+        state = torch.load(file)
+        first = next(iter(state))
+        torch.save({**state, "again": state[first]}, file)
+    reshard(source, tmp_path / "out")
+    written = tensors(tmp_path / "out")
+    first = next(iter(load_file(pipeline / "vae/diffusion_pytorch_model.safetensors")))
+    assert written["vae/again"] == written[f"vae/{first}"]
+    assert "text_encoder/again" not in written
+    assert "text_encoder/again" in said(source)["tied"] and "vae/again" not in said(source)["tied"]
+
+
+def test_a_pickled_pipeline_goes_from_hub_to_hub(pipeline: Path, tmp_path: Path, served: Callable[..., Server]) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(pipeline, source)
+    pickled(source, "unet", "vae", "text_encoder")
+    server = served()
+    api = server.api()
+    api.create_repo("alice/pickled")
+    api.upload_folder(folder_path=source, repo_id="alice/pickled")
+    *_, report = job.shard("alice/pickled", "alice/safe", SIZE, endpoint=server.address, token="hf_alice")
+    assert isinstance(report, Report) and report.verification.identical
+    down = Path(api.snapshot_download("alice/safe", local_dir=tmp_path / "down"))
+    assert tensors(down) == tensors(pipeline)
+    assert np.array_equal(pipelines.image(down), pipelines.image(pipeline))
 
 
 def stop_after(events: Iterator[job.Event], shards: int) -> None:
@@ -316,6 +433,23 @@ def test_a_pickled_module_of_a_sentence_transformer_is_copied(sentences: Path, t
     (source / "2_Dense/pytorch_model.bin").write_bytes(b"pickled")
     reshard(source, tmp_path / "out")
     assert (tmp_path / "out/2_Dense/pytorch_model.bin").read_bytes() == b"pickled"
+
+
+def test_a_sentence_transformer_of_the_old_kind_has_a_folder_with_pickled_weights(
+    sentences: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(sentences, source)
+    (source / "0_Transformer").mkdir()
+    torch.save(load_file(source / "model.safetensors"), source / "0_Transformer/pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    (source / "config.json").rename(source / "0_Transformer/config.json")
+    modules = json.loads((source / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (source / "modules.json").write_text(json.dumps(modules))
+    reshard(source, tmp_path / "out")
+    one, other = (AutoModel.from_pretrained(folder) for folder in (sentences, tmp_path / "out/0_Transformer"))
+    assert torch.equal(models.logits(one), models.logits(other))
 
 
 # --- Adapters, other names, quantized weights -------------------------------------------------------------

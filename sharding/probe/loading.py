@@ -254,6 +254,10 @@ def _mapped_ranges(files: list[Path]) -> list[tuple[int, int]] | None:
 
 def _weight_files(folder: Path, method: str) -> list[Path]:
     """Return the files that `method` loads: safetensors first, but for torch.load and accelerate."""
+    if named := json.loads((folder / "config.json").read_text()).get("transformers_weights"):
+        if method not in ("from_pretrained", "offload"):
+            raise Unsupported(f"config.json names {named} as its weights, and this method knows the usual names only.")
+        return _listed(folder / named) if named.endswith(".json") else [folder / named]
     names = list(_INDEXES.items())
     if method in ("torch_load", "load_checkpoint_and_dispatch"):
         names.reverse()
@@ -261,9 +265,13 @@ def _weight_files(folder: Path, method: str) -> list[Path]:
         if (folder / single).exists():
             return [folder / single]
         if (folder / index).exists():
-            weight_map = json.loads((folder / index).read_text())["weight_map"]
-            return [folder / file for file in sorted(set(weight_map.values()))]
+            return _listed(folder / index)
     raise Unsupported("There are no weights in it that this method loads.")
+
+
+def _listed(index: Path) -> list[Path]:
+    weight_map = json.loads(index.read_text())["weight_map"]
+    return [index.parent / file for file in sorted(set(weight_map.values()))]
 
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}

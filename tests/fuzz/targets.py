@@ -10,7 +10,7 @@ from zipfile import ZipFile, ZipInfo
 
 from sharding.archive import read_archive
 from sharding.errors import SourceError
-from sharding.files import BIN_INDEX_NAME, parse_index
+from sharding.files import parse_index
 from sharding.gather import gathering
 from sharding.layout import parse_header
 from sharding.report_reader import parse_report
@@ -51,7 +51,7 @@ def header(data: bytes) -> None:
 
 def index(data: bytes) -> None:
     """An index of either format."""
-    path = BIN_INDEX_NAME if b".bin" in data else "model.safetensors.index.json"
+    path = "pytorch_model.bin.index.json" if b".bin" in data else "model.safetensors.index.json"
     for file in set(parse_index(data, path).weight_map.values()):
         assert "/" not in file
 
