@@ -93,10 +93,8 @@ def cut(source: Path, out: Path, stages: int) -> Plan:
 TIED = {
     "gpt2": [("transformer.wte.weight", ("lm_head.weight",))],
     "gemma2": [("model.embed_tokens.weight", ("lm_head.weight",))],
-    "bloom": [("transformer.word_embeddings.weight", ("lm_head.weight",))],
     "opt": [("model.decoder.embed_tokens.weight", ("lm_head.weight",))],
     "mamba": [("backbone.embeddings.weight", ("lm_head.weight",))],
-    "bert": [("bert.embeddings.word_embeddings.weight", ("cls.predictions.decoder.weight",))],
     "distilbert": [("distilbert.embeddings.word_embeddings.weight", ("vocab_projector.weight",))],
     "electra": [("electra.embeddings.word_embeddings.weight", ("generator_lm_head.weight",))],
     "modernbert": [("model.embeddings.tok_embeddings.weight", ("decoder.weight",))],
@@ -105,7 +103,7 @@ TIED = {
     "marian": [("model.shared.weight", ("model.decoder.embed_tokens.weight",)), ("model.shared.weight", ("lm_head.weight",))],
     "whisper": [("model.decoder.embed_tokens.weight", ("proj_out.weight",))],
 }  # fmt: skip
-UNTIED = ("llama", "mixtral", "gpt_neox", "audio-spectrogram-transformer")
+UNTIED = ("llama", "mixtral", "gpt_neox")
 
 
 @pytest.mark.parametrize("name", [*TIED, *UNTIED])
