@@ -184,7 +184,7 @@ def lay_out(on_space: bool) -> Form:
         size_message, order, strategy, stages, dtype, overflow, shards, forecast, machine, budget, place, devices, push,
         namespace, name, name_message, visibility, permitted, measure, start, start_message, run, progress, cancel,
         resume, run_message, log, outcome, result,
-        variant=gr.Textbox(visible=False), job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False),
+        variant=gr.Textbox("", visible=False), job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False),
         query=gr.Textbox(visible=False), proposed=gr.State(("", "")),
     )  # fmt: skip
 
