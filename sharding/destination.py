@@ -4,13 +4,12 @@ While a job runs, the folder holds `<shard>.part` files and a journal of those t
 renames the parts; what says that the folder is a checkpoint, its index or that of a pipeline, comes last.
 """
 
-import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
@@ -18,8 +17,9 @@ from urllib.parse import quote
 from sharding.errors import DestinationError
 from sharding.events import Published
 from sharding.files import REPORT_NAME, is_index, is_weights
+from sharding.folder_writer import FolderShardWriter, explained
 from sharding.journal import Journal
-from sharding.limits import DISK_FLOOR_BYTES, FLUSH_BYTES, MAX_REPORT_BYTES, format_bytes
+from sharding.limits import DISK_FLOOR_BYTES, MAX_REPORT_BYTES, format_bytes
 from sharding.protocols import Source
 from sharding.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
 
@@ -67,7 +67,7 @@ class FolderDestination:
 
         Raises DestinationError where the folder is a file, or holds what this tool did not write.
         """
-        with _explained(self._folder):
+        with explained(self._folder):
             self._refuse_foreign()
             if self._restart:
                 return {}
@@ -83,7 +83,7 @@ class FolderDestination:
         kept = {record.file: record for record in keep}
         stale = [path for path in self._parts() if path not in map(self._part, kept)]
         self._refuse_without_room(new_bytes, sum(path.stat().st_size for path in stale))
-        with _explained(self._folder):
+        with explained(self._folder):
             self._make_folder()
             self._lock()
             self._journal.begin(job, list(kept.values()))
@@ -91,16 +91,16 @@ class FolderDestination:
             for path in stale:
                 path.unlink()
 
-    def open_shard(self, file: str) -> "FolderShardWriter":
+    def open_shard(self, file: str) -> FolderShardWriter:
         """Start a shard. It has no other name than `<file>.part` until the result is published."""
-        with _explained(self._folder):
+        with explained(self._folder):
             stream = open(self._part(file), "wb", buffering=0)  # noqa: SIM115 - closed by finish or close
         self._streams = [*(other for other in self._streams if not other.closed), stream]
-        return FolderShardWriter(self, stream, self._flusher)
+        return FolderShardWriter(stream, self._flusher, self.finish)
 
     def finish(self, record: ShardRecord) -> None:
         """Note that a shard is safely on the disk."""
-        with _explained(self._folder):
+        with explained(self._folder):
             _sync_folder(self._folder)
             self._journal.note(record)
         self._written += record.bytes
@@ -126,7 +126,7 @@ class FolderDestination:
             **{file.path: origin.read(file.path, 0, file.bytes) for file in side_files},
             **{path: [data] for path, data in written.items()},
         }
-        with _explained(self._folder):
+        with explained(self._folder):
             self._remove_earlier({folder_of(shard) for shard in records})
             for path in contents:
                 if not _is_last(path):
@@ -150,7 +150,7 @@ class FolderDestination:
     def discard(self) -> Discarded:
         """Remove the parts, the journal, and the folders that this job made, where nothing else is in them."""
         found = self._journal.path.exists()
-        with _explained(self._folder):
+        with explained(self._folder):
             if found:
                 self._lock()
                 for path in self._parts():
@@ -253,59 +253,6 @@ class FolderDestination:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(part, target)
-
-
-class FolderShardWriter:
-    """One `.part` file. See `protocols.ShardWriter`."""
-
-    def __init__(self, destination: FolderDestination, stream: FileIO, flusher: ThreadPoolExecutor) -> None:
-        """Write to `stream`; start write-back in `flusher`."""
-        self._destination = destination
-        self._stream = stream
-        self._folder = Path(stream.name).parent
-        self._flusher = flusher
-        self._dirty_bytes = 0
-        self._flush: Future[None] | None = None
-
-    def write(self, data: bytes) -> None:
-        """Append bytes; start write-back now and then, so that `finish` has little left to wait for."""
-        view = memoryview(data)
-        with _explained(self._folder):
-            while view:
-                view = view[self._stream.write(view) :]
-        self._dirty_bytes += len(data)
-        if self._dirty_bytes >= FLUSH_BYTES and (self._flush is None or self._flush.done()):
-            self._dirty_bytes = 0
-            self._flush = self._flusher.submit(os.fsync, self._stream.fileno())
-
-    def finish(self, record: ShardRecord) -> None:
-        """Sync the shard to the disk and note that it is finished."""
-        with _explained(self._folder):
-            if self._flush:
-                self._flush.result()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
-        self._destination.finish(record)
-
-    def abort(self) -> None:
-        """Do nothing: a disk does not keep anybody waiting, and `FolderDestination.close` removes the part."""
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = format_bytes(shutil.disk_usage(folder if folder.exists() else folder.parent).free)
-            message, hint = (
-                f"The disk of {folder} is full ({free} free).",
-                "Free some room and start the same job again.",
-            )
-        else:
-            message = f"{folder} cannot be written: {error.strerror or error}."
-            hint = "Check that the folder may be written, or choose another."
-        raise DestinationError(message, hint) from error
 
 
 def _is_inside(path: str) -> bool:

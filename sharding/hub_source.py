@@ -67,7 +67,10 @@ class HubSource:
         does not help, the server sends something else than it was asked for, or a file that is read whole is
         not the one that the Hub lists. Neither HTTP nor hf-xet 1.8 compares what arrives with a hash.
         """
-        entry = self._by_path[file]
+        entry = self._by_path.get(file)
+        if entry is None:
+            message = f"{self.ref.repo_id} does not list {file} at {self.ref.revision}."
+            raise SourceError(message, "Somebody may have removed it; start the same job again.")
         chunks = self._read(entry, start_byte, end_byte)
         return _checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
 

@@ -143,7 +143,7 @@ def shard(
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, prepared.reading.ref, allow_overflow=allow_overflow)
-        kept = yield from _measured(check_kept(target, plan_id, hub), target, meter)
+        kept = yield from _measured(check_kept(target, plan, plan_id, hub), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(
                 *(plan_id, origin.ref, plan.max_shard_bytes, strategy, order),

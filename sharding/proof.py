@@ -64,16 +64,25 @@ def verify(
     yield Verified(Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, mismatches, dtype))
 
 
-def check_kept(target: Destination, plan_id: str, hub: Hub) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Return which shards of an earlier run are still as they were finished."""
-    done = target.done(plan_id)
+def check_kept(
+    target: Destination, plan: Plan, plan_id: str, hub: Hub
+) -> Generator[Progress, None, dict[str, ShardRecord]]:
+    """Return which shards of an earlier run of `plan` are still as they were finished."""
+    tensors = {shard.file: {tensor.name for tensor in shard.tensors} for shard in plan.shards}
+    # Who may write to the destination may have put down records of anything.
+    found = target.done(plan_id)
+    done = {
+        file: record
+        for file, record in found.items()
+        if file in tensors and record.tensor_sha256.keys() == tensors[file]
+    }
     if not done:
         return {}
     staged = open_staged(target, list(done), hub)
     known = {file.path: file.sha256 for file in staged.files}
     unknown = {file: record.bytes for file, record in done.items() if known.get(file) is None}
-    found = yield from digest_files(staged, unknown)
-    return {file: record for file, record in done.items() if (known.get(file) or found[file]) == record.sha256}
+    sha256 = yield from digest_files(staged, unknown)
+    return {file: record for file, record in done.items() if (known.get(file) or sha256[file]) == record.sha256}
 
 
 def verify_staged(

@@ -21,7 +21,7 @@ import numpy as np
 from sharding import job
 from sharding.errors import ShardingError
 from sharding.events import ShardFinished
-from sharding.hub_destination import STAGING_BRANCH
+from sharding.hub_staging import STAGING_BRANCH
 from sharding.report import Report
 from tests.conftest import ROOT, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, push, shard

@@ -16,7 +16,7 @@ from sharding import job
 from sharding.errors import DestinationError, ShardingError, SourceError
 from sharding.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.files import REPORT_NAME
-from sharding.hub_destination import STAGING_BRANCH
+from sharding.hub_staging import STAGING_BRANCH
 from sharding.report import Report
 from tests.conftest import environment, listing, write_checkpoint
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sharding import hub_destination, job, retry
+from sharding import hub_staging, job, retry
 from sharding.errors import DestinationError, ShardingError, SourceError
 from sharding.events import ShardFinished
-from sharding.hub_destination import STAGING_BRANCH
+from sharding.hub_staging import STAGING_BRANCH
 from sharding.job import Event
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
@@ -130,7 +130,7 @@ def test_a_login_that_is_withdrawn_keeps_what_was_moved(hub: InHouse) -> None:
 
 
 def test_a_job_of_many_shards_makes_few_commits(hub: InHouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hub_destination, "COMMITS_AT_ONCE", 5)
+    monkeypatch.setattr(hub_staging, "COMMITS_AT_ONCE", 5)
     tensors = {f"layers.{n}.weight": np.full(300, n, np.float32) for n in range(40)}
     many = write_checkpoint(tmp_path / "many", {"model.safetensors": tensors}, index=False)
     push(hub, many, "alice/many")
@@ -143,7 +143,7 @@ def test_a_job_of_many_shards_makes_few_commits(hub: InHouse, monkeypatch: pytes
 
 
 def test_shards_that_are_not_noted_yet_are_when_a_job_is_stopped(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_destination, "COMMITS_AT_ONCE", 1)
+    monkeypatch.setattr(hub_staging, "COMMITS_AT_ONCE", 1)
     events = begun(hub)
     for event in events:
         if isinstance(event, ShardFinished) and event.number == 6:

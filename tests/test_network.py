@@ -17,7 +17,7 @@ from sharding import hub_source, job, limits, retry
 from sharding.errors import DestinationError, ShardingError, SourceError
 from sharding.events import Published, ShardFinished
 from sharding.hub import Hub
-from sharding.hub_destination import STAGING_BRANCH
+from sharding.hub_staging import STAGING_BRANCH
 from sharding.values import Discarded
 from tests.conftest import environment
 from tests.hubs import branches, download, exists, files_of, push, shard

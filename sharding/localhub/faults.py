@@ -12,10 +12,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Kind = Literal["delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other"]
+Kind = Literal["delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow"]
 
 _RULE = re.compile(
-    r"(?P<kind>delay|status|cut|short|long|corrupt|stall|whole|other)(:(?P<value>\d+(\.\d+)?))?"
+    r"(?P<kind>delay|status|cut|short|long|corrupt|stall|whole|other|slow)(:(?P<value>\d+(\.\d+)?))?"
     r"@(?P<pattern>.+?)(%(?P<chance>[\d.]+))?(#(?P<times>\d+))?"
 )
 
@@ -28,7 +28,8 @@ class Fault:
     `status` answers with that status and does nothing; with 429 and 503 goes Retry-After: 0. `cut` breaks the
     connection after `value` bytes of the body, when the request has been carried out. `short` and `long` send
     `value` bytes less and more, and say so; `corrupt` turns a bit in the middle; `whole` ignores a range; `other`
-    sends the name of another commit and another content along.
+    sends the name of another commit and another content along. `slow` takes the request's body, and sends the
+    answer's, at `value` bytes a second.
     """
 
     kind: Kind
@@ -85,6 +86,8 @@ class Faults:
                     return await JSONResponse({"error": "A fault on purpose."}, status, headers)(scope, receive, send)
                 case "whole":
                     scope["headers"] = [line for line in scope["headers"] if line[0] != b"range"]
+                case "slow":
+                    receive, send = _slow_receive(receive, fault.value), _slow_send(send, fault.value)
                 case _:
                     send = _Breaker(send, fault)
         await self._app(scope, receive, send)
@@ -98,6 +101,23 @@ class Faults:
                     fault.left = None if fault.left is None else fault.left - 1
                     due.append(fault)
         return due
+
+
+def _slow_receive(receive: Receive, bytes_per_second: float) -> Receive:
+    async def slow() -> Message:
+        message = await receive()
+        await anyio.sleep(len(message.get("body", b"")) / bytes_per_second)
+        return message
+
+    return slow
+
+
+def _slow_send(send: Send, bytes_per_second: float) -> Send:
+    async def slow(message: Message) -> None:
+        await anyio.sleep(len(message.get("body", b"")) / bytes_per_second)
+        await send(message)
+
+    return slow
 
 
 class _Breaker:

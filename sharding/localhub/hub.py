@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sharding.localhub.blobs import Blobs
+from sharding.localhub.grants import Grants
 from sharding.localhub.state import State
 from sharding.localhub.store import XetStore
 
@@ -17,6 +18,10 @@ class Settings:
     orgs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Organisations and those of their members who may write."""
     xet: bool = True
+    xet_over_http: bool = False
+    """Whether clients reach the Xet store through this Hub, as on the real one, and not through a shared disk."""
+    xet_seconds: int = 12 * 3600
+    """How long what was granted to read or write over HTTP is good."""
     quota_bytes: int | None = None
     """What a namespace may store in LFS and Xet files; no bound by default."""
     page_items: int = 1000
@@ -52,8 +57,10 @@ class Hub:
             for org, members in settings.orgs.items():
                 db.execute("INSERT OR IGNORE INTO accounts VALUES (?, 'org')", (org,))
                 db.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", [(org, member) for member in members])
-        xet = XetStore(folder, state) if settings.xet else None
-        return cls(address, settings, state, blobs, xet, state.secret("signing key").encode())
+        key = state.secret("signing key").encode()
+        grants = Grants(f"{address}/cas", settings.xet_seconds, key) if settings.xet_over_http else None
+        xet = XetStore(folder, state, grants) if settings.xet else None
+        return cls(address, settings, state, blobs, xet, key)
 
     def close(self) -> None:
         """Let go of the files."""

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from sharding.localhub import (
     cards,
+    cas,
     commits,
     gates,
     lfs,
@@ -37,7 +38,7 @@ _IDLE_SECONDS = 60
 _GOODBYE_SECONDS = 5
 
 # The most asked first. Pages last: the path of one, /{owner}/{name}, is the loosest of all.
-_ROOMS = (resolve, revisions, xet, commits, lfs, repos, refs, gates, whoami, cards, oidc, pages)
+_ROOMS = (resolve, revisions, xet, cas, commits, lfs, repos, refs, gates, whoami, cards, oidc, pages)
 
 
 def make_app(hub: Hub, middleware: Sequence[Middleware] = ()) -> ASGIApp:

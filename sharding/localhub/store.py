@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from sharding.localhub.grants import Grants
 from sharding.localhub.state import State
 
 if TYPE_CHECKING:
@@ -37,23 +38,37 @@ _HAS_VERIFICATION, _HAS_SHA256 = 1 << 31, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a file: the chunks `[first, end)` of one xorb, a package of chunks."""
+
+    xorb: str
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class XetFile:
-    """A file in the store."""
+    """A file in the store, and what it is made of where that was asked for."""
 
     hash: str
     sha256: str
     size_bytes: int
+    segments: tuple[Segment, ...] = ()
 
 
 class XetStore:
     """The folder `xet-store` beside the database, with the sha256 of every file that was ever put there."""
 
-    def __init__(self, folder: Path, state: State) -> None:
-        """Take the store below `folder`; views lent by an earlier process are withdrawn."""
+    def __init__(self, folder: Path, state: State, grants: Grants | None = None) -> None:
+        """Take the store below `folder`; views lent by an earlier process are withdrawn.
+
+        With `grants` all but `put` goes over HTTP, to this very Hub.
+        """
         self.folder = folder / "xet-store"
         self._xorbs = self.folder / "xet" / "xorbs"
         self._views = folder / "xet-views"
         self._state = state
+        self.grants = grants
         self.copying = Lock()  # held while a whole file is copied out of the store: one at a time
         self._lock = Lock()
         self._lent = 0
@@ -67,6 +82,15 @@ class XetStore:
     def url(self) -> str:
         """The endpoint for those who write."""
         return f"local://{self.folder}"
+
+    @property
+    def shards(self) -> Path:
+        """The folder of files that say how files are made of chunks."""
+        return self._xorbs / "shards"
+
+    def xorb(self, name: str) -> Path:
+        """Return where a package of chunks lies, or would."""
+        return self._xorbs / "xorbs" / f"default.{name}"
 
     def find(self, sha256: str) -> XetFile | None:
         """Return the file of that sha256, looking into what has been uploaded since the last question."""
@@ -136,6 +160,12 @@ class XetStore:
         """Return a view of our own and its number; a fresh one where the last is older than `at_least`."""
         import hf_xet  # type: ignore[import-untyped, unused-ignore]
 
+        if self.grants:
+            token, expires = self.grants.token("read", VIEW_SECONDS)
+            access = {"endpoint": self.grants.endpoint, "token": token, "token_expiry_unix_secs": expires}
+            # At the end of a session hf-xet waits two seconds for those who want to know how it was.
+            config = hf_xet.XetConfig().with_config({"telemetry.enabled": False})
+            return 0, hf_xet.XetSession(config).new_download_stream_group(**access)
         with self._lock:
             if self._own and self._own[0] >= at_least:
                 return self._own
@@ -151,7 +181,7 @@ class XetStore:
         """Note the files of all shards not read yet; tell whether there were any."""
         with self._state.reading() as db:
             known = {row[0] for row in db.execute("SELECT name FROM xet_shards")}
-        fresh = [path for path in self._xorbs.glob("shards/*.mdb") if path.name not in known]
+        fresh = [path for path in self.shards.glob("*.mdb") if path.name not in known]
         if fresh:
             with self._state.writing() as db:
                 for path in fresh:
@@ -179,10 +209,14 @@ def parse_shard(shard: bytes) -> list[XetFile]:
             place += _RECORD_BYTES
             if place + segments * _RECORD_BYTES > len(shard):
                 raise ValueError("a shard that is cut short")
-            size = sum(struct.unpack_from("<I", shard, place + n * _RECORD_BYTES + 36)[0] for n in range(segments))
+            sizes, parts = [], []
+            for record in range(place, place + segments * _RECORD_BYTES, _RECORD_BYTES):
+                _, size, first, end = struct.unpack_from("<IIII", shard, record + 32)
+                sizes.append(size)
+                parts.append(Segment(_hex(shard, record), first, end))
             place += segments * _RECORD_BYTES * (2 if flags & _HAS_VERIFICATION else 1)
             if flags & _HAS_SHA256:
-                files.append(XetFile(file_hash, _hex(shard, place), size))
+                files.append(XetFile(file_hash, _hex(shard, place), sum(sizes), tuple(parts)))
                 place += _RECORD_BYTES
     except struct.error as error:
         raise ValueError("a shard that is cut short") from error

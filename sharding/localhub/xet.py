@@ -20,7 +20,9 @@ def read_token(call: Call) -> Answer:
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "read")
         records.find_commit(db, repo, call.parameters["revision"])
-    return _token(store.lend_view(), VIEW_SECONDS)
+    if store.grants:
+        return _answer(store.grants.endpoint, *store.grants.token("read"))
+    return _anything(store.lend_view(), VIEW_SECONDS)
 
 
 def write_token(call: Call) -> Answer:
@@ -29,7 +31,9 @@ def write_token(call: Call) -> Answer:
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
         check_full(call.hub, db, repo)
-    return _token(store.url, _WRITE_SECONDS)
+    if store.grants:
+        return _answer(store.grants.endpoint, *store.grants.token("write"))
+    return _anything(store.url, _WRITE_SECONDS)
 
 
 def duplicate(call: Call) -> Answer:
@@ -62,9 +66,12 @@ def _store(call: Call) -> XetStore:
     return call.hub.xet
 
 
-def _token(endpoint: str, seconds: int) -> JSONResponse:
+def _anything(endpoint: str, seconds: int) -> JSONResponse:
     # A local store asks for no proof: the token is there because clients want one.
-    token, expires = f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds
+    return _answer(endpoint, f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds)
+
+
+def _answer(endpoint: str, token: str, expires: int) -> JSONResponse:
     headers = {"X-Xet-Cas-Url": endpoint, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expires)}
     return JSONResponse({"casUrl": endpoint, "accessToken": token, "exp": expires}, headers=headers)
 

@@ -1,0 +1,151 @@
+"""Serve the Xet store over HTTP, as hf-xet 1.8 asks for it: packages of chunks go in, what files are made of comes out.
+
+A xorb is a package of up to 64 MB of chunks, each behind a header of 8 bytes; a shard says which chunks of which
+xorbs files are made of. No chunk is ever said to be known, so that clients send all that they do not know themselves.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from starlette.responses import StreamingResponse
+
+from sharding.localhub.blobs import read_file
+from sharding.localhub.grants import Right
+from sharding.localhub.refusals import Refusal, bad_credentials, bad_request
+from sharding.localhub.resolve import parse_range
+from sharding.localhub.store import XetFile, XetStore, parse_shard
+from sharding.localhub.web import Answer, Call, Json, Rule
+
+_HEADER_BYTES = 8
+
+
+def put_xorb(call: Call) -> Answer:
+    """Keep a package of chunks."""
+    target = _store(call, "write").xorb(_hash(call))
+    _keep(target, call.body)
+    return {"was_inserted": True}
+
+
+def put_shard(call: Call) -> Answer:
+    """Learn what some files are made of."""
+    store = _store(call, "write")
+    try:
+        files = parse_shard(call.body)
+    except ValueError as error:
+        raise bad_request(str(error)) from error
+    if missing := [part.xorb for file in files for part in file.segments if not store.xorb(part.xorb).exists()]:
+        raise bad_request(f"The xorb {missing[0]} has not arrived.")
+    _keep(store.shards / f"{hashlib.sha256(call.body).hexdigest()}.mdb", call.body)
+    return {"result": 1}
+
+
+def reconstruct(call: Call) -> Answer:
+    """Say which bytes of which xorbs hold the range of a file that is asked for."""
+    store, name = _store(call, "read"), _hash(call)
+    file = next((file for file in _files(store) if file.hash == name), None)
+    if file is None:
+        raise Refusal(404, f"The store has no file {name}.")
+    start, end = parse_range(call.headers.get("range"), file.size_bytes) or (0, file.size_bytes)
+    terms: list[Json] = []
+    parts: dict[str, list[Json]] = {}
+    offset = position = 0
+    for segment in file.segments:
+        chunks = _chunks(store.xorb(segment.xorb))[segment.first : segment.end]
+        held: list[tuple[int, int, int, int]] = []
+        for number, (place, packed, size) in enumerate(chunks, segment.first):
+            if position < end and position + size > start:
+                offset = start - position if not terms and not held else offset
+                held.append((number, place, place + packed, size))
+            position += size
+        if held:
+            span = {"start": held[0][0], "end": held[-1][0] + 1}
+            terms.append({"hash": segment.xorb, "unpacked_length": sum(chunk[3] for chunk in held), "range": span})
+            url = f"{call.hub.address}/cas/xorbs/{segment.xorb}"
+            url_range = {"start": held[0][1], "end": held[-1][2] - 1}
+            parts.setdefault(segment.xorb, []).append({"range": span, "url": url, "url_range": url_range})
+    return {"offset_into_first_range": offset, "terms": terms, "fetch_info": parts}
+
+
+def get_xorb(call: Call) -> Answer:
+    """Send a range of a package. Its address is the right to read it: the real Hub signs such addresses."""
+    store = call.hub.xet
+    path = store.xorb(_hash(call)) if store and store.grants else Path()
+    if not path.is_file():
+        raise Refusal(404, "The store has no such xorb.")
+    size = path.stat().st_size
+    start, end = parse_range(call.headers.get("range"), size) or (0, size)
+    headers = {"Content-Range": f"bytes {start}-{end - 1}/{size}", "Content-Length": str(end - start)}
+    return StreamingResponse(read_file(path, start, end), 206, headers, media_type="application/octet-stream")
+
+
+def unknown_chunk(call: Call) -> Answer:
+    """Know no chunk."""
+    _store(call, "read")
+    raise Refusal(404, "The store does not tell.")
+
+
+def hear(call: Call) -> Answer:
+    """Take what clients tell of their transfers, and forget it: they wait for an answer before they end."""
+    return {}
+
+
+def _store(call: Call, right: Right) -> XetStore:
+    store = call.hub.xet
+    if store is None or store.grants is None:
+        raise Refusal(404, "The Xet store is not served over HTTP.")
+    if not store.grants.allows(call.headers.get("authorization", ""), right):
+        raise bad_credentials()
+    return store
+
+
+def _hash(call: Call) -> str:
+    name = call.parameters["hash"]
+    if len(name) != 64 or not name.isalnum():
+        raise bad_request("The hash has 64 digits.")
+    return name
+
+
+def _keep(target: Path, content: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{secrets.token_hex(8)}.part")
+    part.write_bytes(content)
+    part.replace(target)
+
+
+def _files(store: XetStore) -> Iterator[XetFile]:
+    for path in store.shards.glob("*.mdb"):
+        yield from _described(path)
+
+
+@lru_cache(maxsize=1000)
+def _described(path: Path) -> tuple[XetFile, ...]:
+    return tuple(parse_shard(path.read_bytes()))
+
+
+@lru_cache(maxsize=1000)
+def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return where each chunk of a xorb begins, its header included, its size there and its size unpacked.
+
+    The header: version 0, 3 bytes of packed size, how it is packed, 3 bytes of size; little-endian. What hf-xet
+    itself has written to a folder has a footer, which begins otherwise.
+    """
+    chunks, place = [], 0
+    with path.open("rb") as xorb:
+        while (header := xorb.read(_HEADER_BYTES)) and header[0] == 0:
+            packed, size = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
+            chunks.append((place, _HEADER_BYTES + packed, size))
+            place = xorb.seek(packed, 1)
+    return tuple(chunks)
+
+
+RULES = (
+    Rule("GET", "/cas/xorbs/{hash}", get_xorb),
+    Rule("GET", "/cas/v1/reconstructions/{hash}", reconstruct),
+    Rule("POST", "/cas/v1/xorbs/default/{hash}", put_xorb),
+    Rule("POST", "/cas/v1/shards", put_shard),
+    Rule("POST", "/v1/telemetry", hear),
+    Rule("GET", "/cas/v1/chunks/default/{hash}", unknown_chunk),
+)
