@@ -98,9 +98,8 @@ class Planning:
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
             return {**hidden, form.repo_message: problem(error)}
-        another: dict[str, Any] = (
-            {"value": taken} if taken != variant else {}
-        )  # else the visitor may have gone on meanwhile
+        # Where it is the one asked for, nothing is set: the visitor may have gone on meanwhile.
+        another: dict[str, Any] = {"value": taken} if taken != variant else {}
         hides = card.gated or card.private
         loads = checkpoint.is_plain_model
         return {
