@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,9 @@ from safetensors.numpy import save_file
 
 if TYPE_CHECKING:
     from tests.localhub.conftest import Server
+
+# A run in the background may ignore interrupts, and would hand that on to the jobs that are interrupted here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Time is never asserted, and the machine of a test may be slow or busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,11 +14,11 @@ from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house
 
 SHARD_BYTES = 16_000_000
-SMALL, LARGE = 4, 10
+SMALL, LARGE = 4, 16
 """Shards of the two checkpoints; with four all buffers have been full once."""
-MORE_BYTES = 4 * SHARD_BYTES
-"""What the large one may take more: of the six shards that it has more, it would hold most if nothing held it back.
-Not less, because two runs of the same job differ by up to 40 MB."""
+MORE_BYTES = 8 * SHARD_BYTES
+"""What the large one may take more: of the twelve shards that it has more, it would hold nearly all if nothing held it
+back. Not less, because two runs of the same job differ by up to 75 MB."""
 UPLOAD, DOWNLOAD = "POST /cas/v1/xorbs/", "GET /cas/xorbs/"
 SLOW = "slow:60000000@{}"
 """Bytes a second, each request: a small part of what goes through it by itself."""

@@ -3,7 +3,6 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -213,7 +212,7 @@ def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhe
     before, after = (getattr(torch, TORCH[dtype]) for dtype in (stored, target))
     largest = torch.tensor(torch.finfo(before).max, dtype=before)
     one, other, steps = (TensorEntry(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, target, "I64"))
-    found = may_overflow([replace(one, name="w"), steps], [steps, replace(other, name="w")])
+    found = may_overflow([one._replace(name="w"), steps], [steps, other._replace(name="w")])
     assert found == bool(largest.to(after).isinf())
 
 
