@@ -5,11 +5,11 @@ AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 .PHONY: demo run test browser check matrix torture fuzz clean
 
 demo: .venv/installed
-	$(BIN)/python -m sharding.demo
+	$(BIN)/python -m sharding.localhub.demo
 
 # The page as a visitor sees it, on a loopback Hub with samples, signed in as a demo user.
 run: .venv/installed
-	$(BIN)/python -m sharding.offline
+	$(BIN)/python -m sharding.localhub.offline
 
 test: .venv/tested browser
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
@@ -27,12 +27,12 @@ check: .venv/tested
 
 # Every fault on every endpoint that a job asks, noted in bench/RESULTS.md: some minutes.
 matrix: .venv/tested
-	$(BIN)/python -m tests.matrix
+	$(BIN)/python -m tests.scenarios.matrix
 
 # Jobs killed N times at random moments, noted in bench/RESULTS.md.
 N = 500
 torture: .venv/tested
-	$(BIN)/python -m tests.torture $(N) --note
+	$(BIN)/python -m tests.scenarios.torture $(N) --note
 
 # Coverage-guided fuzzing of what reads strangers' bytes, a million executions each (Linux on x86-64 only);
 # `make fuzz TARGET=archive` for one of them. What is found is kept in fuzz/.

@@ -4,12 +4,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from checkpoints import build_llama, weight_bytes
-from figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from processes import ROOT, Cost, run
-from scratch import benchmark_arguments, scratch
-from state import State
-from turns import Contender, take_turns
+from harness.checkpoints import build_llama, weight_bytes
+from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
+from harness.processes import ROOT, Cost, run
+from harness.scratch import benchmark_arguments, scratch
+from harness.state import State
+from harness.turns import Contender, take_turns
 
 _OURS = "ours"
 _COPY = "cp + sync"
@@ -58,7 +58,7 @@ def _contenders(source: Path, destination: Path, max_shard_size: str) -> list[Co
     size = ("--max-shard-size", max_shard_size)
     ours = (sys.executable, "-m", "sharding", "shard", "--json", *size, str(source), str(destination))
     copy = ("/bin/sh", "-c", 'cp -r "$1" "$2" && sync "$2"/* "$2"', "sh", str(source), str(destination))
-    peers = str(ROOT / "bench" / "peers.py")
+    peers = str(ROOT / "bench/harness/peers.py")
     transformers = (sys.executable, peers, "transformers", *size, str(source), str(destination))
     return [
         Contender(_OURS, ours),

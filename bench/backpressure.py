@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints import build_llama, weight_bytes
-from figures import Figure, anon_megabytes, print_figures, ratio
-from hubs import environment, serve
-from processes import ROOT, Surroundings
-from scratch import benchmark_arguments, scratch
-from state import State
-from turns import Contender, take_turns
+from harness.checkpoints import build_llama, weight_bytes
+from harness.figures import Figure, anon_megabytes, print_figures, ratio
+from harness.hubs import environment, serve
+from harness.processes import ROOT, Surroundings
+from harness.scratch import benchmark_arguments, scratch
+from harness.state import State
+from harness.turns import Contender, take_turns
 
 _OVER_HTTP = "--xet-over-http"
 _WAYS: Mapping[str, Sequence[str]] = {
@@ -82,7 +82,7 @@ def main() -> None:
 
 def _upload(source: Path, served: Path) -> None:
     with _Served(served, ())() as around:
-        command = (sys.executable, str(ROOT / "bench" / "peers.py"), "upload", str(source), f"alice/{source.name}")
+        command = (sys.executable, str(ROOT / "bench/harness/peers.py"), "upload", str(source), f"alice/{source.name}")
         subprocess.run(command, env=dict(around.environment or {}), check=True)
 
 

@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from checkpoints import build_llama, weight_bytes
-from figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from processes import ROOT
-from scratch import benchmark_arguments, scratch
-from state import State
-from turns import Contender, take_turns
+from harness.checkpoints import build_llama, weight_bytes
+from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
+from harness.processes import ROOT
+from harness.scratch import benchmark_arguments, scratch
+from harness.state import State
+from harness.turns import Contender, take_turns
 
 _OURS = "ours, fp32 to fp16"
 _ALONE = "ours, fp32 to fp16, no class asked"
@@ -54,7 +54,7 @@ def main() -> None:
 
 def _contenders(source: Path, unnamed: Path, destination: Path, max_shard_size: str) -> list[Contender]:
     ours = (sys.executable, "-m", "sharding", "shard", str(source), str(destination), "--json", "-s", max_shard_size)
-    peer = (sys.executable, str(ROOT / "bench" / "peers.py"), "cast", str(source), str(destination))
+    peer = (sys.executable, str(ROOT / "bench/harness/peers.py"), "cast", str(source), str(destination))
     copy = ("/bin/sh", "-c", 'cp -r "$1" "$2" && sync "$2"/* "$2"', "sh", str(source), str(destination))
     return [
         Contender(_OURS, (*ours, "--dtype", "fp16")),

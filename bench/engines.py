@@ -4,12 +4,12 @@ import json
 import sys
 from pathlib import Path
 
-from checkpoints import build_llama, weight_bytes
-from figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from processes import ROOT, Cost
-from scratch import benchmark_arguments, scratch
-from state import State
-from turns import Contender, take_turns
+from harness.checkpoints import build_llama, weight_bytes
+from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
+from harness.processes import ROOT, Cost
+from harness.scratch import benchmark_arguments, scratch
+from harness.state import State
+from harness.turns import Contender, take_turns
 
 _POINTS = 300
 _STREAM, _CLASSIC, _CAST = "--engine stream", "--engine classic", "--engine classic --dtype fp16"
@@ -55,8 +55,8 @@ def main() -> None:
 
 def _draw(costs: dict[str, list[Cost]]) -> str:
     sys.path.append(str(ROOT))
-    from sharding.costs import Moment
-    from sharding.picture import Curve, draw_curves
+    from sharding.loading.chart import Curve, draw_curves
+    from sharding.loading.costs import Moment
 
     curves = []
     for title, runs in costs.items():

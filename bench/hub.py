@@ -5,13 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from checkpoints import build_llama, weight_bytes
-from figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from hubs import HubState, environment, serve
-from processes import ROOT, Cost
-from scratch import benchmark_arguments, scratch
-from state import State
-from turns import Contender, take_turns
+from harness.checkpoints import build_llama, weight_bytes
+from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
+from harness.hubs import HubState, environment, serve
+from harness.processes import ROOT, Cost
+from harness.scratch import benchmark_arguments, scratch
+from harness.state import State
+from harness.turns import Contender, take_turns
 
 _HUB, _FOLDER, _FETCH = "ours, Hub to Hub", "ours, folder to an empty Hub", "ours, Hub to folder"
 _UPLOAD, _DOWNLOAD = "upload_folder to an empty Hub", "snapshot_download"
@@ -31,7 +31,7 @@ def main() -> None:
         full = _fill(folder, source)
         size = ("--max-shard-size", arguments.max_shard_size, "--json")
         ours = (sys.executable, "-m", "sharding", "shard")
-        peer = (sys.executable, str(ROOT / "bench" / "peers.py"))
+        peer = (sys.executable, str(ROOT / "bench/harness/peers.py"))
         served = folder / "served"
         downloaded = folder / "downloaded"
         contenders = [
@@ -60,7 +60,7 @@ def _fill(folder: Path, source: Path) -> Path:
     full = folder / "full"
     home = folder / "home"
     with serve(full) as address:
-        command = [sys.executable, str(ROOT / "bench" / "peers.py"), "upload", str(source), _SOURCE]
+        command = [sys.executable, str(ROOT / "bench/harness/peers.py"), "upload", str(source), _SOURCE]
         subprocess.run(command, env=dict(environment(address, home)), check=True)
     shutil.rmtree(home, ignore_errors=True)
     return full

@@ -4,13 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from checkpoints import build_sparse
-from figures import Figure, print_figures, ratio, seconds
-from hubs import HubState, environment, serve
-from processes import ROOT
-from scratch import benchmark_arguments, scratch
-from state import State
-from turns import Contender, take_turns
+from harness.checkpoints import build_sparse
+from harness.figures import Figure, print_figures, ratio, seconds
+from harness.hubs import HubState, environment, serve
+from harness.processes import ROOT
+from harness.scratch import benchmark_arguments, scratch
+from harness.state import State
+from harness.turns import Contender, take_turns
 
 _PLAN, _JOB, _SLOW_JOB = "plan", "job", "job, 50 ms on every request"
 _DELAY = "--fault=delay:0.05@."
@@ -30,7 +30,7 @@ def main() -> None:
         full = folder / "full"
         with serve(full) as address:
             for name in ("many", "small"):
-                command = (sys.executable, ROOT / "bench" / "peers.py", "upload", folder / name, f"alice/{name}")
+                command = (sys.executable, ROOT / "bench/harness/peers.py", "upload", folder / name, f"alice/{name}")
                 subprocess.run([*map(str, command)], env=dict(environment(address, folder / "home")), check=True)
         ours = (sys.executable, "-m", "sharding")
         shard = (*ours, "shard", "alice/small", "alice/result", "--max-shard-size", "50MB", "--json")

@@ -5,13 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from checkpoints import build_llama, weight_bytes
-from machine import describe_machine
-from processes import ROOT
+from harness.checkpoints import build_llama, weight_bytes
+from harness.machine import describe_machine
+from harness.processes import ROOT
+from harness.scratch import benchmark_arguments, scratch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from scratch import benchmark_arguments, scratch
 
 
 def main() -> None:

@@ -8,13 +8,13 @@ from statistics import median, quantiles
 from threading import Event
 
 import psutil
-from machine import describe_machine
-from processes import ROOT
+from harness.machine import describe_machine
+from harness.processes import ROOT
+from harness.scratch import benchmark_arguments, scratch
+from harness.visitors import SOURCE, SOURCE_BYTES, connect, plan, plan_together, serve_hub, serve_page
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from scratch import benchmark_arguments, scratch
-from visitors import SOURCE, SOURCE_BYTES, connect, plan, plan_together, serve_hub, serve_page
 
 _MB = 1_000_000
 

@@ -2,12 +2,12 @@
 
 import sys
 
-from checkpoints import build_sparse
-from figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from processes import ROOT
-from scratch import benchmark_arguments, scratch
-from state import State
-from turns import Contender, take_turns
+from harness.checkpoints import build_sparse
+from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
+from harness.processes import ROOT
+from harness.scratch import benchmark_arguments, scratch
+from harness.state import State
+from harness.turns import Contender, take_turns
 
 _OURS = "ours"
 _FLOOR = "safe_open"
@@ -26,7 +26,7 @@ def main() -> None:
         size = ("--max-shard-size", arguments.max_shard_size)
         contenders = [
             Contender(_OURS, (sys.executable, "-m", "sharding", "plan", str(source), "--json", *size)),
-            Contender(_FLOOR, (sys.executable, str(ROOT / "bench" / "peers.py"), "headers", str(source))),
+            Contender(_FLOOR, (sys.executable, str(ROOT / "bench/harness/peers.py"), "headers", str(source))),
         ]
         # The files are mostly holes: reading them whole would fill the page cache with zeros, for nothing.
         state = State(touched_bytes=4_000 * arguments.tensors)

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cgroup import reason_for_none
-from checkpoints import build_llama, weight_bytes
-from figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from processes import Cost
-from scratch import benchmark_arguments, scratch
-from state import State
-from turns import Contender, take_turns
+from harness.cgroup import reason_for_none
+from harness.checkpoints import build_llama, weight_bytes
+from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
+from harness.processes import Cost
+from harness.scratch import benchmark_arguments, scratch
+from harness.state import State
+from harness.turns import Contender, take_turns
 
 _OURS = "ours"
 _COPY = 'cp -r "$1" "$2" && sync "$2"/* "$2"'

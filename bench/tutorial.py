@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from checkpoints import build_llama, weight_bytes
-from figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from processes import ROOT, Cost, run
-from scratch import benchmark_arguments, scratch
-from state import State
-from turns import Contender, take_turns
+from harness.checkpoints import build_llama, weight_bytes
+from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
+from harness.processes import ROOT, Cost, run
+from harness.scratch import benchmark_arguments, scratch
+from harness.state import State
+from harness.turns import Contender, take_turns
 
 _PEERS = {
     "save_pretrained": "transformers",
@@ -63,7 +63,7 @@ def _title(name: str, dtype: str) -> str:
 def _commands(source: Path, max_shard_size: str, dtype: str) -> dict[str, tuple[str, ...]]:
     """Return the command of each, by name; the destination is to be added."""
     size = ("--max-shard-size", max_shard_size, "--dtype", dtype)
-    peers = str(ROOT / "bench" / "peers.py")
+    peers = str(ROOT / "bench/harness/peers.py")
     return {
         "ours": (sys.executable, "-m", "sharding", "shard", "--json", *size, str(source)),
         **{name: (sys.executable, peers, what, *size, str(source)) for name, what in _PEERS.items()},

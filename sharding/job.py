@@ -12,26 +12,30 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from sharding import __version__
-from sharding.architecture import hints_for
-from sharding.beside import rewritten_configs, write_beside
-from sharding.engines import Prepared, prepared_classic, prepared_stream
-from sharding.errors import DestinationError, OverflowRefused, ShardingError, UsageError
-from sharding.events import Compared, Planned, Probed, Progress, Published, ShardFinished, Verified
-from sharding.headers import read_checkpoint
-from sharding.hub import Hub
-from sharding.limits import DEFAULT_MAX_SHARD_SIZE, hub_endpoint, parse_bytes
-from sharding.measure import DTYPES
-from sharding.meter import Meter
-from sharding.order import Order
-from sharding.places import find_destination, open_destination, open_source
-from sharding.plan import identify_plan, plan_checkpoint, shard_header
-from sharding.proof import check_kept, compare_with_original, verify, verify_staged
-from sharding.protocols import Destination
-from sharding.report import Engine, Report
-from sharding.strategy import Strategy
-from sharding.transfer import transfer
-from sharding.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
-from sharding.weighing import compare, compare_staged, devices, how_to_load, refuse_incomparable
+from sharding.checkpoint.read import read_checkpoint
+from sharding.core.environment import hub_endpoint
+from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, UsageError
+from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
+from sharding.core.meter import Meter
+from sharding.core.options import Order, Strategy
+from sharding.core.protocols import Destination
+from sharding.core.text import parse_bytes
+from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
+from sharding.formats.dtypes import DTYPES
+from sharding.loading.classic import prepared_classic
+from sharding.loading.compare import compare, compare_staged, how_to_load, refuse_incomparable
+from sharding.loading.costs import Compared, Probed
+from sharding.loading.devices import devices
+from sharding.planning.architecture import hints_for
+from sharding.planning.plan import identify_plan, plan_checkpoint, shard_header
+from sharding.report.report import Engine, Report
+from sharding.report.write import rewritten_configs, write_beside
+from sharding.storage.hub_client import Hub
+from sharding.storage.locate import find_destination, open_destination, open_source
+from sharding.transfer.prepare import Prepared, prepared_stream
+from sharding.transfer.stream import transfer
+from sharding.verify.verify import check_kept, compare_with_original, verify, verify_staged
 
 __all__ = [
     "compare",

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from sharding.errors import SourceError
-from sharding.metamodel import load_and_save
+from sharding.core.errors import SourceError
+from sharding.planning.meta_model import load_and_save
 
 SMALL = {
     "hidden_size": 32,
@@ -81,7 +81,7 @@ def save(name: str, folder: Path, max_shard_size: str = "100kB", layers: int | N
 
 
 def answer(question: dict[str, Any]) -> Any:
-    """Answer what `sharding.architecture` asks of a child process, here: a process of its own takes seconds."""
+    """Answer what `sharding.planning.architecture` asks of a child process, here: a process of its own takes seconds."""
     try:
         return json.loads(json.dumps(load_and_save(json.loads(json.dumps(question)))))
     except Exception as error:  # whatever would end the child

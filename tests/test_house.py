@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from sharding.cli import app
+from sharding.cli.commands import app
 from tests.conftest import ROOT, environment
 
 ROWS = [

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from sharding import destination as destination_room
 from sharding import job
-from sharding.errors import DestinationError, SourceError
-from sharding.events import Progress, Published, ShardFinished, Verified
+from sharding.core.errors import DestinationError, SourceError
+from sharding.core.events import Progress, Published, ShardFinished, Verified
 from sharding.job import Event
-from sharding.report import Report
+from sharding.report.report import Report
+from sharding.storage import folder_destination as destination_room
 from tests.conftest import listing, random_tensors, write_checkpoint
 
 INDEX = "model.safetensors.index.json"
@@ -89,8 +89,8 @@ def test_any_checkpoint_comes_out_identical(
 
 
 def test_tensors_larger_than_many_blocks_come_out_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.source.BLOCK_BYTES", 700)
-    monkeypatch.setattr("sharding.verify.SPAN_BYTES", 4000)
+    monkeypatch.setattr("sharding.storage.folder_source.BLOCK_BYTES", 700)
+    monkeypatch.setattr("sharding.verify.digests.SPAN_BYTES", 4000)
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
     finish(job.shard(str(folder), str(tmp_path / "out"), "50kB"))
     assert same(load(tmp_path / "out"), random_tensors())

@@ -13,7 +13,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from sharding import job
-from sharding.desk.child import kill_stray
+from sharding.core.errors import Refused
+from sharding.core.limits import (
+    JOB_SECONDS,
+    JOBS_REMEMBERED,
+    MAX_ACTIVE_JOBS,
+    SILENT_SECONDS,
+    SWEEP_SECONDS,
+    VIEW_SECONDS,
+)
+from sharding.core.text import exact_size, format_bytes
+from sharding.core.values import Checkpoint, Plan
 from sharding.desk.forecast import (
     Forecast,
     bytes_per_second,
@@ -22,25 +32,14 @@ from sharding.desk.forecast import (
     seconds_left,
     seconds_until_start,
 )
+from sharding.desk.header_cache import Headers
 from sharding.desk.history import view
+from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobView, Settings, destination_of, new_job_id
-from sharding.desk.plans import Headers
+from sharding.desk.process import kill_stray
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
-from sharding.desk.shelf import Shelf
-from sharding.devices import DevicePlan
-from sharding.errors import Refused
-from sharding.limits import (
-    JOB_SECONDS,
-    JOBS_REMEMBERED,
-    MAX_ACTIVE_JOBS,
-    SILENT_SECONDS,
-    SWEEP_SECONDS,
-    VIEW_SECONDS,
-    exact_size,
-    format_bytes,
-)
-from sharding.lookup import Lookup
-from sharding.values import Checkpoint, Plan
+from sharding.loading.devices import DevicePlan
+from sharding.storage.hub_lookup import Lookup
 
 
 class Desk:

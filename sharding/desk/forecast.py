@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from sharding.core.limits import BLOCK_BYTES, HUB_JOB_ANON_BYTES
+from sharding.core.text import format_bytes
 from sharding.desk.jobs import JobRecord
-from sharding.limits import BLOCK_BYTES, HUB_JOB_ANON_BYTES, format_bytes
-from sharding.report import Json
+from sharding.report.report import Json
 
 _HASHED_BYTES = 16 * BLOCK_BYTES
 _HASHINGS = 2

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from sharding.core.limits import LOG_LINES, MAX_FILES
+from sharding.core.text import format_bytes
 from sharding.desk.jobs import JobRecord, JobView
-from sharding.limits import LOG_LINES, MAX_FILES, format_bytes
-from sharding.report import Json
+from sharding.report.report import Json
 
 _Count = Annotated[int, Field(ge=0)]
 

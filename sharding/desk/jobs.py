@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sharding.limits import KEEP_SECONDS, desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_host
-from sharding.report import Json
+from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_host
+from sharding.core.limits import KEEP_SECONDS
+from sharding.report.report import Json
 
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from threading import Event, Timer
 from typing import Any
 
-from sharding.desk.child import Child
+from sharding.core.limits import DISCARD_SECONDS, EVENTS_BYTES, PROGRESS_KEPT_SECONDS
 from sharding.desk.history import History
+from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, JobRequest, State
-from sharding.desk.shelf import Shelf
-from sharding.limits import DISCARD_SECONDS, EVENTS_BYTES, PROGRESS_KEPT_SECONDS
-from sharding.lookup import Lookup
+from sharding.desk.process import Child
+from sharding.storage.hub_lookup import Lookup
 
 Outcome = tuple[State, tuple[str, str] | None, str]
 """State, error (sentence and hint) and remark that a job ends with."""

@@ -12,21 +12,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from sharding.localhub import (
-    cards,
-    cas,
-    commits,
-    gates,
-    lfs,
-    oidc,
-    pages,
-    refs,
-    repos,
-    resolve,
-    revisions,
-    whoami,
-    xet,
-)
+from sharding.localhub import cards, cas, commits, gates, lfs, oidc, pages, refs, repos, resolve, revisions, whoami, xet
 from sharding.localhub.hub import Hub, Settings
 from sharding.localhub.refusals import Refusal
 from sharding.localhub.seeding import seed

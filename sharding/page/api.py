@@ -8,17 +8,15 @@ from typing import Any
 import gradio as gr
 from gradio.events import api
 
+from sharding.core.errors import Refused, ShardingError
+from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
+from sharding.core.options import Dtype, Order, Strategy
 from sharding.desk import Desk, JobRequest
-from sharding.dtypes import Dtype
-from sharding.errors import Refused, ShardingError
-from sharding.limits import DEFAULT_MAX_SHARD_SIZE
-from sharding.lookup import Person
-from sharding.order import Order
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
-from sharding.report import checkpoint_json, plan_json
-from sharding.results import read_result
-from sharding.strategy import Strategy
+from sharding.report.fetch import read_result
+from sharding.report.report import checkpoint_json, plan_json
+from sharding.storage.hub_lookup import Person
 
 Json = dict[str, Any]
 

@@ -11,8 +11,8 @@ from sharding.page.api import Endpoints
 from sharding.page.form import Form, lay_out
 from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
+from sharding.page.result_link import Showing
 from sharding.page.running import Running
-from sharding.page.showing import Showing
 from sharding.page.site import Site
 
 _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}

@@ -9,9 +9,8 @@ from typing import get_args
 import gradio as gr
 from markupsafe import Markup
 
-from sharding.devices import PRESETS
-from sharding.dtypes import Dtype
-from sharding.order import Order
+from sharding.core.options import Dtype, Order
+from sharding.loading.devices import PRESETS
 from sharding.page.links import FEWEST_STAGES, OTHER_SIZE, SIZES, STAGES
 from sharding.page.render import render
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 from urllib.parse import quote, urlencode
 
-from sharding.dtypes import Dtype
-from sharding.order import Order
+from sharding.core.options import Dtype, Order
 
 SIZES = ("200MB", "500MB", "1GB", "2GB", "5GB")
 OTHER_SIZE = "Other"

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from sharding.costs import Moment
+from sharding.core.errors import ShardingError
+from sharding.core.text import count, duration, format_bytes
+from sharding.core.values import Checkpoint, Finding, Plan
 from sharding.desk import JobView
 from sharding.desk.forecast import Forecast
-from sharding.devices import DevicePlan
-from sharding.errors import ShardingError
-from sharding.lookup import SourceCard
+from sharding.loading.chart import Curve, draw_curves
+from sharding.loading.costs import Moment
+from sharding.loading.devices import DevicePlan
+from sharding.page.file_table import files_of_event, files_of_plan, files_of_report, files_of_source
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
-from sharding.page.shards import files_of_event, files_of_plan, files_of_report, files_of_source
-from sharding.page.snippets import loading_snippets
-from sharding.page.words import count, duration, format_bytes
-from sharding.picture import Curve, draw_curves
-from sharding.report_reader import Loads, ReadReport, Weighed
-from sharding.values import Checkpoint, Finding, Plan
+from sharding.report.schema import Loads, ReadReport, Weighed
+from sharding.report.snippets import loading_snippets
+from sharding.storage.hub_lookup import SourceCard
 
 _STAGES = {
     "check": "Checking what an earlier run has finished",

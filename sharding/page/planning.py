@@ -6,15 +6,15 @@ from typing import Any
 
 import gradio as gr
 
+from sharding.core.errors import ShardingError, VariantMissing
+from sharding.core.values import Checkpoint
 from sharding.desk import Desk
-from sharding.dtypes import may_overflow
-from sharding.errors import ShardingError, VariantMissing
 from sharding.page.form import PLAIN, PRIVATE, PUBLIC, Form
 from sharding.page.links import OTHER_SIZE, STAGES, query_of, read_wish, source_of, wish_of
 from sharding.page.panels import devices_panel, facts_panel, forecast_panel, message, plan_panel, problem
 from sharding.page.render import render
 from sharding.page.site import Site, person
-from sharding.values import Checkpoint
+from sharding.planning.cast import may_overflow
 
 Update = dict[Any, Any]
 """New values, or settings, of parts of the form."""

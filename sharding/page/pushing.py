@@ -2,14 +2,14 @@
 
 import gradio as gr
 
+from sharding.core.errors import DestinationError, Refused, ShardingError, SourceError, UsageError
 from sharding.desk import Desk, JobRequest
-from sharding.errors import DestinationError, Refused, ShardingError, SourceError, UsageError
-from sharding.lookup import propose_name
 from sharding.page.form import PRIVATE, Form
 from sharding.page.links import OTHER_SIZE, Wish, query_of, source_of, wish_of
 from sharding.page.panels import message, problem
 from sharding.page.planning import Update
 from sharding.page.site import Site, person
+from sharding.storage.hub_lookup import propose_name
 
 _TO_SIGN_IN = "Sign in with Hugging Face at the top of the page; what you chose is kept."
 _TO_LOG_IN = "Run `hf auth login` on the machine that serves this page, then reload it."

@@ -5,7 +5,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sharding.page import words
+from sharding.core import text as words
 
 
 def render(template: str, **values: Any) -> str:

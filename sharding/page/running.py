@@ -7,17 +7,17 @@ from typing import Any
 
 import gradio as gr
 
+from sharding.core.errors import Refused, ShardingError
+from sharding.core.limits import VIEW_SECONDS
 from sharding.desk import Desk, JobRequest, JobView, destination_of
 from sharding.desk.jobs import ACTIVE
-from sharding.errors import Refused, ShardingError
-from sharding.limits import VIEW_SECONDS
-from sharding.lookup import Person
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import job_panel, log_panel, message, problem, result_panel
 from sharding.page.planning import Update
 from sharding.page.site import Site, person
-from sharding.report_reader import parse_report
+from sharding.report.schema import parse_report
+from sharding.storage.hub_lookup import Person
 
 _NOT_YOURS = Refused(
     "There is no such job of yours here.",

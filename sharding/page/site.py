@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import gradio as gr
 
+from sharding.core.environment import hub_endpoint, hub_token, space_id
 from sharding.desk import Desk
-from sharding.limits import hub_endpoint, hub_token, space_id
-from sharding.lookup import Person
+from sharding.storage.hub_lookup import Person
 
 EXAMPLES = (
     "HuggingFaceTB/SmolLM2-1.7B-Instruct",

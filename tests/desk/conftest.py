@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sharding import job
+from sharding.core.events import Verified
 from sharding.desk import Desk, JobView, Settings
-from sharding.events import Verified
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from sharding.core.errors import Refused
 from sharding.desk import Desk, JobRequest, Settings, destination_of
-from sharding.desk.child import kill_stray
-from sharding.errors import Refused
+from sharding.desk.process import kill_stray
 from tests.conftest import environment, listing
 from tests.desk.conftest import ALICE, SLOW, TINY, end, is_identical, process_of, sha256s, until
 from tests.localhub.conftest import Server

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.core.limits import LOG_LINES
 from sharding.desk.forecast import forecast, measure_hashing, seconds_until_start
 from sharding.desk.history import History
 from sharding.desk.jobs import JobRecord, JobRequest
-from sharding.limits import LOG_LINES
 
 NOON = 12 * 3600.0
 PROGRESS = {

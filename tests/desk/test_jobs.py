@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sharding.core.errors import Refused, ShardingError, SourceError, UsageError, VariantMissing
 from sharding.desk import Desk, JobRequest, Settings, destination_of
-from sharding.errors import Refused, ShardingError, SourceError, UsageError, VariantMissing
-from sharding.hub_staging import STAGING_BRANCH
+from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.conftest import ALICE, BOB, NUMBERS, SLOW, branches, end, is_identical, until
 from tests.localhub.conftest import Server

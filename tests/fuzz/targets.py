@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
-from sharding.archive import read_archive
-from sharding.errors import SourceError
-from sharding.files import parse_index
-from sharding.gather import gathering
-from sharding.layout import parse_header
-from sharding.report_reader import parse_report
-from sharding.values import Checkpoint, FileEntry, RepoRef
+from sharding.core.errors import SourceError
+from sharding.core.values import Checkpoint, FileEntry, RepoRef
+from sharding.formats.index import parse_index
+from sharding.formats.safetensors_header import parse_header
+from sharding.formats.torch_checkpoint import read_archive
+from sharding.report.schema import parse_report
+from sharding.transfer.strided_source import gathering
 
 _FILE = "pytorch_model.bin"
 _MOST_READ_BYTES = 1 << 16

@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.core import text as words
+from sharding.core.options import Dtype, Order
+from sharding.core.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
 from sharding.desk.history import History, view
 from sharding.desk.jobs import JobRecord, JobRequest
-from sharding.dtypes import Dtype
-from sharding.order import Order
-from sharding.page import links, panels, snippets, words
+from sharding.page import links, panels
+from sharding.page.file_table import MOST_BARS, MOST_ROWS, files_of_plan, files_of_source
 from sharding.page.links import OTHER_SIZE, SIZES, Wish, query_of, read_wish, source_of, wish_of
-from sharding.page.shards import MOST_BARS, MOST_ROWS, files_of_plan, files_of_source
-from sharding.plan import plan_shards
-from sharding.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
+from sharding.planning.plan import plan_shards
+from sharding.report import snippets
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 
@@ -57,7 +58,7 @@ def test_the_examples_are_true(room: ModuleType) -> None:
 def test_names_from_a_repo_are_never_markup() -> None:
     source = checkpoint({f"{EVIL}.safetensors": 10, "b.safetensors": 10}, EVIL)
     plan = plan_shards(source.tensors, 10)
-    from sharding.lookup import SourceCard
+    from sharding.storage.hub_lookup import SourceCard
 
     card = SourceCard(EVIL, "0" * 40, "http://hub/me/it", EVIL, False, False)
     for html in (

@@ -1,0 +1,116 @@
+"""Re-shard random weights, generated as they are read, into a store that drops them: the job without disk or network.
+
+python bench/harness/discard.py --bytes 1000000000
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from threading import Lock
+
+from sharding.core.events import ShardFinished  # noqa: E402
+from sharding.core.limits import BLOCK_BYTES, JOIN_GAP_BYTES  # noqa: E402
+from sharding.core.text import parse_bytes  # noqa: E402
+from sharding.core.values import FileEntry, RepoRef, ShardRecord, TensorEntry  # noqa: E402
+from sharding.planning.plan import plan_shards  # noqa: E402
+from sharding.transfer.stream import transfer  # noqa: E402
+from sharding.verify.digests import compare, digest_tensors, expected_digests  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+_FILE = "model.safetensors"
+_LAYER = {"attention": (2048, 2048), "down": (2048, 5632), "gate": (5632, 2048), "norm": (2048,), "up": (5632, 2048)}
+_POOL_BYTES = 32 << 20
+
+
+class Generated:
+    """One file of random bytes, the same at every read. See `sharding.core.protocols.Source`."""
+
+    folder = None
+    is_private = None
+    block_bytes = BLOCK_BYTES
+    join_gap_bytes = JOIN_GAP_BYTES
+    ranges_at_once = 1
+
+    def __init__(self, size: int) -> None:
+        """Make `size` bytes out of a pool that is far larger than any tensor's row."""
+        self.ref = RepoRef("folder", "generated", str(size))
+        self.files = (FileEntry(_FILE, size),)
+        self.requests = 0
+        self.bytes_read = 0
+        self._pool = random.Random(0).randbytes(_POOL_BYTES)
+        self._lock = Lock()
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield bytes; every turn through the pool begins one byte further, so that no two blocks are equal."""
+        with self._lock:
+            self.requests += 1
+            self.bytes_read += end_byte - start_byte
+        while start_byte < end_byte:
+            turn, place = divmod(start_byte, _POOL_BYTES)
+            at = (place + turn * 4099) % _POOL_BYTES
+            chunk = self._pool[at : at + min(BLOCK_BYTES, end_byte - start_byte, _POOL_BYTES - place)]
+            start_byte += len(chunk)
+            yield chunk
+
+    def path(self, file: str) -> None:
+        """Return None: it lies nowhere."""
+
+
+class Nowhere:
+    """A destination that drops what it gets. Of `sharding.core.protocols.Destination` it has what a transfer needs."""
+
+    def open_shard(self, file: str) -> "Nowhere":
+        """Start a shard."""
+        return self
+
+    def write(self, data: bytes) -> None:
+        """Drop bytes."""
+
+    def finish(self, record: ShardRecord) -> None:
+        """Do nothing."""
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+
+def tensors_of(size: int) -> Iterator[TensorEntry]:
+    """Yield the tensors of a model of about `size` bytes, as a safetensors file would have them: ordered by name."""
+    shapes = {f"layers.{n}.{name}": shape for n in range(max(1, round(size / 78e6))) for name, shape in _LAYER.items()}
+    start = 0
+    for name in sorted(shapes):
+        rows, columns = (*shapes[name], 1)[:2]
+        yield TensorEntry(name, "BF16", shapes[name], _FILE, start, start := start + 2 * rows * columns)
+
+
+def main() -> None:
+    """Plan, transfer, read again and compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bytes", type=int, default=1_000_000_000)
+    parser.add_argument("--max-shard-size", default="200MB")
+    arguments = parser.parse_args()
+    tensors = list(tensors_of(arguments.bytes))
+    source = Generated(tensors[-1].end_byte)
+    plan = plan_shards(tensors, parse_bytes(arguments.max_shard_size))
+    records = _end(transfer(plan, source, Nowhere(), {}))  # type: ignore[arg-type]
+    found = _end(digest_tensors(source, tensors))  # type: ignore[arg-type]
+    assert not compare(expected_digests(plan.shards, records), found)
+    print(len(records), plan.total_bytes)
+
+
+def _end(stage: Iterable[object]) -> Mapping[str, object]:
+    """Run a stage to its end; return what it returns."""
+    stage = iter(stage)
+    while True:
+        try:
+            assert next(stage) is not ShardFinished
+        except StopIteration as end:
+            result: Mapping[str, object] = end.value
+            return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Read what a source says about itself: its headers, its indexes, its configuration; no tensor bytes."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from sharding.checkpoint.library import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME, Documents
+from sharding.checkpoint.side_files import sort_files
+from sharding.checkpoint.weight_files import WeightSet, find_sets, named_set
+from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS
+from sharding.core.protocols import Source
+from sharding.core.text import format_bytes, name_some
+from sharding.core.threads import readers
+from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Gathered, Header, TensorEntry
+from sharding.formats.index import Index, compare_with_index, parse_index
+from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
+from sharding.formats.torch_checkpoint import describe_archives, read_archives
+
+_FIRST_READ_BYTES = 64 << 10
+"""Most headers are shorter; the rest of a longer one costs a second read."""
+
+
+def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
+    """Return the tensors, side files and findings of `source`, of its `variant` where a component has that.
+
+    Raises SourceError where there is no checkpoint that can be streamed or a tensor is there twice,
+    HeaderError where a weight file breaks the format.
+    """
+    by_path = {file.path: file for file in source.files}
+    documents = Documents(
+        *(_read_json(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME))
+    )
+    found = find_sets(list(by_path), documents, variant)
+    components, findings = [], list(found.findings)
+    weight_files: list[FileEntry] = []
+    tensors: list[TensorEntry] = []
+    gathered: list[Gathered] = []
+    for one in found.sets:
+        component, files, inside, views, remarks = _read_component(source, by_path, one)
+        components.append(component)
+        weight_files += files
+        tensors += inside
+        gathered += views
+        findings += remarks
+    if len(tensors) > MAX_TENSORS:
+        raise SourceError(
+            f"There are {len(tensors):,} tensors in it; at most {MAX_TENSORS:,} are taken.", "It is no one model."
+        )
+    _refuse_unusable(tensors)
+    taken = {file.path for file in weight_files} | {one.index for one in found.sets if one.index and not one.single}
+    side_files, left_out = sort_files(source.files, taken, found.copied)
+    return Checkpoint(
+        source=source.ref,
+        tensors=tuple(tensors),
+        components=tuple(components),
+        weight_files=tuple(weight_files),
+        side_files=side_files,
+        findings=(*findings, *left_out),
+        architecture=documents.architecture,
+        library=found.library,
+        gathered=tuple(gathered),
+        configs=_configs(source, by_path, [part.folder for part in components]),
+        other_variants=found.passed_over,
+    )
+
+
+def _read_component(
+    source: Source, by_path: dict[str, FileEntry], one: WeightSet
+) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
+    """Return a component, its files and tensors, those that are views, and what a person should know of it."""
+    findings = one.findings()
+    index = _read_index(source, by_path, one)
+    files = [by_path[path] for path in one.files(index, by_path)]
+    pickled = [file for file in files if file.path.endswith(".bin")]
+    # What loads weights of this name ties none again after loading.
+    archives = read_archives(source, pickled, unites_tied=one.base != "diffusion_pytorch_model")
+    headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")])
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    tensors += [tensor for archive in archives for tensor in archive.tensors]
+    tied = [name for archive in archives for name in archive.tied]
+    disagreements = compare_with_index(index, tensors, tied) if index else []
+    metadata, conflicts = merge_metadata(headers)
+    total_parameters = index.total_parameters if index and not disagreements else None
+    component = Component(one.folder, one.base, one.variant, one.is_whole, metadata, total_parameters)
+    views = [part for archive in archives for part in archive.gathered]
+    findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
+    return component, files, tensors, views, findings
+
+
+def named_weights(source: Source) -> list[str]:
+    """Return the files that config.json names as weights in the place of the usual ones, [] where it names none.
+
+    Raises SourceError where they are not there.
+    """
+    by_path = {file.path: file for file in source.files}
+    name = Documents(_read_json(source, by_path.get(CONFIG_NAME))).weights_named
+    if name is None:
+        return []
+    one = named_set(name, by_path)
+    return one.files(_read_index(source, by_path, one), by_path)
+
+
+def _read_index(source: Source, by_path: dict[str, FileEntry], one: WeightSet) -> Index | None:
+    if one.single or not one.index:
+        return None
+    return parse_index(read_small(source, by_path[one.index], MAX_INDEX_BYTES), one.index)
+
+
+def read_headers(source: Source, files: Iterable[FileEntry]) -> list[Header]:
+    """Return the parsed headers of `files`, in order. Raises SourceError, HeaderError."""
+    with readers(source.ranges_at_once) as pool:
+        return list(pool.map(lambda file: _read_header(source, file), files))
+
+
+def _read_header(source: Source, file: FileEntry) -> Header:
+    first = b"".join(source.read(file.path, 0, min(file.bytes, _FIRST_READ_BYTES)))
+    end = header_end(first[:LENGTH_BYTES], file.bytes, file.path)
+    if end > len(first):
+        first += b"".join(source.read(file.path, len(first), end))
+    return parse_header(first, file.bytes, file.path)
+
+
+def read_small(source: Source, file: FileEntry, max_bytes: int) -> bytes:
+    """Return a whole file. Raises SourceError if it has more than `max_bytes`."""
+    if file.bytes > max_bytes:
+        raise SourceError(
+            f"{file.path} has {format_bytes(file.bytes)}; at most {format_bytes(max_bytes)} are read of it.",
+            "It is not what its name says.",
+        )
+    return b"".join(source.read(file.path, 0, file.bytes))
+
+
+def _refuse_unusable(tensors: Iterable[TensorEntry]) -> None:
+    seen: dict[str, str] = {}
+    for tensor in tensors:
+        if tensor.name in seen:
+            raise SourceError(
+                f"The tensor {tensor.name} is in {seen[tensor.name]} and again in {tensor.file}.",
+                "Remove the file that does not belong to this checkpoint.",
+            )
+        seen[tensor.name] = tensor.file
+    if not seen:
+        raise SourceError("The weight files hold no tensor.", "There is nothing to shard.")
+
+
+def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
+    """Return the metadata that goes into every shard, and a finding where the headers disagree on it."""
+    merged: dict[str, str] = {}
+    conflicts = []
+    for header in headers:
+        for key, text in (header.metadata or {}).items():
+            if merged.setdefault(key, text) != text:
+                conflicts.append(key)
+    # accelerate 1.15 refuses a file whose metadata does not say which framework wrote it.
+    merged.setdefault("format", "pt")
+    if not conflicts:
+        return merged, []
+    message = (
+        f"The files' headers disagree on the metadata {name_some(sorted(set(conflicts)))}; the first file's is kept."
+    )
+    return merged, [Finding("warning", "metadata-conflict", message)]
+
+
+def _configs(source: Source, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
+    """Return the text of the configuration in each of `folders`."""
+    files = {folder: by_path.get(folder + CONFIG_NAME) for folder in folders}
+    return {
+        folder: b"".join(source.read(file.path, 0, file.bytes)).decode(errors="replace")
+        for folder, file in files.items()
+        if file is not None and file.bytes <= MAX_CONFIG_BYTES
+    }
+
+
+def _read_json(source: Source, file: FileEntry | None) -> Any:
+    """Return what a small JSON file holds; None for one that is not there, too large or none."""
+    if file is None or file.bytes > MAX_CONFIG_BYTES:
+        return None
+    try:
+        return json.loads(b"".join(source.read(file.path, 0, file.bytes)))
+    except (ValueError, RecursionError):
+        return None

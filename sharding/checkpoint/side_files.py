@@ -1,0 +1,55 @@
+"""Decide which files of a repo lie beside its weights and which are left out; read its indexes. Touches no files."""
+
+from collections.abc import Container, Iterable
+
+from sharding.core.limits import MAX_SIDE_FILE_BYTES
+from sharding.core.text import format_bytes, name_some
+from sharding.core.values import FileEntry, Finding
+from sharding.formats.names import (
+    DIGESTS_NAME,
+    PICTURE_NAME,
+    REPORT_NAME,
+    SHARD_NAME,
+    is_duplicate,
+    is_index,
+    is_weights,
+)
+
+_NEVER = {".gitattributes", REPORT_NAME, DIGESTS_NAME, PICTURE_NAME}
+
+
+def sort_files(
+    files: Iterable[FileEntry], taken: Container[str], copied: Container[str] = ()
+) -> tuple[tuple[FileEntry, ...], list[Finding]]:
+    """Return the files that lie beside the weights, and findings on those that are left out.
+
+    `taken` are the weights and the indexes that they were chosen by, `copied` weights that are side files.
+    """
+    side, left_out = [], dict[str, list[str]]()
+    for file in sorted(files, key=lambda file: file.path):
+        if file.path in taken:
+            continue
+        reason = _reason_to_leave_out(file, is_copied=file.path in copied)
+        if reason:
+            left_out.setdefault(reason, []).append(file.path)
+        else:
+            side.append(file)
+    findings = [
+        Finding("info", "left-out", f"Left out: {name_some(paths)} ({reason}).") for reason, paths in left_out.items()
+    ]
+    return tuple(side), findings
+
+
+def _reason_to_leave_out(file: FileEntry, is_copied: bool) -> str | None:
+    path = file.path
+    if path in _NEVER or is_index(path):
+        return "describes the files of the source, not those of the result"
+    if is_duplicate(path):
+        return "the same weights in another layout"
+    if path.endswith(".safetensors") and not is_copied:
+        return "not part of the checkpoint" if SHARD_NAME.fullmatch(path) else "other weights"
+    if is_weights(path) and not is_copied:
+        return "weights or data in another format"
+    if file.bytes > MAX_SIDE_FILE_BYTES:
+        return f"larger than {format_bytes(MAX_SIDE_FILE_BYTES)}, too large for a side file"
+    return None

@@ -1,0 +1,324 @@
+"""Arguments in; a job's events out, as a table and a bar, as `--json` or as `--events`."""
+
+import dataclasses
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+from sharding import __version__
+from sharding.core.environment import hub_token
+from sharding.core.errors import Cancelled, ShardingError
+from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
+
+if TYPE_CHECKING:
+    from sharding.cli.terminal import Terminal
+    from sharding.job import Event
+
+app = typer.Typer(
+    name="shard-my-repo",
+    help="Re-shard a model checkpoint by streaming its bytes: flat memory, every tensor proved identical.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or owner/name[@revision] on the Hub.")]
+Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub.")]
+Private = Annotated[
+    bool | None, typer.Option("--private/--public", help="Who may see a new repo; default: as the source.")
+]
+Size = Annotated[str, typer.Option("--max-shard-size", "-s", help="Largest shard: 200MB, 2GB, 1GiB, or bytes.")]
+Strategy = Annotated[
+    str,
+    typer.Option(help="size fills each shard; blocks cuts no decoder block; stages:N makes N pipeline stages."),
+]
+Order = Annotated[
+    Literal["natural", "stored", "transformers"],
+    typer.Option(
+        help="natural: layer 2 before layer 10. stored: as in the source. transformers: asks the model class, and cuts "
+        "as save_pretrained does where weights are renamed or fused in memory."
+    ),
+]
+Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
+Dtype = Annotated[Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="What to load as; keep: as it is stored.")]
+Cast = Annotated[
+    Literal["keep", "fp32", "fp16", "bf16"], typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")
+]
+Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
+AsEvents = Annotated[
+    bool, typer.Option("--events", help="Print one JSON object a line as things happen, the result last.")
+]
+
+
+@app.command()
+def inspect(source: Source, variant: Variant = "", as_json: AsJson = False) -> None:
+    """Show what a checkpoint holds, from its headers only."""
+    with _outcome(as_json) as terminal:
+        from sharding import job
+        from sharding.report import report
+
+        checkpoint = job.inspect(source, variant=variant, token=hub_token())
+        if as_json:
+            _print_json(report.checkpoint_json(checkpoint))
+        else:
+            terminal.checkpoint(checkpoint)
+
+
+@app.command()
+def plan(
+    source: Source,
+    max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    dtype: Cast = "keep",
+    variant: Variant = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show which shards a checkpoint would be cut into. Moves no weights."""
+    with _outcome(as_json) as terminal:
+        from sharding import job
+        from sharding.report import report
+
+        checkpoint, plan = job.plan(
+            *(source, max_shard_size),
+            strategy=strategy,
+            order=order,
+            dtype=dtype,
+            variant=variant,
+            token=hub_token(),
+        )
+        if as_json:
+            _print_json(report.plan_json(plan, checkpoint.findings))
+        else:
+            terminal.findings(checkpoint.findings)
+            terminal.plan(plan)
+
+
+@app.command()
+def shard(
+    source: Source,
+    destination: Destination,
+    max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    variant: Variant = "",
+    private: Private = None,
+    confirmed: Annotated[
+        bool, typer.Option("--yes", help="A copy of a private or gated source may be public.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a checkpoint that this tool did not write.")
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget an interrupted run instead of resuming it.")
+    ] = False,
+    engine: Annotated[
+        Literal["stream", "classic"],
+        typer.Option(help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do."),
+    ] = "stream",
+    dtype: Cast = "keep",
+    allow_overflow: Annotated[
+        bool, typer.Option("--allow-overflow", help="Cast numbers that become infinite; they are counted.")
+    ] = False,
+    comparing: Annotated[
+        bool, typer.Option("--compare", help="Load original and result in turn first; the card shows what it cost.")
+    ] = False,
+    as_json: AsJson = False,
+    as_events: AsEvents = False,
+) -> None:
+    """Re-shard a checkpoint, verify the result, then publish it. Run it again to resume."""
+    with _outcome(as_json or as_events, resumable=True) as terminal:
+        from sharding import job
+        from sharding.report.report import Report
+
+        events = job.shard(
+            source,
+            destination,
+            max_shard_size,
+            strategy=strategy,
+            order=order,
+            variant=variant,
+            private=private,
+            confirmed=confirmed,
+            overwrite=overwrite,
+            restart=restart,
+            engine=engine,
+            dtype=dtype,
+            allow_overflow=allow_overflow,
+            compare_rounds=ROUNDS if comparing else 0,
+            token=hub_token(),
+        )
+        last = _follow(events, terminal, as_json, as_events)
+        if isinstance(last, Report) and not last.verification.identical:
+            raise typer.Exit(1)
+
+
+@app.command()
+def verify(
+    source: Source,
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder to compare with it.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
+    dtype: Annotated[
+        Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="Compare with SOURCE cast to this.")
+    ] = "keep",
+    variant: Variant = "",
+    as_json: AsJson = False,
+    as_events: AsEvents = False,
+) -> None:
+    """Compare two checkpoints tensor by tensor. Exit status 1 if they differ."""
+    with _outcome(as_json or as_events) as terminal:
+        from sharding import job
+        from sharding.core.events import Verified
+
+        events = job.verify(source, destination, quick=quick, dtype=dtype, variant=variant, token=hub_token())
+        last = _follow(events, terminal, as_json, as_events)
+        if isinstance(last, Verified) and not last.verification.identical:
+            raise typer.Exit(1)
+
+
+@app.command()
+def discard(
+    destination: Destination,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what an unfinished job has staged, and the repo where that job made it."""
+    with _outcome(as_json) as terminal:
+        from sharding import job
+
+        discarded = job.discard(destination, token=hub_token())
+        if as_json:
+            _print_json(dataclasses.asdict(discarded))
+        else:
+            terminal.discarded(discarded)
+
+
+@app.command()
+def compare(
+    original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision].")],
+    sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare it with.")],
+    dtype: Dtype = "keep",
+    method: Annotated[Method, typer.Option(help="How to load.")] = "from_pretrained",
+    memory_limit: Annotated[str, typer.Option(help="Hold every load to this: 4GB. Would it load there?")] = "",
+    no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Load without memory mapping.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Loads of each, after a warm-up.")] = ROUNDS,
+    picture: Annotated[str, typer.Option(metavar="FILE", help="Draw memory over time into this SVG file.")] = "",
+    as_json: AsJson = False,
+    as_events: AsEvents = False,
+) -> None:
+    """Load both in turn, each time in a fresh process: time, memory, and what makes the difference."""
+    with _outcome(as_json or as_events) as terminal:
+        from sharding import job
+
+        load = job.how_to_load(method, dtype, memory_limit, with_mapping=not no_mmap)
+        events = job.compare(original, sharded, load=load, rounds=rounds, picture=picture, token=hub_token())
+        _follow(events, terminal, as_json, as_events)
+
+
+@app.command()
+def devices(
+    source: Source,
+    budget: Annotated[str, typer.Option("--budget", help="cuda:0=16GB,cpu=12GB, or a preset: colab-t4, 24gb, …")],
+    dtype: Dtype = "keep",
+    as_json: AsJson = False,
+) -> None:
+    """Show which block of a model goes on which device, and which shard files each needs. Loads no weights."""
+    with _outcome(as_json) as terminal:
+        from sharding import job
+        from sharding.loading.devices import device_plan_json
+
+        plan = job.devices(source, budget, dtype=dtype, token=hub_token())
+        if as_json:
+            _print_json(device_plan_json(plan))
+        else:
+            terminal.devices(plan)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def localhub(context: typer.Context) -> None:
+    """Serve a Hub on this machine, to try everything offline: --port PORT --folder DIR [--user NAME] [--samples]."""
+    from sharding.localhub.__main__ import main
+
+    main(context.args)
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 a "no", 2 wrong usage, 3 refused or failed, 130 cancelled."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    # A header makes hundreds of thousands of small values that stay: looking through them less often saves a sixth.
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        app(prog_name="shard-my-repo")
+    except SystemExit as end:
+        if end.code == Cancelled.exit_status:
+            # A thread may still be waiting for a network that stalls, with nothing left to spoil.
+            sys.stdout.flush()
+            os._exit(Cancelled.exit_status)
+        raise
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"shard-my-repo {__version__}")
+        raise typer.Exit
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
+    """Show what the command does and turn how it ends into an exit status."""
+    from rich.console import Console
+
+    from sharding.cli.terminal import Terminal
+
+    passing = Console(stderr=True, soft_wrap=True)
+    results = passing if machine else Console(soft_wrap=True)
+    with Terminal(results, passing) as terminal:
+        try:
+            try:
+                yield terminal
+            except KeyboardInterrupt as error:
+                hint = "What is finished is kept: run the same command again to go on, or with --restart to begin anew."
+                raise Cancelled("Cancelled.", hint if resumable else "") from error
+        except ShardingError as error:
+            terminal.error(error)
+            if machine:
+                _print_json({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}})
+            raise typer.Exit(error.exit_status) from error
+
+
+def _follow(
+    events: "Generator[Event, None, None]", terminal: "Terminal", as_json: bool, as_events: bool
+) -> "Event | None":
+    from sharding.report.report import event_json
+
+    event = None
+    with closing(events):
+        for event in events:
+            if as_events:
+                _print_json(event_json(event))
+            else:
+                terminal.event(event)
+    if as_json and event:
+        document = event_json(event)
+        del document["event"]
+        _print_json(document)
+    return event
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.flush()

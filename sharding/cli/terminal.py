@@ -1,0 +1,250 @@
+"""Show checkpoints, plans, events and outcomes to a person at a terminal."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
+from rich.table import Column, Table
+from rich.text import Text
+
+from sharding.core.errors import ShardingError
+from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.text import format_bytes
+from sharding.core.values import Checkpoint, Discarded, Finding, Plan, Stage, Verification
+from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
+from sharding.loading.devices import DevicePlan
+from sharding.report.report import Report
+
+_MOST_ROWS = 40
+_STAGES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
+
+
+class Terminal:
+    """Results on one console; progress, findings and errors on the other. A context: the bar ends with it."""
+
+    def __init__(self, results: Console, passing: Console) -> None:
+        """Show what lasts on `results` and what passes on `passing`."""
+        self._results = results
+        self._passing = passing
+        self._bar = Bar(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None),
+            DownloadColumn(table_column=Column(no_wrap=True)),
+            TransferSpeedColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            console=passing,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop drawing."""
+        self._bar.stop()
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Show what a source holds."""
+        dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors}))
+        parameters = sum(tensor.parameters for tensor in checkpoint.tensors)
+        tensors_in = Counter(tensor.file for tensor in checkpoint.tensors)
+        self._say(f"{checkpoint.source.repo_id}: {checkpoint.architecture or 'no architecture named'}", "bold")
+        size = format_bytes(checkpoint.total_bytes)
+        self._say(f"{_count(tensors_in.total(), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
+        self._table([(file.path, tensors_in[file.path], file.bytes) for file in checkpoint.weight_files])
+        if checkpoint.side_files:
+            self._say(f"Beside them: {', '.join(file.path for file in checkpoint.side_files)}")
+        self.findings(checkpoint.findings)
+
+    def plan(self, plan: Plan) -> None:
+        """Show which shards there will be."""
+        limit = format_bytes(plan.max_shard_bytes)
+        cast = "" if plan.dtype == "keep" else f", cast to {plan.dtype}"
+        self._say(f"{_count(len(plan.shards), 'shard')} of at most {limit}, order {plan.order}{cast}", "bold")
+        self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
+        self._stages(plan.stages)
+        self.findings(plan.findings)
+
+    def event(
+        self, event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
+    ) -> None:
+        """Show one event of a job."""
+        match event:
+            case Planned():
+                self.findings(event.checkpoint.findings)
+                self.plan(event.plan)
+            case Progress():
+                self._progress(event)
+            case ShardFinished():
+                if event.kept:
+                    self._mention(f"{event.file} was finished by an earlier run and is kept.", "dim")
+            case Verified():
+                self.verification(event.verification)
+            case Probed():
+                self._probed(event)
+            case Compared():
+                self.comparison(event.comparison)
+            case Published():
+                self._say(f"Published: {event.place}", "bold")
+                if event.remark:
+                    self._mention(event.remark, "yellow")
+            case Report():
+                cost = event.resources
+                self._say(
+                    f"{_count(len(event.records), 'shard')} in {event.destination.repo_id} after {cost.seconds:.1f} s, "
+                    f"with at most {format_bytes(cost.peak_anon_bytes)} of anonymous memory; "
+                    f"{format_bytes(cost.bytes_read)} read in {_count(cost.read_requests, 'request')}, "
+                    f"{format_bytes(cost.disk_bytes_written)} written, "
+                    f"{format_bytes(cost.bytes_uploaded)} uploaded."
+                )
+                for name, count in event.overflowed.items():
+                    self._mention(f"{name}: {count:,} numbers were too large and are infinite now.", "yellow")
+
+    def discarded(self, discarded: Discarded) -> None:
+        """Say what was removed of an unfinished job."""
+        gone = "The staged shards are gone" + (
+            ", and the repo that was made for them." if discarded.repo_deleted else "."
+        )
+        self._say(gone if discarded.found else "There is no unfinished job.")
+        if discarded.remark:
+            self._mention(discarded.remark, "yellow")
+
+    def verification(self, verification: Verification) -> None:
+        """Say whether two checkpoints are the same, and where they are not."""
+        self._bar.stop()
+        if verification.identical:
+            same = (
+                "Identical" if verification.dtype == "keep" else f"Equal to the original cast to {verification.dtype}"
+            )
+            count = _count(verification.tensors, "tensor")
+            self._say(f"{same}: all {count}, {format_bytes(verification.bytes)}.", "green")
+        else:
+            self._say(f"Different: {_count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
+        for mismatch in verification.mismatches[:_MOST_ROWS]:
+            self._say(f"  {mismatch.tensor}: {mismatch.problem}")
+        self._say(f"({verification.method}; {verification.seconds:.1f} s)", "dim")
+
+    def comparison(self, comparison: Comparison) -> None:
+        """Show what loading costs: the verdict, then a table of medians with their spread."""
+        self._bar.stop()
+        self._say(comparison.verdict.sentence, "bold")
+        if comparison.reason_not_measured:
+            self._mention(f"Not measured: {comparison.reason_not_measured}", "yellow")
+            return
+        table = Table(box=None, pad_edge=False)
+        for name in ("", "files", "time", "anonymous memory", "mapped files"):
+            table.add_column(name)
+        for name, costs in (("original", comparison.original), ("sharded", comparison.sharded)):
+            table.add_row(name, *_cells(costs))
+        self._results.print(table)
+        cost = comparison.original[0]
+        how = f"{comparison.method}, {comparison.dtype_asked or 'dtype as stored'}, cache {cost.cache}"
+        how += "" if comparison.with_mapping else ", memory mapping off"
+        if comparison.memory_limit_bytes:
+            how += f", limited to {format_bytes(comparison.memory_limit_bytes)} by {cost.memory_limited_by}"
+        self._say(f"({how}; medians of {_count(len(comparison.original), 'run')}; {comparison.machine})", "dim")
+
+    def devices(self, plan: DevicePlan) -> None:
+        """Show which block goes where, and the code that does it."""
+        blocks = f"{_count(plan.blocks, 'block')} ({', '.join(plan.no_split_classes)}) that are never split"
+        self._say(f"{plan.class_name}: {blocks}", "bold")
+        table = Table(box=None, pad_edge=False)
+        for name in ("device", "weights", "budget", "modules", "files"):
+            table.add_column(name, justify="left" if name == "device" else "right")
+        for load in plan.devices:
+            budget = format_bytes(load.budget_bytes) if load.budget_bytes else ""
+            counts = (f"{len(load.modules):,}", f"{len(load.files):,}")
+            table.add_row(load.device, format_bytes(load.bytes), budget, *counts)
+        self._results.print(table)
+        fits = "It fits." if plan.fits else "It does not fit: what is left stays on the disk and is read at every pass."
+        self._say(f"{fits} Budgets are for weights; activations come on top.", "green" if plan.fits else "yellow")
+        for line in plan.snippet.splitlines():
+            self._say(line)
+
+    def findings(self, findings: Iterable[Finding]) -> None:
+        """Show what a person should know."""
+        for finding in findings:
+            style = "yellow" if finding.level == "warning" else "dim"
+            self._mention(f"{finding.level}: {finding.message} {finding.hint}".rstrip(), style)
+
+    def error(self, error: ShardingError) -> None:
+        """Say what went wrong and what helps."""
+        self._bar.stop()
+        self._mention(error.message, "bold red")
+        if error.hint:
+            self._mention(error.hint, "")
+
+    def _probed(self, event: Probed) -> None:
+        title = "warm-up" if event.round == 0 else f"round {event.round} of {event.rounds}"
+        cost = event.cost
+        said = f"{cost.working_seconds:.1f} s, {format_bytes(cost.peak_anon_bytes)} anonymous"
+        self._mention(f"{title}, {event.side}: {said if cost.outcome == 'loaded' else cost.message}", "dim")
+
+    def _progress(self, event: Progress) -> None:
+        self._bar.start()
+        if event.stage not in self._tasks:
+            self._tasks[event.stage] = self._bar.add_task(_STAGES[event.stage], total=event.bytes_total)
+        self._bar.update(self._tasks[event.stage], completed=event.bytes_done)
+
+    def _table(self, rows: Sequence[tuple[str, int, int]]) -> None:
+        total = sum(size for _, _, size in rows) or 1
+        table = Table(box=None, pad_edge=False)
+        table.add_column("file", no_wrap=True)
+        for name in ("tensors", "size", "share"):
+            table.add_column(name, justify="right")
+        hidden = len(rows) - _MOST_ROWS
+        for index, (file, tensors, size) in enumerate(rows):
+            if hidden > 0 and index == _MOST_ROWS // 2:
+                table.add_row(f"({hidden} more)")
+            if hidden <= 0 or not _MOST_ROWS // 2 <= index < _MOST_ROWS // 2 + hidden:
+                table.add_row(_plain(file, ""), f"{tensors:,}", format_bytes(size), f"{100 * size / total:.1f}%")
+        self._results.print(table)
+
+    def _stages(self, stages: Sequence[Stage]) -> None:
+        if not stages:
+            return
+        table = Table(box=None, pad_edge=False)
+        for name in ("stage", "size", "blocks", "files"):
+            table.add_column(name, justify="right" if name == "size" else "left")
+        for number, stage in enumerate(stages, start=1):
+            ends = " to ".join(dict.fromkeys([*stage.blocks[:1], *stage.blocks[-1:]])) or "none"
+            files = " to ".join(dict.fromkeys([stage.files[0], stage.files[-1]]))
+            table.add_row(str(number), format_bytes(stage.bytes), _plain(ends, ""), _plain(files, ""))
+        self._results.print(table)
+        for number, stage in enumerate(stages, start=1):
+            for tied in stage.also_needs:
+                used_as = ", ".join(tied.used_as)
+                self._say(f"Stage {number} needs {tied.file} as well: {tied.tensor} in it is {used_as} too.")
+
+    def _say(self, text: str, style: str = "") -> None:
+        self._results.print(_plain(text, style))
+
+    def _mention(self, text: str, style: str) -> None:
+        self._passing.print(_plain(text, style))
+
+
+def _cells(costs: Sequence[LoadCost]) -> list[str]:
+    """Return what a row of a comparison says after its name."""
+    failed = next((cost for cost in costs if cost.outcome != "loaded"), None)
+    files = f"{costs[0].files} {costs[0].format}"
+    if failed:
+        return [files, failed.outcome]
+    seconds = Spread.of([cost.working_seconds for cost in costs])
+    cells = [files, f"{seconds.median:.1f} s ({seconds.low:.1f}..{seconds.high:.1f})"]
+    for sizes in ([cost.peak_anon_bytes for cost in costs], [cost.peak_file_bytes for cost in costs]):
+        size = Spread.of([one / 1e9 for one in sizes])
+        cells.append(f"{size.median:.2f} GB ({size.low:.2f}..{size.high:.2f})")
+    return cells
+
+
+def _plain(text: str, style: str) -> Text:
+    # Names come from files of strangers: neither markup nor terminal control may reach the screen.
+    return Text("".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text), style)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,1 @@
+"""Words that everybody shares: values, options, events, errors, protocols, limits, text."""

@@ -1,0 +1,91 @@
+"""Read the environment, which nobody else does."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from sharding.core.errors import UsageError
+from sharding.core.limits import SHARED_JOB_BYTES
+from sharding.core.text import parse_bytes
+
+# --- The environment, which nobody else reads -----------------------------------------------------------
+
+
+def hub_endpoint() -> str:
+    """Return the address of the Hub: HF_ENDPOINT, or the public one."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+
+
+def result_page(repo_id: str) -> str | None:
+    """Return the address that shows a result, where this runs in a Space: SPACE_HOST."""
+    host = os.environ.get("SPACE_HOST")
+    return f"https://{host}/?result={repo_id}" if host else None
+
+
+def hub_token() -> str | None:
+    """Return the login of this machine: HF_TOKEN or the one that `hf auth login` saved; None if there is none."""
+    from huggingface_hub import get_token
+
+    return get_token()
+
+
+def keep_xet_logs_off_the_disk() -> None:
+    """Tell hf-xet, before it is imported, to write no log files; it reads no other setting for that."""
+    os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
+
+
+def space_host() -> str | None:
+    """Return whose Space this is, if it is one: SPACE_AUTHOR_NAME."""
+    return os.environ.get("SPACE_AUTHOR_NAME") if is_space() else None
+
+
+def is_space() -> bool:
+    """Return whether this is a Space of the Hub: SPACE_ID is set there."""
+    return bool(os.environ.get("SPACE_ID"))
+
+
+def space_id() -> str | None:
+    """Return "owner/name" of the Space that this is, if it is one: SPACE_ID."""
+    return os.environ.get("SPACE_ID") or None
+
+
+def jobs_at_once() -> int:
+    """Return how many jobs run side by side: SHARD_JOBS_AT_ONCE, or 1. Raises UsageError."""
+    text = os.environ.get("SHARD_JOBS_AT_ONCE", "1")
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise UsageError(f"SHARD_JOBS_AT_ONCE is {text!r}, which is no number of jobs.", "Set it to 1 or a few more.")
+    return int(text)
+
+
+def max_job_bytes() -> int | None:
+    """Return the largest job that a visitor may start: SHARD_MAX_JOB_SIZE; without it 50 GB on a Space, else no limit.
+
+    Raises UsageError.
+    """
+    text = os.environ.get("SHARD_MAX_JOB_SIZE")
+    return parse_bytes(text) if text else SHARED_JOB_BYTES if is_space() else None
+
+
+def desk_folder() -> Path:
+    """Return where the desk keeps what jobs say: SHARD_FOLDER, or a folder of this user among the temporary ones."""
+    text = os.environ.get("SHARD_FOLDER")
+    return Path(text) if text else Path(tempfile.gettempdir()) / f"shard-my-repo-{os.getuid()}"
+
+
+def child_environment() -> dict[str, str]:
+    """Return the few variables that a job's process inherits: none that could hold a secret of this one."""
+    return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+
+
+_INHERITED = (
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST", "PYTHONWARNINGS"),
+)
+
+
+def child_variables() -> dict[str, str]:
+    """Return the environment of a child process that loads a model: this package importable, no login, no network."""
+    kept = {name: os.environ[name] for name in ("HOME", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent.parent), os.environ.get("PYTHONPATH")]))
+    quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return {**child_environment(), **kept, **quiet, "PYTHONPATH": path}

@@ -1,0 +1,61 @@
+"""What a job yields while it runs; the last event is its result."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sharding.core.values import Checkpoint, Plan, RepoRef, Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan is made; no byte has moved."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Bytes moved so far in one stage of the job; `seconds_left` is None until a rate is known.
+
+    `anon_bytes` is the memory of the job's process now; `bytes_uploaded` and `bytes_deduplicated` are those of
+    its finished shards. They stay 0 where no job but a mere comparison makes progress.
+    """
+
+    stage: Literal["check", "transfer", "verify"]
+    bytes_done: int
+    bytes_total: int
+    file: str = ""
+    bytes_per_second: float = 0.0
+    seconds_left: float | None = None
+    anon_bytes: int = 0
+    bytes_uploaded: int = 0
+    bytes_deduplicated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFinished:
+    """A shard is safely at the destination; `kept` when an earlier run had finished it already."""
+
+    file: str
+    bytes: int
+    sha256: str
+    number: int
+    shards: int
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The result has been read again and compared."""
+
+    verification: Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The result can be seen, at `place`: a path or the address of a page. `remark` is what is left to do."""
+
+    ref: RepoRef
+    place: str
+    remark: str = ""

@@ -1,0 +1,199 @@
+"""Every limit, default and unit of the project, each with its reason.
+
+Sizes are decimal as on the Hub: "200MB" is 200 * 10**6 bytes. "MiB" and "GiB" are the binary units.
+"""
+
+
+# --- What is read from files that somebody else wrote -------------------------------------------------
+
+MAX_HEADER_BYTES = 100_000_000
+"""The safetensors reader's own bound on one header (safetensors 0.8, `MAX_HEADER_SIZE`)."""
+
+MAX_HEADER_DEPTH = 127
+"""Deepest JSON nesting the safetensors reader follows (serde_json's recursion limit is 128)."""
+
+MAX_INDEX_BYTES = 100_000_000
+"""An index of 300,000 tensors takes about 40 MB; beyond this it is no index."""
+
+MAX_CONFIG_BYTES = 10_000_000
+"""Configurations are kilobytes; a larger one is not worth the memory."""
+
+MAX_REPORT_BYTES = 100_000_000
+"""A report names every tensor twice, as an index does."""
+
+MAX_SHOWN_REPORT_BYTES = 20_000_000
+"""What the page reads of a report in a stranger's repo: one of 100,000 tensors has about 15 MB."""
+
+MAX_CARD_BYTES = 1_000_000
+"""Cards are kilobytes; of a longer one nothing is kept but the file in the source."""
+
+MAX_SIDE_FILE_BYTES = 500_000_000
+"""Tokenizers reach tens of megabytes; what is larger is data or weights under another name."""
+
+MAX_FILES = 100_000
+"""The Hub advises against repositories with more files than this."""
+
+MAX_TENSORS = 1_000_000
+"""Three times what the largest known mixtures of experts have; a million take half a gigabyte of memory."""
+
+MAX_PICKLE_BYTES = 32_000_000
+MAX_PICKLE_STEPS = 1_500_000
+MAX_PICKLE_MARKS = 1000
+"""The pickle of a .bin file: 37 instructions and 200 bytes a tensor, so 40,000 tensors; a hostile one of so many
+instructions takes 140 MB and a few seconds. Checkpoints are nested three or four deep."""
+
+MAX_DIRECTORY_BYTES = 16_000_000
+"""The directory of a .bin file has about 80 bytes for each of its tensors."""
+
+MAX_EXPANDED_BYTES = 1_000_000_000
+"""What tensors that share their bytes may add to the size of a file: real ones are masks and position numbers."""
+
+# --- Buffers ------------------------------------------------------------------------------------------
+
+BLOCK_BYTES = 2 << 20
+"""What is read, hashed and written in one go: large enough that Python's share of the work is small."""
+
+SPAN_BYTES = 64 << 20
+"""What one thread reads of a file in one stream when a checkpoint is verified."""
+
+JOIN_GAP_BYTES = 64 << 10
+"""Two ranges closer than this are read as one: a request costs more than 64 KiB of bytes thrown away."""
+
+BLOCKS_AHEAD = 3
+"""Blocks fetched before they are needed, so that neither disk nor network waits for the hashes."""
+
+BLOCKS_BEHIND = 3
+"""Blocks that hashing and writing may still hold. With BLOCKS_AHEAD this bounds the memory of a job."""
+
+TILE_BYTES = 16 << 20
+"""What is laid in order at a time of a tensor that does not lie in order: each time its bytes are read through once."""
+
+FLUSH_BYTES = 32 << 20
+"""Dirty bytes after which write-back is started, so that the sync at the end of a shard is short."""
+
+THREADS = 2
+"""For reading ahead, and for verifying: two cores on the free Space; more threads only add buffers."""
+
+DISK_FLOOR_BYTES = 64_000_000
+"""Left free on the disk beside the result: side files, reports and the machine's own needs."""
+
+PROGRESS_SECONDS = 0.1
+"""Shortest time between two progress events: fast enough for the eye, slow enough for a log."""
+
+DEFAULT_MAX_SHARD_SIZE = "5GB"
+"""The default of `huggingface_hub.save_torch_state_dict`."""
+
+# --- Comparisons --------------------------------------------------------------------------------------
+
+ROUNDS = 3
+"""Loads of each side: enough for a median that one slow run does not move."""
+
+CURVE_MOMENTS = 160
+"""Points of a memory curve that are kept: as many as a picture can show, few enough for a report."""
+
+MEMORY_SHARE = 0.85
+"""Of the memory that is free now, what a load may be expected to take; beyond it the kernel may kill others."""
+
+ARCHITECTURE_SECONDS = 300
+"""Importing transformers on a cold disk and building the largest model on the meta device stay well below."""
+
+# --- The Hub ------------------------------------------------------------------------------------------
+
+XET_BUFFER_BYTES = 64 << 20
+"""What hf-xet may fetch ahead; its own defaults buffer gigabytes."""
+
+XET_UPLOADS_AT_ONCE = 2
+"""Packages of up to 64 MB that hf-xet may have on their way to the store, each in memory; by itself up to 64."""
+
+XET_LEAST_BYTES = 128 << 10
+"""Shorter ranges (headers, configurations) are quicker over plain HTTP than through a reconstruction."""
+
+HUB_BLOCK_BYTES = 8 << 20
+"""What one request to a Hub asks for: a few dozen requests a shard, and as many buffers as memory allows."""
+
+HUB_JOIN_GAP_BYTES = 512 << 10
+"""The same as JOIN_GAP_BYTES for a Hub, where a request costs a round trip: tens of milliseconds."""
+
+RANGES_AT_ONCE = 32
+"""Ranges of one block, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
+
+COMMITS_AT_ONCE = 60
+COMMIT_SECONDS = 60.0
+"""A shard is noted on the staging branch as soon as it is finished; after the first sixty of a job at most once a
+minute, several together. The Hub takes 128 commits an hour of one user, and a person has other work to push."""
+
+NETWORK_TRIES = 6
+NETWORK_WAIT_SECONDS = 0.25
+"""Attempts at a request, at a read since its last byte, and half the first wait between two; it doubles."""
+
+READ_TIMEOUT_SECONDS = 30
+"""Longest silence while a file is read: then the connection is given up, and the read taken up again."""
+
+ANSWER_TIMEOUT_SECONDS = 100
+"""Longest wait for any other answer: the Hub itself gives up on a commit after 60 seconds."""
+
+LONGEST_WAIT_SECONDS = 300
+"""What a server may ask for with Retry-After: the Hub counts requests in windows of five minutes."""
+
+# --- Many visitors on one machine -----------------------------------------------------------------------
+
+KEEP_SECONDS = 24 * 3600
+"""How long what a job said is kept, so that its link works again the next day."""
+
+SHARED_JOB_BYTES = 50_000_000_000
+"""Largest job of a visitor on somebody else's Space: others wait behind it. One's own Space has no such limit."""
+
+EVENT_BYTES = 64_000_000
+"""Longest event of a job: a plan of 100,000 tensors prints about 20 MB."""
+
+EVENTS_BYTES = 4 * EVENT_BYTES
+"""All that a job may say: a plan, a report, and days of progress once a second."""
+
+LOG_LINES = 500
+"""What a visitor may want to read of a job; the oldest go first."""
+
+STDERR_BYTES = 8 << 10
+"""Enough of what a broken job printed to see why."""
+
+STOP_SECONDS = 5.0
+"""A job that was told to end gets this long to do so before it is killed."""
+
+MAX_ACTIVE_JOBS = 100
+"""Queued or running: each keeps its plan in memory, and who comes after a hundred others waits for days."""
+
+JOB_SECONDS = 24 * 3600
+"""A job that has run so long is stopped, so that the others get their turn; it can be resumed. At 50 GB, the largest
+of a visitor, that is half a megabyte a second."""
+
+SILENT_SECONDS = 30 * 60
+"""A job that has said nothing for so long hangs; the longest pause in a sound one is the commit at its end."""
+
+HUB_JOB_ANON_BYTES = 467_000_000
+"""Peak anonymous memory of a job between two Hub repos as measured: 3 GB in shards of 1 GB, a slow upload, and nothing
+in the Hub's store before."""
+
+JOBS_REMEMBERED = 100
+"""Finished jobs whose cost forecasts rest on."""
+
+DISCARD_SECONDS = 120.0
+"""Removing what a cancelled job staged takes a few requests; no longer than this may it hold up the queue."""
+
+SWEEP_SECONDS = 60.0
+"""How often the desk looks for what may be thrown away."""
+
+PROGRESS_KEPT_SECONDS = 1.0
+"""Progress is kept once a second; the newest is always in memory."""
+
+VIEW_SECONDS = 0.2
+"""Shortest time between two views of a job: nobody reads faster."""
+
+PERSON_SECONDS = 60.0
+"""A page asks every second whose job it shows; the Hub need not be asked as often."""
+
+CACHED_SECONDS = 10 * 60
+CACHED_CHECKPOINTS = 64
+CACHED_TENSORS = 300_000
+"""Headers are read again after ten minutes; a hundred thousand tensors take about 50 MB of memory."""
+
+CACHED_HINTS = 8
+"""What transformers said of the models that visitors last looked at: as many tensors again, seconds to ask anew."""

@@ -1,0 +1,125 @@
+"""What a source and a destination can do: the two protocols that `transfer` and `verify` meet."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from sharding.core.events import Published
+from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
+
+
+class Source(Protocol):
+    """The files of a checkpoint that does not change while it is read."""
+
+    ref: RepoRef
+    folder: Path | None
+    """Where it lies on this disk, if it does."""
+    is_private: bool | None
+    """Whether it is hidden from some: private or gated. None for a folder."""
+    block_bytes: int
+    """How much to ask for at a time."""
+    join_gap_bytes: int
+    """Ranges closer than this are read as one."""
+    ranges_at_once: int
+    """How many ranges to ask for side by side."""
+    files: tuple[FileEntry, ...]
+    """Hashes that are stated are those of the bytes that `read` yields."""
+
+    @property
+    def requests(self) -> int:
+        """Requests made so far."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far."""
+        ...
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in bounded chunks.
+
+        Safe to call from several threads. Raises SourceError when the bytes cannot be had.
+        """
+        ...
+
+    def path(self, file: str) -> Path | None:
+        """Return where `file` lies on this disk, if it does."""
+        ...
+
+
+class ShardWriter(Protocol):
+    """One shard on its way to a destination."""
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        ...
+
+    def finish(self, record: ShardRecord) -> None:
+        """Make the shard last. Returns once it would survive a crash; a Hub notes many small ones some at a time."""
+        ...
+
+    def abort(self) -> None:
+        """Give up an unfinished shard: called from any thread, so that a write which waits for a network ends."""
+        ...
+
+
+class Destination(Protocol):
+    """A place that shards are streamed into and that shows them only once all are there."""
+
+    ref: RepoRef
+    bytes_uploaded: int
+    bytes_deduplicated: int
+
+    @property
+    def disk_bytes_written(self) -> int:
+        """Bytes that this job has written to this machine's disk."""
+        ...
+
+    @property
+    def has_finished_shards(self) -> bool:
+        """Whether a later run would find something to go on from."""
+        ...
+
+    def done(self, plan_id: str) -> dict[str, ShardRecord]:
+        """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
+
+        Raises DestinationError where something stands that is not to be overwritten.
+        """
+        ...
+
+    def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
+        """Make ready for `new_bytes` of `job`; forget what an earlier run left, but for the shards in `keep`.
+
+        Raises DestinationError, before a byte moves, where the result cannot be written.
+        """
+        ...
+
+    def open_shard(self, file: str) -> ShardWriter:
+        """Start a shard."""
+        ...
+
+    def staged(self, files: Iterable[str]) -> Mapping[str, Path] | RepoRef:
+        """Return where the finished `files` can be read before they are published: paths, or a branch of a repo."""
+        ...
+
+    def publish(
+        self,
+        records: Mapping[str, ShardRecord],
+        side_files: Iterable[FileEntry],
+        origin: Source,
+        written: Mapping[str, bytes],
+    ) -> Published:
+        """Show the shards of `records`, `side_files` copied from `origin`, and the files `written`; the index last."""
+        ...
+
+    def unfinished(self) -> StagedJob | None:
+        """Return the job whose shards are staged here, if there is one. Changes nothing."""
+        ...
+
+    def discard(self) -> Discarded:
+        """Remove what this job or, before `prepare`, an earlier one has staged."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the destination, published or not: shards that are not finished are gone."""
+        ...

@@ -1,0 +1,129 @@
+"""Read and write sizes, counts, times and lists as people do. Pure."""
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+
+from sharding.core.errors import UsageError
+
+
+def name_some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first few of `names` as a phrase.
+
+    >>> name_some(["a", "b", "c", "d"])
+    'a, b, c and 1 more'
+    """
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", start=1)},
+    **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)},
+}
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes that a size such as "200MB", "2 gb", "1GiB" or "300000000" means.
+
+    >>> parse_bytes("1.5GB"), parse_bytes("1GiB")
+    (1500000000, 1073741824)
+
+    Raises UsageError for anything that is not a size of at least one byte.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        almost = match and f"{match[2].upper()}B" in _UNITS
+        hint = (
+            f"Did you mean {match[1]}{match[2].upper()}B?" if match and almost else "Write it like 200MB, 2GB or 1GiB."
+        )
+        raise UsageError(f"{text!r} is not a size.", hint)
+    size = int(Decimal(match[1]) * unit)
+    if size < 1:
+        raise UsageError(
+            f"A shard of {text!r} cannot hold anything.", "Give a size of at least one byte, such as 200MB."
+        )
+    return size
+
+
+def format_bytes(count: float) -> str:
+    """Return `count` bytes in the decimal unit that leaves one to three digits before the point.
+
+    >>> format_bytes(199_500_000), format_bytes(512)
+    ('199.5 MB', '512 B')
+    """
+    units = ["TB", "GB", "MB", "kB"]
+    if count < 1000:
+        return f"{count:.0f} B"
+    while (count := count / 1000) >= 999.95 and len(units) > 1:
+        units.pop()
+    return f"{count:.1f} {units[-1]}"
+
+
+def exact_size(count: int) -> str:
+    """Return a size that `parse_bytes` reads as exactly `count` bytes, in the largest unit that has no fraction.
+
+    >>> exact_size(200_000_000), exact_size(1 << 30), exact_size(1001)
+    ('200MB', '1GiB', '1001')
+    """
+    whole = [(size, unit) for unit, size in _UNITS.items() if unit and count % size == 0]
+    size, unit = max(whole)
+    return f"{count // size}{unit.replace('IB', 'iB').replace('KB', 'kB')}" if size > 1 else str(count)
+
+
+def count(number: int, one: str = "", many: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "shard"), count(1200, "shard"), count(2, "entry", "entries")
+    ('1 shard', '1,200 shards', '2 entries')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}".strip() if one else f"{number:,}"
+
+
+def parameters(number: int) -> str:
+    """Return a count of parameters as model names have it.
+
+    >>> parameters(7_241_732_096), parameters(124_439_808), parameters(900)
+    ('7.24 B', '124 M', '900')
+    """
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:.0f} {unit}"
+    return str(number)
+
+
+def ends(names: Sequence[str]) -> str:
+    """Return the first and the last of a run of names.
+
+    >>> ends(["h.0", "h.1", "h.2"]), ends(["h.0"]), ends([])
+    ('h.0 to h.2', 'h.0', 'none')
+    """
+    return " to ".join(dict.fromkeys([*names[:1], *names[-1:]])) or "none"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the two largest units.
+
+    >>> duration(0.42), duration(8), duration(75), duration(7300)
+    ('0.4 s', '8 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 3:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def share(part: float, total: float) -> str:
+    """Return a share in per cent.
+
+    >>> share(1, 8), share(1, 0)
+    ('12.5%', '0.0%')
+    """
+    return f"{100 * part / total if total else 0:.1f}%"

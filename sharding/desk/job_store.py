@@ -1,0 +1,113 @@
+"""Keep jobs in a folder: what is known of each and what it said, so that they outlive this process."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from sharding.core.errors import Refused
+from sharding.core.limits import EVENT_BYTES
+from sharding.desk.history import History
+from sharding.desk.jobs import JobRecord
+from sharding.report.report import Json
+
+_RECORD = TypeAdapter(JobRecord)
+_JOB, _EVENTS, _WORK, _LOCK = "job.json", "events.jsonl", "work", "desk.lock"
+
+
+class Shelf:
+    """A folder with one folder a job; nobody else can look into it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make `folder` ready. Raises Refused where another desk works in it."""
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = open(folder / _LOCK, "ab")  # noqa: SIM115 - held until close
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise Refused(
+                f"Another desk works in {folder}.", "Stop it, or set SHARD_FOLDER to another folder."
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._lock.close()
+
+    def save(self, record: JobRecord) -> None:
+        """Write `record`, whole or not at all."""
+        folder = self._place(record.id)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        part = folder / f"{_JOB}.part"
+        part.write_bytes(_RECORD.dump_json(record, indent=1))
+        os.replace(part, folder / _JOB)
+
+    def load(self, job_id: str) -> JobRecord | None:
+        """Return what is known of a job, or None."""
+        record = _read(self._place(job_id))
+        return record if record and record.id == job_id else None
+
+    def records(self) -> list[JobRecord]:
+        """Return all jobs that are kept, the oldest first."""
+        found = [record for folder in self._folders() if (record := _read(folder))]
+        return sorted(found, key=lambda record: record.created)
+
+    def note(self, job_id: str, event: Json, seconds: float) -> int:
+        """Append an event and when it came; return how many bytes that took."""
+        line = json.dumps({"time": seconds, **event}, ensure_ascii=False).encode() + b"\n"
+        with open(self._place(job_id) / _EVENTS, "ab") as stream:
+            return stream.write(line)
+
+    def history(self, record: JobRecord) -> History:
+        """Return what a job that has ended said, as far as it can be read, and how it ended."""
+        history = History()
+        for seconds, event in self._events(record.id):
+            with suppress(ValueError):
+                history.take(event, seconds)
+        history.close(record)
+        return history
+
+    def work_folder(self, job_id: str) -> Path:
+        """Return a new empty folder for a job's process."""
+        folder = self._place(job_id) / _WORK
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+        return folder
+
+    def clear(self, job_id: str) -> None:
+        """Remove what a job's process left in its folder."""
+        shutil.rmtree(self._place(job_id) / _WORK, ignore_errors=True)
+
+    def sweep(self, before: float) -> None:
+        """Remove the jobs that ended before the time `before`, and folders of that age that hold no job."""
+        for folder in self._folders():
+            record = _read(folder)
+            with suppress(FileNotFoundError):
+                if ((record.ended if record else folder.stat().st_mtime) or before) < before:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _events(self, job_id: str) -> Iterator[tuple[float, Json]]:
+        with suppress(FileNotFoundError), open(self._place(job_id) / _EVENTS, "rb") as stream:
+            while line := stream.readline(EVENT_BYTES):
+                with suppress(ValueError, TypeError, KeyError):  # the last one may have been cut short
+                    event = json.loads(line)
+                    yield float(event.pop("time")), event
+
+    def _place(self, job_id: str) -> Path:
+        return self._folder / job_id.split("/")[0]
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self._folder.iterdir() if path.is_dir()]
+
+
+def _read(folder: Path) -> JobRecord | None:
+    try:
+        return _RECORD.validate_json((folder / _JOB).read_bytes())
+    except (OSError, ValidationError):
+        return None

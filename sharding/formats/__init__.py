@@ -1,0 +1,1 @@
+"""The bytes of files to values and back, one format a room."""

@@ -1,0 +1,96 @@
+"""Turn the index of a checkpoint into values and back, and hold it against the headers. Pure."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from sys import intern
+
+from sharding.core.errors import SourceError
+from sharding.core.text import name_some
+from sharding.core.values import (
+    Component,
+    Finding,
+    Plan,
+    Shard,
+    TensorEntry,
+    folder_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index file: which file it says each tensor is in, and its own count of parameters if it has one."""
+
+    weight_map: Mapping[str, str]
+    total_parameters: int | None
+
+
+def parse_index(text: bytes, path: str) -> Index:
+    """Return what the index at `path` (of safetensors or .bin files) says, with its folder before names and files.
+
+    Raises SourceError unless it maps names to plain file names.
+    """
+    hint = f"Delete {path} to go by the shard files alone, or download it again."
+    folder = folder_of(path)
+    suffix = ".bin" if ".bin." in path.removeprefix(folder) else ".safetensors"
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path} is not valid JSON.", hint) from error
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(file, str) for file in weight_map.values())
+    ):
+        raise SourceError(f"{path} has no weight_map from tensor names to file names.", hint)
+    for file in set(weight_map.values()):
+        if not file.endswith(suffix) or re.search(r"[/\\\x00-\x1f]", file):
+            raise SourceError(f"{path} names {file[:100]!r}, which is not a {suffix[1:]} file beside it.", hint)
+    metadata = document.get("metadata")
+    count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
+    # A hundred thousand entries, few files.
+    weight_map = {folder + name: intern(folder + file) for name, file in weight_map.items()}
+    return Index(weight_map, count if type(count) is int and count >= 0 else None)
+
+
+def compare_with_index(index: Index, tensors: Iterable[TensorEntry], tied: Iterable[str] = ()) -> list[Finding]:
+    """Return findings for every way in which an index disagrees with the headers of the files it lists.
+
+    `tied` are names that are left out because another stands for the same tensor.
+    """
+    real = {tensor.name: tensor.file for tensor in tensors}
+    known = set(tied)
+    unlisted = [name for name in real if name not in index.weight_map]
+    absent = [name for name in index.weight_map if name not in real and name not in known]
+    elsewhere = [name for name, file in index.weight_map.items() if real.get(name, file) != file]
+    findings = []
+    for names, code, problem in (
+        (unlisted, "index-unlisted-tensor", "in the files but not in the index; they are kept"),
+        (absent, "index-absent-tensor", "in the index but in no file; nothing can be kept of them"),
+        (elsewhere, "index-wrong-file", "in another file than the index says; the files are right"),
+    ):
+        if names:
+            findings.append(Finding("warning", code, f"{len(names)} tensors are {problem}: {name_some(names)}."))
+    return findings
+
+
+def build_indexes(plan: Plan) -> dict[str, bytes]:
+    """Return the index files of `plan` by path, byte for byte as `save_pretrained` of transformers 5.23 writes them."""
+    needed = [part for part in plan.components if part.index in plan.indexes]
+    return {
+        part.index: _build_index(part, [shard for shard in plan.shards if shard.folder == part.folder])
+        for part in needed
+    }
+
+
+def _build_index(part: Component, shards: Iterable[Shard]) -> bytes:
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for shard in shards:
+        file = shard.file.removeprefix(part.folder)
+        weight_map |= {tensor.name.removeprefix(part.folder): file for tensor in shard.tensors}
+        total_bytes += shard.bytes
+    metadata = {"total_parameters": part.total_parameters, "total_size": total_bytes}
+    return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2, sort_keys=True).encode() + b"\n"

@@ -1,0 +1,244 @@
+"""Turn safetensors header bytes into values and back. Pure.
+
+A safetensors file is eight bytes (the header's length, little-endian), the header (JSON, UTF-8), then the
+tensors' bytes. What is accepted and refused here is what the reader of safetensors 0.8 accepts and refuses
+(`SafeTensors::read_metadata` and `Metadata::validate` in its Rust source); what is written is what its
+writer writes. Both are held to the installed library by tests.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+from sharding.core.errors import HeaderError
+from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
+from sharding.core.values import Header, TensorEntry, folder_of
+from sharding.formats.dtypes import _USIZE_END, DTYPE_BITS, tensor_bytes
+
+LENGTH_BYTES = 8
+"""The header's length comes first, as an unsigned 64-bit little-endian number."""
+
+_FIELDS = ("dtype", "shape", "data_offsets")
+_RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
+_HINT = "The file is damaged or was not written by safetensors: download it again, or ask its author."
+
+# With JSON objects read as tuples of pairs and arrays as lists, a repeated key is still visible.
+_Json = Any
+
+
+def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
+    """Return where the header of `file` ends, from its first eight bytes and its size.
+
+    Raises HeaderError if the file is too short for the header that it announces, or the header exceeds
+    100 MB. To be asked before the header is read, so that a false length costs nothing.
+    """
+    if len(prefix) < LENGTH_BYTES:
+        raise HeaderError(f"{file} is too short to be a safetensors file ({file_bytes} bytes).", _HINT)
+    length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        raise HeaderError(f"{file} announces a header of {length} bytes; the format allows 100 MB.", _HINT)
+    if LENGTH_BYTES + length > file_bytes:
+        raise HeaderError(
+            f"{file} ends inside its header: {LENGTH_BYTES + length} bytes needed, {file_bytes} there.", _HINT
+        )
+    return LENGTH_BYTES + length
+
+
+def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
+    """Return the tensors of `file`, with absolute offsets and in stored order, from its first bytes.
+
+    `header` holds the file from its first byte to the header's end or beyond; `file_bytes` is the size
+    of the whole file, which the tensors must fill without hole or overlap. The folder of `file` stands before the
+    tensors' names, as in every `TensorEntry`.
+
+    Raises HeaderError exactly when the safetensors reader would refuse the file.
+    """
+    end = header_end(header, file_bytes, file)
+    try:
+        document = json.loads(
+            header[LENGTH_BYTES:end].decode(),
+            object_pairs_hook=tuple,
+            parse_int=_parse_int if b"-0" in header else int,  # `int` keeps the loop in C
+            parse_float=_parse_float,
+            parse_constant=_refuse_constant,
+        )
+        metadata, entries = _read_document(document)
+        tensors = _lay_out(entries, file_bytes - end)
+    except (ValueError, RecursionError) as error:
+        raise HeaderError(f"The header of {file} is not valid: {error}.", _HINT) from error
+    folder = folder_of(file)
+    return Header(
+        tensors=tuple(
+            TensorEntry(folder + name, dtype, shape, file, end + a, end + b) for name, dtype, shape, a, b in tensors
+        ),
+        metadata=metadata,
+        data_start=end,
+    )
+
+
+def in_file_order(tensors: Iterable[TensorEntry]) -> list[TensorEntry]:
+    """Return `tensors` in the order in which the safetensors writer stores them: widest dtype first, then name."""
+    return sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype], tensor.name))
+
+
+def build_header(tensors: Iterable[TensorEntry], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:
+    """Return the first bytes of a file in `folder` that holds `tensors` one after another, in the order given.
+
+    Byte for byte what safetensors writes: metadata first, compact JSON, non-ASCII kept, padded with
+    spaces to a multiple of eight. (With two or more metadata keys the library's own order is random;
+    here it is the mapping's.) Raises HeaderError beyond 100 MB.
+    """
+    document: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    start = 0
+    for tensor in tensors:
+        end = start + tensor.bytes
+        document[tensor.name.removeprefix(folder)] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": (start, end),
+        }
+        start = end
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    if len(text) > MAX_HEADER_BYTES:
+        raise HeaderError(
+            "A shard would need a header beyond the 100 MB that the format allows.", "Choose a smaller shard size."
+        )
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def _parse_int(digits: str) -> int | float:
+    # serde_json reads "-0" as a floating-point number.
+    return -0.0 if digits == "-0" else int(digits)
+
+
+def _parse_float(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise ValueError("a number is out of range")
+    return number
+
+
+def _refuse_constant(word: str) -> float:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _read_document(document: _Json) -> tuple[dict[str, str] | None, dict[str, tuple[str, tuple[int, ...], int, int]]]:
+    if not isinstance(document, tuple):
+        raise ValueError("it is not a JSON object")
+    metadata: dict[str, str] | None = None
+    metadata_seen = False
+    entries = {}
+    for name, value in document:
+        _check_text(name)
+        if name != "__metadata__":
+            entries[name] = _read_tensor(name, value)
+        elif metadata_seen:
+            raise ValueError("__metadata__ stands there twice")
+        else:
+            metadata_seen, metadata = True, _read_metadata(value)
+    return metadata, entries
+
+
+def _read_metadata(value: _Json) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or not all(isinstance(text, str) for _, text in value):
+        raise ValueError("__metadata__ must map text to text")
+    for pair in value:
+        for text in pair:
+            _check_text(text)
+    return dict(value)
+
+
+def _read_tensor(name: str, value: _Json) -> tuple[str, tuple[int, ...], int, int]:
+    if isinstance(value, list) and len(value) == 3:  # serde reads a struct from an array as well
+        value = tuple(zip(_FIELDS, value, strict=True))
+    elif not isinstance(value, tuple):
+        raise ValueError(f"tensor {name!r} is not described by a JSON object")
+    if len(value) != 3 or (value[0][0], value[1][0], value[2][0]) != _FIELDS:  # else as the writer writes it
+        fields = _pick_fields(name, value)
+        value = [(key, fields.get(key)) for key in _FIELDS]
+    (_, dtype), (_, shape), (_, offsets) = value
+    shape, offsets = _usizes(shape), _usizes(offsets)
+    if isinstance(dtype, tuple) and len(dtype) == 1 and dtype[0][1] is None:
+        dtype = dtype[0][0]  # serde reads the variant F32 from {"F32": null} as well
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}"[:200])
+    if shape is None:
+        raise ValueError(f"tensor {name!r} has no valid shape")
+    if offsets is None or len(offsets) != 2:
+        raise ValueError(f"tensor {name!r} has no valid data_offsets")
+    return dtype, shape, offsets[0], offsets[1]
+
+
+def _pick_fields(name: str, pairs: Iterable[tuple[str, _Json]]) -> dict[str, _Json]:
+    fields = {}
+    for key, item in pairs:
+        if key not in _FIELDS:
+            _check_ignored(key, item)
+        elif key in fields:
+            raise ValueError(f"tensor {name!r} has {key} twice")
+        else:
+            fields[key] = item
+    return fields
+
+
+def _usizes(value: _Json) -> tuple[int, ...] | None:
+    if not isinstance(value, list):
+        return None
+    for number in value:
+        if type(number) is not int or not 0 <= number < _USIZE_END:  # True and False are no numbers here
+            return None
+    return tuple(value)
+
+
+def _check_text(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text holds half a surrogate pair") from None
+
+
+def _check_ignored(key: str, value: _Json) -> None:
+    """Refuse in a field that nobody asked for what the reader's JSON parser refuses anywhere."""
+    level = [key, value]
+    depth = 2  # inside the document and the tensor's object
+    while level:
+        depth += 1
+        below: list[_Json] = []
+        for item in level:
+            if isinstance(item, str):
+                _check_text(item)
+            elif type(item) is int and abs(item) >= _USIZE_END:
+                _parse_float(str(item))  # as serde_json reads what exceeds 64 bits
+            elif isinstance(item, list):
+                below.extend(item or [None])
+            elif isinstance(item, tuple):
+                below.extend([part for pair in item for part in pair] or [None])
+        if below and depth > MAX_HEADER_DEPTH:
+            raise ValueError("it is nested too deeply")
+        level = below
+
+
+def _lay_out(
+    entries: Mapping[str, tuple[str, tuple[int, ...], int, int]], data_bytes: int
+) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    tensors = [(name, *entry) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: tensor[3:])
+    position = 0
+    for name, dtype, shape, start, end in tensors:
+        if start != position or end < start:
+            raise ValueError(
+                f"tensor {name!r} leaves a hole or overlaps another: it begins at {start}, not at {position}"
+            )
+        size = tensor_bytes(dtype, shape)
+        if end - start != size:
+            raise ValueError(f"tensor {name!r} has {end - start} bytes where its shape needs {size}")
+        position = end
+    if position != data_bytes:
+        raise ValueError(f"its tensors need {position} bytes and the file holds {data_bytes}")
+    return tensors

@@ -1,0 +1,220 @@
+"""Read a pickle of tensors into inert values. Pure; nothing in it is called, imported or built.
+
+The instructions are those of torch's weights-only reader (torch 2.13, `_weights_only_unpickler.Unpickler`), followed
+one by one: what it refuses is refused. Where it would call something of torch's own, a value stands in (`stand_ins`).
+Beyond it are refused: more instructions than any checkpoint has, and dictionary keys other than text and small
+numbers, whose hashes nobody can make collide.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sharding.core.limits import MAX_PICKLE_MARKS, MAX_PICKLE_STEPS
+from sharding.formats.torch_globals import (
+    ALLOWED,
+    ID_PARTS,
+    Global,
+    Ordered,
+    Other,
+    PickleRefused,
+    Storage,
+    called,
+    key_of,
+    storage_of,
+)
+
+
+class PickleCut(PickleRefused):
+    """The pickle goes on beyond the bytes that are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pickle:
+    """What a pickle holds, the storages that it names, by key, and where it ends."""
+
+    value: Any
+    storages: Mapping[str, Storage]
+    end: int
+
+
+def read_pickle(data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> Pickle:
+    """Return the pickle at `data[start:]`, in which a storage is named by `id_parts` words.
+
+    Dictionaries, lists, tuples, texts and numbers are themselves; tensors are `StoredTensor`, all else is `Other`.
+    Time and memory grow with the instructions, of which `MAX_PICKLE_STEPS` are followed. Raises PickleRefused.
+    """
+    machine = _Machine(data, start, id_parts)
+    try:
+        value = machine.run()
+        return Pickle(value, machine.storages, machine.position)
+    except (IndexError, KeyError) as error:
+        raise PickleRefused("it takes what is not there") from error
+
+
+class _Machine:
+    """One run through a pickle."""
+
+    def __init__(self, data: bytes, start: int, id_parts: int) -> None:
+        self.position = start
+        self.storages: dict[str, Storage] = {}
+        self._data = data
+        self._id_parts = id_parts
+        self._steps_left = MAX_PICKLE_STEPS
+        self._stack: list[Any] = []
+        self._marked: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        data, size, steps = self._data, len(self._data), _STEPS
+        while self.position < size and (code := data[self.position]) != _STOP:
+            step = steps.get(code)
+            if step is None:
+                raise PickleRefused(f"torch's weights-only reader lacks its instruction {bytes([code])!r}")
+            self.position += 1
+            step(self)
+            self._spend(1)
+        self._take(1)
+        return self._stack.pop()
+
+    def _spend(self, steps: int) -> None:
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise PickleRefused(f"it has more than {MAX_PICKLE_STEPS} instructions")
+
+    def _take(self, count: int) -> bytes:
+        end = self.position + count
+        if end > len(self._data):
+            raise PickleCut("it ends early")
+        taken = self._data[self.position : end]
+        self.position = end
+        return taken
+
+    def _skip(self, count: int) -> None:
+        self._take(count)
+
+    def _number(self, size: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self._take(size), "little", signed=signed)
+
+    def _line(self) -> str:
+        end = self._data.find(b"\n", self.position)
+        if end < 0:
+            raise PickleCut("it ends early")
+        return _text(self._take(end + 1 - self.position)[:-1])
+
+    def _since_mark(self) -> list[Any]:
+        items, self._stack = self._stack, self._marked.pop()
+        return items
+
+    def _push_global(self) -> None:
+        module, name = self._line(), self._line()
+        # What protocol 2 calls by the names of Python 2.
+        full = f"{'builtins' if module == '__builtin__' else module}.{name}"
+        if full not in ALLOWED:
+            raise PickleRefused(f"it asks for {full[:100]!r}, which torch's weights-only reader does not allow")
+        self._stack.append(Global(full))
+
+    def _call(self) -> None:
+        arguments, function = self._stack.pop(), self._stack[-1]
+        if isinstance(arguments, tuple) and len(arguments) == 1 and isinstance(arguments[0], list | tuple):
+            self._spend(len(arguments[0]))  # one long list may be given to many calls
+        self._stack[-1] = called(function, arguments)
+
+    def _make(self) -> None:
+        arguments, kind = self._stack.pop(), self._stack.pop()
+        if kind != Global("collections.OrderedDict") or arguments != ():
+            raise PickleRefused("it makes an object of another class than a dictionary")
+        self._stack.append(Ordered())
+
+    def _build(self) -> None:
+        state = self._stack.pop()
+        if type(self._stack[-1]) is not Ordered or not isinstance(state, dict):
+            raise PickleRefused("it sets the state of something that is no dictionary")
+
+    def _store(self) -> None:
+        storage = self._stack[-1] = storage_of(self._stack[-1], self._id_parts)
+        if self.storages.setdefault(storage.key, storage) != storage:
+            raise PickleRefused("it describes one storage in two ways")
+
+    def _mark(self) -> None:
+        if len(self._marked) >= MAX_PICKLE_MARKS:
+            raise PickleRefused("it is nested too deeply")
+        self._marked.append(self._stack)
+        self._stack = []
+
+    def _append(self, items: list[Any]) -> None:
+        if type(self._stack[-1]) is not list:
+            raise PickleRefused("it appends to what is no list")
+        self._stack[-1].extend(items)
+
+    def _set(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if type(target) not in (dict, Ordered) or len(items) % 2:
+            raise PickleRefused("it puts items into what is no dictionary")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            target[key_of(key)] = value
+
+    def _last(self, count: int) -> None:
+        if len(self._stack) < count:
+            raise PickleRefused("it takes what is not there")
+        self._stack[-count:] = [tuple(self._stack[-count:])]
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _remember(self, number: int) -> None:
+        self._memo[number] = self._stack[-1]
+
+    def _pop_last(self, count: int) -> list[Any]:
+        if len(self._stack) < count:
+            raise PickleRefused("it takes what is not there")
+        items = self._stack[-count:]
+        del self._stack[-count:]
+        return items
+
+
+def _text(data: bytes, errors: str = "strict") -> str:
+    try:
+        return str(data, "utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise PickleRefused("it holds a text that is no UTF-8") from error
+
+
+_STOP = ord(".")
+_STEPS: dict[int, Callable[[_Machine], None]] = {
+    ord("\x80"): lambda m: m._skip(1),
+    ord("c"): _Machine._push_global,
+    ord("R"): _Machine._call,
+    ord("\x81"): _Machine._make,
+    ord("b"): _Machine._build,
+    ord("Q"): _Machine._store,
+    ord("("): _Machine._mark,
+    ord("a"): lambda m: m._append(m._pop_last(1)),
+    ord("e"): lambda m: m._append(m._since_mark()),
+    ord("s"): lambda m: m._set(m._pop_last(2)),
+    ord("u"): lambda m: m._set(m._since_mark()),
+    ord("t"): lambda m: m._push(tuple(m._since_mark())),
+    ord("\x85"): lambda m: m._last(1),
+    ord("\x86"): lambda m: m._last(2),
+    ord("\x87"): lambda m: m._last(3),
+    ord("N"): lambda m: m._push(None),
+    ord("\x89"): lambda m: m._push(False),
+    ord("\x88"): lambda m: m._push(True),
+    ord(")"): lambda m: m._push(()),
+    ord("]"): lambda m: m._push([]),
+    ord("}"): lambda m: m._push({}),
+    ord("\x8f"): lambda m: m._push(Other("builtins.set")),
+    ord("J"): lambda m: m._push(m._number(4, signed=True)),
+    ord("K"): lambda m: m._push(m._number(1)),
+    ord("M"): lambda m: m._push(m._number(2)),
+    ord("G"): lambda m: m._push(struct.unpack(">d", m._take(8))[0]),
+    ord("X"): lambda m: m._push(_text(m._take(m._number(4)), "surrogatepass")),
+    ord("U"): lambda m: m._push(_text(m._take(m._number(1)))),
+    ord("\x8a"): lambda m: m._push(int.from_bytes(m._take(m._number(1)), "little", signed=True)),
+    ord("h"): lambda m: m._push(m._memo[m._number(1)]),
+    ord("j"): lambda m: m._push(m._memo[m._number(4)]),
+    ord("q"): lambda m: m._remember(m._number(1)),
+    ord("r"): lambda m: m._remember(m._number(4)),
+}
+"""What each instruction does, by its code (pickletools of Python 3.11)."""

@@ -1,0 +1,111 @@
+"""Draw memory over time as an SVG: several processes on the same axes. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import floor, log10
+
+from sharding.core.text import format_bytes
+from sharding.loading.costs import Comparison, Moment, middle_run
+
+_WIDTH, _HEIGHT = 760, 380
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 84, 48
+_COLOURS = ("#c2571a", "#2563eb", "#0f766e", "#7c3aed")
+_TEXT, _MUTED, _GRID = "#1f2937", "#4b5563", "#e5e7eb"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One process: its name and its memory over time."""
+
+    title: str
+    moments: tuple[Moment, ...]
+
+
+def draw_memory(comparison: Comparison) -> str:
+    """Return the picture of a measured comparison: original and sharded copy."""
+    curves = [
+        Curve(name, middle_run(costs).curve)
+        for name, costs in (("original", comparison.original), ("sharded copy", comparison.sharded))
+    ]
+    return draw_curves("Memory while loading and computing", curves)
+
+
+def draw_curves(title: str, curves: Sequence[Curve]) -> str:
+    """Return an SVG of `curves` on shared axes, on a white ground that reads in light and dark pages.
+
+    A filled line is anonymous memory, which cannot be given back; a thin one adds the mapped files, which can.
+    """
+    seconds = _nice(max((moment.seconds for curve in curves for moment in curve.moments), default=1.0))
+    size = _nice(max((moment.total_bytes for curve in curves for moment in curve.moments), default=1.0))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="13" fill="{_TEXT}">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#ffffff"/>',
+        f'<text x="{_LEFT}" y="28" font-size="16" font-weight="600">{escape(title)}</text>',
+        *_legend(curves),
+        *_axes(seconds, size),
+    ]
+    for curve, colour in zip(curves, _COLOURS, strict=False):
+        anon = _path(((moment.seconds, moment.anon_bytes) for moment in curve.moments), seconds, size)
+        total = _path(((moment.seconds, moment.total_bytes) for moment in curve.moments), seconds, size)
+        if curve.moments:
+            first, last = (_place(moment.seconds, 0, seconds, size) for moment in (curve.moments[0], curve.moments[-1]))
+            area = f"M{first[0]:.1f},{first[1]:.1f} L{anon[1:]} L{last[0]:.1f},{last[1]:.1f} Z"
+            parts.append(f'<path d="{area}" fill="{colour}" fill-opacity="0.12"/>')
+            parts.append(f'<path d="{total}" fill="none" stroke="{colour}" stroke-width="1.2" stroke-dasharray="4 3"/>')
+            parts.append(f'<path d="{anon}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _legend(curves: Iterable[Curve]) -> list[str]:
+    parts, x = [], _LEFT
+    for curve, colour in zip(curves, _COLOURS, strict=False):
+        peak = max((moment.anon_bytes for moment in curve.moments), default=0)
+        text = f"{curve.title}: {format_bytes(peak)} anonymous at most"
+        parts.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 18}" y="53">{escape(text)}</text>')
+        x += 40 + 7 * len(text)
+    note = "filled: anonymous memory; dashed: with mapped files, which the system can drop and read again"
+    return [*parts, f'<text x="{_LEFT}" y="72" font-size="11" fill="{_MUTED}">{note}</text>']
+
+
+def _axes(seconds: float, size: float) -> list[str]:
+    parts = []
+    for step in range(5):
+        x, y = _place(seconds * step / 4, size * step / 4, seconds, size)
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>')
+        label = format_bytes(size * step / 4) if step else "0"
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{_MUTED}">{label}</text>')
+        label = f"{seconds * step / 4:g} s"
+        anchor = "end" if step == 4 else "middle"
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="{anchor}" fill="{_MUTED}">{label}</text>')
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    note = "time since the start of the process, imports included"
+    parts.append(
+        f'<text x="{middle}" y="{_HEIGHT - 8}" font-size="11" text-anchor="middle" fill="{_MUTED}">{note}</text>'
+    )
+    return parts
+
+
+def _path(points: Iterable[tuple[float, float]], seconds: float, size: float) -> str:
+    places = (_place(x, y, seconds, size) for x, y in points)
+    return "M" + " L".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _place(at_seconds: float, at_bytes: float, seconds: float, size: float) -> tuple[float, float]:
+    x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * at_seconds / seconds
+    return x, _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * at_bytes / size
+
+
+def _nice(most: float) -> float:
+    """Return a round number at or above `most` that four divide well.
+
+    >>> _nice(13.2), _nice(0.9)
+    (16.0, 1.0)
+    """
+    unit = 10.0 ** floor(log10(max(most, 1e-9)))
+    return next(
+        (unit * step for step in (1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 5.0, 6.0, 8.0) if unit * step >= most), 10 * unit
+    )

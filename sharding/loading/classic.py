@@ -1,0 +1,117 @@
+"""Re-shard the tutorials' way: load the whole model in a child process and save it again."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+
+from sharding.checkpoint.read import read_checkpoint
+from sharding.checkpoint.side_files import sort_files
+from sharding.core.environment import child_variables
+from sharding.core.errors import SourceError
+from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
+from sharding.core.meter import anon_bytes
+from sharding.core.protocols import Source
+from sharding.core.text import format_bytes
+from sharding.core.values import Checkpoint, Shard
+from sharding.formats.dtypes import DTYPES
+from sharding.loading.costs import ClassicCost
+from sharding.loading.local_copy import download_bytes, lay_out, loadable_files
+from sharding.loading.measure import Load, free_memory_bytes
+from sharding.loading.predict import predict_load
+from sharding.planning.plan import plan_components
+from sharding.storage.folder_source import open_folder
+from sharding.storage.hub_client import Hub
+from sharding.transfer.prepare import Prepared
+
+_SAMPLE_SECONDS = 0.02
+
+
+def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, place: Path) -> None:
+    """Raise SourceError, with the figures, where a model does not fit into memory or its files onto the disk."""
+    free_bytes = int(MEMORY_SHARE * free_memory_bytes())
+    if needed_memory_bytes > free_bytes:
+        raise SourceError(
+            f"The classic engine would need about {format_bytes(needed_memory_bytes)} of memory for this model, and "
+            f"{format_bytes(free_bytes)} can be used here.",
+            "The stream engine needs no more than a few blocks: leave --engine out.",
+        )
+    free_bytes = shutil.disk_usage(place).free - DISK_FLOOR_BYTES
+    if needed_disk_bytes > free_bytes:
+        raise SourceError(
+            f"The classic engine would need {format_bytes(needed_disk_bytes)} on the disk for its copies, and "
+            f"{format_bytes(free_bytes)} are free.",
+            "The stream engine keeps no copy: leave --engine out.",
+        )
+
+
+def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str) -> ClassicCost:
+    """Load the checkpoint in `folder`, save it in `out`, load that again. Raises SourceError where that fails."""
+    started = time.monotonic()
+    command = [
+        sys.executable,
+        "-m",
+        "sharding.loading.classic_child",
+        str(folder),
+        str(out),
+        str(max_shard_bytes),
+        dtype,
+    ]
+    # Into a file: what nobody reads would fill a pipe, and the child would wait for ever.
+    with TemporaryFile() as errors:
+        variables, nothing = child_variables(), subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=errors, env=variables) as process:
+            peak_bytes = 0
+            try:
+                while process.poll() is None:
+                    peak_bytes = max(peak_bytes, anon_bytes(process.pid))
+                    time.sleep(_SAMPLE_SECONDS)
+            finally:
+                process.kill()
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip().splitlines()
+    if process.returncode:
+        reason = said[-1][:500] if said else f"it ended with {process.returncode}"
+        raise SourceError(f"The classic engine cannot do this checkpoint: {reason}", "Leave --engine out.")
+    written_bytes = sum(path.stat().st_size for path in out.iterdir())
+    return ClassicCost(time.monotonic() - started, peak_bytes, written_bytes)
+
+
+@contextmanager
+def prepared_classic(origin: Source, max_shard_bytes: int, dtype: str, hub: Hub) -> Iterator[Prepared]:
+    """Load `origin` as `dtype` and save it in a temporary folder; yield that, with the cuts that accelerate made.
+
+    Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
+    """
+    files = loadable_files(origin)
+    predicted = predict_load(origin, files, Load(dtype=DTYPES[dtype]))
+    weight_bytes = sum(file.bytes for file in files)
+    cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)
+    with TemporaryDirectory(prefix="classic-") as place:
+        refuse_too_large(predicted.peak_anon_bytes, download_bytes(origin, files) + cast_bytes, Path(place))
+        folder = lay_out(origin, files, Path(place) / "original", hub)
+        cost = run_classic(folder, Path(place) / "saved", max_shard_bytes, DTYPES[dtype] or "keep")
+        saved = open_folder(str(Path(place) / "saved"))
+        checkpoint = read_checkpoint(saved)
+        plan = plan_components(checkpoint.components, checkpoint.tensors, max_shard_bytes, order="stored")
+        yield Prepared(
+            reading=saved,
+            checkpoint=replace(checkpoint, source=origin.ref, side_files=sort_files(origin.files, ())[0]),
+            plan=replace(plan, shards=_as_saved(checkpoint), order="stored", dtype=dtype),
+            cost=cost,
+            disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),
+        )
+
+
+def _as_saved(checkpoint: Checkpoint) -> tuple[Shard, ...]:
+    """Return the shards that the files of a checkpoint are."""
+    shards = []
+    for file in checkpoint.weight_files:
+        tensors = tuple(tensor for tensor in checkpoint.tensors if tensor.file == file.path)
+        shards.append(Shard(file.path, tensors, sum(tensor.bytes for tensor in tensors)))
+    return tuple(shards)

@@ -1,0 +1,36 @@
+"""What the tutorials do, as a process of its own: load with transformers, save with accelerate, load that again.
+
+from_pretrained(low_cpu_mem_usage=True, dtype=…), Accelerator.save_model(max_shard_size=…) and
+load_checkpoint_and_dispatch. Arguments: folder, new folder, bytes of the largest shard, dtype or "keep". No code
+of a repo is run.
+"""
+
+import sys
+from pathlib import Path
+
+from sharding.planning.model_class import Unsupported, model_class
+
+
+def main() -> None:
+    """Re-shard one folder into another. Exits with the reason where the class is not transformers' own."""
+    folder, out, max_shard_bytes, dtype = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    import torch
+    from accelerate import Accelerator, init_empty_weights, load_checkpoint_and_dispatch
+
+    try:
+        cls, config = model_class(folder)
+    except Unsupported as error:
+        sys.exit(str(error))
+    wanted = "auto" if dtype == "keep" else getattr(torch, dtype)
+    model = cls.from_pretrained(folder, low_cpu_mem_usage=True, dtype=wanted, local_files_only=True)
+    Accelerator().save_model(model, out, max_shard_size=max_shard_bytes)
+    classes, dtype_loaded = sorted(model._no_split_modules or []), model.dtype
+    del model
+    with init_empty_weights():
+        empty = cls._from_config(config, dtype=dtype_loaded)
+    empty.tie_weights()
+    load_checkpoint_and_dispatch(empty, out, device_map={"": "cpu"}, no_split_module_classes=classes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Compare loading an original with loading its sharded copy: measured where that is possible, else predicted."""
+
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sharding.checkpoint.read import read_small
+from sharding.core.environment import hub_endpoint
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.limits import MEMORY_SHARE, ROUNDS
+from sharding.core.protocols import Destination, Source
+from sharding.core.text import format_bytes, name_some, parse_bytes
+from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
+from sharding.formats.dtypes import DTYPES
+from sharding.formats.index import build_indexes
+from sharding.formats.names import is_weights
+from sharding.loading.chart import draw_memory
+from sharding.loading.classic import refuse_too_large, run_classic
+from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Prediction, Probed
+from sharding.loading.local_copy import download_bytes, lay_out, loadable_files, refuse_without_room
+from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, measure
+from sharding.loading.predict import predict_load
+from sharding.loading.verdict import judge, judge_predicted
+from sharding.storage.hub_client import Hub
+from sharding.storage.locate import open_source, open_staged
+
+
+def compare_loads(
+    original: Source,
+    sharded: Source,
+    load: Load,
+    rounds: int,
+    hub: Hub,
+    written: Mapping[str, bytes] | None = None,
+    max_shard_bytes: int | None = None,
+) -> Generator[Probed, None, Comparison]:
+    """Load both in turn; yield every probe, return the comparison.
+
+    `written` is what belongs to the sharded copy and lies nowhere yet: its index, its configuration. With
+    `max_shard_bytes` the copy is made once more, the classic way, to say what that takes. Where the
+    two do not fit on the disk or into memory, or only code of the repo could load them, the comparison holds
+    predictions and the reason. Raises SourceError where there is nothing to compare.
+    """
+    sides = [(source, loadable_files(source)) for source in (original, sharded)]
+    predicted = [predict_load(source, files, load) for source, files in sides]
+    costs: dict[str, list[LoadCost]] = {"original": [], "sharded": []}
+    reason = _reason_not_to(load, predicted)
+    expected = _expect_classic(*sides[0], predicted[0])
+    classic = None
+    with TemporaryDirectory(prefix="compare-") as place:
+        try:
+            refuse_without_room(Path(place), sum(download_bytes(*side) for side in sides))
+        except SourceError as error:
+            reason = reason or error.message
+        if not reason:
+            folders = [
+                lay_out(source, files, Path(place) / name, hub, extra)
+                for (source, files), name, extra in zip(sides, costs, (None, written), strict=True)
+            ]
+            for probed in measure(folders[0], folders[1], load, rounds):
+                costs[probed.side].append(probed.cost)
+                yield probed
+            reason = _unsupported(costs)
+            if max_shard_bytes is not None:
+                classic = _classic(folders[0], Path(place) / "classic", max_shard_bytes, load.dtype, expected)
+    comparison = _conclude(load, costs, (predicted[0], predicted[1]), reason)
+    if max_shard_bytes is not None:
+        comparison = replace(comparison, classic=classic or replace(expected, reason_not_run=reason))
+    return comparison
+
+
+def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, expected: ClassicCost) -> ClassicCost:
+    """Do the job the classic way, with a copy that is thrown away."""
+    downloaded_bytes = expected.disk_bytes - _weight_bytes(folder)
+    try:
+        refuse_too_large(expected.peak_anon_bytes, _weight_bytes(folder), folder.parent)
+        cost = run_classic(folder, out, max_shard_bytes, dtype or "keep")
+    except SourceError as error:
+        return replace(expected, reason_not_run=error.message)
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    return replace(cost, disk_bytes=cost.disk_bytes + downloaded_bytes)
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.name.endswith((".safetensors", ".bin")))
+
+
+def _expect_classic(source: Source, files: Sequence[FileEntry], predicted: Prediction) -> ClassicCost:
+    """Return what the classic way should take: the model in memory, and on the disk its copy and what is downloaded."""
+    copy_bytes = sum(file.bytes for file in files if file.path.endswith((".safetensors", ".bin")))
+    return ClassicCost(None, predicted.peak_anon_bytes, download_bytes(source, files) + copy_bytes)
+
+
+def _conclude(
+    load: Load, costs: Mapping[str, Sequence[LoadCost]], predicted: tuple[Prediction, Prediction], reason: str
+) -> Comparison:
+    # The warm-up does not count, unless it is all there is.
+    original, sharded = (tuple(runs[1:] or runs) for runs in (costs["original"], costs["sharded"]))
+    return Comparison(
+        method=load.method,
+        dtype_asked=load.dtype,
+        with_mapping=load.with_mapping,
+        memory_limit_bytes=load.memory_limit_bytes,
+        original=() if reason else original,
+        sharded=() if reason else sharded,
+        verdict=judge_predicted(*predicted) if reason else judge(original, sharded),
+        predicted=predicted,
+        machine=describe_machine(),
+        reason_not_measured=reason,
+    )
+
+
+def _reason_not_to(load: Load, predicted: Sequence[Prediction]) -> str:
+    needed_bytes, free_bytes = max(side.peak_anon_bytes for side in predicted), free_memory_bytes()
+    if load.memory_limit_bytes is None and needed_bytes > MEMORY_SHARE * free_bytes:
+        return f"It would take about {format_bytes(needed_bytes)} of memory and {format_bytes(free_bytes)} are free."
+    return ""
+
+
+def _unsupported(costs: Mapping[str, Sequence[LoadCost]]) -> str:
+    """Return why no side can be loaded at all, empty where one can."""
+    runs = [run for side in costs.values() for run in side]
+    return runs[0].message if all(run.outcome == "unsupported" for run in runs) else ""
+
+
+def how_to_load(
+    method: Method = "from_pretrained", dtype: str = "keep", memory_limit: str = "", *, with_mapping: bool = True
+) -> Load:
+    """Return how probes load; `dtype` is "keep", "fp32", "fp16" or "bf16", `memory_limit` a size or "" for none.
+
+    With offload half the memory is for weights. Raises UsageError for a limit that is no size.
+    """
+    limit = parse_bytes(memory_limit) if memory_limit else None
+    room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
+    return Load(method, DTYPES[dtype], with_mapping, limit, room)
+
+
+def compare(
+    original: str,
+    sharded: str,
+    *,
+    load: Load | None = None,
+    rounds: int = ROUNDS,
+    picture: str = "",
+    endpoint: str | None = None,
+    token: str | None = None,
+) -> Generator[Probed | Compared, None, None]:
+    """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
+
+    A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
+    (SVG). Raises UsageError, SourceError.
+    """
+    hub = Hub(endpoint or hub_endpoint(), token)
+    comparison = yield from compare_loads(
+        open_source(original, hub), open_source(sharded, hub), load or Load(), rounds, hub
+    )
+    if picture and comparison.is_measured:
+        Path(picture).write_text(draw_memory(comparison), encoding="utf-8")
+    yield Compared(comparison)
+
+
+def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
+    """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`."""
+    if not checkpoint.is_plain_model:
+        what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
+        raise UsageError(f"{checkpoint.source.repo_id} is {what}, which --compare cannot load.", "Leave --compare out.")
+    try:
+        loadable_files(origin)
+    except SourceError as error:
+        names = name_some([file.path for file in checkpoint.weight_files])
+        message = f"{names}: transformers does not look for weights there, so --compare cannot load the original."
+        raise UsageError(message, "Leave --compare out; the copy has the names that it looks for.") from error
+
+
+def compare_staged(
+    plan: Plan,
+    records: Mapping[str, ShardRecord],
+    origin: Source,
+    target: Destination,
+    rounds: int,
+    hub: Hub,
+    configs: Mapping[str, bytes],
+) -> Generator[Probed | Compared, None, Comparison]:
+    """Load the original and the result, which is not published yet and has its own `configs`, in turn."""
+    beside = [file for file in loadable_files(origin) if not is_weights(file.path)]
+    written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
+    written |= {path: text for path, text in configs.items() if path in written}
+    staged = open_staged(target, list(records), hub)
+    load = Load(dtype=DTYPES[plan.dtype])
+    comparison = yield from compare_loads(origin, staged, load, rounds, hub, written, plan.max_shard_bytes)
+    yield Compared(comparison)
+    return comparison

@@ -1,0 +1,160 @@
+"""The frozen values of a comparison: what one load cost, what all of them say, and what follows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+Outcome = Literal["loaded", "out-of-memory", "unsupported", "failed"]
+Kind = Literal["no-difference", "gain", "loss", "mixed", "not-loaded", "outputs-differ"]
+Cause = Literal["dtype", "format", "file-size", "memory-mapping", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The memory of a process at one moment after its start."""
+
+    seconds: float
+    anon_bytes: int
+    file_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCost:
+    """What one fresh process paid to load a checkpoint and compute with it.
+
+    `base_anon_bytes` is what the libraries alone take; `mapped_bytes` how much of the loaded weights still lies
+    in the page cache (None where the system does not tell). Equal `logits_sha256` mean bit-identical logits.
+    """
+
+    outcome: Outcome
+    message: str
+    method: str
+    dtype_asked: str | None
+    memory_limited_by: str | None
+    cache: str
+    seconds: Mapping[str, float]
+    peak_anon_bytes: int
+    peak_file_bytes: int
+    peak_total_bytes: int
+    curve: tuple[Moment, ...]
+    architecture: str = ""
+    format: str = ""
+    files: int = 0
+    weight_bytes: int = 0
+    largest_file_bytes: int = 0
+    base_anon_bytes: int = 0
+    loaded_bytes: int = 0
+    mapped_bytes: int | None = None
+    disk_bytes_read: int | None = None
+    stored_dtypes: Mapping[str, int] | None = None
+    is_cast: bool = False
+    logits_sha256: str = ""
+    tokens: tuple[int, ...] = ()
+
+    @property
+    def working_seconds(self) -> float:
+        """Seconds to load, to compute once and to generate: what a person waits for beyond the imports."""
+        return sum(self.seconds.get(phase, 0.0) for phase in ("load", "forward", "tokens"))
+
+    @property
+    def is_mapped(self) -> bool | None:
+        """Whether most of the loaded weights are memory-mapped; None where the system does not tell."""
+        return None if self.mapped_bytes is None else 2 * self.mapped_bytes > self.loaded_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over several runs.
+
+    >>> Spread.of([3.0, 1.0, 2.0])
+    Spread(median=2.0, low=1.0, high=3.0)
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        """Return median, smallest and largest of `values`."""
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One sentence about a comparison, with the kind of answer it is and the cause it names."""
+
+    kind: Kind
+    cause: Cause | None
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The memory that a load should take by the model of `predict`: nothing here has been measured."""
+
+    peak_anon_bytes: int
+    peak_file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicCost:
+    """What the tutorials' way takes for the same shards: load everything, save it, load that again.
+
+    `seconds` are None where it was not run, for the reason given; then memory and disk are predictions. Downloading
+    and pushing are not in it.
+    """
+
+    seconds: float | None
+    peak_anon_bytes: int
+    disk_bytes: int
+    reason_not_run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Original and sharded copy loaded in turn, or, where `original` is empty, predictions and the reason why.
+
+    `classic` is what the job itself would have taken the classic way; None where that was not asked for.
+    """
+
+    method: str
+    dtype_asked: str | None
+    with_mapping: bool
+    memory_limit_bytes: int | None
+    original: tuple[LoadCost, ...]
+    sharded: tuple[LoadCost, ...]
+    verdict: Verdict
+    predicted: tuple[Prediction, Prediction]
+    machine: str
+    reason_not_measured: str = ""
+    classic: ClassicCost | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the figures come from real loads."""
+        return bool(self.original)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """One load has been measured; round 0 is the warm-up and does not count."""
+
+    side: Literal["original", "sharded"]
+    round: int
+    rounds: int
+    cost: LoadCost
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Original and sharded copy have been compared by loading them."""
+
+    comparison: Comparison
+
+
+def middle_run(costs: Sequence[LoadCost]) -> LoadCost:
+    """Return the run whose time is the median: the one whose curve is shown."""
+    return sorted(costs, key=lambda cost: cost.working_seconds)[(len(costs) - 1) // 2]

@@ -1,0 +1,200 @@
+"""Decide which block of a model goes on which device for given memory budgets, and which files each needs. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sharding.checkpoint.read import read_checkpoint, read_small
+from sharding.core.environment import hub_endpoint
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.limits import MAX_CONFIG_BYTES
+from sharding.core.text import parse_bytes
+from sharding.core.values import TensorEntry
+from sharding.formats.dtypes import DTYPES
+from sharding.planning.architecture import Architecture, ask_architecture
+from sharding.storage.hub_client import Hub
+from sharding.storage.locate import open_source
+
+PRESETS = {
+    "colab-t4": "cuda:0=15GB,cpu=12GB",
+    "kaggle-2xt4": "cuda:0=15GB,cuda:1=15GB,cpu=29GB",
+    "24gb": "cuda:0=23GB,cpu=32GB",
+    "laptop-16gb": "cpu=12GB",
+}
+"""What is free for weights there: cards keep about 1 GB for themselves, systems some more."""
+
+_DEVICE = re.compile(r"cuda:\d{1,2}|cpu", re.ASCII)
+DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoad:
+    """What one device holds: modules, their bytes, and the weight files that it needs for them."""
+
+    device: str
+    budget_bytes: int | None
+    bytes: int
+    modules: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """Which module goes where; it fits if nothing is left for the disk. `snippet` is Python that does it."""
+
+    class_name: str
+    no_split_classes: tuple[str, ...]
+    blocks: int
+    devices: tuple[DeviceLoad, ...]
+    device_map: Mapping[str, str]
+    snippet: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether all weights are in memory."""
+        return DISK not in self.device_map.values()
+
+
+def parse_budgets(text: str) -> dict[str, int]:
+    """Return device to bytes for "cuda:0=16GB,cpu=12GB", or for the name of a preset.
+
+    >>> parse_budgets("cuda:0=16GB,cpu=12GB")
+    {'cuda:0': 16000000000, 'cpu': 12000000000}
+
+    Raises UsageError for anything else.
+    """
+    budgets: dict[str, int] = {}
+    for part in PRESETS.get(text.strip().lower(), text).split(","):
+        device, found, size = part.strip().partition("=")
+        if not found or not _DEVICE.fullmatch(device) or device in budgets:
+            raise UsageError(
+                f"{part.strip()!r} is not a budget of one device.",
+                f"Write --budget cuda:0=16GB,cpu=12GB, or a preset: {', '.join(PRESETS)}.",
+            )
+        budgets[device] = parse_bytes(size)
+    return budgets
+
+
+def plan_devices(
+    architecture: Architecture, tensors: Iterable[TensorEntry], budgets: Mapping[str, int], name: str, dtype: str | None
+) -> DevicePlan:
+    """Return the plan that accelerate's device map in `architecture` makes for a checkpoint of `tensors`."""
+    file_of = {tensor.name: tensor.file for tensor in tensors}
+    loads: dict[str, int] = dict.fromkeys([*budgets, DISK], 0)
+    files: dict[str, set[str]] = {device: set() for device in loads}
+    homes = _homes(architecture)
+    for weight in architecture.weights:
+        device = homes[weight.name]
+        loads[device] += weight.bytes
+        names = (_stored_name(saved, file_of) for saved in weight.saved_as)
+        files[device] |= {file_of[stored] for stored in names if stored}
+    modules = {device: tuple(m for m, at in architecture.device_map.items() if at == device) for device in loads}
+    return DevicePlan(
+        class_name=architecture.class_name,
+        no_split_classes=architecture.no_split_classes,
+        blocks=len(architecture.blocks),
+        devices=tuple(
+            DeviceLoad(device, budgets.get(device), loads[device], modules[device], tuple(sorted(files[device])))
+            for device in loads
+            if modules[device] or device != DISK
+        ),
+        device_map=architecture.device_map,
+        snippet=_snippet(architecture, name, dtype),
+    )
+
+
+def device_plan_json(plan: DevicePlan) -> dict[str, Any]:
+    """Return the plan as the command line prints it."""
+    return {
+        "architecture": plan.class_name,
+        "fits": plan.fits,
+        "no_split_classes": list(plan.no_split_classes),
+        "blocks": plan.blocks,
+        "devices": [
+            {
+                "device": load.device,
+                "budget_bytes": load.budget_bytes,
+                "bytes": load.bytes,
+                "modules": list(load.modules),
+                "files": list(load.files),
+            }
+            for load in plan.devices
+        ],
+        "device_map": dict(plan.device_map),
+        "snippet": plan.snippet,
+    }
+
+
+def _homes(architecture: Architecture) -> dict[str, str]:
+    """Return the device of every weight: that of the longest entry of the map that its name begins with."""
+    homes = {}
+    for weight in architecture.weights:
+        module = weight.name
+        while module not in architecture.device_map and module:
+            module = module.rpartition(".")[0]
+        homes[weight.name] = architecture.device_map[module]
+    return homes
+
+
+def _stored_name(name: str, stored: Mapping[str, str]) -> str | None:
+    """Return the name that a tensor has in the files: a checkpoint may have the base model's prefix, or lack it."""
+    if name in stored:
+        return name
+    shorter = name.partition(".")[2]
+    if shorter in stored:
+        return shorter
+    return next((other for other in stored if other.endswith(f".{name}")), None)
+
+
+def _snippet(architecture: Architecture, name: str, dtype: str | None) -> str:
+    offload = '    offload_folder="offload",\n' if DISK in architecture.device_map.values() else ""
+    lines = "".join(f"        {line},\n" for line in _map_lines(architecture.device_map))
+    return (
+        f"from transformers import {architecture.class_name}\n\n"
+        f"model = {architecture.class_name}.from_pretrained(\n"
+        f'    {name!r},\n    dtype="{dtype or "auto"}",\n    device_map={{\n{lines}    }},\n{offload})\n'
+    )
+
+
+def _map_lines(device_map: Mapping[str, str]) -> list[str]:
+    """Return a device map as lines of a Python dictionary, runs of numbered blocks in one line each.
+
+    >>> _map_lines({"wte": "cpu", "h.0": "cpu", "h.1": "cpu", "h.2": "disk"})
+    ["'wte': 'cpu'", "**{f'h.{n}': 'cpu' for n in range(0, 2)}", "'h.2': 'disk'"]
+    """
+    runs: list[tuple[str, int | None, int, str]] = []
+    for module, device in device_map.items():
+        stem, _, last = module.rpartition(".")
+        number = int(last) if last.isdigit() and stem else None
+        if runs and number is not None and (runs[-1][0], runs[-1][2], runs[-1][3]) == (stem, number, device):
+            runs[-1] = (stem, runs[-1][1], number + 1, device)
+        else:
+            runs.append((module, None, 0, device) if number is None else (stem, number, number + 1, device))
+    lines = []
+    for stem, start, end, device in runs:
+        if start is None:
+            lines.append(f"{stem!r}: {device!r}")
+        elif end == start + 1:
+            lines.append(f"{f'{stem}.{start}'!r}: {device!r}")
+        else:
+            lines.append(f"**{{f'{stem}.{{n}}': {device!r} for n in range({start}, {end})}}")
+    return lines
+
+
+def devices(
+    source: str, budget: str, *, dtype: str = "keep", endpoint: str | None = None, token: str | None = None
+) -> DevicePlan:
+    """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
+
+    Reads headers and the configuration only. Raises UsageError, SourceError.
+    """
+    budgets = parse_budgets(budget)
+    origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
+    config = next((file for file in origin.files if file.path == "config.json"), None)
+    if config is None:
+        raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
+    tensors = read_checkpoint(origin).tensors
+    architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), DTYPES[dtype], budgets)
+    name = origin.ref.repo_id if origin.ref.kind == "hub" else source
+    return plan_devices(architecture, tensors, budgets, name, DTYPES[dtype])

@@ -1,0 +1,103 @@
+"""Let probes of an original and its sharded copy take turns, and collect what each cost."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from sharding.core.environment import child_variables
+from sharding.core.errors import ShardingError
+from sharding.core.limits import CURVE_MOMENTS
+from sharding.core.text import format_bytes
+from sharding.loading.costs import LoadCost, Moment, Probed
+
+Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How to load: the method, the dtype asked for (None: as stored), memory mapping and limits in bytes."""
+
+    method: Method = "from_pretrained"
+    dtype: str | None = None
+    with_mapping: bool = True
+    memory_limit_bytes: int | None = None
+    max_memory_bytes: int | None = None
+    cold: bool = True
+
+
+def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[Probed]:
+    """Load both folders in turn, `rounds` times each; yield every probe as it ends.
+
+    A warm-up of each, which does not count, comes first. Every second round goes the other way round, so that a
+    machine that grows slower favours nobody. A load that fails ends the turns: it would fail again.
+    """
+    sides: list[tuple[Literal["original", "sharded"], Path]] = [("original", original), ("sharded", sharded)]
+    for number in range(rounds + 1):
+        broken = False
+        for side, folder in sides:
+            cost = probe(folder, load)
+            broken |= cost.outcome != "loaded"
+            yield Probed(side, number, rounds, cost)
+        if broken:
+            return
+        sides.reverse()
+
+
+def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost:
+    """Load the checkpoint in `folder` in a fresh process and return what that cost.
+
+    That it does not load is a result as well. Raises ShardingError where the probe itself is broken.
+    """
+    options: list[tuple[str, object]] = [
+        ("--dtype", load.dtype),
+        ("--memory-limit", load.memory_limit_bytes),
+        ("--max-memory", load.max_memory_bytes),
+        ("--timeout", timeout_seconds),
+    ]
+    command = [sys.executable, "-m", "sharding.loading.probe", str(folder), "--method", load.method]
+    command += [str(word) for name, given in options if given is not None for word in (name, given)]
+    command += ["--no-mmap"] * (not load.with_mapping) + ["--cold"] * load.cold
+    done = subprocess.run(command, capture_output=True, text=True, env=child_variables(), stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise ShardingError(f"A probe of {folder.name} broke down: {done.stderr.strip()[-300:]}", "Run it again.")
+    return _cost(json.loads(done.stdout))
+
+
+def free_memory_bytes() -> int:
+    """Return how much memory a new process could take now without anybody being swapped out or killed."""
+    return int(psutil.virtual_memory().available)
+
+
+def describe_machine() -> str:
+    """Return one line: cores, memory, system and the versions of the libraries that load."""
+    memory = format_bytes(psutil.virtual_memory().total)
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "safetensors"))
+    return f"{psutil.cpu_count()} cores, {memory} of memory, {platform.system()}, {libraries}"
+
+
+def thin(curve: Sequence[Moment], most: int = CURVE_MOMENTS) -> tuple[Moment, ...]:
+    """Return at most `most` moments of `curve` that keep its shape: the highest of every stretch, in order."""
+    if len(curve) <= most:
+        return tuple(curve)
+    edges = [len(curve) * number // most for number in range(most + 1)]
+    return tuple(
+        max(curve[start:end], key=lambda moment: moment.anon_bytes)
+        for start, end in zip(edges, edges[1:], strict=False)
+    )
+
+
+def _cost(said: dict[str, Any]) -> LoadCost:
+    limit = said.pop("memory_limit")
+    curve = tuple(Moment(*row) for row in said.pop("curve"))
+    known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
+    known["tokens"] = tuple(known.get("tokens", ()))
+    known["base_anon_bytes"] = known.get("base_anon_bytes") or 0
+    return LoadCost(**known, memory_limited_by=limit["by"] if limit else None, curve=thin(curve))

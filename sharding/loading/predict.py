@@ -1,0 +1,70 @@
+"""Predict how much memory a load takes where it cannot be measured. Pure; time is not predicted.
+
+The model is how transformers 5.23 loads: weights that are memory-mapped cost page cache only, a cast makes a second
+set in anonymous memory, and without mapping each file passes through memory whole. Its two constants are
+measurements of ours; `bench/loading.py` prints predictions beside what was measured, and a test compares them.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from sharding.checkpoint.read import read_headers, read_small
+from sharding.core.limits import MAX_CONFIG_BYTES
+from sharding.core.protocols import Source
+from sharding.core.values import FileEntry, TensorEntry
+from sharding.loading.costs import Prediction
+from sharding.loading.measure import Load
+
+BASE_ANON_BYTES = 275_000_000
+"""What Python, torch 2.13 and transformers 5.23 take by themselves, a small forward pass included."""
+
+BASE_FILE_BYTES = 110_000_000
+"""Their libraries, which are mapped as well."""
+
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def predict(
+    dtypes: Mapping[str, int], largest_file_bytes: int, dtype_asked: str | None, *, with_mapping: bool = True
+) -> Prediction:
+    """Return what loading a checkpoint with `dtypes` (safetensors' name to bytes) should cost.
+
+    >>> predict({"BF16": 14_500_000_000}, 10_000_000_000, "float16").peak_anon_bytes
+    14775000000
+    """
+    stored = sum(dtypes.values())
+    cast = sum(
+        size * _BYTES[dtype_asked] // _BYTES[_FLOATS[dtype]]
+        for dtype, size in dtypes.items()
+        if dtype_asked and dtype in _FLOATS and _FLOATS[dtype] != dtype_asked
+    )
+    if with_mapping:
+        return Prediction(BASE_ANON_BYTES + cast, BASE_FILE_BYTES + stored)
+    return Prediction(BASE_ANON_BYTES + (cast or stored) + largest_file_bytes, BASE_FILE_BYTES)
+
+
+def stored_dtypes(tensors: Iterable[TensorEntry]) -> dict[str, int]:
+    """Return the bytes of each dtype."""
+    dtypes: dict[str, int] = {}
+    for tensor in tensors:
+        dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.bytes
+    return dtypes
+
+
+def predict_load(source: Source, files: Sequence[FileEntry], load: Load) -> Prediction:
+    """Return what loading `files` of `source` should cost, from headers and configuration."""
+    weights = [file for file in files if file.path.endswith((".safetensors", ".bin"))]
+    if weights[0].path.endswith(".bin"):
+        dtypes = {_configured_dtype(source): sum(file.bytes for file in weights)}
+    else:
+        dtypes = stored_dtypes(tensor for header in read_headers(source, weights) for tensor in header.tensors)
+    largest = max(file.bytes for file in weights)
+    return predict(dtypes, largest, load.dtype, with_mapping=load.with_mapping)
+
+
+def _configured_dtype(source: Source) -> str:
+    config = next((file for file in source.files if file.path == "config.json"), None)
+    document = json.loads(read_small(source, config, MAX_CONFIG_BYTES)) if config else {}
+    name = document.get("dtype") or document.get("torch_dtype") or "float32"
+    return {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(name, "F32")

@@ -1,0 +1,292 @@
+"""The process that loads: import, load, one forward pass, a few tokens; a line of JSON after each.
+
+No code of a repo is run: a model class is transformers' own or there is none.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sharding.planning.model_class import Unsupported, model_class
+
+_INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}
+
+
+def main() -> None:
+    """Load as the first argument says (JSON) and write to the file descriptor `said` in it what was found."""
+    asked = json.loads(sys.argv[1])
+    stream = os.fdopen(asked["said"], "w", buffering=1)
+
+    def say(**facts: object) -> None:
+        stream.write(json.dumps(facts) + "\n")
+
+    try:
+        load_and_run(Path(asked["folder"]), asked, say)
+        say(phase="end", at=time.monotonic(), outcome="loaded", message="")
+    except Unsupported as error:
+        say(outcome="unsupported", message=str(error))
+    except MemoryError as error:
+        say(outcome="out-of-memory", message=str(error) or "There was no memory left.")
+    except Exception as error:  # whatever a library raises is this probe's answer
+        refused = any(words in str(error) for words in ("memory", "Cannot allocate"))
+        outcome = "out-of-memory" if refused and asked["memory_limit"] else "failed"
+        say(outcome=outcome, message=f"{type(error).__name__}: {error}"[:1000])
+
+
+def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) -> None:
+    """Load the checkpoint in `folder` by the method `asked` for, compute, and `say` what was found."""
+    say(phase="import", at=time.monotonic())
+    import accelerate  # noqa: F401 - part of what an import costs
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    cls, config = model_class(folder)
+    files = _weight_files(folder, asked["method"])
+    torch.manual_seed(0)
+    dtype = getattr(torch, asked["dtype"]) if asked["dtype"] else None
+    stored = _stored_dtypes(files)
+    with tempfile.TemporaryDirectory(prefix="offload-") as offload:
+        say(
+            phase="load",
+            at=time.monotonic(),
+            base_anon_bytes=_own_anon_bytes(),
+            architecture=cls.__name__,
+            weight_bytes=sum(file.stat().st_size for file in files),
+            largest_file_bytes=max(file.stat().st_size for file in files),
+            files=len(files),
+            format=files[0].suffix[1:],
+            stored_dtypes=stored,
+            is_cast=asked["dtype"] is not None and stored.keys() != {asked["dtype"]},
+        )
+        read_bytes = _disk_bytes_read()
+        model = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload}).eval()
+        say(phase="forward", at=time.monotonic(), **_weights(model, files))
+        with torch.inference_mode():
+            _forward(model, say)
+            say(phase="tokens", at=time.monotonic())
+            if model.can_generate() and model.main_input_name == "input_ids" and asked["tokens"]:
+                _generate(model, asked["tokens"], say)
+        say(disk_bytes_read=None if read_bytes is None else (_disk_bytes_read() or 0) - read_bytes)
+
+
+# --- The methods ----------------------------------------------------------------------------------------
+
+
+def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+    return _pretrained(cls, folder, dtype, disable_mmap=asked["no_mmap"] or None)
+
+
+def _offload(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+    if not asked["max_memory"]:
+        raise Unsupported("Offloading needs a budget for what is kept in memory.")
+    max_memory = {"cpu": asked["max_memory"]}
+    return _pretrained(cls, folder, dtype, device_map="auto", max_memory=max_memory, offload_folder=asked["offload"])
+
+
+def _pretrained(cls: Any, folder: Path, dtype: Any, **options: Any) -> Any:
+    model, info = cls.from_pretrained(
+        folder,
+        dtype=dtype or "auto",
+        low_cpu_mem_usage=True,
+        output_loading_info=True,
+        local_files_only=True,
+        **options,
+    )
+    _refuse_missing(info["missing_keys"])
+    return model
+
+
+def _load_checkpoint_and_dispatch(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+    from accelerate import load_checkpoint_and_dispatch
+
+    model = _empty(cls, config, dtype)
+    classes = sorted(model._no_split_modules or [])
+    try:
+        load_checkpoint_and_dispatch(model, folder, {"": "cpu"}, no_split_module_classes=classes, dtype=dtype)
+    except NotImplementedError:  # a weight that no file has cannot leave the meta device
+        _refuse_missing(_on_meta(model))
+        raise
+    _refuse_missing(_on_meta(model))
+    return model
+
+
+def _load_sharded_checkpoint(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+    from transformers.initialization import no_init_weights
+    from transformers.trainer_utils import load_sharded_checkpoint
+
+    if not any((folder / index).exists() for index in _INDEXES):
+        raise Unsupported("load_sharded_checkpoint needs an index, and a checkpoint in one file has none.")
+    with no_init_weights():
+        model = cls._from_config(config, dtype=dtype or config.dtype)
+    model.tie_weights()
+    absent = load_sharded_checkpoint(model, str(folder), strict=False).missing_keys
+    addresses = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    loaded = {address for name, address in addresses.items() if name not in absent}
+    _refuse_missing([name for name in absent if addresses[name] not in loaded])
+    return model
+
+
+def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
+    import torch
+
+    model = _empty(cls, config, dtype)
+    for file in _weight_files(folder, asked["method"]):
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=not asked["no_mmap"])
+        if dtype is not None:
+            state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+        model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    _refuse_missing(_on_meta(model))
+    return model
+
+
+METHODS: dict[str, Callable[[Any, Any, Path, Any, dict[str, Any]], Any]] = {
+    "from_pretrained": _from_pretrained,
+    "load_checkpoint_and_dispatch": _load_checkpoint_and_dispatch,
+    "offload": _offload,
+    "load_sharded_checkpoint": _load_sharded_checkpoint,
+    "torch_load": _torch_load,
+}
+
+
+def _empty(cls: Any, config: Any, dtype: Any) -> Any:
+    from accelerate import init_empty_weights
+
+    with init_empty_weights():
+        model = cls._from_config(config, dtype=dtype or config.dtype)
+    model.tie_weights()
+    return model
+
+
+def _on_meta(model: Any) -> list[str]:
+    return [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+
+
+def _refuse_missing(names: Any) -> None:
+    names = sorted(names)
+    if names:
+        some = ", ".join(names[:3])
+        raise Unsupported(
+            f"{len(names)} weights of the model are not in the files under their names ({some}): "
+            "transformers renames or fuses them while loading, and this method does not, or they are missing."
+        )
+
+
+# --- What is said about a loaded model --------------------------------------------------------------------
+
+
+def _forward(model: Any, say: Callable[..., None]) -> None:
+    import torch
+
+    from sharding.loading.probe.inputs import fixed_inputs
+
+    output = model(**fixed_inputs(model))[0].contiguous()
+    data = output.view(torch.uint8).numpy().tobytes()
+    say(logits_sha256=hashlib.sha256(f"{output.dtype} {tuple(output.shape)} ".encode() + data).hexdigest())
+
+
+def _generate(model: Any, count: int, say: Callable[..., None]) -> None:
+    from sharding.loading.probe.inputs import fixed_inputs
+
+    inputs = fixed_inputs(model)
+    tokens = model.generate(input_ids=inputs["input_ids"], max_new_tokens=count, min_new_tokens=count, do_sample=False)
+    say(tokens=tokens[0].tolist())
+
+
+def _weights(model: Any, files: list[Path]) -> dict[str, Any]:
+    """Return what a model holds: bytes, dtypes, and how many bytes still lie in the mapped files."""
+    tensors = {tensor.data_ptr(): tensor for tensor in model.parameters() if not tensor.is_meta}.values()
+    dtypes: Counter[str] = Counter()
+    for tensor in tensors:
+        dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
+    mapped = _mapped_ranges(files)
+    mapped_bytes = None
+    if mapped is not None:
+        addresses = ((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
+        mapped_bytes = sum(size for at, size in addresses if any(start <= at < end for start, end in mapped))
+    return {"loaded_dtypes": dict(dtypes), "loaded_bytes": dtypes.total(), "mapped_bytes": mapped_bytes}
+
+
+def _mapped_ranges(files: list[Path]) -> list[tuple[int, int]] | None:
+    """Return the addresses that `files` are mapped to: proc(5), /proc/PID/maps; None where there is none."""
+    wanted = {os.path.realpath(file) for file in files}
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    fields = [line.split(maxsplit=5) for line in lines]
+    spans = [line[0].split("-") for line in fields if len(line) == 6 and line[5] in wanted]
+    return [(int(start, 16), int(end, 16)) for start, end in spans]
+
+
+def _weight_files(folder: Path, method: str) -> list[Path]:
+    """Return the files that `method` loads: safetensors first, but for torch.load and accelerate."""
+    if named := json.loads((folder / "config.json").read_text()).get("transformers_weights"):
+        if method not in ("from_pretrained", "offload"):
+            raise Unsupported(f"config.json names {named} as its weights, and this method knows the usual names only.")
+        return _listed(folder / named) if named.endswith(".json") else [folder / named]
+    names = list(_INDEXES.items())
+    if method in ("torch_load", "load_checkpoint_and_dispatch"):
+        names.reverse()
+    for index, single in names[:1] if method == "torch_load" else names:
+        if (folder / single).exists():
+            return [folder / single]
+        if (folder / index).exists():
+            return _listed(folder / index)
+    raise Unsupported("There are no weights in it that this method loads.")
+
+
+def _listed(index: Path) -> list[Path]:
+    weight_map = json.loads(index.read_text())["weight_map"]
+    return [index.parent / file for file in sorted(set(weight_map.values()))]
+
+
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+
+
+def _stored_dtypes(files: list[Path]) -> dict[str, int]:
+    """Return the bytes of each dtype on the disk, from the headers."""
+    dtypes: Counter[str] = Counter()
+    for file in files:
+        if file.suffix == ".bin":
+            import torch
+
+            for tensor in torch.load(file, map_location="meta", weights_only=True).values():
+                dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
+            continue
+        with open(file, "rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        header.pop("__metadata__", None)
+        for entry in header.values():
+            start, end = entry["data_offsets"]
+            dtypes[_NAMES.get(entry["dtype"], entry["dtype"])] += end - start
+    return dict(dtypes)
+
+
+def _own_anon_bytes() -> int | None:
+    return _proc_number("/proc/self/status", "RssAnon", 1024)
+
+
+def _disk_bytes_read() -> int | None:
+    return _proc_number("/proc/self/io", "read_bytes", 1)
+
+
+def _proc_number(path: str, key: str, unit: int) -> int | None:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * unit for line in lines if line.startswith(f"{key}:")), None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Which tensor goes where."""

@@ -1,0 +1,151 @@
+"""Ask, in a child process on the meta device, what transformers knows of a model."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sharding.core.environment import child_variables
+from sharding.core.errors import SourceError
+from sharding.core.limits import ARCHITECTURE_SECONDS
+from sharding.core.options import parse_strategy
+from sharding.core.values import Checkpoint, ModelHints, SavedTensor, folder_of
+from sharding.formats.dtypes import STORED, TORCH
+
+_EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
+_HEAD = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|output|embed_out|proj_out|head)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of the model: its name in memory, the names that it is saved under, and its size when loaded."""
+
+    name: str
+    saved_as: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What is known of a model class: hints, each as transformers 5.23 has it.
+
+    `blocks` are the modules of `no_split_classes`, `tied` groups of names that stand for one tensor, and
+    `keep_in_fp32` patterns of modules that a cast to fp16 leaves alone. `weights` has every tensor once.
+    """
+
+    class_name: str
+    no_split_classes: tuple[str, ...]
+    keep_in_fp32: tuple[str, ...]
+    tied: tuple[tuple[str, ...], ...]
+    blocks: tuple[str, ...]
+    weights: tuple[Weight, ...]
+    device_map: Mapping[str, str]
+
+
+def ask_architecture(config: bytes, dtype: str | None = None, budgets: Mapping[str, int] | None = None) -> Architecture:
+    """Return what is known of the model that `config` (a config.json) describes, as loaded in torch's `dtype`.
+
+    With `budgets` (device to bytes) the answer has accelerate's device map for them. Raises SourceError where
+    transformers has no class for it, or only code of the repo has.
+    """
+    return from_answer(
+        _ask({"config": config.decode(errors="replace"), "dtype": dtype, "budgets": dict(budgets or {})})
+    )
+
+
+def hints_for(
+    checkpoint: Checkpoint, *, strategy: str = "size", order: str = "natural", dtype: str = "keep"
+) -> dict[str, ModelHints]:
+    """Return what transformers knows of each component, by its folder; nothing for a plan that needs none of it.
+
+    Takes seconds, in which another process imports transformers and reads no weights. Raises UsageError.
+    """
+    parse_strategy(strategy, order)
+    if (strategy, dtype) == ("size", "keep") and order != "transformers":
+        return {}
+    return {folder: _hints(checkpoint, folder, TORCH.get(STORED.get(dtype, ""))) for folder in checkpoint.configs}
+
+
+def _hints(checkpoint: Checkpoint, folder: str, dtype: str | None) -> ModelHints:
+    config = checkpoint.configs[folder]
+    inside = [tensor for tensor in checkpoint.tensors if folder_of(tensor.file) == folder]
+    tied = tied_by_config(config, [tensor.name for tensor in inside], folder)
+    if '"model_type"' not in config:  # so no class of transformers is looked for
+        return ModelHints(unknown=f"{folder}config.json names no model type.", tied=tied)
+    tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
+    try:
+        return hints_from(_ask({"config": config, "dtype": dtype, "tensors": tensors}), folder)
+    except SourceError as error:
+        return ModelHints(unknown=error.message, tied=tied)
+
+
+def tied_by_config(config: str, names: Iterable[str], folder: str = "") -> tuple[tuple[str, ...], ...]:
+    """Return the group of names that `config` (a config.json) ties: the only embeddings, and a head in no file.
+
+    For classes that transformers does not know; nothing where `config` does not say `tie_word_embeddings`.
+
+    >>> tied_by_config('{"tie_word_embeddings": true}', ["model.embed_tokens.weight", "model.layers.0.w"])
+    (('model.embed_tokens.weight', 'lm_head.weight'),)
+    """
+    try:
+        document = json.loads(config)
+    except (ValueError, RecursionError):
+        return ()
+    names = list(names)
+    embeddings = [name for name in names if _EMBEDDINGS.fullmatch(name)]
+    says_so = isinstance(document, dict) and document.get("tie_word_embeddings") is True
+    if not says_so or len(embeddings) != 1 or any(map(_HEAD.fullmatch, names)):
+        return ()
+    return ((embeddings[0], f"{folder}lm_head.weight"),)
+
+
+def _ask(question: Mapping[str, Any]) -> Any:
+    command = [sys.executable, "-m", "sharding.planning.meta_model"]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            env=child_variables(),
+            timeout=ARCHITECTURE_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SourceError("The model could not be built without weights in time.", "Run it again.") from error
+    if done.returncode:
+        problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
+        raise SourceError(f"transformers cannot build this model: {problem}", "Check its config.json.")
+    answer = json.loads(done.stdout)
+    if "unsupported" in answer:
+        raise SourceError(answer["unsupported"], "Its files can still be inspected, planned and sharded.")
+    return answer
+
+
+def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
+    """Return what `planning.meta_model` has answered of what would be saved; names get `folder` before them."""
+    return ModelHints(
+        answer["class_name"],
+        tuple(
+            SavedTensor(folder + name, dtype, storage, block and folder + block)
+            for name, dtype, storage, block in answer["saved"]
+        ),
+        tied=tuple(tuple(folder + name for name in names) for names in answer["tied"]),
+    )
+
+
+def from_answer(answer: Mapping[str, Any]) -> Architecture:
+    """Return what `sharding.planning.meta_model` has answered."""
+    return Architecture(
+        class_name=answer["class_name"],
+        no_split_classes=tuple(answer["no_split_classes"]),
+        keep_in_fp32=tuple(answer["keep_in_fp32"]),
+        tied=tuple(map(tuple, answer["tied"])),
+        blocks=tuple(answer["blocks"]),
+        weights=tuple(
+            Weight(weight["name"], tuple(weight["saved_as"]), weight["bytes"]) for weight in answer["weights"]
+        ),
+        device_map=answer.get("device_map", {}),
+    )

@@ -1,0 +1,115 @@
+"""Decide which dtype every tensor of a copy has, and where its bytes lie after the cast. Pure."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.text import name_some
+from sharding.core.values import Checkpoint, Finding, Hints, ModelHints, TensorEntry, folder_of
+from sharding.formats.dtypes import STORED, TORCH, tensor_bytes
+
+_BY_RANGE = ("F16", "BF16", "F32", "F64")
+"""From the smallest largest number to the largest: that of bf16 is a little below that of fp32."""
+
+_NO_CONFIG = ModelHints(unknown="there is no config.json.")
+_PACKED = {"F4", "F6_E2M3", "F6_E3M2"}
+_QUANTIZED = re.compile(
+    r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_packed|weight_scale(_inv)?|qdata"
+    r"|quant_state\.[\w.]+)"
+)
+"""Names of GPTQ, AWQ, bitsandbytes, compressed-tensors, fine-grained FP8 and torchao."""
+
+
+def cast_tensors(tensors: Sequence[TensorEntry], dtype: str, hints: Hints) -> tuple[TensorEntry, ...]:
+    """Return `tensors` as they are after a cast to `dtype`, file for file one after another from byte 0.
+
+    A tensor gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it, which keep some modules
+    in fp32; one that `hints` do not know gets `dtype`.
+
+    >>> [after] = cast_tensors([TensorEntry("w", "F32", (3,), "f", 8, 20)], "bf16", {})
+    >>> after.dtype, after.start_byte, after.end_byte
+    ('BF16', 0, 6)
+    """
+    kept = {saved.name: saved.dtype for known in hints.values() for saved in known.saved}
+    ends: dict[str, int] = {}
+    after = []
+    for tensor in tensors:
+        target = tensor.dtype
+        if target in TORCH:
+            target = kept.get(tensor.name, STORED[dtype])
+            target = target if target in TORCH else STORED[dtype]
+        start = ends.get(tensor.file, 0)
+        end = ends[tensor.file] = start + tensor_bytes(target, tensor.shape)
+        after.append(TensorEntry(tensor.name, target, tensor.shape, tensor.file, start, end))
+    return tuple(after)
+
+
+def cast_findings(after: Iterable[TensorEntry], dtype: str, hints: Hints) -> tuple[Finding, ...]:
+    """Return what a person should know of a cast whose outcome is `after`."""
+    kept: dict[str, list[str]] = {}
+    for tensor in after:
+        names = kept.setdefault(folder_of(tensor.file), [])
+        if tensor.dtype in TORCH and tensor.dtype != STORED[dtype]:
+            names.append(tensor.name)
+    findings = []
+    for folder, names in kept.items():
+        known = hints.get(folder, _NO_CONFIG)
+        if known.unknown:
+            message = (
+                f"Every floating-point tensor{f' of {folder}' if folder else ''} is cast to {dtype}, as it is not "
+            )
+            message += f"known what the model keeps in fp32: {known.unknown}"
+            hint = "Check that the code of the model needs no weights in fp32."
+            findings.append(Finding("warning", "cast-without-class", message, hint))
+        elif names:
+            message = f"{len(names)} tensors are in another dtype than {dtype}, as {known.class_name} keeps them: "
+            findings.append(Finding("info", "kept-dtype", f"{message}{name_some(names)}."))
+    return tuple(findings)
+
+
+def may_overflow(stored: Iterable[TensorEntry], after: Iterable[TensorEntry]) -> bool:
+    """Return whether a cast of the tensors `stored` to `after`, in any order, may make finite numbers infinite.
+
+    >>> may_overflow([TensorEntry("w", "BF16", (3,), "f", 0, 6)], [TensorEntry("w", "F16", (3,), "f", 0, 6)])
+    True
+    """
+    before = {tensor.name: tensor.dtype for tensor in stored}
+    return any(
+        _BY_RANGE.index(before[tensor.name]) > _BY_RANGE.index(tensor.dtype)
+        for tensor in after
+        if tensor.dtype != before[tensor.name]
+    )
+
+
+def refuse_cast(checkpoint: Checkpoint, dtype: str) -> None:
+    """Raise where a checkpoint cannot be cast to `dtype`: UsageError for no dtype, SourceError for a quantized one."""
+    if dtype not in STORED:
+        raise UsageError(f"There is no dtype {dtype!r}.", f"Dtypes: keep, {', '.join(STORED)}.")
+    method = next(filter(None, map(_quantization_method, checkpoint.configs.values())), "")
+    telling = [tensor.name for tensor in checkpoint.tensors if _is_packed(tensor)]
+    if method or telling:
+        how = f" with {method}" if method else f", as {name_some(telling, 1)} tells"
+        raise SourceError(
+            f"This checkpoint is quantized{how}: its numbers mean nothing without their scales, so it is not cast.",
+            "Keep the dtype, or take the repo that it was quantized from.",
+        )
+
+
+def _is_packed(tensor: TensorEntry) -> bool:
+    return tensor.dtype in _PACKED or _QUANTIZED.search(tensor.name) is not None
+
+
+def _quantization_method(config: str) -> str:
+    """Return what a config.json says of quantization, "" if nothing."""
+    try:
+        document = json.loads(config or "{}")
+    except (ValueError, RecursionError):
+        return ""
+    parts = [document, *document.values()] if isinstance(document, dict) else []
+    for part in parts:
+        found = part.get("quantization_config") if isinstance(part, dict) else None
+        if found:
+            method = found.get("quant_method") if isinstance(found, dict) else None
+            return method[:50] if isinstance(method, str) else "an unnamed method"
+    return ""

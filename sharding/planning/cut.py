@@ -1,0 +1,27 @@
+"""Cut a queue of tensors: by size, by blocks, or into the stages of a pipeline first. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from huggingface_hub import split_state_dict_into_shards_factory
+
+from sharding.core.values import TensorEntry
+
+Units = Mapping[str, object]
+"""Tensor name to what it is a part of that may not be cut. A tensor that is not in it stands alone."""
+
+
+def cut(queue: Sequence[TensorEntry], max_shard_bytes: int, units: Units) -> list[list[TensorEntry]]:
+    """Return `queue` in groups of at most `max_shard_bytes` as the Hub's splitter cuts it, units as one piece."""
+    by_name = {tensor.name: tensor for tensor in queue}
+    sizes: dict[object, int] = {}
+    for tensor in queue:
+        if tensor.name in units:
+            sizes[units[tensor.name]] = sizes.get(units[tensor.name], 0) + tensor.bytes
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda tensor: sizes[units[tensor.name]] if tensor.name in units else tensor.bytes,
+        get_storage_id=lambda tensor: units.get(tensor.name),
+        filename_pattern="{suffix}",
+        max_shard_size=max_shard_bytes,
+    )
+    return [[by_name[name] for name in names] for names in split.filename_to_tensors.values()]

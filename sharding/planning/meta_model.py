@@ -1,0 +1,171 @@
+"""Build a model without weights and say what transformers and accelerate know of it. A process of its own.
+
+Standard input holds JSON: `config` (the text of a config.json), `dtype` (None: as configured) and either `budgets`
+(device to bytes, or None) or `tensors` (name, dtype and shape of each in the files); standard output gets one JSON
+object. No code of a repo is run.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sharding.planning.model_class import Unsupported, model_class
+
+_TORCH = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+"""What safetensors calls the dtypes that models have; tensors of others are passed over."""
+_SAFETENSORS = {dtype: name for name, dtype in _TORCH.items()}
+
+
+def main() -> None:
+    """Answer one question."""
+    asked = json.load(sys.stdin)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    try:
+        answer = load_and_save(asked) if "tensors" in asked else describe(asked)
+    except Unsupported as error:
+        answer = {"unsupported": str(error)}
+    with out:
+        json.dump(answer, out)
+
+
+def describe(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what is known of the model `asked` about. Raises Unsupported."""
+    from accelerate import init_empty_weights
+
+    cls, config = _class_of(asked["config"])
+    dtype = getattr(torch, asked["dtype"]) if asked["dtype"] else config.dtype
+    with init_empty_weights():
+        model = cls._from_config(config, dtype=dtype)
+    model.tie_weights()
+    classes = sorted(model._no_split_modules or [])
+    answer = {
+        "class_name": cls.__name__,
+        "no_split_classes": classes,
+        "keep_in_fp32": sorted(getattr(model, "_keep_in_fp32_modules", None) or []),
+        "tied": _tied(model),
+        "blocks": [name for name, module in model.named_modules() if type(module).__name__ in classes],
+        "weights": _weights(model),
+    }
+    if asked["budgets"]:
+        answer["device_map"] = _place(model, asked["budgets"], classes)
+    return answer
+
+
+def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what would be saved of a checkpoint once it is loaded, as transformers 5.23 does both, without a byte.
+
+    `saved` has name, dtype, storage and block of every tensor, in the order of `PreTrainedModel.save_pretrained`,
+    `tied` groups of names that stand for one tensor. Raises Unsupported.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    cls, config = _class_of(asked["config"])
+    state = {
+        name: torch.empty(shape, dtype=_TORCH[dtype], device="meta")
+        for name, dtype, shape in asked["tensors"]
+        if dtype in _TORCH
+    }
+    wanted = getattr(torch, asked["dtype"]) if asked["dtype"] else "auto"
+    model = cls.from_pretrained(None, config=config, state_dict=state, dtype=wanted, device_map={"": "meta"})
+    ignored = model._keys_to_ignore_on_save or ()
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
+    state = remove_tied_weights_from_state_dict(state, model)
+    block_of = {}
+    for block, part in _by_block(model, state).items():
+        names = list(revert_weight_conversion(model, part))
+        if not all(name.startswith(f"{block}.") for name in names):  # it is called otherwise in the files
+            block = ".".join(os.path.commonprefix([name.split(".") for name in names])) or block
+        block_of.update(dict.fromkeys(names, block))
+    storages: dict[int, int] = {}
+    saved = [
+        (name, _SAFETENSORS.get(tensor.dtype, ""), _storage(tensor, storages), block_of.get(name, ""))
+        for name, tensor in revert_weight_conversion(model, state).items()
+    ]
+    stored = {name for name, _, _ in asked["tensors"]}
+    return {"class_name": cls.__name__, "saved": saved, "tied": _tied_in_files(model, stored)}
+
+
+def _class_of(text: str) -> tuple[Any, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(text)
+        return model_class(Path(folder))
+
+
+def _by_block(model: Any, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tensors of every module that is never split over devices, by the name of the outermost."""
+    classes = set(model._no_split_modules or ())
+    whole = {name for name, module in model.named_modules() if type(module).__name__ in classes}
+    blocks: dict[str, dict[str, Any]] = {}
+    for name, tensor in state.items():
+        parts = name.split(".")
+        around = (".".join(parts[:count]) for count in range(1, len(parts)))
+        if block := next((module for module in around if module in whole), None):
+            blocks.setdefault(block, {})[name] = tensor
+    return blocks
+
+
+def _storage(tensor: Any, numbers: dict[int, int]) -> int:
+    return numbers.setdefault(tensor.untyped_storage()._cdata, len(numbers))
+
+
+def _place(model: Any, budgets: dict[str, int], classes: list[str]) -> dict[str, str]:
+    from accelerate import infer_auto_device_map
+
+    numbered = {int(name[5:]) if name.startswith("cuda:") else name: size for name, size in budgets.items()}
+    placed = infer_auto_device_map(model, max_memory=numbered, no_split_module_classes=classes)
+    return {name: f"cuda:{device}" if isinstance(device, int) else device for name, device in placed.items()}
+
+
+def _tied(model: Any) -> list[list[str]]:
+    """Return the groups of names that stand for one tensor."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(tensor), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _tied_in_files(model: Any, stored: set[str]) -> list[list[str]]:
+    """Return the same, each name as files have it: those that are `stored` may lack the prefix of the base model."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    prefix = f"{model.base_model_prefix}."
+    groups = []
+    for names in _tied(model):
+        saved = [other for name in names for other in revert_weight_conversion(model, {name: parameters[name]})]
+        shorter = [name.removeprefix(prefix) for name in saved]
+        groups.append([short if short in stored else name for name, short in zip(saved, shorter, strict=True)])
+    return groups
+
+
+def _weights(model: Any) -> list[dict[str, Any]]:
+    """Return every tensor once: its name in the model, the names it is saved under, its bytes; in natural order."""
+    from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
+
+    kept = dict(model.named_parameters())
+    saved = model.state_dict()
+    kept |= {name: tensor for name, tensor in model.named_buffers() if name in saved}
+    return [
+        {
+            "name": name,
+            "saved_as": list(revert_weight_conversion(model, {name: kept[name]})),
+            "bytes": kept[name].nbytes,
+        }
+        for name in sorted(kept, key=dot_natural_key)
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Decide which shard holds which tensor. Touches no files."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sharding.core.options import Order, Strategy, parse_strategy
+from sharding.core.text import format_bytes, name_some, parse_bytes
+from sharding.core.values import (
+    Checkpoint,
+    Component,
+    Finding,
+    Hints,
+    ModelHints,
+    Plan,
+    RepoRef,
+    Shard,
+    TensorEntry,
+    folder_of,
+)
+from sharding.formats.safetensors_header import build_header, in_file_order
+from sharding.planning.blocks import known_blocks, whole_blocks
+from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
+from sharding.planning.cut import Units, cut
+from sharding.planning.order import in_order
+from sharding.planning.pipeline import PlannedStage, cut_pipeline, with_files
+
+
+def plan_checkpoint(
+    checkpoint: Checkpoint,
+    max_shard_size: str,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    dtype: str = "keep",
+    hints: Hints | None = None,
+) -> Plan:
+    """Return which shards of at most `max_shard_size` a checkpoint would be cut into, cast to `dtype`.
+
+    `hints` are what `architecture.hints_for` returns for the same choices. Raises UsageError, and SourceError where
+    the checkpoint cannot be cast, or transformers does not know the order that was asked for.
+    """
+    tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
+    hints = hints or {}
+    limit_bytes = parse_bytes(max_shard_size)
+    if dtype != "keep":
+        refuse_cast(checkpoint, dtype)
+        tensors = cast_tensors(tensors, dtype, hints)
+        findings = cast_findings(tensors, dtype, hints)
+    plan = plan_components(checkpoint.components, tensors, limit_bytes, strategy=strategy, order=order, hints=hints)
+    return replace(plan, dtype=dtype, findings=findings + plan.findings)
+
+
+def plan_components(
+    components: Iterable[Component],
+    tensors: Iterable[TensorEntry],
+    max_shard_bytes: int,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    hints: Hints | None = None,
+) -> Plan:
+    """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
+    parts = tuple(components)
+    inside: dict[str, list[TensorEntry]] = {part.folder: [] for part in parts}
+    for tensor in tensors:
+        inside[folder_of(tensor.file)].append(tensor)
+    plans = [
+        plan_shards(
+            inside[part.folder],
+            max_shard_bytes,
+            part,
+            strategy=strategy,
+            order=order,
+            hints=(hints or {}).get(part.folder),
+        )
+        for part in parts
+    ]
+    return Plan(
+        shards=tuple(shard for plan in plans for shard in plan.shards),
+        components=tuple(part for plan in plans for part in plan.components),
+        total_bytes=sum(plan.total_bytes for plan in plans),
+        total_parameters=sum(plan.total_parameters for plan in plans),
+        max_shard_bytes=max_shard_bytes,
+        strategy=strategy,
+        order=order,
+        findings=tuple(finding for plan in plans for finding in plan.findings),
+        stages=tuple(stage for plan in plans for stage in plan.stages),
+    )
+
+
+def plan_shards(
+    tensors: Iterable[TensorEntry],
+    max_shard_bytes: int,
+    component: Component | None = None,
+    *,
+    strategy: Strategy = "size",
+    order: Order = "natural",
+    hints: ModelHints | None = None,
+) -> Plan:
+    """Return the plan that puts each of `tensors` into exactly one shard of at most `max_shard_bytes`.
+
+    Order `natural` (layer 2 before layer 10) gives the files that `from_pretrained` followed by
+    `save_pretrained` writes (transformers 5.23, `core_model_loading.dot_natural_key`); `stored` takes the
+    tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`; `transformers` follows `hints`,
+    which know of weights that are renamed or fused in memory. Strategy `size` is the Hub's own cut: greedy in that
+    order, and a tensor larger than the limit alone in a shard, with a finding. `blocks` does the same with blocks
+    in the place of tensors. `stages:N` cuts a pipeline into N stages of balanced bytes first, each with its own files.
+
+    `component` says what the shards are called (None: `model`), and whether there may be more than one.
+
+    >>> layers = [TensorEntry(f"layer.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in (0, 10, 2)]
+    >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, 12).shards]
+    [['layer.0', 'layer.2'], ['layer.10']]
+    """
+    count = parse_strategy(strategy, order)
+    part = component or Component()
+    tensors = list(tensors)
+    queue, findings = in_order(tensors, order, part.folder, hints)
+    limit_bytes = sum(tensor.bytes for tensor in queue) if part.is_whole else max_shard_bytes
+    known = known_blocks(hints)
+    units: Units = {}
+    if strategy == "size" and order == "transformers" and hints:
+        units = {saved.name: saved.storage for saved in hints.saved}
+    elif strategy != "size":
+        units = whole_blocks(queue, limit_bytes, known)
+    tied = hints.tied if hints else ()
+    stages = cut_pipeline(in_order(tensors, "natural", part.folder, None)[0], count, known, tied) if count else []
+    groups = [cut(stage.tensors, limit_bytes, units) for stage in stages] or [cut(queue, limit_bytes, units)]
+    shards = _named([group for part_groups in groups for group in part_groups], part)
+    counted = sum(tensor.parameters for tensor in queue) if part.total_parameters is None else part.total_parameters
+    return Plan(
+        shards=tuple(shards),
+        components=(replace(part, total_parameters=counted),),
+        total_bytes=sum(tensor.bytes for tensor in queue),
+        total_parameters=counted,
+        max_shard_bytes=max_shard_bytes,
+        strategy=strategy,
+        order=order,
+        findings=(
+            *findings,
+            *(() if part.is_whole else _oversized(shards, max_shard_bytes)),
+            *_guessed(stages, hints),
+        ),
+        stages=tuple(with_files(stages, [len(part_groups) for part_groups in groups], shards)),
+    )
+
+
+def _named(groups: Sequence[Iterable[TensorEntry]], part: Component) -> list[Shard]:
+    shards = []
+    for number, group in enumerate(groups, start=1):
+        suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+        entries = in_file_order(group)
+        shards.append(Shard(part.file(suffix), tuple(entries), sum(entry.bytes for entry in entries)))
+    return shards
+
+
+def shard_header(plan: Plan, shard: Shard) -> bytes:
+    """Return the first bytes of `shard`: length and header, after which its tensors follow without a gap."""
+    return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)
+
+
+def identify_plan(plan: Plan, source: RepoRef, *, allow_overflow: bool = False) -> str:
+    """Return a digest of `plan` and the state of its source: equal means that the results are equal, byte for byte."""
+    sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision)).encode())
+    if plan.dtype != "keep":
+        sha256.update(repr((plan.dtype, allow_overflow)).encode())
+    for shard in plan.shards:
+        sha256.update(shard.file.encode() + shard_header(plan, shard))
+    return sha256.hexdigest()
+
+
+def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Finding]:
+    for shard in shards:
+        if shard.bytes > max_shard_bytes:
+            yield Finding(
+                "warning",
+                "oversized-tensor",
+                f"{_name(shard)} {format_bytes(shard.bytes)}, more than a shard may have "
+                f"({format_bytes(max_shard_bytes)}); {shard.file} holds nothing else.",
+                "A tensor is never cut. Choose a larger shard size if the file must stay below it.",
+            )
+
+
+def _guessed(stages: Iterable[PlannedStage], hints: ModelHints | None) -> Iterable[Finding]:
+    """Yield what only config.json says of tied weights, where a stage needs them from another."""
+    for name in {name: None for stage in stages for name in stage.needs} if hints and hints.unknown else ():
+        message = f"Only config.json says that the output head is {name}: transformers does not know this model."
+        hint = "If the model has no such head, the machine of the last stage needs nothing of another stage."
+        yield Finding("info", "tied-by-config", message, hint)
+
+
+def _name(shard: Shard) -> str:
+    names = [tensor.name for tensor in shard.tensors]
+    return f"{names[0]} has" if len(names) == 1 else f"{name_some(names, 1)}, one piece of memory in transformers, have"

@@ -1,0 +1,1 @@
+"""What was done: as JSON, as a card, as a picture."""

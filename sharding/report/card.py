@@ -1,0 +1,242 @@
+"""Write the model card of a result: the source's metadata, what was done, what loading costs, how to load. Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from sharding.core.text import format_bytes, name_some
+from sharding.loading.costs import Comparison, LoadCost, Spread
+from sharding.report.report import Report
+from sharding.report.snippets import loading_code
+
+TAGS = ("sharded", "shard-my-repo")
+_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_ORIGINAL = "<!-- the card of the original -->"
+_MOST_ROWS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Addresses on the Hub: where the source lies there (None for a folder) and the page that shows the result."""
+
+    source: str | None = None
+    result: str | None = None
+
+
+def write_card(
+    report: Report,
+    source_card: str,
+    links: Links,
+    *,
+    is_private: bool,
+    picture: str | None,
+    keeps_metadata: bool = True,
+) -> str:
+    """Return the README.md of a result.
+
+    `source_card` is that of the source, "" if it has none. Every key of its metadata is kept; `base_model` and
+    `tags` are set, a relative `license_link` is made absolute. `picture` is the file that shows the comparison.
+    Without `keeps_metadata`, for metadata that a Hub does not take, the source's stands in the text instead.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    metadata, body = _split(source_card)
+    if metadata and not keeps_metadata:
+        refused = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).replace("`", "'")
+        body = f"The Hub does not take the metadata of this card:\n\n```yaml\n{refused}```\n\n{body}"
+        metadata = {}
+    _mark(metadata, report, links)
+    parts = [
+        f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n",
+        *_introduction(report, links, is_private),
+        *_loading(report),
+        *_shards(report),
+        *_stages(report),
+        *(_comparison(report.comparison, picture) if report.comparison else ()),
+        *_making(report, links),
+    ]
+    if body:
+        parts += [_ORIGINAL, "## The original's card\n", body]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _split(card: str) -> tuple[dict[str, Any], str]:
+    """Return the metadata of a card, {} where it is none that can be read, and the text below it."""
+    import yaml
+
+    match = _FRONT_MATTER.match(card)
+    body = card[match.end() :] if match else card
+    if _ORIGINAL in body:  # the source is a result of ours: keep the card of the original, not a card of a card
+        body = body.partition(_ORIGINAL)[2].partition("\n## The original's card\n")[2]
+    try:
+        metadata = yaml.load(match[1], _loader()) if match else {}
+    except (yaml.YAMLError, RecursionError, ValueError):
+        metadata = {}
+    return (metadata if isinstance(metadata, dict) else {}), body.strip()
+
+
+def _loader() -> Any:
+    """Return a safe YAML loader for which only true and false are booleans: `language: no` is Norwegian."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        yaml_implicit_resolvers = {
+            first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(":bool")]
+            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
+    return Loader
+
+
+def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
+    tags = metadata.get("tags") or []
+    tags = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, list) else []
+    metadata["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
+    if links.source:
+        metadata["base_model"] = report.source.source.repo_id
+        link = metadata.get("license_link")
+        if isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
+            path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
+            metadata["license_link"] = f"{links.source}/blob/{report.source.source.revision}/{path}"
+
+
+def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[str]:
+    source, verification = report.source.source, report.verification
+    yield f"# {report.destination.repo_id.rpartition('/')[2]}\n"
+    count = len(report.plan.shards)
+    size = format_bytes(report.plan.max_shard_bytes)
+    yield (
+        f"{_origin(report, links)} in {count} {'file' if count == 1 else 'files'} of at most {size}. {_proof(report)}\n"
+        if verification.identical
+        else f"{_origin(report, links)}.\n"
+    )
+    if is_private and links.source:
+        yield (
+            f"The original is gated or private: [its page]({links.source}) says under which terms it is given, "
+            "and they hold for this copy as well.\n"
+        )
+    if source.kind == "folder":
+        yield "It was made from a folder, so there is no page of the original to link to.\n"
+
+
+def _origin(report: Report, links: Links) -> str:
+    source = report.source.source
+    if not links.source:
+        return f"`{_plain(source.repo_id)}`"
+    commit = f"[`{source.revision[:12]}`]({links.source}/tree/{source.revision})"
+    return f"[{_plain(source.repo_id)}]({links.source}) at commit {commit}"
+
+
+def _proof(report: Report) -> str:
+    count = f"{report.verification.tensors:,}"
+    if report.engine == "stream" and report.plan.dtype != "keep":
+        infinite = sum(report.overflowed.values())
+        lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""
+        return (
+            f"Its weights are cast to {report.plan.dtype}: all {count} tensors equal `tensor.to(dtype)` of the "
+            f"original's bit for bit; `sharding_digests.json` has their SHA-256.{lost}"
+        )
+    if report.engine == "stream":
+        return f"All {count} tensors are bit-identical to the original's; `sharding_digests.json` has their SHA-256."
+    return f"Loaded and saved by transformers and accelerate; all {count} tensors were read again and compared."
+
+
+def _loading(report: Report) -> Iterable[str]:
+    repo = report.destination.repo_id if report.destination.kind == "hub" else f"./{report.destination.repo_id}"
+    yield "## How to load it\n"
+    code = loading_code(repo, report.source.library, report.source.architecture, report.source.variant)
+    yield f"```python\n{code}\n```\n"
+
+
+def _shards(report: Report) -> Iterable[str]:
+    total = sum(shard.bytes for shard in report.plan.shards) or 1
+    yield "## Shards\n"
+    rows = ["| file | tensors | size | share |", "|---|---:|---:|---:|"]
+    for shard in report.plan.shards[:_MOST_ROWS]:
+        share = f"{100 * shard.bytes / total:.1f}%"
+        rows.append(f"| `{shard.file}` | {len(shard.tensors):,} | {format_bytes(shard.bytes)} | {share} |")
+    if len(report.plan.shards) > _MOST_ROWS:
+        rows.append(f"| and {len(report.plan.shards) - _MOST_ROWS:,} more | | | |")
+    yield "\n".join(rows) + "\n"
+
+
+def _stages(report: Report) -> Iterable[str]:
+    if not report.plan.stages:
+        return
+    needs = [
+        f"- Stage {number} needs `{tied.file}` as well: {_plain(tied.tensor)} in it is "
+        f"{_plain(name_some(tied.used_as))} too."
+        for number, stage in enumerate(report.plan.stages, start=1)
+        for tied in stage.also_needs
+    ]
+    besides = ", and what is named below the table" if needs else ""
+    yield f"## Pipeline stages\n\nA machine that computes one stage needs that stage's files only{besides}.\n"
+    rows = ["| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|"]
+    for number, stage in enumerate(report.plan.stages, start=1):
+        files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))
+        between = f" ({len(stage.files):,} in all)" if len(stage.files) > 2 else ""
+        size = format_bytes(stage.bytes)
+        rows.append(f"| {number} | {size} | {len(stage.blocks):,} | {len(stage.others):,} | {files}{between} |")
+    yield "\n".join(rows) + "\n"
+    if needs:
+        yield "\n".join(["Weights that two stages share are stored, and counted, once:\n", *needs]) + "\n"
+
+
+def _comparison(comparison: Comparison, picture: str | None) -> Iterable[str]:
+    yield f"## What loading costs\n\n{_plain(comparison.verdict.sentence)}\n"
+    if not comparison.is_measured:
+        yield f"Not measured here: {_plain(comparison.reason_not_measured)}\n"
+        return
+    if picture:
+        yield f"![Memory over time while the original and this copy are loaded and compute]({picture})\n"
+    rows = ["| | files | load and compute | peak anonymous memory | peak file-mapped |", "|---|---|---:|---:|---:|"]
+    rows += [_row("original", comparison.original), _row("this copy", comparison.sharded)]
+    yield "\n".join(rows) + "\n"
+    how = f"`{comparison.method}`, {comparison.dtype_asked or 'dtype as stored'}, cache {comparison.original[0].cache}"
+    limit = f", within {format_bytes(comparison.memory_limit_bytes)}" if comparison.memory_limit_bytes else ""
+    runs = f"{len(comparison.original)} runs each" if len(comparison.original) > 1 else "one run each"
+    yield f"Medians of {runs}, in fresh processes ({how}{limit}; {comparison.machine}).\n"
+
+
+def _row(title: str, costs: Sequence[LoadCost]) -> str:
+    files = f"{costs[0].files} {costs[0].format}"
+    failed = next((cost for cost in costs if cost.outcome != "loaded"), None)
+    if failed:
+        return f"| {title} | {files} | {failed.outcome} | | |"
+    seconds = Spread.of([cost.working_seconds for cost in costs])
+    anon, file = (
+        Spread.of([float(size) for size in sizes]).median
+        for sizes in ([cost.peak_anon_bytes for cost in costs], [cost.peak_file_bytes for cost in costs])
+    )
+    time = f"{seconds.median:.1f} s ({seconds.low:.1f}–{seconds.high:.1f})"
+    return f"| {title} | {files} | {time} | {format_bytes(anon)} | {format_bytes(file)} |"
+
+
+def _making(report: Report, links: Links) -> Iterable[str]:
+    cost = report.resources
+    yield "## How it was made\n"
+    yield (
+        f"By Shard My Repo {report.version} on {report.finished:%Y-%m-%d} in {cost.seconds:.1f} s, with at most "
+        f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is `sharding_report.json`"
+        + (f", shown on [its page]({links.result}).\n" if links.result else ".\n")
+    )
+    classic = report.comparison.classic if report.comparison else None
+    if classic:
+        time = f"{classic.seconds:.1f} s" if classic.seconds is not None else "not run"
+        yield (
+            "| the job itself | time | peak anonymous memory | disk |\n|---|---:|---:|---:|\n"
+            f"| streaming, with transfer and proof | {cost.seconds:.1f} s | {format_bytes(cost.peak_anon_bytes)} "
+            f"| {format_bytes(cost.disk_bytes_written)} |\n"
+            f"| classic: load, save, load again | {time} | {format_bytes(classic.peak_anon_bytes)} "
+            f"| {format_bytes(classic.disk_bytes)} |\n"
+        )
+        if classic.reason_not_run:
+            yield f"The classic way was not run, its figures are predictions: {_plain(classic.reason_not_run)}\n"
+
+
+def _plain(text: str) -> str:
+    """Return text that is no markup: names come from files of strangers."""
+    return re.sub(r"([\\`*_\[\]<>|#!])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,99 @@
+"""Write the lines that load a checkpoint with the library that it is for. Pure."""
+
+import re
+from collections.abc import Mapping
+
+from sharding.core.values import Library
+
+_CLASS = re.compile(r"[A-Za-z_]\w{0,100}", re.ASCII)
+
+
+def loading_code(place: str, library: Library, architecture: str | None, variant: str = "") -> str:
+    """Return code that loads what is at `place`, a repo or a folder; `architecture` is the class that it names.
+
+    >>> print(loading_code("me/small", "diffusers", "StableDiffusionPipeline", "fp16"))
+    from diffusers import DiffusionPipeline
+    <BLANKLINE>
+    pipeline = DiffusionPipeline.from_pretrained('me/small', variant='fp16')
+    """
+    named = architecture if architecture and _CLASS.fullmatch(architecture) else None
+    with_variant = f", variant={variant!r}" if variant else ""
+    match library:
+        case "transformers":
+            model = named or "AutoModel"
+            call = f'model = {model}.from_pretrained({place!r}{with_variant}, dtype="auto")'
+        case "diffusers":
+            model = named if named and not named.endswith("Pipeline") else "DiffusionPipeline"
+            result = "pipeline" if model == "DiffusionPipeline" else "model"
+            call = f"{result} = {model}.from_pretrained({place!r}{with_variant})"
+        case "sentence-transformers":
+            model = "SentenceTransformer"
+            call = f"model = SentenceTransformer({place!r})"
+        case "peft":
+            model = "AutoPeftModel"
+            call = f"model = AutoPeftModel.from_pretrained({place!r})"
+    return f"from {library.replace('-', '_')} import {model}\n\n{call}"
+
+
+def loading_snippets(
+    repo_id: str, architecture: str | None, library: Library = "transformers", variant: str = ""
+) -> Mapping[str, str]:
+    """Return code to copy, by the name of the tool, that loads the model in `repo_id` onto what there is.
+
+    >>> print(loading_snippets("me/small", "LlamaForCausalLM")["transformers"].splitlines()[0])
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """
+    if library != "transformers" or variant:
+        return {library: loading_code(repo_id, library, architecture, variant) + "\n"}
+    model = _class_of(architecture)
+    return {
+        "transformers": f"""\
+from transformers import {", ".join(sorted({model, "AutoTokenizer"}))}
+
+model = {model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")
+tokenizer = AutoTokenizer.from_pretrained({repo_id!r})
+""",
+        "accelerate": f"""\
+from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+from huggingface_hub import snapshot_download
+from transformers import {", ".join(sorted({model, "AutoConfig"}))}
+
+folder = snapshot_download({repo_id!r})
+config = AutoConfig.from_pretrained(folder)
+with init_empty_weights():
+    model = {_from_config(model)}
+model.tie_weights()
+model = load_checkpoint_and_dispatch(model, folder, device_map="auto")
+""",
+        "Colab cell": f"""\
+!pip install -q transformers accelerate
+from transformers import {model}
+
+model = {model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")
+f"{{model.num_parameters():,}} parameters on {{model.device}}"
+""",
+    }
+
+
+def _class_of(architecture: str | None) -> str:
+    """Return the class to load with: an Auto class where there is one, else the architecture's own."""
+    if architecture is None or not re.fullmatch(r"[A-Z][A-Za-z0-9]{2,80}", architecture):
+        return "AutoModel"
+    for task, auto in _AUTO.items():
+        if architecture.endswith(task):
+            return auto
+    return architecture
+
+
+def _from_config(model: str) -> str:
+    if model.startswith("Auto"):
+        return f"{model}.from_config(config, dtype=config.dtype)"
+    return f"{model}(config).to(config.dtype)"
+
+
+_AUTO = {
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+}

@@ -1,0 +1,1 @@
+"""A folder or a Hub, read and written."""

@@ -1,0 +1,113 @@
+"""Open a folder that holds a checkpoint, and read any range of its bytes."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from stat import S_ISREG
+from threading import Lock
+
+from sharding.core.errors import SourceError
+from sharding.core.limits import BLOCK_BYTES, JOIN_GAP_BYTES, MAX_FILES
+from sharding.core.values import FileEntry, RepoRef
+
+_NOT_REPO = {".git", ".cache", "__pycache__"}
+"""Folders that tools keep beside a checkpoint; no repo has them."""
+
+_WEIGHTS = (".safetensors", ".bin")
+
+
+class FolderSource:
+    """The files of a folder, each pinned to the size and time it had when it was listed. See `protocols.Source`."""
+
+    def __init__(self, name: str, paths: Mapping[str, Path], folder: Path | None = None) -> None:
+        """Take the files at `paths` (path within the source to place on disk) under the title `name`.
+
+        What is no regular file is passed over. Raises SourceError where one cannot be looked at.
+        """
+        self.folder = folder
+        self.block_bytes = BLOCK_BYTES
+        self.join_gap_bytes = JOIN_GAP_BYTES
+        self.ranges_at_once = 1
+        self.is_private: bool | None = None
+        self.requests = 0
+        self.bytes_read = 0
+        self._lock = Lock()
+        self._paths = paths
+        self._stats: dict[str, os.stat_result] = {}
+        for file, path in paths.items():
+            try:
+                stat = path.stat()
+            except OSError as error:
+                raise _cannot_read(str(path), error) from error
+            if S_ISREG(stat.st_mode):
+                self._stats[file] = stat
+        self.files = tuple(FileEntry(file, stat.st_size) for file, stat in sorted(self._stats.items()))
+        pins = [(file, *_pin(stat)) for file, stat in sorted(self._stats.items()) if file.endswith(_WEIGHTS)]
+        self.ref = RepoRef("folder", name, hashlib.sha256(json.dumps(pins).encode()).hexdigest())
+
+    def path(self, file: str) -> Path:
+        """Return where `file` lies on this disk."""
+        return self._paths[file]
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BLOCK_BYTES`.
+
+        Raises SourceError when the file has changed since it was listed or cannot be read.
+        """
+        with self._lock:
+            self.requests += 1
+            self.bytes_read += end_byte - start_byte
+        again = "Start again once nothing writes to it any more."
+        try:
+            with open(self._paths[file], "rb", buffering=0) as stream:
+                if _pin(os.fstat(stream.fileno())) != _pin(self._stats[file]):
+                    raise SourceError(f"{file} changed while it was being read.", again)
+                stream.seek(start_byte)
+                while start_byte < end_byte:
+                    chunk = stream.read(min(BLOCK_BYTES, end_byte - start_byte))
+                    if not chunk:
+                        raise SourceError(f"{file} ends early, at byte {start_byte}.", again)
+                    start_byte += len(chunk)
+                    yield chunk
+        except OSError as error:
+            raise _cannot_read(file, error) from error
+
+
+def open_folder(text: str) -> FolderSource:
+    """Return the source in the folder at the path `text`. Raises SourceError if it is not there."""
+    hint = "Give the path of the folder that holds config.json and the weights."
+    try:
+        folder = Path(text).expanduser().resolve()
+        if not text.strip() or not folder.is_dir():
+            problem = "is a file, not a folder" if folder.is_file() else "is not there"
+            raise SourceError(f"The folder {text!r} {problem}.", hint)
+    except (OSError, RuntimeError) as error:  # no permission, a name too long, no such user's home
+        raise SourceError(f"The folder {text!r} cannot be opened: {error}.", hint) from error
+    return FolderSource(folder.name, _list_folder(folder), folder)
+
+
+def _list_folder(folder: Path) -> dict[str, Path]:
+    paths: dict[str, Path] = {}
+
+    def refuse(error: OSError) -> None:
+        raise _cannot_read(str(folder), error) from error
+
+    # Links to files are followed (the Hub's cache is made of them), links to folders are not: they may loop.
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(set(folders) - _NOT_REPO)
+        for file in files:
+            path = Path(place, file)
+            paths[path.relative_to(folder).as_posix()] = path
+        if len(paths) > MAX_FILES:
+            raise SourceError(f"{folder} holds more than {MAX_FILES} files.", "Give the folder of one checkpoint.")
+    return paths
+
+
+def _pin(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _cannot_read(file: str, error: OSError) -> SourceError:
+    return SourceError(f"{file} cannot be read: {error.strerror or error}.", "Check that it is there and may be read.")

@@ -1,0 +1,240 @@
+"""Reach a Hub: one client for one token, answers in plain words, what may pass tried again."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from json import JSONDecodeError
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from sharding import __version__
+from sharding.core.environment import keep_xet_logs_off_the_disk
+from sharding.core.errors import DestinationError, ShardingError
+from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_BUFFER_BYTES, XET_UPLOADS_AT_ONCE
+from sharding.storage.hub_retry import GARBLED, may_pass, wait_to_retry
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_NAME = "shard-my-repo"
+_T = TypeVar("_T")
+
+
+class Hub:
+    """A Hub at `endpoint`, seen with `token` (None: as anybody sees it). Nothing is asked before it is needed."""
+
+    def __init__(self, endpoint: str, token: str | None) -> None:
+        """Keep the address and the token; the token goes nowhere but into request headers."""
+        self.endpoint = endpoint.rstrip("/")
+        self.is_signed_in = token is not None
+        self._token: str | Literal[False] = token or False  # False: not even the login saved on this machine
+        self._accesses: dict[str, dict[str, Any]] = {}
+
+    @cached_property
+    def api(self) -> "HfApi":
+        """The client of the Hub's own library."""
+        from huggingface_hub import HfApi
+
+        _bound_waiting()
+        return HfApi(endpoint=self.endpoint, token=self._token, library_name=_NAME, library_version=__version__)
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """The headers of a request that no method of `api` makes."""
+        from huggingface_hub.utils._headers import build_hf_headers
+
+        headers: dict[str, str] = build_hf_headers(token=self._token, library_name=_NAME, library_version=__version__)
+        return headers
+
+    def page(self, repo_id: str) -> str:
+        """Return the address of a repo's page."""
+        return f"{self.endpoint}/{repo_id}"
+
+    def takes_card(self, card: str) -> bool:
+        """Return whether the Hub would commit `card` as a README.md. Raises the client's errors."""
+        try:
+            self.api._validate_yaml(card, token=self._token)
+        except (JSONDecodeError, UnicodeDecodeError):
+            raise
+        except ValueError:  # the client's word for "Invalid metadata"
+            return False
+        return True
+
+    @cached_property
+    def xet(self) -> Any:
+        """The session of hf-xet, with bounded buffers and without log files."""
+        keep_xet_logs_off_the_disk()
+        from hf_xet import XetConfig, XetSession
+
+        # By default hf-xet buffers gigabytes ahead.
+        config = XetConfig().with_config(
+            {
+                "reconstruction.download_buffer_size": XET_BUFFER_BYTES,
+                "reconstruction.download_buffer_perfile_size": XET_BUFFER_BYTES,
+                "reconstruction.download_buffer_limit": 2 * XET_BUFFER_BYTES,
+                "reconstruction.min_prefetch_buffer": XET_BUFFER_BYTES,
+                "reconstruction.min_reconstruction_fetch_size": XET_BUFFER_BYTES,
+                "client.ac_max_upload_concurrency": XET_UPLOADS_AT_ONCE,
+                "client.ac_initial_upload_concurrency": XET_UPLOADS_AT_ONCE,
+            }
+        )
+        return XetSession(config)
+
+    def ask(self, repo_id: str, family: type[ShardingError], question: Callable[[], _T]) -> _T:
+        """Return what `question` about `repo_id` returns, asked again while its failure may pass.
+
+        Raises a `family` error that says what helps.
+        """
+        tries = 0
+        with self.explained(repo_id, family):
+            while True:
+                try:
+                    return question()
+                except Exception as error:
+                    if not may_pass(error):
+                        raise
+                    tries += 1
+                    wait_to_retry(error, tries)
+
+    def has_xet(self, repo_id: str, revision: str) -> bool:
+        """Return whether files of `repo_id` are uploaded through Xet. Raises the client's errors."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            return bool(self._xet_access("write", repo_id, revision))
+        except HfHubHTTPError as error:
+            if error.response.status_code == 404:
+                return False
+            raise
+
+    def upload_to(self, repo_id: str, revision: str) -> Any:
+        """Return a new upload commit of hf-xet for `repo_id`."""
+        return self.xet.new_upload_commit(**self._xet_access("write", repo_id, revision))
+
+    def download_from(self, repo_id: str, revision: str) -> Any:
+        """Return a new download group of hf-xet for `repo_id`."""
+        return self.xet.new_download_stream_group(**self._xet_access("read", repo_id, revision))
+
+    def get(self, repo_id: str, revision: str, path: str, max_bytes: int) -> bytes:
+        """Return a small file of a repo, cut off at `max_bytes`. Raises the client's errors."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+
+        url = hf_hub_url(repo_id, path, revision=revision, endpoint=self.endpoint)
+        text = b""
+        with get_session().stream("GET", url, headers=self.headers, follow_redirects=True) as response:
+            hf_raise_for_status(response)
+            for chunk in response.iter_bytes():
+                text += chunk
+                if len(text) > max_bytes:
+                    break
+        return text[:max_bytes]
+
+    def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
+        """Return how hf-xet reaches the store: asked for here, where a refusal is understood and tried again."""
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub.utils._xet import (
+            XetTokenType,
+            xet_connection_info_refresh_url,
+            xet_headers_without_auth,
+        )
+
+        url = xet_connection_info_refresh_url(
+            token_type=XetTokenType(kind), repo_id=repo_id, repo_type="model", revision=revision, endpoint=self.endpoint
+        )
+        access = self._accesses.get(url)
+        if access and access["token_expiry_unix_secs"] > time.time() + ANSWER_TIMEOUT_SECONDS:
+            return access
+        response = get_session().get(url, headers=self.headers)
+        hf_raise_for_status(response)
+        granted = response.json()
+        self._accesses[url] = {
+            "endpoint": granted["casUrl"],
+            "token": granted["accessToken"],
+            "token_expiry_unix_secs": granted["exp"],
+            "token_refresh_url": url,
+            "token_refresh_headers": self.headers,
+            "custom_headers": xet_headers_without_auth(self.headers),
+        }
+        return self._accesses[url]
+
+    def forget_access(self) -> None:
+        """Ask for new access to the store next time: what was granted may have expired."""
+        self._accesses.clear()
+
+    @contextmanager
+    def explained(self, repo_id: str, family: type[ShardingError]) -> Iterator[None]:
+        """Turn what the Hub's client raises about `repo_id` into a `family` error that says what helps."""
+        import httpx2
+        from huggingface_hub import errors
+
+        try:
+            yield
+        except errors.GatedRepoError as error:
+            hint = f"Accept its terms on {self.page(repo_id)}, then run again signed in."
+            raise family(f"{repo_id} is gated.", hint) from error
+        except errors.RevisionNotFoundError as error:
+            if family is DestinationError:
+                message = f"A branch of {repo_id} that the job writes to is gone."
+                raise family(message, "Somebody has deleted it; start the same job again.") from error
+            raise family(f"{repo_id} has no such revision.", "Name a branch, a tag or a commit that it has.") from error
+        except errors.EntryNotFoundError as error:
+            raise family(f"{repo_id} lacks a file that it listed.", "Run again: it may have just changed.") from error
+        except errors.RepositoryNotFoundError as error:
+            hint = "Check the name." if self.is_signed_in else f"Check the name; if it is private, {SIGN_IN}"
+            raise family(f"There is no repo {repo_id} that you may see.", hint) from error
+        except errors.HfHubHTTPError as error:
+            raise _explain(error, repo_id, family) from error
+        except (httpx2.TransportError, ConnectionError, TimeoutError) as error:
+            hint = "Check the network and start the same job again; it goes on where it stopped."
+            raise family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint) from error
+        except errors.HFValidationError as error:
+            raise family(f"{repo_id!r} is no name for a repo.", "It has the form owner/name.") from error
+        except GARBLED as error:
+            hint = "A proxy in between may have put its own answer there; start the same job again later."
+            raise family(f"{self.endpoint} gave an answer about {repo_id} that makes no sense.", hint) from error
+        except PermissionError as error:  # what hf-xet raises, as the next two are
+            raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1]) from error
+        except FileNotFoundError as error:
+            hint = "Run again later; if that does not help, whoever owns it should upload it again."
+            raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
+        except RuntimeError as error:
+            hint = "Start the same job again; it goes on where it stopped."
+            said = str(error).rstrip(".")
+            raise family(f"The transfer of {repo_id} broke off: {said}.", hint) from error
+
+
+def _bound_waiting() -> None:
+    """Make this process's client give up on answers that do not come: by itself huggingface_hub 2.4 waits for ever."""
+    from huggingface_hub.utils import _http
+
+    def client() -> Any:
+        client = _http.default_client_factory()
+        client.timeout = ANSWER_TIMEOUT_SECONDS
+        return client
+
+    if _http._GLOBAL_CLIENT_FACTORY is _http.default_client_factory:
+        _http.set_client_factory(client)
+
+
+SIGN_IN = "sign in with `hf auth login` or set HF_TOKEN."
+
+_BY_STATUS = {
+    400: ("The Hub does not accept it", "See its message above."),
+    401: ("The login is not valid or has expired", f"Start the same job again after you {SIGN_IN}"),
+    403: ("The login does not allow it", "Use a token that may write there, or another namespace."),
+    404: ("The Hub does not find it", "Check the name, and whether it has just been deleted."),
+    409: ("It exists already, or was changed at the same moment", "Run again, or choose another name."),
+    412: ("It has changed meanwhile", "Start the same job again; it goes on where it stopped."),
+    413: ("It is larger than the Hub accepts", "Free some storage on the Hub, or choose a smaller shard size."),
+    429: ("The Hub asks to slow down", "Wait some minutes and start the same job again."),
+}
+
+
+def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingError:
+    status = error.response.status_code
+    problem, hint = _BY_STATUS.get(status, ("The Hub has a problem of its own", "Start the same job again later."))
+    if "storage limit" in (error.server_message or "").lower():
+        problem, hint = "There is no storage left for it on the Hub", _BY_STATUS[413][1]
+    said = [line.rstrip(".") for line in (error.server_message or "").strip().splitlines()]
+    return family(f"{problem}: {repo_id}, status {status}{f', {said[0][:200]}' if said else ''}.", hint)

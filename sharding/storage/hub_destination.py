@@ -1,0 +1,263 @@
+"""Write a checkpoint into a repo of a Hub so that `main` shows it only once it is complete.
+
+While a job runs, its shards stand on a staging branch of the repo, each with its record, so that any
+machine can go on from there. Publishing is one commit on `main`; the branch goes after it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from threading import Semaphore
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+from huggingface_hub.errors import HfHubHTTPError
+
+from sharding.core.errors import DestinationError
+from sharding.core.events import Published
+from sharding.core.protocols import Source
+from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
+from sharding.formats.names import REPORT_NAME
+from sharding.storage.hub_client import SIGN_IN, Hub
+from sharding.storage.hub_repo import HubRepo, Operation, copied, has_content, holds, uploaded
+from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
+from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
+
+_OF_EVERY_NEW_REPO = {".gitattributes"}
+
+
+class HubDestination:
+    """A repo of a Hub. See `protocols.Destination`."""
+
+    def __init__(self, hub: Hub, name: str, *, private: bool | None = None, restart: bool = False) -> None:
+        """Aim at `name` ("owner/name", or "name" in one's own namespace). Changes nothing on the Hub.
+
+        `private` is the visibility of a new repo; one that exists keeps its own. Raises DestinationError
+        where nobody is signed in.
+        """
+        self.disk_bytes_written = 0
+        self.bytes_uploaded = 0
+        self.bytes_deduplicated = 0
+        self._hub = hub
+        self._private = private
+        self._restart = restart
+        self._job: StagedJob | None = None
+        self._created = False
+        self._staging_seen = False
+        self._parent: str | None = None
+        self._stale: list[str] = []
+        self._has_xet = True
+        self._one_at_a_time = Semaphore()
+        self._open: list[XetShardWriter | LfsShardWriter] = []
+        self.ref = RepoRef("hub", name, "")
+        if not hub.is_signed_in:
+            raise DestinationError(f"Nobody is signed in, so nothing can be pushed to {name}.", f"First {SIGN_IN}")
+        self._me = HubRepo(hub, name).ask(hub.api.whoami)
+        auth = self._me.get("auth", {})
+        # A login through an application may have no right to change a repo that it has created.
+        self._may_show_later = auth.get("type") != "oauth" or "manage-repos" in auth.get("scopes", ())
+        self.ref = RepoRef("hub", name if "/" in name else f"{self._me['name']}/{name}", "")
+        self._repo = HubRepo(hub, self.ref.repo_id)
+        self._staging = StagingBranch(self._repo)
+
+    @property
+    def has_finished_shards(self) -> bool:
+        """Whether a later run would find something to go on from."""
+        return bool(self._staging.finished)
+
+    def done(self, plan_id: str) -> dict[str, ShardRecord]:
+        """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
+
+        Raises DestinationError where the repo may not be written, holds what this tool did not write, or
+        has an unfinished job of another plan staged.
+        """
+        self._refuse_foreign_namespace()
+        if not self._repo.exists():
+            return {}
+        self._repo.ask(lambda: self._hub.api.auth_check(self.ref.repo_id, write=True))
+        branches = self._repo.branches()
+        self._parent = branches.get("main")
+        self._refuse_foreign(staged=STAGING_BRANCH in branches)
+        if STAGING_BRANCH not in branches:
+            return {}
+        self._staging_seen = True
+        self._job = self._staging.job()
+        self._created = bool(self._job and self._job.created)
+        return {} if self._restart else self._staging.records(plan_id, self._job)
+
+    def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
+        """Create the repo and the staging branch where they are not there yet.
+
+        Raises DestinationError where the Hub does not allow it.
+        """
+        api, repo_id = self._hub.api, self.ref.repo_id
+        self._staging.go_on(keep)
+        if self._parent is None:
+            hidden = self._may_show_later or self._private is not False
+            self._created = True  # before it is known: the answer may be lost, and the repo must not be left behind
+            self._repo.ask(lambda: api.create_repo(repo_id, private=hidden, exist_ok=True))
+            self._parent = self._repo.branches()["main"]
+        if not self._staging.finished:
+            if self._staging_seen:
+                self._staging.delete()
+            self._job = replace(job, private=self._private, created=self._created)
+            self._staging.begin(self._job, self._parent)
+        self._has_xet = self._repo.ask(lambda: self._hub.has_xet(repo_id, STAGING_BRANCH))
+
+    def open_shard(self, file: str) -> XetShardWriter | LfsShardWriter:
+        """Start a shard: a stream through hf-xet, with nothing on the disk; without Xet, one temporary file."""
+        writer: XetShardWriter | LfsShardWriter
+        if self._has_xet:
+            start = partial(self._hub.upload_to, self.ref.repo_id, STAGING_BRANCH)
+            writer = XetShardWriter(lambda: self._repo.ask(start), file, self.finish)
+        else:
+            self._one_at_a_time.acquire()
+            writer = LfsShardWriter(self._upload_lfs, file, self.finish)
+        self._open.append(writer)
+        return writer
+
+    def staged(self, files: Iterable[str]) -> RepoRef:
+        """Return where the finished shards can be read: the staging branch."""
+        self._staging.note()
+        return RepoRef("hub", self.ref.repo_id, STAGING_BRANCH)
+
+    def publish(
+        self,
+        records: Mapping[str, ShardRecord],
+        side_files: Iterable[FileEntry],
+        origin: Source,
+        written: Mapping[str, bytes],
+    ) -> Published:
+        """Show the result: one commit on `main` with everything; then the staging branch goes.
+
+        Raises DestinationError, with everything still staged, where somebody else has changed `main` meanwhile.
+        """
+        operations = [
+            *(uploaded(record) for record in records.values()),
+            *(copied(file, origin) for file in side_files),
+            *(CommitOperationAdd(path, data) for path, data in written.items()),
+        ]
+        new = {operation.path_in_repo for operation in operations}
+        stale = [CommitOperationDelete(path) for path in self._stale if path not in new]
+        message = f"Shard {origin.ref.repo_id} with Shard My Repo"
+        report = written[REPORT_NAME]
+        commit = self._repo.ask(lambda: self._publish([*operations, *stale], message, report))
+        if not self._shows(records.values(), report):
+            raise DestinationError(
+                f"The Hub said that it has published the result, but {self.ref.repo_id} does not show it.",
+                "Everything is still staged: start the same job again.",
+            )
+        self.ref = RepoRef("hub", self.ref.repo_id, commit)
+        self._staging.delete()
+        remark = self._show() if self._created and not self._private else ""
+        return Published(self.ref, self._hub.page(self.ref.repo_id), remark)
+
+    def unfinished(self) -> StagedJob | None:
+        """Return the job that stands on the staging branch. Changes nothing."""
+        if not self._repo.exists() or STAGING_BRANCH not in self._repo.branches():
+            return None
+        return self._staging.job()
+
+    def discard(self) -> Discarded:
+        """Remove the staging branch, and the repo where the job that made it has published nothing in it.
+
+        A login that may create repos need not be one that may delete them: then the remark says so.
+        """
+        self._staging.forget()
+        if not self._created:
+            self._job = self._job or self.unfinished()
+        self._created = self._created or bool(self._job and self._job.created)
+        if self._job is None and not self._created:
+            return Discarded(found=False)
+        repo_id, self._job = self.ref.repo_id, None
+        if not self._repo.exists():
+            return Discarded(found=False)
+        is_ours = self._created and self._repo.files("main").keys() <= _OF_EVERY_NEW_REPO
+        if is_ours:
+            try:
+                self._repo.ask(lambda: self._hub.api.delete_repo(repo_id, missing_ok=True))
+                return Discarded(found=True, repo_deleted=True)
+            except DestinationError as error:
+                if not isinstance(error.__cause__, HfHubHTTPError) or error.__cause__.response.status_code != 403:
+                    raise
+        self._staging.delete()
+        settings = f"{self._hub.page(repo_id)}/settings"
+        remark = f"The login may not delete {repo_id}, which is empty: {settings}." if is_ours else ""
+        return Discarded(found=True, remark=remark)
+
+    def close(self) -> None:
+        """Let go of the repo: shards that are not finished are gone."""
+        with suppress(DestinationError):  # where the Hub does not answer, these shards are moved again
+            self._staging.note()
+        for writer in self._open:
+            writer.abort()
+        self._open.clear()
+
+    def finish(self, record: ShardRecord, bytes_uploaded: int, bytes_deduplicated: int) -> None:
+        """Stage a shard whose bytes the Hub's store has."""
+        self.bytes_uploaded += bytes_uploaded
+        self.bytes_deduplicated += bytes_deduplicated
+        self._staging.add(record)
+
+    def _publish(self, operations: Sequence[Operation], message: str, report: bytes) -> str:
+        """Return the commit that shows the result."""
+        try:
+            return self._hub.api.create_commit(
+                self.ref.repo_id, operations, commit_message=message, parent_commit=self._parent
+            ).oid
+        except HfHubHTTPError as error:
+            # An earlier try may have arrived although its answer did not.
+            if error.response.status_code == 412 and self._shows((), report):
+                return self._repo.branches()["main"]
+            raise
+
+    def _shows(self, records: Iterable[ShardRecord], report: bytes) -> bool:
+        files = self._repo.files("main")
+        return has_content(files.get(REPORT_NAME), report) and all(holds(files.get(one.file), one) for one in records)
+
+    def _upload_lfs(self, operation: CommitOperationAdd) -> None:
+        try:
+            upload = self._hub.api.preupload_lfs_files
+            self._repo.ask(lambda: upload(self.ref.repo_id, [operation], revision=STAGING_BRANCH))
+            self.bytes_uploaded += operation.upload_info.size
+            self.disk_bytes_written += operation.upload_info.size
+        finally:
+            self._one_at_a_time.release()
+
+    def _show(self) -> str:
+        try:
+            self._repo.ask(lambda: self._hub.api.update_repo_settings(self.ref.repo_id, private=False))
+        except DestinationError as error:
+            if not self._repo.ask(lambda: self._hub.api.model_info(self.ref.repo_id)).private:
+                return ""
+            settings = f"{self._hub.page(self.ref.repo_id)}/settings"
+            return f"It stays private, which you can change at {settings}: {error.message}"
+        return ""
+
+    def _refuse_foreign_namespace(self) -> None:
+        namespace = self.ref.repo_id.split("/")[0]
+        mine = [self._me["name"], *(org["name"] for org in self._me.get("orgs", ()))]
+        if namespace not in mine:
+            raise DestinationError(
+                f"{self._me['name']} may not write to the namespace {namespace}.",
+                f"Namespaces open to you: {', '.join(mine)}.",
+            )
+
+    def _refuse_foreign(self, staged: bool) -> None:
+        files = self._repo.files("main")
+        report = self._earlier_report() if REPORT_NAME in files else {}
+        if staged or report or files.keys() <= _OF_EVERY_NEW_REPO:
+            self._stale = [path for path in report.get("files", ()) if path in files]
+            return
+        names = (f"{self.ref.repo_id}-{number}" for number in range(2, 1000))
+        free = next(name for name in names if not HubRepo(self._hub, name).exists())
+        raise DestinationError(
+            f"{self.ref.repo_id} exists already, and this tool did not write what is in it.", f"A free name is {free}."
+        )
+
+    def _earlier_report(self) -> dict[str, list[str]]:
+        try:
+            return {"files": [str(path) for path in json.loads(self._repo.read("main", REPORT_NAME))["files"]]}
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return {}

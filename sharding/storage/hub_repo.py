@@ -1,0 +1,96 @@
+"""Ask one repo of a Hub for what a destination must know, and commit to it."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.lfs import UploadInfo
+
+from sharding.core.errors import DestinationError
+from sharding.core.limits import MAX_REPORT_BYTES
+from sharding.core.protocols import Source
+from sharding.core.values import FileEntry, ShardRecord
+from sharding.storage.hub_client import Hub
+
+Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
+
+_T = TypeVar("_T")
+
+
+class HubRepo:
+    """A repo, there or not yet. What is asked is asked again while a failure may pass; all raise DestinationError."""
+
+    def __init__(self, hub: Hub, repo_id: str) -> None:
+        """Take the repo `repo_id`. Asks nothing."""
+        self.hub = hub
+        self.repo_id = repo_id
+
+    def ask(self, question: Callable[[], _T]) -> _T:
+        """Return what `question` returns."""
+        return self.hub.ask(self.repo_id, DestinationError, question)
+
+    def exists(self) -> bool:
+        """Return whether there is such a repo."""
+        return self.ask(lambda: self.hub.api.repo_exists(self.repo_id))
+
+    def branches(self) -> dict[str, str]:
+        """Return the commit that each branch is at."""
+        refs = self.ask(lambda: self.hub.api.list_repo_refs(self.repo_id))
+        return {branch.name: branch.target_commit for branch in refs.branches}
+
+    def files(self, revision: str) -> dict[str, RepoFile]:
+        """Return all files at `revision`, by path."""
+        tree = self.ask(lambda: list(self.hub.api.list_repo_tree(self.repo_id, recursive=True, revision=revision)))
+        return {item.path: item for item in tree if isinstance(item, RepoFile)}
+
+    def read(self, revision: str, path: str) -> bytes:
+        """Return a small file."""
+        return self.ask(lambda: self.hub.get(self.repo_id, revision, path, MAX_REPORT_BYTES))
+
+    def commit(self, revision: str, message: str, operations: Sequence[Operation]) -> None:
+        """Commit to a branch, whatever it is at."""
+        create = self.hub.api.create_commit
+        self.ask(lambda: create(self.repo_id, operations, commit_message=message, revision=revision))
+
+
+def uploaded(record: ShardRecord) -> CommitOperationAdd:
+    """Return the operation that commits a file whose bytes the Hub's store already has."""
+    operation = CommitOperationAdd(record.file, b"")
+    operation.upload_info = UploadInfo(record.bytes, b"", bytes.fromhex(record.sha256))
+    operation._upload_mode, operation._is_uploaded, operation._should_ignore = "lfs", True, False
+    return operation
+
+
+def small(path: str, data: bytes) -> CommitOperationAdd:
+    """Return the operation that commits a file of JSON, which no Hub keeps in its store: so none is asked."""
+    operation = CommitOperationAdd(path, data)
+    operation._upload_mode, operation._is_uploaded, operation._should_ignore = "regular", True, False
+    return operation
+
+
+def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperationCopy:
+    """Return the operation that copies a side file: on the server where the bytes lie in its store."""
+    if file.xet_hash:
+        return CommitOperationCopy(
+            file.path,
+            file.path,
+            src_revision=origin.ref.revision,
+            src_repo_id=origin.ref.repo_id,
+            src_repo_type="model",
+        )
+    return CommitOperationAdd(file.path, origin.path(file.path) or b"".join(origin.read(file.path, 0, file.bytes)))
+
+
+def has_content(file: RepoFile | None, data: bytes) -> bool:
+    """Return whether a listed file is `data`: by its SHA-256, or git's own name for it (gitformat-loose, "blob")."""
+    if file and file.lfs:
+        return bool(file.lfs.sha256 == hashlib.sha256(data).hexdigest())
+    digest = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+    return file is not None and file.blob_id == digest.hexdigest()
+
+
+def holds(file: RepoFile | None, record: ShardRecord) -> bool:
+    """Return whether a listed file is the shard of `record`."""
+    return bool(file and file.lfs and (file.lfs.sha256, file.size) == (record.sha256, record.bytes))

@@ -1,0 +1,48 @@
+"""Try again what may pass: a server that is busy or asks to slow down, a connection that breaks."""
+
+import random
+import time
+from collections.abc import Mapping
+
+from sharding.core.limits import LONGEST_WAIT_SECONDS, NETWORK_TRIES, NETWORK_WAIT_SECONDS
+
+_PASSING_STATUS = {408, 429, 500, 502, 503, 504}
+
+GARBLED = (ValueError, KeyError)
+"""What the Hub's client raises when an answer is cut, or is that of somebody in between."""
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether the same request may succeed later. hf-xet raises RuntimeError for what breaks on the way."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in _PASSING_STATUS
+    if isinstance(error, HFValidationError):  # a ValueError about what was asked, not about an answer
+        return False
+    return type(error) is RuntimeError or isinstance(
+        error, (ConnectionError, TimeoutError, httpx2.TransportError, *GARBLED)
+    )
+
+
+def wait_to_retry(error: Exception, tries: int) -> None:
+    """Sleep before try number `tries` + 1: as long as the server asks, else twice as long each time, with jitter.
+
+    Raises `error` where `NETWORK_TRIES` are used up or the server asks for more than `LONGEST_WAIT_SECONDS`.
+    """
+    asked = _seconds_asked(getattr(getattr(error, "response", None), "headers", {}))
+    seconds = NETWORK_WAIT_SECONDS * 2**tries if asked is None else asked
+    if tries >= NETWORK_TRIES or seconds > LONGEST_WAIT_SECONDS:
+        raise error
+    time.sleep(seconds * random.uniform(1, 1.5))
+
+
+def _seconds_asked(headers: Mapping[str, str]) -> float | None:
+    """Return how long a server wants to be left alone: `Retry-After`, or the Hub's `RateLimit` once nothing is left."""
+    from huggingface_hub.utils._http import parse_ratelimit_headers
+
+    if headers.get("Retry-After", "").isdecimal():
+        return float(headers["Retry-After"])
+    limit = parse_ratelimit_headers(headers)
+    return limit.reset_in_seconds + 1.0 if limit and limit.remaining == 0 else None

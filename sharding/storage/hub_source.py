@@ -1,0 +1,186 @@
+"""Read a repo of a Hub at one pinned commit: its files, and any range of their bytes."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from sharding.core.errors import SourceError
+from sharding.core.limits import (
+    HUB_BLOCK_BYTES,
+    HUB_JOIN_GAP_BYTES,
+    MAX_FILES,
+    RANGES_AT_ONCE,
+    READ_TIMEOUT_SECONDS,
+    XET_LEAST_BYTES,
+)
+from sharding.core.values import FileEntry, RepoRef
+from sharding.storage.hub_client import Hub
+from sharding.storage.hub_retry import may_pass, wait_to_retry
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_COMMIT = re.compile("[0-9a-f]{40}")
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource":
+    """Pin `repo_id` to the commit that `revision` (a branch, tag or commit; None: main) is at now.
+
+    Raises SourceError where it is not there, is gated, or the login does not reach it.
+    """
+    info = hub.ask(repo_id, SourceError, lambda: hub.api.model_info(repo_id, revision=revision))
+    assert info.sha
+    if info.gated:
+        hub.ask(repo_id, SourceError, lambda: hub.api.auth_check(info.id))
+    return HubSource(hub, RepoRef("hub", info.id, info.sha), is_private=bool(info.private or info.gated))
+
+
+class HubSource:
+    """The files of a Hub repo at one commit. See `protocols.Source`."""
+
+    folder: Path | None = None
+
+    def __init__(self, hub: Hub, ref: RepoRef, *, is_private: bool | None = None) -> None:
+        """Read what `ref` names: a repo at a revision that does not move. Raises SourceError."""
+        self.ref = ref
+        self.is_private = is_private
+        self.block_bytes = HUB_BLOCK_BYTES
+        self.join_gap_bytes = HUB_JOIN_GAP_BYTES
+        self.ranges_at_once = RANGES_AT_ONCE
+        self._hub = hub
+        self._lock = Lock()
+        self._group: Any = None
+        self.requests = 0
+        self.bytes_read = 0
+        self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list))
+        self._by_path = {file.path: file for file in self.files}
+
+    def path(self, file: str) -> None:
+        """Return None: nothing of a Hub repo lies on this disk."""
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield the bytes `[start_byte, end_byte)` of `file`, through Xet where the repo has it.
+
+        A stream that is cut is taken up again at the byte that it reached. Raises SourceError when that
+        does not help, the server sends something else than it was asked for, or a file that is read whole is
+        not the one that the Hub lists. Neither HTTP nor hf-xet 1.8 compares what arrives with a hash.
+        """
+        entry = self._by_path.get(file)
+        if entry is None:
+            message = f"{self.ref.repo_id} does not list {file} at {self.ref.revision}."
+            raise SourceError(message, "Somebody may have removed it; start the same job again.")
+        chunks = self._read(entry, start_byte, end_byte)
+        return _checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
+
+    def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        with_xet = entry.xet_hash is not None and end_byte - start_byte >= XET_LEAST_BYTES
+        position, tries = start_byte, 0
+        with self._hub.explained(self.ref.repo_id, SourceError):
+            while position < end_byte:
+                try:
+                    # Bounded ranges: hf-xet holds what it has of a range in memory, and may stall on a long one.
+                    stop = min(end_byte, position + self.block_bytes)
+                    for chunk in (self._xet if with_xet else self._http)(entry, position, stop):
+                        position, tries = position + len(chunk), 0
+                        with self._lock:
+                            self.bytes_read += len(chunk)
+                        yield chunk
+                    if position < stop:
+                        raise ConnectionError("the stream ended early")
+                except Exception as error:
+                    if not (may_pass(error) or isinstance(error, PermissionError)):
+                        raise
+                    self._group = None
+                    self._hub.forget_access()
+                    tries += 1
+                    wait_to_retry(error, tries)
+
+    def _list(self) -> list[FileEntry]:
+        from huggingface_hub.hf_api import RepoFile
+
+        files = []
+        for item in self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision):
+            if isinstance(item, RepoFile):
+                sha256, git_sha1 = (item.lfs.sha256, None) if item.lfs else (None, item.blob_id)
+                files.append(FileEntry(item.path, item.size, sha256, item.xet_hash, git_sha1))
+            if len(files) > MAX_FILES:
+                message = f"{self.ref.repo_id} holds more than {MAX_FILES} files."
+                raise SourceError(message, "It is no repo of one model.")
+        return sorted(files, key=lambda file: file.path)
+
+    def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+
+        self._count()
+        url = hf_hub_url(self.ref.repo_id, entry.path, revision=self.ref.revision, endpoint=self._hub.endpoint)
+        asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
+        headers = {**self._hub.headers, **asked}
+        with get_session().stream(
+            "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS
+        ) as response:
+            hf_raise_for_status(response)
+            # Redirected to a store, the Hub's own answer is the first; only that speaks of commits.
+            self._refuse_changed(entry, [*response.history, response][0].headers)
+            self._check_range(
+                entry, response.status_code, response.headers.get("Content-Range", ""), start_byte, end_byte
+            )
+            missing = end_byte - start_byte
+            for chunk in response.iter_raw():  # as it comes: what has come is not asked for again
+                missing -= len(chunk)
+                if missing < 0:
+                    raise SourceError(f"The Hub sent more of {entry.path} than it was asked for.", "Run again later.")
+                yield chunk
+
+    def _refuse_changed(self, entry: FileEntry, headers: Mapping[str, str]) -> None:
+        """Raise SourceError where an answer says that it is of another commit, or of another content."""
+        commit = headers.get("X-Repo-Commit", "")
+        content = headers.get("X-Linked-Etag", "").strip('"')
+        is_other_commit = _COMMIT.fullmatch(self.ref.revision) and commit not in ("", self.ref.revision)
+        if is_other_commit or (_SHA256.fullmatch(content) and entry.sha256 not in (None, content)):
+            raise SourceError(
+                f"{entry.path} is not any more what the Hub listed at {self.ref.revision}.",
+                "Run again; if that does not help, tell whoever owns the repo.",
+            )
+
+    def _check_range(self, entry: FileEntry, status: int, content_range: str, start_byte: int, end_byte: int) -> None:
+        if status == 200 and (start_byte, end_byte) == (0, entry.bytes):
+            return
+        match = _CONTENT_RANGE.fullmatch(content_range)
+        if status != 206 or not match or tuple(map(int, match.groups())) != (start_byte, end_byte - 1, entry.bytes):
+            raise SourceError(
+                f"The Hub answered with something else than bytes {start_byte} to {end_byte} of {entry.path} "
+                f"(status {status}, {content_range or 'no Content-Range'}).",
+                "A proxy in between may ignore ranges; run again from another network.",
+            )
+
+    def _xet(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        from hf_xet import XetFileInfo
+
+        self._count()
+        with self._lock:
+            if self._group is None:
+                self._group = self._hub.download_from(self.ref.repo_id, self.ref.revision)
+            group = self._group
+        yield from group.download_stream(XetFileInfo(entry.xet_hash, entry.bytes), start_byte, end_byte)
+
+    def _count(self) -> None:
+        with self._lock:
+            self.requests += 1
+
+
+def _checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield `chunks`, a whole file. Raises SourceError at the end where its hash is not the stated one."""
+    stated = entry.sha256 or entry.git_sha1
+    # Git puts the kind and the length before the content (gitformat-loose, "blob").
+    digest = hashlib.sha256() if entry.sha256 else hashlib.sha1(b"blob %d\0" % entry.bytes, usedforsecurity=False)
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
+    if stated and digest.hexdigest() != stated:
+        raise SourceError(
+            f"{entry.path} arrived damaged: its bytes are not those whose hash the Hub states.",
+            "Run again; if that does not help, whoever owns the repo should upload the file again.",
+        )

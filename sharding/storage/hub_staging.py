@@ -1,0 +1,99 @@
+"""Keep finished shards on a branch of a repo until they are published, so that any machine can go on from there."""
+
+import time
+from collections.abc import Iterable
+
+from huggingface_hub.errors import HfHubHTTPError
+
+from sharding.core.errors import DestinationError
+from sharding.core.limits import COMMIT_SECONDS, COMMITS_AT_ONCE, RANGES_AT_ONCE
+from sharding.core.threads import readers
+from sharding.core.values import ShardRecord, StagedJob
+from sharding.storage.hub_repo import HubRepo, holds, small, uploaded
+from sharding.storage.records import job_line, parse_job, parse_record, record_line
+
+STAGING_BRANCH = "shard-my-repo-staging"
+RECORDS = "sharding_records/"
+"""Folder on the staging branch: `job.json`, a `StagedJob`, and a `ShardRecord` for every finished shard."""
+
+_JOB = f"{RECORDS}job.json"
+
+
+class StagingBranch:
+    """The shards of one job, each with its record. All methods raise DestinationError."""
+
+    def __init__(self, repo: HubRepo) -> None:
+        """Take the branch of `repo`. Asks nothing."""
+        self._repo = repo
+        self._unnoted: list[ShardRecord] = []
+        self._notes = 0
+        self._began = time.monotonic()
+        self.finished: set[str] = set()
+
+    def job(self) -> StagedJob | None:
+        """Return the job whose shards stand here; None if it is not said. The branch must be there."""
+        return parse_job(self._read(_JOB)) if _JOB in self._repo.files(STAGING_BRANCH) else None
+
+    def records(self, plan_id: str, job: StagedJob | None) -> dict[str, ShardRecord]:
+        """Return what was finished of plan `plan_id`, by file name; `job` is the one that stands here."""
+        if job is None or job.plan_id != plan_id:
+            raise DestinationError(
+                f"{self._repo.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
+                "Finish that one first, choose another name, or discard it with --restart.",
+            )
+        files = self._repo.files(STAGING_BRANCH)
+        paths = [path for path in files if path.startswith(RECORDS) and path != _JOB]
+        with readers(RANGES_AT_ONCE) as pool:
+            records = [parse_record(text) for text in pool.map(self._read, paths)]
+        return {record.file: record for record in records if record and holds(files.get(record.file), record)}
+
+    def begin(self, job: StagedJob, parent: str) -> None:
+        """Make the branch at commit `parent`, and say on it which job it is of."""
+        create = self._repo.hub.api.create_branch
+        repo_id = self._repo.repo_id
+        self._repo.ask(lambda: create(repo_id, branch=STAGING_BRANCH, revision=parent, exist_ok=True))
+        self._repo.commit(STAGING_BRANCH, "Begin", [small(_JOB, job_line(job))])
+
+    def go_on(self, kept: Iterable[ShardRecord]) -> None:
+        """Take the shards `kept` of an earlier run as finished."""
+        self.finished = {record.file for record in kept}
+
+    def add(self, record: ShardRecord) -> None:
+        """Commit a shard, whose bytes the Hub's store has, with its record.
+
+        Where that would be too many commits, the next ones are waited for: see `limits.COMMIT_SECONDS`.
+        """
+        self._unnoted.append(record)
+        if self._notes < COMMITS_AT_ONCE + (time.monotonic() - self._began) // COMMIT_SECONDS:
+            self.note()
+
+    def note(self) -> None:
+        """Commit the shards that were added and not committed yet."""
+        noted, operations = list(self._unnoted), []
+        for record in noted:
+            operations += [uploaded(record), small(f"{RECORDS}{record.file}.json", record_line(record))]
+        if operations:
+            message = f"{noted[0].file} and {len(noted) - 1} more" if noted[1:] else noted[0].file
+            self._repo.commit(STAGING_BRANCH, message, operations)
+            self._notes += 1
+            self.finished |= {record.file for record in noted}
+            self._unnoted = []
+
+    def forget(self) -> None:
+        """Drop what was added and not committed yet."""
+        self._unnoted = []
+
+    def delete(self) -> None:
+        """Delete the branch, if it is there."""
+
+        def delete() -> None:
+            try:
+                self._repo.hub.api.delete_branch(self._repo.repo_id, branch=STAGING_BRANCH)
+            except HfHubHTTPError as error:
+                if error.response.status_code != 404:  # gone already: an earlier try may have arrived
+                    raise
+
+        self._repo.ask(delete)
+
+    def _read(self, path: str) -> bytes:
+        return self._repo.read(STAGING_BRANCH, path)

@@ -1,0 +1,96 @@
+"""Remember which shards of which plan are finished, so that a job that was killed can go on."""
+
+import fcntl
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+from sharding.core.values import ShardRecord, StagedJob
+from sharding.storage.records import job_line, parse_job, parse_record, record_line
+
+JOURNAL_NAME = "sharding_journal.part"
+
+
+class Journal:
+    """A file with one JSON object a line: first the `StagedJob`, then a `ShardRecord` for every finished shard.
+
+    It is locked while a job writes to it, so that two jobs cannot share a folder. All methods raise OSError
+    as files do.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Take the journal of `folder`. Opens nothing."""
+        self.path = folder / JOURNAL_NAME
+        self.bytes_written = 0
+        self._stream: FileIO | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this job holds the lock."""
+        return self._stream is not None
+
+    def job(self) -> StagedJob | None:
+        """Return the job that the journal is of."""
+        return parse_job(next(iter(self._lines()), b""))
+
+    def read(self, plan_id: str) -> dict[str, ShardRecord]:
+        """Return what was finished of plan `plan_id`, by file name; nothing if the journal is of another plan."""
+        job = self.job()
+        if job is None or job.plan_id != plan_id:
+            return {}
+        records = map(parse_record, self._lines()[1:])
+        return {record.file: record for record in records if record}
+
+    def lock(self) -> None:
+        """Make the journal this job's own. Raises BlockingIOError while another job holds it."""
+        # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
+        stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            stream.close()
+            raise
+        self._stream = stream
+
+    def begin(self, job: StagedJob, kept: Collection[ShardRecord]) -> None:
+        """Go on with the journal where it is of `job` and shards are `kept`, else begin it anew. `lock` comes first.
+
+        One that is gone on with is only ever longer: killed in between, it still knows all that was finished.
+        """
+        assert self._stream, "lock comes first"
+        earlier = self.job()
+        if kept and earlier and earlier.plan_id == job.plan_id:
+            # A kill may have cut the last line short, and the next must not be glued to it.
+            self._stream.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+        else:
+            self._stream.truncate(0)
+            self._append(job_line(job))
+
+    def note(self, record: ShardRecord) -> None:
+        """Add a finished shard; returns once the line would survive a crash."""
+        self._append(record_line(record))
+
+    def remove(self) -> None:
+        """Delete the journal: what it spoke of is published or discarded."""
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._stream:
+            self._stream.close()
+
+    def _lines(self) -> list[bytes]:
+        with suppress(FileNotFoundError):
+            return self.path.read_bytes().splitlines()
+        return []
+
+    def _append(self, *lines: bytes) -> None:
+        assert self._stream, "begin comes first"
+        text = b"".join(line + b"\n" for line in lines)
+        view = memoryview(text)
+        while view:
+            view = view[self._stream.write(view) :]
+        os.fsync(self._stream.fileno())
+        self.bytes_written += len(text)

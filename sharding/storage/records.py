@@ -1,0 +1,37 @@
+"""Write down as JSON what a job has staged, and read it back, which may come from anybody. Pure."""
+
+import json
+from dataclasses import asdict
+
+from pydantic import TypeAdapter, ValidationError
+
+from sharding.core.values import ShardRecord, StagedJob
+
+_JOB = TypeAdapter(StagedJob)
+_RECORD = TypeAdapter(ShardRecord)
+
+
+def job_line(job: StagedJob) -> bytes:
+    """Return `job` as one line of JSON."""
+    return json.dumps(asdict(job)).encode()
+
+
+def record_line(record: ShardRecord) -> bytes:
+    """Return `record` as one line of JSON."""
+    return json.dumps(asdict(record)).encode()
+
+
+def parse_job(text: bytes) -> StagedJob | None:
+    """Return what `job_line` wrote; None if it did not."""
+    try:
+        return _JOB.validate_json(text)
+    except ValidationError:
+        return None
+
+
+def parse_record(text: bytes) -> ShardRecord | None:
+    """Return what `record_line` wrote; None if it did not: a kill may have cut a line short."""
+    try:
+        return _RECORD.validate_json(text)
+    except ValidationError:
+        return None

@@ -1,0 +1,1 @@
+"""Move bytes once, hashing them on their way."""

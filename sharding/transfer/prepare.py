@@ -1,0 +1,50 @@
+"""Make what a job transfers: the source's bytes, their cast, or what the classic engine has loaded and saved."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sharding.core.protocols import Source
+from sharding.core.values import Checkpoint, Hints, Plan
+from sharding.loading.costs import ClassicCost
+from sharding.planning.cast import cast_tensors
+from sharding.transfer.cast_source import CastSource
+from sharding.transfer.strided_source import gathering
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a job transfers: bytes of `reading`, cut as in `plan`. `cost` is what the classic engine took."""
+
+    reading: Source
+    checkpoint: Checkpoint
+    plan: Plan
+    cost: ClassicCost | None = None
+    disk_bytes_written: int = 0
+
+    def overflowed(self, kept: Iterable[str]) -> dict[str, int]:
+        """Return how many numbers of which tensor a cast has made infinite, those in the shards `kept` included."""
+        if not isinstance(self.reading, CastSource):
+            return {}
+        kept = set(kept)
+        self.reading.count_overflow(
+            tensor.name for shard in self.plan.shards if shard.file in kept for tensor in shard.tensors
+        )
+        return dict(self.reading.overflowed)
+
+
+def prepared_stream(
+    origin: Source, checkpoint: Checkpoint, plan: Plan, hints: Hints, *, allow_overflow: bool
+) -> Prepared:
+    """Return what streams the bytes of `origin` as `plan` has them, cast where it says so."""
+    if plan.dtype == "keep":
+        return Prepared(gathering(origin, checkpoint), checkpoint, plan)
+    reading = cast_source(origin, checkpoint, plan.dtype, hints, allow_overflow=allow_overflow)
+    return Prepared(reading, checkpoint, plan)
+
+
+def cast_source(
+    source: Source, checkpoint: Checkpoint, dtype: str, hints: Hints, *, allow_overflow: bool
+) -> CastSource:
+    """Return `source` with the tensors of `checkpoint` cast to `dtype`."""
+    after = cast_tensors(checkpoint.tensors, dtype, hints)
+    return CastSource(gathering(source, checkpoint), checkpoint.tensors, after, allow_overflow=allow_overflow)

@@ -1,0 +1,32 @@
+"""Turn bytes done so far into a rate and a time left."""
+
+from collections import deque
+from typing import Literal
+
+from sharding.core.events import Progress
+from sharding.core.limits import PROGRESS_SECONDS
+
+_SAMPLES = 50
+"""With `PROGRESS_SECONDS` between two, the rate is that of the last five seconds or more."""
+
+
+class Pace:
+    """The progress of one stage. The clock is the caller's."""
+
+    def __init__(self, stage: Literal["check", "transfer", "verify"], bytes_total: int, now: float) -> None:
+        """Start at zero of `bytes_total` bytes at the time `now`, in seconds of any steady clock."""
+        self._stage: Literal["check", "transfer", "verify"] = stage
+        self._total = bytes_total
+        self._done = 0
+        self._samples: deque[tuple[float, int]] = deque([(now, 0)], maxlen=_SAMPLES)
+
+    def add(self, count: int, now: float, file: str = "") -> Progress | None:
+        """Count `count` bytes more; return an event, or None if the last one is too recent to add to."""
+        self._done += count
+        if now - self._samples[-1][0] < PROGRESS_SECONDS and self._done < self._total:
+            return None
+        self._samples.append((now, self._done))
+        first_time, first_bytes = self._samples[0]
+        rate = (self._done - first_bytes) / (now - first_time) if now > first_time else 0.0
+        left = (self._total - self._done) / rate if rate > 0 else None
+        return Progress(self._stage, self._done, self._total, file, rate, left)

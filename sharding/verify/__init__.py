@@ -1,0 +1,1 @@
+"""Prove that what was written is what was there."""

@@ -1,0 +1,152 @@
+"""Prove that two checkpoints hold the same tensors, by reading them again."""
+
+import hashlib
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Literal, TypeVar
+
+from sharding.core.events import Progress
+from sharding.core.limits import PROGRESS_SECONDS, SPAN_BYTES, THREADS
+from sharding.core.protocols import Source
+from sharding.core.values import Mismatch, Shard, ShardRecord, TensorDigest, TensorEntry
+from sharding.transfer.progress import Pace
+
+_Result = TypeVar("_Result")
+
+Digests = Generator[Progress, None, dict[str, TensorDigest]]
+
+
+def digest_tensors(source: Source, tensors: Iterable[TensorEntry]) -> Digests:
+    """Read every tensor of `tensors` (in stored order); yield progress; return their digests by name.
+
+    Files are read in long streams, two at a time. Raises SourceError where bytes cannot be had.
+    """
+    spans = list(_spans(tensors))
+    work = _Work("verify", sum(tensor.bytes for span in spans for tensor in span))
+    parts = yield from work.run([partial(_digest_span, source, span, work) for span in spans])
+    return {name: digest for part in parts for name, digest in part.items()}
+
+
+def digest_files(source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
+    """Read whole files (name to size); yield progress; return the SHA-256 of each, in hex, by name."""
+    work = _Work("check", sum(sizes.values()))
+    hashes = yield from work.run([partial(_digest_file, source, file, sizes[file], work) for file in sizes])
+    return dict(zip(sizes, hashes, strict=True))
+
+
+def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:
+    """Return what the result must hold: the digests that were taken of the source's bytes as they passed."""
+    return {
+        tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[shard.file].tensor_sha256[tensor.name])
+        for shard in shards
+        for tensor in shard.tensors
+    }
+
+
+def compare(expected: Mapping[str, TensorDigest], found: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:
+    """Return every tensor in which two checkpoints differ, missing and extra ones among them.
+
+    >>> compare({"w": TensorDigest("F32", (1,), "aa")}, {"w": TensorDigest("F32", (1,), "bb")})
+    (Mismatch(tensor='w', problem='its bytes differ'),)
+    """
+    mismatches = []
+    for name in (*expected, *(name for name in found if name not in expected)):
+        one, other = expected.get(name), found.get(name)
+        if one is None or other is None:
+            mismatches.append(Mismatch(name, "it is missing" if other is None else "it is not in the original"))
+        elif (one.dtype, one.shape) != (other.dtype, other.shape):
+            was, now = f"{one.dtype} {list(one.shape)}", f"{other.dtype} {list(other.shape)}"
+            mismatches.append(Mismatch(name, f"it is {now} and should be {was}"))
+        elif one.sha256 != other.sha256:
+            mismatches.append(Mismatch(name, "its bytes differ"))
+    return tuple(mismatches)
+
+
+def check_structure(path: Path, shard: Shard, metadata: Mapping[str, str]) -> tuple[Mismatch, ...]:
+    """Open one written file with the safetensors library; return where it does not hold what was planned."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            found = {name: TensorDigest(part.get_dtype(), tuple(part.get_shape()), "") for name, part in slices.items()}
+            same_metadata = file.metadata() == dict(metadata)
+    except (SafetensorError, OSError) as error:
+        return (Mismatch(shard.file, f"safetensors cannot open it: {error}"),)
+    planned = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in shard.tensors}
+    mismatches = compare(planned, {shard.folder + name: digest for name, digest in found.items()})
+    return mismatches if same_metadata else (*mismatches, Mismatch(shard.file, "its metadata differ"))
+
+
+class _Work:
+    """Tasks in a few threads that count the bytes they have read."""
+
+    def __init__(self, stage: Literal["check", "verify"], bytes_total: int) -> None:
+        self._pace = Pace(stage, bytes_total, time.monotonic())
+        self._lock = Lock()
+        self._uncounted = 0
+        self._stopped = False
+
+    def count(self, chunk: bytes) -> bytes:
+        """Note that `chunk` was read; end the task if nobody waits for it any more."""
+        if self._stopped:
+            raise CancelledError
+        with self._lock:
+            self._uncounted += len(chunk)
+        return chunk
+
+    def run(self, tasks: Iterable[Callable[[], _Result]]) -> Generator[Progress, None, list[_Result]]:
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="verify")
+        try:
+            futures = [pool.submit(task) for task in tasks]
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, PROGRESS_SECONDS)
+                for future in done:
+                    future.result()
+                with self._lock:
+                    count, self._uncounted = self._uncounted, 0
+                if progress := self._pace.add(count, time.monotonic()):
+                    yield progress
+            return [future.result() for future in futures]
+        finally:
+            self._stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _spans(tensors: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
+    span: list[TensorEntry] = []
+    for tensor in tensors:
+        follows = span and (tensor.file, tensor.start_byte) == (span[-1].file, span[-1].end_byte)
+        if span and not (follows and tensor.end_byte - span[0].start_byte <= SPAN_BYTES):
+            yield span
+            span = []
+        span.append(tensor)
+    if span:
+        yield span
+
+
+def _digest_span(source: Source, span: list[TensorEntry], work: _Work) -> dict[str, TensorDigest]:
+    chunks = (work.count(chunk) for chunk in source.read(span[0].file, span[0].start_byte, span[-1].end_byte))
+    digests = {}
+    rest = memoryview(b"")
+    for tensor in span:
+        sha256, missing = hashlib.sha256(), tensor.bytes
+        while missing:
+            rest = rest or memoryview(next(chunks))
+            sha256.update(rest[:missing])
+            used = min(missing, len(rest))
+            missing, rest = missing - used, rest[used:]
+        digests[tensor.name] = TensorDigest(tensor.dtype, tensor.shape, sha256.hexdigest())
+    return digests
+
+
+def _digest_file(source: Source, file: str, size: int, work: _Work) -> str:
+    sha256 = hashlib.sha256()
+    for chunk in source.read(file, 0, size):
+        sha256.update(work.count(chunk))
+    return sha256.hexdigest()

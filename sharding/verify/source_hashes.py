@@ -1,0 +1,83 @@
+"""Show that a result holds what the Hub states of the source: put together again, its files have the same SHA-256.
+
+A result is read again anyway before it is published. Read in the order in which the source's files hold its tensors,
+behind their headers, it gives the bytes of these files, and so their hashes: one pass proves what was read, moved and
+written, in this run or an earlier one, and costs one hash more.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+
+from sharding.checkpoint.read import merge_metadata
+from sharding.core.events import Progress
+from sharding.core.protocols import Source
+from sharding.core.values import Checkpoint, FileEntry, Header, Mismatch, Shard, TensorDigest, TensorEntry
+from sharding.formats.safetensors_header import parse_header
+from sharding.transfer.prepare import Prepared
+from sharding.transfer.stream import digest_shards
+
+
+def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
+    """Return the weight files of `checkpoint` with the SHA-256 that `files` state for each.
+
+    Empty where one of them is not stated, or holds something else than a header and tensors from there to its end.
+    """
+    starts: dict[str, int] = {}
+    filled: dict[str, int] = {}
+    for tensor in checkpoint.tensors:
+        starts[tensor.file] = min(tensor.start_byte, starts.get(tensor.file, tensor.start_byte))
+        filled[tensor.file] = filled.get(tensor.file, 0) + tensor.bytes
+    ends = {path: start + filled[path] for path, start in starts.items()}
+    stated = {file.path: file for file in files if file.sha256 and file.path.endswith(".safetensors")}
+    weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
+    complete = {file.path for file in weights if ends.get(file.path, file.bytes) == file.bytes}
+    return weights if complete >= ends.keys() and len(complete) == len(checkpoint.weight_files) else []
+
+
+def digest_as_stored(
+    prepared: Prepared, stated: Sequence[FileEntry], staged: Source, tensors: Iterable[TensorEntry]
+) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
+    """Read `tensors`, those of the checkpoint where they lie in `staged`, as the files of the source hold them.
+
+    Return their digests by name, and what is not as it is `stated`. Headers are read from the source once more.
+    Raises SourceError, HeaderError.
+    """
+    place = {tensor.name: tensor for tensor in tensors}
+    files = {file.path: file for file in stated}
+    originals: dict[str, list[TensorEntry]] = {path: [] for path in files}
+    for tensor in prepared.checkpoint.tensors:
+        originals[tensor.file].append(tensor)
+    headers: dict[str, list[Header]] = {part.folder: [] for part in prepared.checkpoint.components}
+    wrong: list[Mismatch] = []
+
+    def header(shard: Shard) -> bytes:
+        original = originals[shard.file]
+        end = min((tensor.start_byte for tensor in original), default=files[shard.file].bytes)
+        text = b"".join(prepared.reading.read(shard.file, 0, end))
+        parsed = parse_header(text, files[shard.file].bytes, shard.file)
+        if list(parsed.tensors) != original:
+            wrong.append(Mismatch(shard.file, "its header says something else than it did when it was first read"))
+        headers[shard.folder].append(parsed)
+        return text
+
+    shards = [_shard(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
+    read = yield from digest_shards(shards, header, staged)
+    wrong += [
+        Mismatch(file.path, "what was read of it does not have the SHA-256 that the Hub states")
+        for file in stated
+        if read[file.path].sha256 != file.sha256
+    ]
+    wrong += [
+        Mismatch(f"{part.folder}__metadata__", "it is not what the headers said when they were first read")
+        for part in prepared.checkpoint.components
+        if merge_metadata(headers[part.folder])[0] != part.metadata
+    ]
+    found = {
+        tensor.name: TensorDigest(tensor.dtype, tensor.shape, read[shard.file].tensor_sha256[tensor.name])
+        for shard in shards
+        for tensor in shard.tensors
+    }
+    return found, wrong
+
+
+def _shard(file: str, tensors: Sequence[TensorEntry]) -> Shard:
+    return Shard(file, tuple(tensors), sum(tensor.bytes for tensor in tensors))

@@ -1,0 +1,159 @@
+"""Prove that two checkpoints are the same: by their bytes, read again, or by stored digests."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+
+from sharding.checkpoint.read import read_checkpoint, read_headers, read_small
+from sharding.core.environment import hub_endpoint
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.events import Progress, Verified
+from sharding.core.limits import MAX_REPORT_BYTES
+from sharding.core.meter import Meter
+from sharding.core.protocols import Destination, Source
+from sharding.core.values import Checkpoint, FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
+from sharding.formats.names import DIGESTS_NAME
+from sharding.loading.local_copy import loadable_files
+from sharding.planning.architecture import hints_for
+from sharding.planning.cast import cast_tensors, refuse_cast
+from sharding.report.digests import parse_digests
+from sharding.storage.hub_client import Hub
+from sharding.storage.locate import open_source, open_staged
+from sharding.transfer.prepare import Prepared, cast_source
+from sharding.transfer.strided_source import gathering
+from sharding.verify.digests import check_structure, digest_files, digest_tensors, expected_digests
+from sharding.verify.digests import compare as compare_digests
+from sharding.verify.source_hashes import digest_as_stored, stated_files
+
+
+def verify(
+    one: str,
+    other: str,
+    *,
+    quick: bool = False,
+    dtype: str = "keep",
+    variant: str = "",
+    endpoint: str | None = None,
+    token: str | None = None,
+) -> Generator[Progress | Verified, None, None]:
+    """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
+
+    Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
+    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before.
+    Raises UsageError, SourceError.
+    """
+    if quick and dtype != "keep":
+        raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
+    meter = Meter()
+    hub = Hub(endpoint or hub_endpoint(), token)
+    digests = []
+    for name in (one, other):
+        source = open_source(name, hub)
+        checkpoint = read_checkpoint(source, variant if name is one else "")
+        if quick:
+            digests.append(_stored_digests(source, checkpoint))
+        elif dtype != "keep" and not digests:
+            refuse_cast(checkpoint, dtype)
+            hints = hints_for(checkpoint, dtype=dtype)
+            view = cast_source(source, checkpoint, dtype, hints, allow_overflow=True)
+            digests.append((yield from digest_tensors(view, cast_tensors(checkpoint.tensors, dtype, hints))))
+        else:
+            digests.append((yield from digest_tensors(gathering(source, checkpoint), checkpoint.tensors)))
+    method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
+    if dtype != "keep":
+        method = "every tensor of both read, the original's cast with tensor.to(dtype), its SHA-256 compared"
+    mismatches = compare_digests(*digests)
+    yield Verified(Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, mismatches, dtype))
+
+
+def check_kept(
+    target: Destination, plan: Plan, plan_id: str, hub: Hub
+) -> Generator[Progress, None, dict[str, ShardRecord]]:
+    """Return which shards of an earlier run of `plan` are still as they were finished."""
+    tensors = {shard.file: {tensor.name for tensor in shard.tensors} for shard in plan.shards}
+    # Who may write to the destination may have put down records of anything.
+    found = target.done(plan_id)
+    done = {
+        file: record
+        for file, record in found.items()
+        if file in tensors and record.tensor_sha256.keys() == tensors[file]
+    }
+    if not done:
+        return {}
+    staged = open_staged(target, list(done), hub)
+    known = {file.path: file.sha256 for file in staged.files}
+    unknown = {file: record.bytes for file, record in done.items() if known.get(file) is None}
+    sha256 = yield from digest_files(staged, unknown)
+    return {file: record for file, record in done.items() if (known.get(file) or sha256[file]) == record.sha256}
+
+
+def verify_staged(
+    prepared: Prepared, origin: Source, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
+) -> Generator[Progress, None, Verification]:
+    """Read the result again, before it is published, and compare it with what passed on the way to it.
+
+    Where `origin` states the SHA-256 of its files and its bytes were moved as they are, the result is read in the
+    order in which these files hold its tensors: then it has to give these very hashes, which nothing does that was
+    read wrongly, now or in an earlier run.
+    """
+    started, plan = meter.seconds, prepared.plan
+    staged = open_staged(target, list(records), hub)
+    problems: list[Mismatch] = []
+    for shard in plan.shards:
+        if path := staged.path(shard.file):
+            problems.extend(check_structure(path, shard, plan.component(shard).metadata))
+    found: dict[str, TensorDigest] = {}
+    originals = stated_files(origin.files, prepared.checkpoint) if prepared.reading is origin else []
+    if not problems:
+        headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
+        tensors = [tensor for header in headers for tensor in header.tensors]
+        if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
+            originals = []  # the comparison below says what is missing
+        if originals:
+            found, wrong = yield from digest_as_stored(prepared, originals, staged, tensors)
+            problems.extend(wrong)
+        else:
+            found = yield from digest_tensors(staged, tensors)
+        problems.extend(compare_digests(expected_digests(plan.shards, records), found))
+    structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
+    cast = "" if plan.dtype == "keep" else ", cast with tensor.to(dtype)"
+    method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's{cast}"
+    if originals:
+        have = "should have" if problems else "have"
+        method += f"; put together again, {len(originals)} of its files {have} the SHA-256 that the Hub states"
+    elif any(file.sha256 for file in origin.files):
+        method += "; what was read is not compared with the SHA-256 that the Hub states"
+    return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems), plan.dtype)
+
+
+def compare_with_original(
+    verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Source
+) -> Generator[Progress, None, Verification]:
+    """Return `verification` with what loading and saving has changed; a source that is no safetensors is passed over.
+
+    Names that stood for the same bytes as another that is kept were tied: leaving them out changes nothing.
+    """
+    if not any(file.path.endswith(".safetensors") for file in loadable_files(origin)):
+        return verification
+    found = expected_digests(plan.shards, records)
+    original = yield from digest_tensors(origin, read_checkpoint(origin).tensors)
+    kept = {digest.sha256 for digest in found.values()}
+    missing = {name for name, digest in original.items() if name not in found and digest.sha256 in kept}
+    wanted = {name: digest for name, digest in original.items() if name not in missing}
+    method = f"{verification.method}; and every tensor with the original's"
+    return replace(verification, method=method, mismatches=verification.mismatches + compare_digests(wanted, found))
+
+
+def _stored_digests(source: Source, checkpoint: Checkpoint) -> dict[str, TensorDigest]:
+    files = {file.path: file for file in source.files}
+    if DIGESTS_NAME not in files:
+        raise SourceError(
+            f"{source.ref.repo_id} has no {DIGESTS_NAME}.", "Verify without --quick, which reads the weights."
+        )
+    digests = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES))
+    headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
+    if headers != {name: (digest.dtype, digest.shape) for name, digest in digests.items()}:
+        raise SourceError(
+            f"{DIGESTS_NAME} of {source.ref.repo_id} does not describe the weights beside it.",
+            "Verify without --quick.",
+        )
+    return digests

@@ -1,0 +1,168 @@
+"""Headers are read once for all who may see them, and for nobody else."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Event
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import SourceError
+from sharding.core.limits import CACHED_CHECKPOINTS, CACHED_SECONDS
+from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
+from sharding.desk import Desk, Settings
+from sharding.desk.header_cache import Headers
+from tests.conftest import random_tensors, write_checkpoint
+from tests.localhub.conftest import Server
+
+TENSORS = tuple(TensorEntry(f"t.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in range(10))
+
+
+class Readings:
+    """Stands in for `job.inspect`: notes what is read and by whom."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str | None]] = []
+        self.variants: list[str] = []
+        self.go = Event()
+        self.go.set()
+        self.broken = False
+
+    def __call__(self, source: str, *, variant: str, endpoint: str, token: str | None) -> Checkpoint:
+        self.seen.append((source, token))
+        self.variants.append(variant)
+        assert self.go.wait(60)
+        if self.broken:
+            raise SourceError("It is broken.", "Try later.")
+        return Checkpoint(RepoRef("hub", source, "0" * 40), TENSORS, (), (), (), ())
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
+    readings = Readings()
+    monkeypatch.setattr(job, "inspect", readings)
+    return readings
+
+
+def test_visitors_who_ask_at_once_cost_one_reading(readings: Readings) -> None:
+    headers, start = Headers("http://hub"), Barrier(20)
+
+    def ask() -> Checkpoint:
+        start.wait()
+        return headers.read("a/b", None)
+
+    readings.go.clear()
+    with ThreadPoolExecutor(20) as pool:
+        answers = [pool.submit(ask) for _ in range(20)]
+        while not readings.seen:
+            pass
+        readings.go.set()
+        assert len({id(answer.result()) for answer in answers}) == 1
+    assert readings.seen == [("a/b", None)]
+
+
+def test_what_one_login_read_is_for_that_login_only(readings: Readings) -> None:
+    headers = Headers("http://hub")
+    for token in ("alice", "bob", None, "alice", "bob", None):
+        headers.read("a/b", token)
+    assert readings.seen == [("a/b", "alice"), ("a/b", "bob"), ("a/b", None)]
+
+
+def test_what_anybody_may_read_is_for_every_login(readings: Readings) -> None:
+    headers = Headers("http://hub")
+    headers.read("a/b", None)
+    headers.read("a/b", "alice")
+    assert readings.seen == [("a/b", None)]
+
+
+def test_no_token_is_held(readings: Readings) -> None:
+    headers = Headers("http://hub")
+    headers.read("a/b", "hf_very_secret")
+    assert "hf_very_secret" not in repr(vars(headers))
+
+
+def test_each_variant_is_read_for_itself(readings: Readings) -> None:
+    headers = Headers("http://hub")
+    for variant in ("", "fp16", "", "fp16"):
+        headers.read("a/b", None, variant)
+        headers.read("a/b", "alice", variant)
+    assert readings.variants == ["", "fp16"]
+
+
+def test_a_failure_is_told_to_all_who_wait_and_not_remembered(readings: Readings) -> None:
+    headers = Headers("http://hub")
+    readings.broken = True
+    for _ in range(2):
+        with pytest.raises(SourceError, match="broken"):
+            headers.read("a/b", None)
+    readings.broken = False
+    headers.read("a/b", None)
+    assert len(readings.seen) == 3
+
+
+def test_headers_are_read_again_when_they_are_old(readings: Readings) -> None:
+    now = [0.0]
+    headers = Headers("http://hub", clock=lambda: now[0])
+    for seconds in (0, CACHED_SECONDS, CACHED_SECONDS + 1):
+        now[0] = seconds
+        headers.read("a/b", None)
+    assert len(readings.seen) == 2
+
+
+def test_no_more_is_held_than_the_limits_allow(readings: Readings, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = Headers("http://hub")
+    for number in range(3 * CACHED_CHECKPOINTS):
+        headers.read(f"a/b{number}", None)
+    assert len(headers._entries) <= CACHED_CHECKPOINTS + 1
+    monkeypatch.setattr("sharding.desk.header_cache.CACHED_TENSORS", 35)
+    headers.read("a/last", None)
+    assert len(headers._entries) <= 4
+    before = len(readings.seen)
+    headers.read("a/last", None)
+    assert len(readings.seen) == before  # the newest stays
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("hub")).start()
+    yield server
+    server.stop()
+
+
+def test_a_private_repo_is_planned_by_its_owner_and_by_nobody_after_him(hub: Server, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
+    hub.api().create_repo("alice/hidden", private=True)
+    hub.api().upload_folder(repo_id="alice/hidden", folder_path=folder)
+    with Desk(Settings(tmp_path / "desk", hub.address)) as desk:
+        _, plan = desk.plan("alice/hidden", "60kB", token="hf_alice")
+        assert len(plan.shards) == 5
+        for token in ("hf_bob", None):
+            with pytest.raises(SourceError, match="no repo"):
+                desk.plan("alice/hidden", "60kB", token=token)
+
+
+def test_what_transformers_knows_is_asked_for_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(job, "hints_for", lambda checkpoint, **choices: asked.append(checkpoint.variant) or {})
+    headers = Headers("http://hub")
+    for variant in ("", "fp16", "", "fp16"):
+        found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(variant=variant),), (), (), ())
+        headers.hints(found, "size", "natural", "bf16")
+    assert asked == ["", "fp16"]
+
+
+def test_another_size_is_planned_without_reading_anything(
+    hub: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
+    hub.api().create_repo("alice/open")
+    hub.api().upload_folder(repo_id="alice/open", folder_path=folder)
+    real: Callable[..., Checkpoint] = job.inspect
+    reads: list[str] = []
+    monkeypatch.setattr(job, "inspect", lambda source, **options: reads.append(source) or real(source, **options))
+    with Desk(Settings(tmp_path / "desk", hub.address)) as desk:
+        counts = [len(desk.plan("alice/open", size)[1].shards) for size in ("20kB", "60kB", "1GB")]
+        desk.plan(f"{hub.address}/alice/open/tree/main", "60kB")
+    assert counts == [14, 5, 1]
+    assert reads == [f"{hub.address}/alice/open", f"{hub.address}/alice/open@main"]

@@ -1,0 +1,363 @@
+"""`.bin` checkpoints: what comes out is what torch loads, and what transformers saves of it."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from sharding import job
+from sharding.core.errors import SourceError
+from sharding.core.values import Checkpoint, Gathered
+from sharding.formats import torch_checkpoint as archive
+from sharding.formats.torch_checkpoint import read_archive
+from sharding.report.report import Report
+from sharding.storage.folder_source import open_folder
+from sharding.transfer.strided_source import GatheringSource
+from tests import models
+from tests.conftest import listing
+from tests.fuzz.seeds import rezipped, saved
+from tests.fuzz.targets import Memory
+from tests.hubs import TOKEN, push
+from tests.localhub.conftest import Server
+
+pytestmark = [
+    # transformers warns about itself.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+State = dict[str, Any]
+
+
+def tensors_of_all_kinds() -> State:
+    torch.manual_seed(0)
+    matrix = torch.randn(30, 20)
+    return {
+        "plain": torch.randn(4, 5),
+        "matrix": matrix,
+        "transposed": matrix.t(),
+        "permuted": torch.randn(4, 5, 6).bfloat16().permute(2, 0, 1),
+        "rows": matrix[10:20],
+        "columns": matrix[:, 3:7],
+        "every other": matrix[::2, ::3],
+        "expanded": torch.randn(1, 7).expand(5, 7),
+        "one long": torch.randn(3, 1, 4).transpose(0, 1),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 4),
+        "bool": torch.rand(5) > 0.5,
+        "parameter": torch.nn.Parameter(torch.randn(2, 2)),
+        "complex": torch.randn(3, dtype=torch.complex64),
+        **{str(dtype): torch.arange(7).to(dtype) for dtype in (torch.int64, torch.int32, torch.int16, torch.int8)},
+        **{str(dtype): torch.arange(7).to(dtype) for dtype in (torch.uint8, torch.float64, torch.float16)},
+    }
+
+
+def tensors_of_new_dtypes() -> State:
+    """What old files cannot hold."""
+    small = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+    new = {str(dtype): torch.arange(7).to(dtype) for dtype in (*small, torch.uint16, torch.uint32, torch.uint64)}
+    return {**new, "view": torch.ones(3, 4).to(torch.float8_e5m2).t()}
+
+
+def write_bin(folder: Path, data: bytes, name: str = "pytorch_model.bin") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(data)
+    return folder
+
+
+def reshard(source: Path, out: Path, size: str = "1kB") -> Report:
+    *_, report = job.shard(str(source), str(out), size)
+    assert isinstance(report, Report)
+    assert report.verification.identical
+    return report
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+def bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    return tensor.dtype, tuple(tensor.shape), flat.numpy().tobytes()
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in listing(folder).items() if "safetensors" in name}
+
+
+def codes(checkpoint: Checkpoint) -> set[str]:
+    return {finding.code for finding in checkpoint.findings}
+
+
+def read(data: bytes) -> archive.Archive:
+    source = Memory(data)
+    return read_archive(source, source.files[0])
+
+
+FORMS: dict[str, Callable[[State], bytes]] = {
+    "zip": saved,
+    "zip that torch did not pack": lambda state: rezipped(saved(state)),
+    "older than torch 1.6": lambda state: saved(state, _use_new_zipfile_serialization=False),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_bit_is_the_one_that_torch_loads(form: str, tmp_path: Path) -> None:
+    state = tensors_of_all_kinds() | (tensors_of_new_dtypes() if "older" not in form else {})
+    source = write_bin(tmp_path / "source", FORMS[form](state))
+    reshard(source, tmp_path / "out")
+    theirs = torch.load(source / "pytorch_model.bin", weights_only=True)
+    ours = tensors(tmp_path / "out")
+    assert {name: bits(tensor) for name, tensor in ours.items()} == {
+        name: bits(tensor) for name, tensor in theirs.items()
+    }
+    *_, verified = job.verify(str(source), str(tmp_path / "out"))
+    assert verified.verification.identical  # type: ignore[union-attr]
+
+
+def test_a_dtype_that_torch_cannot_load_from_safetensors_keeps_its_bytes(tmp_path: Path) -> None:
+    state = {"w": torch.arange(4).to(torch.float8_e8m0fnu)}
+    reshard(write_bin(tmp_path / "source", saved(state)), tmp_path / "out")
+    with safe_open(tmp_path / "out/model.safetensors", framework="numpy") as file:
+        assert file.get_slice("w").get_dtype() == "F8_E8M0"
+    assert (tmp_path / "out/model.safetensors").read_bytes().endswith(bits(state["w"])[2])
+
+
+def test_the_places_are_those_that_torch_finds() -> None:
+    data = saved({name: tensor for name, tensor in tensors_of_all_kinds().items() if tensor.is_contiguous()})
+    ours = {entry.name: entry for entry in read(data).tensors}
+    theirs = torch.load(io.BytesIO(data), map_location="meta", weights_only=True)
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        start = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.element_size()
+        assert (ours[name].start_byte, ours[name].bytes, ours[name].shape) == (start, tensor.nbytes, tensor.shape)
+
+
+# --- What transformers makes of the same file -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "t5"])
+def test_the_result_is_byte_for_byte_what_loading_and_saving_writes(name: str, tmp_path: Path) -> None:
+    model = models.build(name)
+    model.config.save_pretrained(tmp_path / "source")
+    torch.save(model.state_dict(), tmp_path / "source/pytorch_model.bin")
+    report = reshard(tmp_path / "source", tmp_path / "out", "30kB")
+    theirs = type(model).from_pretrained(tmp_path / "source", dtype="auto").eval()
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="30kB")
+    assert weights(tmp_path / "out") == weights(tmp_path / "theirs")
+    assert ("tied" in codes(report.source)) == (name != "llama")
+    loaded = type(model).from_pretrained(tmp_path / "out").eval()
+    assert torch.equal(models.logits(loaded), models.logits(theirs))
+    assert not list((tmp_path / "out").glob("*.bin*"))
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    {
+        ("transformer.wte.weight", "lm_head.weight"): "transformer.wte.weight",
+        ("shared.weight", "encoder.embed_tokens.weight", "lm_head.weight"): "shared.weight",
+        ("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"): (
+            "roberta.embeddings.word_embeddings.weight"
+        ),
+        ("lm_head.bias", "lm_head.decoder.bias"): "lm_head.bias",
+    }.items(),
+)
+def test_tied_weights_are_written_once_under_the_name_that_transformers_keeps(
+    names: tuple[str, ...], kept: str
+) -> None:
+    one = torch.randn(6)
+    found = read(saved({**dict.fromkeys(names, one), "other": one.clone()}))
+    assert {entry.name for entry in found.tensors} == {kept, "other"}
+    assert found.tied == {name: kept for name in names if name != kept}
+
+
+def test_a_view_of_the_same_bytes_in_another_shape_is_a_tensor_of_its_own() -> None:
+    one = torch.randn(2, 3)
+    assert {entry.name for entry in read(saved({"a": one, "b": one.view(6), "c": one[:1]})).tensors} == {"a", "b", "c"}
+
+
+# --- Which files are taken --------------------------------------------------------------------------------
+
+
+def write_sharded(folder: Path, state: State) -> Path:
+    """Write `state` as two `.bin` files with an index, as transformers did before safetensors."""
+    folder.mkdir(exist_ok=True)
+    names = list(state)
+    weight_map = {}
+    for number, part in enumerate((names[:2], names[2:]), start=1):
+        file = f"pytorch_model-0000{number}-of-00002.bin"
+        torch.save({name: state[name] for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+def some(count: int = 4) -> State:
+    return {f"layer.{number}.weight": torch.full((3, 3), float(number)) for number in range(count)}
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_sharded_bin_files_are_read_together(with_index: bool, tmp_path: Path) -> None:
+    source = write_sharded(tmp_path / "source", some())
+    if not with_index:
+        (source / "pytorch_model.bin.index.json").unlink()
+    report = reshard(source, tmp_path / "out", "50B")
+    assert {name: bits(one) for name, one in tensors(tmp_path / "out").items()} == {
+        name: bits(one) for name, one in some().items()
+    }
+    assert ("no-index" in codes(report.source)) != with_index
+    assert not list((tmp_path / "out").glob("*.bin*"))
+
+
+def test_an_index_that_lists_a_tied_name_is_right(tmp_path: Path) -> None:
+    one = torch.randn(3)
+    source = write_sharded(tmp_path / "source", {"a": one, "lm_head.weight": one, "b": one.clone()})
+    assert codes(job.inspect(str(source))) == {"pickled", "tied"}
+
+
+def test_a_missing_file_of_an_index_is_named(tmp_path: Path) -> None:
+    source = write_sharded(tmp_path / "source", some())
+    (source / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(SourceError, match="1 of the 2 files .* missing: pytorch_model-00002"):
+        job.inspect(str(source))
+
+
+def test_an_index_whose_files_were_all_deleted_is_passed_over(tmp_path: Path) -> None:
+    source = write_sharded(tmp_path / "source", some())
+    for path in source.glob("*.bin"):
+        path.unlink()
+    save_file(some(), source / "model-00001-of-00001.safetensors")
+    assert len(job.inspect(str(source)).tensors) == 4
+
+
+def test_safetensors_come_first_and_the_single_file_before_the_index_as_in_transformers(tmp_path: Path) -> None:
+    source = write_sharded(tmp_path / "source", some())
+    write_bin(source, saved({"single": torch.ones(1)}))
+    assert [tensor.name for tensor in job.inspect(str(source)).tensors] == ["single"]
+    save_file({"safe": torch.ones(1)}, source / "model.safetensors")
+    checkpoint = job.inspect(str(source))
+    assert [tensor.name for tensor in checkpoint.tensors] == ["safe"]
+    assert any("pytorch_model.bin" in finding.message for finding in checkpoint.findings)
+
+
+def test_a_training_checkpoint_gives_its_state_dict_and_says_what_is_left_out(tmp_path: Path) -> None:
+    source = write_bin(tmp_path / "source", saved({"epoch": 3, "state_dict": {**some(), "steps": 7}, "lr": [0.1]}))
+    report = reshard(source, tmp_path / "out")
+    assert tensors(tmp_path / "out").keys() == some().keys()
+    (said,) = [finding.message for finding in report.source.findings if finding.code == "no-tensors"]
+    assert all(word in said for word in ("state_dict", "steps", "epoch", "lr"))
+
+
+def test_findings_say_what_is_done(tmp_path: Path) -> None:
+    source = write_bin(tmp_path / "source", saved(tensors_of_all_kinds()))
+    assert {"pickled", "views"} <= codes(job.inspect(str(source)))
+
+
+# --- Tensors that do not lie in order -----------------------------------------------------------------------
+
+
+@st.composite
+def views(draw: st.DrawFn) -> torch.Tensor:
+    """A view of a small tensor: dimensions swapped, cut, stepped over and expanded."""
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    dtype = draw(st.sampled_from([torch.int8, torch.int16, torch.float32, torch.int64]))
+    view = torch.arange(int(np.prod(lengths))).reshape(lengths).to(dtype)
+    view = view.permute(draw(st.permutations(range(view.ndim))))
+    for axis in range(view.ndim):
+        start, step = draw(st.integers(0, view.shape[axis] - 1)), draw(st.integers(1, 2))
+        view = view[(slice(None),) * axis + (slice(start, None, step),)]
+    if draw(st.booleans()):
+        view = view.unsqueeze(0).expand(draw(st.integers(1, 4)), *view.shape)
+    return view
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(view=views(), tile=st.integers(8, 64), span=st.integers(8, 64), cut=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_any_range_of_any_view_is_gathered_in_any_memory(
+    view: torch.Tensor, tile: int, span: int, cut: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.transfer.strided_source.TILE_BYTES", tile)
+    monkeypatch.setattr("sharding.transfer.strided_source._SPAN_BYTES", span)
+    base = view._base if view._base is not None else view
+    source = Memory(bits(base)[2])
+    size, end = view.nbytes, base.nbytes
+    origin, item = view.storage_offset() * view.element_size(), view.element_size()
+    part = Gathered("pytorch_model.bin", end, end + size, origin, item, tuple(view.shape), view.stride())
+    reading = GatheringSource(source, [part])
+    start, stop = sorted(int(share * size) for share in cut)
+    gathered = b"".join(reading.read("pytorch_model.bin", end + start, end + stop))
+    assert gathered == bits(view)[2][start:stop]
+    whole = b"".join(reading.read("pytorch_model.bin", 0, end + size))
+    assert whole == bits(base)[2] + bits(view)[2]
+
+
+def test_a_transpose_takes_a_few_tiles_of_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    side = 4000
+    torch.save(
+        {"w": torch.arange(side * side, dtype=torch.float32).view(side, side).t()}, tmp_path / "pytorch_model.bin"
+    )
+    source = open_folder(str(tmp_path))
+    found = read_archive(source, source.files[0])
+    reading = GatheringSource(source, found.gathered)
+    (tensor,) = found.tensors
+    assert tensor.bytes == 64_000_000
+    np.lib.stride_tricks  # noqa: B018  # imported before memory is counted
+    tracemalloc.start()
+    size = sum(len(chunk) for chunk in reading.read(tensor.file, tensor.start_byte, tensor.end_byte))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == tensor.bytes
+    assert peak_bytes < 64 << 20
+
+
+# --- From a Hub ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_stays_on_this_disk")
+def test_it_streams_from_hub_to_hub_and_plans_from_a_few_kilobytes(
+    served: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    hub, folder = served(), tmp_path_factory.mktemp("bin")
+    state = {f"layer.{number}.weight": torch.randn(300, 300) for number in range(12)}
+    state["last"] = state["layer.3.weight"].t()
+    push(hub, write_bin(folder / "source", saved(state)), "alice/pickled")
+    at: dict[str, Any] = {"endpoint": hub.address, "token": TOKEN}
+    checkpoint, plan = job.plan("alice/pickled", "1MB", **at)
+    assert len(plan.shards) == 7
+    *_, report = job.shard("alice/pickled", "alice/safe", "1MB", **at)
+    assert isinstance(report, Report)
+    assert report.verification.identical
+    assert report.resources.disk_bytes_written == 0
+    copy = Path(hub.api().snapshot_download("alice/safe", local_dir=folder / "out", cache_dir=folder / "cache"))
+    assert {name: bits(one) for name, one in tensors(copy).items()} == {name: bits(one) for name, one in state.items()}
+    assert not list(copy.glob("*.bin"))
+
+
+def test_an_old_file_of_one_tensor_that_ends_where_the_tensor_ends_is_no_safetensors_file(
+    served: Callable[..., Server], tmp_path: Path
+) -> None:
+    hub = served()
+    torch.save({"w": torch.randn(9)}, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    push(hub, tmp_path, "alice/old")
+    *_, report = job.shard("alice/old", "alice/new", "1MB", endpoint=hub.address, token=TOKEN)
+    assert isinstance(report, Report) and report.verification.identical
+
+
+def test_only_the_directory_and_the_pickle_are_read_to_plan(tmp_path: Path) -> None:
+    state = {f"layer.{number}.weight": torch.randn(300, 300) for number in range(12)}
+    source = open_folder(str(write_bin(tmp_path / "source", saved(state))))
+    found = read_archive(source, source.files[0])
+    assert len(found.tensors) == 12
+    assert source.requests <= 3
+    assert source.bytes_read < 200_000 < source.files[0].bytes

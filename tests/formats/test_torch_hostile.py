@@ -1,0 +1,357 @@
+"""What a `.bin` file from anybody may try: nothing in it is executed, and every refusal is one sentence, soon said."""
+
+import builtins
+import importlib
+import io
+import os
+import pickle
+import struct
+import subprocess
+import tarfile
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._utils import _rebuild_tensor_v2
+
+from sharding.core.errors import SourceError
+from sharding.formats import torch_globals as stand_ins
+from sharding.formats.dtypes import SAFETENSORS_DTYPES
+from sharding.formats.torch_checkpoint import Archive, read_archive
+from tests.fuzz.seeds import archives, rezipped, saved
+from tests.fuzz.targets import Memory
+
+MARK = "executed-by-a-checkpoint"
+SIX = struct.pack("<6f", *range(6))
+
+
+class Call:
+    """Pickled as a call of `function` with `arguments`."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.made = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.made
+
+
+class Id(tuple[Any, ...]):
+    """Pickled as a persistent id."""
+
+
+class Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        return tuple(value) if isinstance(value, Id) else None
+
+
+def pickled_as(value: Any, protocol: int = 2) -> bytes:
+    stream = io.BytesIO()
+    Pickler(stream, protocol).dump(value)
+    return stream.getvalue()
+
+
+def tensor(
+    offset: int = 0,
+    shape: tuple[int, ...] = (2, 3),
+    strides: tuple[int, ...] = (3, 1),
+    count: int = 6,
+    kind: type = torch.FloatStorage,
+    key: str = "0",
+) -> Call:
+    storage = Id(("storage", kind, key, "cpu", count))
+    return Call(_rebuild_tensor_v2, storage, offset, shape, strides, False, OrderedDict())
+
+
+def packed(
+    data: bytes, records: dict[str, bytes] | None = None, packing: int = zipfile.ZIP_STORED, order: bytes = b"little"
+) -> bytes:
+    stream = io.BytesIO()
+    inside = {"data.pkl": data, "byteorder": order, "version": b"3\n", "data/0": SIX, **(records or {})}
+    with zipfile.ZipFile(stream, "w", packing) as file:
+        for name, content in inside.items():
+            file.writestr(f"archive/{name}" if not name.startswith("!") else name[1:], content)
+    return stream.getvalue()
+
+
+def state(**values: Any) -> bytes:
+    return packed(pickled_as({"w": tensor(), **values}))
+
+
+def read(data: bytes) -> Archive:
+    source = Memory(data)
+    return read_archive(source, source.files[0])
+
+
+def with_directory(change: Callable[[bytearray, list[int]], None]) -> bytes:
+    """A sound file whose directory was changed; `change` gets the file and where its entries are."""
+    data = bytearray(state())
+    entries = [at for at in range(len(data)) if data[at : at + 4] == b"PK\1\2"]
+    change(data, entries)
+    return bytes(data)
+
+
+def same_place(data: bytearray, entries: list[int]) -> None:
+    data[entries[2] + 42 : entries[2] + 46] = data[entries[1] + 42 : entries[1] + 46]
+
+
+def longer(data: bytearray, entries: list[int]) -> None:
+    for at in (20, 24):
+        data[entries[0] + at : entries[0] + at + 4] = struct.pack("<I", 1 << 20)
+
+
+def other_start(data: bytearray, entries: list[int]) -> None:
+    data[-6:-2] = struct.pack("<I", 3)
+
+
+def more_entries(data: bytearray, entries: list[int]) -> None:
+    data[-14:-10] = struct.pack("<2H", 60000, 60000)
+
+
+def test_a_sound_file_made_by_these_means_is_read() -> None:
+    (entry,) = read(state()).tensors
+    assert (entry.name, entry.dtype, entry.shape, entry.bytes) == ("w", "F32", (2, 3), 24)
+    assert torch.load(io.BytesIO(state()), weights_only=True)["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+EXECUTING: dict[str, bytes] = {
+    "os.system": pickled_as({"w": Call(os.system, f"touch {MARK}")}),
+    "eval": pickled_as({"w": Call(builtins.eval, f"open({MARK!r}, 'w')")}),
+    "exec": pickled_as({"w": Call(builtins.exec, f"open({MARK!r}, 'w')")}),
+    "open": pickled_as({"w": Call(builtins.open, MARK, "w")}),
+    "an import": pickled_as({"w": Call(importlib.import_module, "antigravity")}),
+    "a process": pickled_as({"w": Call(subprocess.Popen, ["touch", MARK])}),
+    "an attribute": pickled_as({"w": Call(builtins.getattr, 1, "real")}),
+    "a newer protocol": pickled_as({"w": Call(os.system, f"touch {MARK}")}, protocol=4),
+    "the oldest protocol": pickled_as({"w": Call(os.system, f"touch {MARK}")}, protocol=0),
+    "an instance": b"(S'touch %s'\nios\nsystem\n." % MARK.encode(),
+    "an object": b"(cos\nsystem\nS'touch %s'\no." % MARK.encode(),
+    "an extension": b"\x82\1.",
+    "a name below an allowed one": b"\x80\2ctorch._utils\n_rebuild_tensor_v2.__globals__\n.",
+    "an unused name": b"\x80\2cos\nsystem\n0}.",
+    "behind an allowed class": pickled_as({"w": Call(torch._tensor._rebuild_from_type_v2, os.system, str, ("x",), {})}),
+}
+
+
+@pytest.mark.parametrize("form", ["zip", "old"])
+@pytest.mark.parametrize("what", EXECUTING)
+def test_nothing_is_executed(what: str, form: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = b"".join(pickled_as(part) for part in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+    data = packed(EXECUTING[what]) if form == "zip" else head + EXECUTING[what] + pickled_as([])
+    with pytest.raises(SourceError, match=r"weights-only reader|calls") as caught:
+        read(data)
+    assert caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_torch_would_build_is_not_even_allocated() -> None:
+    huge = {
+        "a": Call(bytearray, 1 << 50),
+        "b": Call(Counter, {"x": 1}),
+        "c": Call(complex, 1, 2),
+        "d": Call(torch.device, "cuda:99"),
+        "e": {1, 2},
+        "f": Call(torch.Size, (1, 2)),
+    }
+    found = read(state(**huge))
+    assert found.ignored == tuple(huge)
+    assert [entry.name for entry in found.tensors] == ["w"]
+
+
+REFUSED: dict[str, tuple[bytes, str]] = {
+    # Depth, length, hashes
+    "lists without end": (packed(b"\x80\2" + b"]" * 50 + b"a" * 49 + b"."), "no dictionary"),
+    "marks without end": (packed(b"(" * 5000), "nested too deeply"),
+    "a text of 4 GB": (packed(b"X\xff\xff\xff\xff."), "ends early"),
+    "a number of 255 bytes as a size": (packed(pickled_as({"w": tensor(shape=(1 << 2000, 3))})), "cannot be"),
+    "keys that collide": (packed(pickled_as({(1 << 61) - 1: tensor()})), "neither texts nor small numbers"),
+    "keys that take for ever to hash": (packed(b"}" + b")" + b"2\x86" * 60 + b"Ns."), "lacks its instruction"),
+    "a pair as a key": (packed(pickled_as({("a", "b"): tensor()})), "neither texts nor small numbers"),
+    "an empty stack": (packed(b"a."), "takes what is not there"),
+    "nothing remembered": (packed(b"h\5."), "takes what is not there"),
+    "no end": (packed(b"}"), "ends early"),
+    # Tensors that cannot be
+    "beyond its storage": (packed(pickled_as({"w": tensor(offset=1)})), "reaches beyond"),
+    "larger than its storage": (packed(pickled_as({"w": tensor(shape=(2, 4))})), "reaches beyond"),
+    "a storage larger than its record": (packed(pickled_as({"w": tensor(count=7)})), "reaches beyond"),
+    "strides beyond it": (packed(pickled_as({"w": tensor(strides=(3, 1 << 40))})), "reaches beyond"),
+    "a negative offset": (packed(pickled_as({"w": tensor(offset=-1)})), "cannot be"),
+    "a negative stride": (packed(pickled_as({"w": tensor(strides=(-3, 1))})), "cannot be"),
+    "a negative size": (packed(pickled_as({"w": tensor(shape=(-2, 3))})), "cannot be"),
+    "more strides than sizes": (packed(pickled_as({"w": tensor(strides=(3, 1, 1))})), "cannot be"),
+    "a truth for a size": (packed(pickled_as({"w": tensor(shape=(True, 3))})), "cannot be"),
+    "a hundred dimensions": (packed(pickled_as({"w": tensor(shape=(1,) * 100, strides=(1,) * 100)})), "cannot be"),
+    "a window that overlaps itself": (
+        packed(pickled_as({"w": tensor(shape=(4, 3), strides=(1, 1))})),
+        "overlaps itself",
+    ),
+    "an exabyte": (packed(pickled_as({"w": tensor(shape=(1 << 40, 1 << 20), strides=(0, 0))})), "1.0 GB more"),
+    "too many for 64 bits": (packed(pickled_as({"w": tensor(shape=(1 << 62,) * 9, strides=(0,) * 9)})), "1.0 GB more"),
+    "one storage a thousand times": (
+        packed(
+            pickled_as({str(n): tensor(shape=(n, 1000), strides=(0, 1), count=1000) for n in range(1, 1000)}),
+            {"data/0": bytes(4000)},
+        ),
+        "1.0 GB more",
+    ),
+    "one storage in two ways": (packed(pickled_as({"w": tensor(), "v": tensor(kind=torch.IntStorage)})), "in two ways"),
+    "a storage that is not there": (packed(pickled_as({"w": tensor(key="7")})), "'7' is missing"),
+    "a storage of another folder": (packed(pickled_as({"w": tensor(key="../data.pkl")})), "is missing"),
+    "an id of something else": (packed(pickled_as({"w": Id(("module", "x", "0", "cpu", 1))})), "something else"),
+    # Names that cannot be
+    "the name of the metadata": (packed(pickled_as({"__metadata__": tensor()})), "cannot have"),
+    "half a character": (packed(pickled_as({"\ud800": tensor()})), "cannot have"),
+    "a number for a name": (packed(pickled_as({7: tensor()})), "cannot have"),
+    # Tensors that safetensors has not
+    "a sparse tensor": (saved({"w": torch.eye(2).to_sparse()}), "w is a sparse tensor"),
+    "a conjugated view": (saved({"w": torch.ones(2, dtype=torch.complex64).conj()}), "w is a conjugated"),
+    "a wide complex tensor": (saved({"w": torch.ones(2, dtype=torch.complex128)}), "w is of dtype complex128"),
+    "a tensor without data": (saved({"w": torch.empty(2, device="meta")}), "w is a tensor without data"),
+    # What is no checkpoint
+    "a tensor alone": (saved(torch.ones(2)), "no dictionary"),
+    "tensors deeper inside": (saved({"model": {"w": torch.ones(2)}}), "no tensors by name, only model"),
+    "a program": (packed(pickled_as({}), {"constants.pkl": b""}), "TorchScript"),
+    "another zip file": (packed(b"", {"!other": b""}).replace(b"data.pkl", b"data.txt"), "no data.pkl"),
+    "nothing": (b"", "ends early"),
+    "a text": (b"version https://git-lfs.github.com/spec/v1\n", "lacks its instruction|takes what"),
+    # Zip files that say two things
+    "compressed": (packed(pickled_as({"w": tensor()}), packing=zipfile.ZIP_DEFLATED), "compressed"),
+    "from a big-endian machine": (packed(pickled_as({"w": tensor()}), order=b"big"), "big-endian"),
+    "a path upwards": (packed(pickled_as({"w": tensor()}), {"!archive/../../etc/passwd": b"x"}), "leads out of it"),
+    "a path from the root": (packed(pickled_as({"w": tensor()}), {"!/etc/passwd": b"x"}), "leads out of it"),
+    "a path of Windows": (packed(pickled_as({"w": tensor()}), {"!archive\\x": b"x"}), "leads out of it"),
+    "two records in one place": (with_directory(same_place), "overlaps"),
+    "a record longer than the file": (with_directory(longer), "overlaps"),
+    "a directory elsewhere": (with_directory(other_start), "not where its end says"),
+    "more records than there are": (with_directory(more_entries), "directory is damaged|one part of several"),
+    "a file cut off": (state()[:-30], "has no end"),
+    "something behind the end": (state() + b"x", "follows its end"),
+    # Old files
+    "an old file cut off": (archives()["old"][:-1], "storages end"),
+    "an old file with more": (archives()["old"] + b"x", "storages end"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_it_is_refused_in_one_sentence(what: str) -> None:
+    data, sentence = REFUSED[what]
+    with pytest.raises(SourceError, match=sentence) as caught:
+        read(data)
+    assert caught.value.hint
+    assert len(caught.value.message) < 500
+
+
+def test_one_name_twice_is_refused() -> None:
+    with pytest.warns(UserWarning, match="Duplicate"):
+        data = packed(pickled_as({"w": tensor()}), {"!archive/data/0": SIX})
+    with pytest.raises(SourceError, match="twice"):
+        read(data)
+
+
+def test_the_tar_files_of_the_first_torch_are_refused() -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as file:
+        file.addfile(tarfile.TarInfo("storages"))
+    with pytest.raises(SourceError):
+        read(stream.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("limit", "data"),
+    {
+        "sharding.formats.torch_pickle.MAX_PICKLE_STEPS": packed(b"]" * 1200 + b"."),
+        "sharding.formats.torch_file.MAX_PICKLE_BYTES": packed(b"]" * 1200 + b"."),
+        "sharding.formats.torch_file.MAX_DIRECTORY_BYTES": packed(b"", {str(number): b"" for number in range(30)}),
+    }.items(),
+)
+def test_no_more_is_read_than_a_checkpoint_needs(limit: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit, 1000)
+    with pytest.raises(SourceError, match=r"more than|are read"):
+        read(data)
+
+
+def test_one_long_list_given_to_many_calls_is_counted_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.formats.torch_pickle.MAX_PICKLE_STEPS", 20_000)
+    pairs = b"](" + b"K\1K\2\x86" * 500 + b"e\x85q\0"
+    calls = b"ccollections\nOrderedDict\nq\1" + b"h\1h\0R" * 1000
+    with pytest.raises(SourceError, match="more than 20000 instructions"):
+        read(packed(pairs + calls + b"."))
+
+
+# --- Beside torch's own reader ---------------------------------------------------------------------------------
+
+
+def test_every_name_that_is_allowed_is_allowed_by_torch() -> None:
+    assert set(torch._weights_only_unpickler._get_allowed_globals()) >= stand_ins.ALLOWED
+    assert {f"torch.{name}" for name in SAFETENSORS_DTYPES} <= stand_ins.DTYPES
+
+
+def test_every_storage_has_the_dtype_that_torch_gives_it() -> None:
+    allowed = torch._weights_only_unpickler._get_allowed_globals()
+    assert {name: str(allowed[name].dtype) for name in stand_ins.STORAGE_DTYPES} == {
+        name: f"torch.{dtype}" for name, dtype in stand_ins.STORAGE_DTYPES.items()
+    }
+
+
+SOUND = [data for name, data in archives().items() if name in ("views", "dtypes", "wrapped")]
+PIECES = [b"K\0", b"K\1", b"M\1\1", b"N", b")", b"]", b"}", b"(", b"t", b"R", b"h\0", b"q\0", b"\x85", b"s", b"u", b"e", b"b", b"Q"]  # fmt: skip
+NAMES = [b"ctorch\nFloatStorage\n", b"ctorch\nSize\n", b"ccollections\nOrderedDict\n", b"ctorch._utils\n_rebuild_parameter\n"]  # fmt: skip
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> bytes:
+    """A sound file with a pickle that was cut, spliced and changed."""
+    with zipfile.ZipFile(io.BytesIO(draw(st.sampled_from(SOUND)))) as file:
+        inside = {name.partition("/")[2]: file.read(name) for name in file.namelist()}
+    text = inside["data.pkl"]
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(text)))
+        end = min(len(text), start + draw(st.sampled_from([0, 1, 1, 1, 2, 5])))
+        copied = draw(st.integers(0, len(text)))
+        piece = draw(
+            st.sampled_from([*PIECES, *NAMES, b"", text[copied : copied + 20]]) | st.binary(min_size=1, max_size=1)
+        )
+        text = text[:start] + piece + text[end:]
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as new:
+        for name, content in {**inside, "data.pkl": text}.items():
+            if name != ".format_version":  # with it torch would take the places for granted
+                new.writestr(f"archive/{name}", content)
+    return stream.getvalue()
+
+
+@settings(max_examples=800)
+@given(data=mutations())
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_accepted_of_a_mutated_pickle_is_what_torch_reads(data: bytes) -> None:
+    try:
+        found = read(data)
+    except SourceError:
+        return
+    theirs = torch.load(io.BytesIO(data), map_location="meta", weights_only=True)
+    theirs = theirs["state_dict"] if isinstance(theirs.get("state_dict"), dict) else theirs
+    assert {entry.name for entry in found.tensors} | set(found.tied) == {
+        name for name, value in theirs.items() if isinstance(value, torch.Tensor)
+    }
+    gathered = {part.start_byte: part for part in found.gathered}
+    for entry in found.tensors:
+        one = theirs[entry.name]
+        part = gathered.get(entry.start_byte)
+        place = one.untyped_storage()._checkpoint_offset + one.storage_offset() * one.element_size()
+        assert (entry.dtype, entry.shape) == (SAFETENSORS_DTYPES[str(one.dtype)[6:]], tuple(one.shape))
+        assert one.is_contiguous() == (part is None)
+        assert not one.numel() or place == (part.origin if part else entry.start_byte)
+        assert part is None or all(
+            ours == stride or length == 1
+            for ours, stride, length in zip(part.strides, one.stride(), one.shape, strict=True)
+        )
+
+
+def test_a_file_packed_again_by_another_program_is_read() -> None:
+    data = saved({"w": torch.ones(3)})
+    assert [entry.name for entry in read(rezipped(data)).tensors] == ["w"]

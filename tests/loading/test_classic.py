@@ -1,0 +1,129 @@
+"""The classic engine does what the tutorials do, with the events, the proof and the report of the other."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from sharding import job
+from sharding.core.errors import SourceError
+from sharding.core.events import Planned, Published, Verified
+from sharding.localhub.samples import build_gpt2_bin
+from sharding.report.report import Report
+from tests import models
+from tests.conftest import listing
+from tests.localhub.conftest import Server
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def classic(source: Path | str, out: Path | str, **options: object) -> Report:
+    *_, report = job.shard(str(source), str(out), "60kB", engine="classic", **options)  # type: ignore[arg-type]
+    assert isinstance(report, Report)
+    return report
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+def test_it_loads_the_weights_that_the_configuration_names(tmp_path: Path) -> None:
+    source = models.save("llama", tmp_path / "source", "10GB", layers=3)
+    (source / "model.safetensors").rename(source / "weights.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "transformers_weights": "weights.safetensors"}))
+    assert classic(source, tmp_path / "out").verification.identical
+    assert json.loads((tmp_path / "out/config.json").read_text()) == config
+
+
+def test_it_writes_the_shards_that_accelerate_writes(tmp_path: Path) -> None:
+    source = models.save("llama", tmp_path / "source", "10GB")
+    events = list(job.shard(str(source), str(tmp_path / "out"), "60kB", engine="classic"))
+    kinds = [type(event) for event in events]
+    assert [kind for kind in (Planned, Verified, Published, Report) if kind in kinds] == [
+        Planned,
+        Verified,
+        Published,
+        Report,
+    ]
+    model = AutoModelForCausalLM.from_pretrained(source)
+    Accelerator().save_model(model, tmp_path / "theirs", max_shard_size=60_000)
+    ours, theirs = listing(tmp_path / "out"), listing(tmp_path / "theirs")
+    shards = [name for name in theirs if name.endswith(".safetensors")]
+    assert len(shards) > 2
+    assert all(ours[name] == theirs[name] for name in shards)
+    report = json.loads(ours["sharding_report.json"])
+    assert (report["engine"], report["verification"]["identical"]) == ("classic", True)
+    assert report["resources"]["peak_anon_bytes"] > 100_000_000  # torch itself
+    assert "Loaded and saved" in ours["README.md"].decode()
+
+
+def test_tied_weights_that_accelerate_leaves_out_are_no_mismatch(tmp_path: Path) -> None:
+    assert classic(models.save("t5", tmp_path / "source"), tmp_path / "out").verification.identical
+
+
+def test_a_cast_stores_the_dtype_asked_for_and_the_configuration_says_so(tmp_path: Path) -> None:
+    source = models.save("llama", tmp_path / "source")
+    classic(source, tmp_path / "out", dtype="fp16")
+    before, after = weights(source), weights(tmp_path / "out")
+    assert all(torch.equal(before[name].to(torch.float16), tensor) for name, tensor in after.items())
+    assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "float16"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float16
+
+
+def test_a_bin_checkpoint_becomes_safetensors(tmp_path: Path) -> None:
+    source = build_gpt2_bin(tmp_path / "source")
+    *_, report = job.shard(str(source), str(tmp_path / "out"), "2MB", engine="classic")
+    assert report.verification.identical  # type: ignore[union-attr]
+    one, other = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (source, tmp_path / "out"))
+    assert torch.equal(models.logits(one), models.logits(other))
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert not list((tmp_path / "out").glob("*.bin"))
+
+
+def test_a_model_that_accelerate_would_store_under_other_names_is_not_published(tmp_path: Path) -> None:
+    report = classic(models.save("mixtral", tmp_path / "source"), tmp_path / "out")
+    assert not report.verification.identical
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_figures_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = models.save("llama", tmp_path / "source")
+    monkeypatch.setattr("sharding.loading.classic.free_memory_bytes", lambda: 100_000_000)
+    with pytest.raises(SourceError, match=r"about 27\d\.\d MB of memory .* 85\.0 MB can be used") as caught:
+        classic(source, tmp_path / "out")
+    assert "leave --engine out" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_it_pushes_to_a_hub_and_runs_no_code_of_a_repo(served: Callable[..., Server], tmp_path: Path) -> None:
+    server = served()
+    folder = models.save("llama", tmp_path / "source")
+    server.api().create_repo("alice/mine")
+    server.api().upload_folder(folder_path=folder, repo_id="alice/mine")
+    at = {"endpoint": server.address, "token": "hf_alice"}
+    assert classic("alice/mine", "alice/copy", **at).verification.identical
+    assert server.api().file_exists("alice/copy", "model.safetensors.index.json")
+    (folder / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}))
+    with pytest.raises(SourceError, match="never run"):
+        classic(folder, tmp_path / "out")
+
+
+def test_the_command_takes_the_engine(run: Run, tmp_path: Path) -> None:
+    source = models.save("llama", tmp_path / "source")
+    done = run("shard", source, tmp_path / "out", "-s", "60kB", "--engine", "classic", "--dtype", "fp16", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["engine"] == "classic"

@@ -1,0 +1,145 @@
+"""Device plans keep blocks whole and budgets respected, and are accelerate's own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import infer_auto_device_map, init_empty_weights
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.checkpoint.read import read_checkpoint
+from sharding.core.errors import UsageError
+from sharding.loading.devices import DevicePlan, parse_budgets, plan_devices
+from sharding.planning.architecture import Architecture, from_answer
+from sharding.planning.meta_model import describe
+from sharding.storage.folder_source import open_folder
+from tests import models
+from tests.conftest import environment
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+SHARES: list[dict[str, float]] = [
+    {"cuda:0": 1.5, "cpu": 1.0},
+    {"cuda:0": 0.5, "cuda:1": 0.5, "cpu": 1.0},
+    {"cuda:0": 0.4, "cpu": 0.5},
+    {"cpu": 0.6},
+]
+
+
+@pytest.fixture(scope="module", params=list(models.CLASSES))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.save(request.param, tmp_path_factory.mktemp("devices") / request.param, "30kB")
+
+
+def ask(folder: Path, budgets: dict[str, int]) -> tuple[Architecture, DevicePlan]:
+    config = (folder / "config.json").read_text()
+    architecture = from_answer(describe({"config": config, "dtype": None, "budgets": budgets}))
+    tensors = read_checkpoint(open_folder(str(folder))).tensors
+    return architecture, plan_devices(architecture, tensors, budgets, str(folder), None)
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+def test_blocks_stay_whole_budgets_hold_and_the_map_is_accelerates(folder: Path, shares: dict[str, float]) -> None:
+    checkpoint = read_checkpoint(open_folder(str(folder)))
+    budgets = {device: int(share * checkpoint.total_bytes) for device, share in shares.items()}
+    architecture, plan = ask(folder, budgets)
+    with init_empty_weights():
+        model = models.build(folder.name)
+    model.tie_weights()
+
+    def home(name: str) -> str:
+        while name not in plan.device_map:
+            name = name.rpartition(".")[0]
+        return plan.device_map[name]
+
+    held: dict[str, int] = {}
+    for name, tensor in model.named_parameters():
+        held[home(name)] = held.get(home(name), 0) + tensor.nbytes
+    assert all(held.get(device, 0) <= size for device, size in budgets.items())
+    assert {load.device: load.bytes for load in plan.devices if load.bytes} == held
+    classes = set(model._no_split_modules or ())
+    assert classes == set(plan.no_split_classes)
+    for name, module in model.named_modules():
+        if type(module).__name__ in classes:
+            assert len({home(f"{name}.{part}") for part, _ in module.named_parameters()}) == 1
+    numbered = {int(device[5:]) if device.startswith("cuda") else device: size for device, size in budgets.items()}
+    theirs = infer_auto_device_map(model, max_memory=numbered, no_split_module_classes=sorted(classes))  # type: ignore[arg-type]
+    assert plan.device_map == {n: f"cuda:{d}" if isinstance(d, int) else d for n, d in theirs.items()}
+    assert plan.fits == ("disk" not in theirs.values())
+
+
+def test_every_tensor_of_the_checkpoint_is_in_a_file_that_some_device_needs(folder: Path) -> None:
+    checkpoint = read_checkpoint(open_folder(str(folder)))
+    _, plan = ask(folder, {"cuda:0": checkpoint.total_bytes // 2, "cpu": checkpoint.total_bytes})
+    needed = {file for load in plan.devices for file in load.files}
+    assert needed == {tensor.file for tensor in checkpoint.tensors}
+
+
+def test_the_saved_names_of_an_architecture_are_those_in_its_files(folder: Path) -> None:
+    architecture, _ = ask(folder, {"cpu": 10**9})
+    stored = {tensor.name for tensor in read_checkpoint(open_folder(str(folder))).tensors}
+    assert {name for weight in architecture.weights for name in weight.saved_as} == stored
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "t5"])
+def test_the_snippet_loads_the_model_as_planned_and_it_computes_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = models.save(name, tmp_path / name, "30kB")
+    total = read_checkpoint(open_folder(str(folder))).total_bytes
+    _, plan = ask(folder, {"cpu": int(0.6 * total)})
+    assert not plan.fits
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    exec(plan.snippet, space)
+    assert space["model"].hf_device_map == plan.device_map
+    theirs = type(models.build(name)).from_pretrained(folder)
+    assert torch.equal(models.logits(space["model"].eval()), models.logits(theirs.eval()))
+
+
+def test_the_command_prints_the_plan(run: Run, tmp_path: Path) -> None:
+    folder = models.save("llama", tmp_path / "llama", "30kB")
+    done = run("devices", folder, "--budget", "cuda:0=120kB,cpu=200kB", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert {"architecture", "fits", "devices", "device_map", "snippet"} <= plan.keys()
+    assert plan["no_split_classes"] == ["LlamaDecoderLayer"]
+    shown = run("devices", folder, "--budget", "laptop-16gb")
+    assert "It fits." in shown.stdout and "from_pretrained(" in shown.stdout
+    wider = run("devices", folder, "--budget", "cpu=1GB", "--dtype", "fp32", "--json")
+    assert json.loads(wider.stdout)["devices"][0]["bytes"] == 2 * sum(load["bytes"] for load in plan["devices"])
+
+
+def test_a_model_that_only_its_own_code_can_build_is_refused(run: Run, checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}')
+    done = run("devices", checkpoint, "--budget", "24gb")
+    assert done.returncode == 3
+    assert "never run" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "gpu=1GB", "cuda:0", "cuda:0=1GB,cuda:0=2GB", "cpu=much", "mps=1GB"])
+def test_a_budget_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_budgets(text)
+
+
+@given(st.dictionaries(st.sampled_from(["cuda:0", "cuda:1", "cpu"]), st.integers(1, 10**15), min_size=1))
+def test_budgets_read_back_as_they_were_written(budgets: dict[str, int]) -> None:
+    assert parse_budgets(",".join(f"{device}={size}" for device, size in budgets.items())) == budgets
+
+
+def test_a_plan_imports_no_torch_into_its_own_process(tmp_path: Path) -> None:
+    folder = models.save("bert", tmp_path / "bert", "30kB")
+    script = f"import sys; from sharding import job; print(job.devices({str(folder)!r}, '24gb').fits, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    assert done.stdout.split() == ["True", "False"]

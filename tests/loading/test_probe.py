@@ -1,0 +1,234 @@
+"""A probe tells the truth about what a load costs, and every method computes the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+from sharding import job
+from sharding.loading.measure import Load, probe
+from sharding.loading.probe import child as loading
+from tests import models
+from tests.conftest import environment
+
+pytestmark = [
+    # transformers and accelerate warn about themselves.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+HAS_PROC = Path("/proc/self/status").exists()
+NEVER = 10**12
+"""A limit in bytes that no test reaches."""
+
+
+def can_make_cgroups() -> bool:
+    try:
+        from sharding.loading.probe.cap import memory_cap
+
+        with memory_cap(NEVER, "cgroup"):
+            return True
+    except OSError:
+        return False
+
+
+def ask(folder: Path, *options: object) -> dict[str, Any]:
+    """Run a probe as a person would; return what it prints."""
+    command = [sys.executable, "-m", "sharding.loading.probe", str(folder), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bf16 Llama of 270 MB in one file: its weights are as heavy as the libraries."""
+    config = LlamaConfig(
+        vocab_size=4000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=11, num_attention_heads=8,
+        num_key_value_heads=4, pad_token_id=None, dtype="bfloat16",
+    )  # fmt: skip
+    return finish(tmp_path_factory.mktemp("big") / "original", LlamaForCausalLM, config)
+
+
+def finish(folder: Path, cls: Any, config: Any, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Save a model whose weights are quick to make: any numbers will do."""
+    with torch.device("meta"):
+        model = cls(config).to(dtype)
+    model = model.to_empty(device="cpu")
+    for tensor in model.parameters():
+        tensor.data.fill_(0.01)
+    model.tie_weights()
+    model.save_pretrained(folder, max_shard_size="50GB")
+    return folder
+
+
+def reshard(source: Path, out: Path, size: str) -> Path:
+    for _ in job.shard(str(source), str(out), size):
+        pass
+    return out
+
+
+def in_process(folder: Path, method: str, **options: Any) -> dict[str, Any]:
+    """Run one method in this process: what it finds is the same, only what it costs is not."""
+    said: dict[str, Any] = {}
+    asked = {"method": method, "dtype": None, "no_mmap": False, "max_memory": None, "tokens": 2, "memory_limit": None}
+    loading.load_and_run(folder, {**asked, **options}, said.update)
+    return said
+
+
+SAFE_METHODS = [
+    ("from_pretrained", {}),
+    ("from_pretrained", {"no_mmap": True}),
+    ("from_pretrained", {"dtype": "bfloat16"}),
+    ("offload", {"max_memory": 40_000}),
+    ("load_checkpoint_and_dispatch", {}),
+    ("load_sharded_checkpoint", {}),
+]
+
+
+@pytest.mark.parametrize("name", models.CLASSES)
+def test_every_method_computes_the_same_logits_from_original_and_copy(name: str, tmp_path: Path) -> None:
+    original = models.save(name, tmp_path / "original", max_shard_size="40kB", layers=3)
+    sharded = reshard(original, tmp_path / "sharded", "15kB")
+    digests, refused = set(), set()
+    for folder in (original, sharded):
+        for method, options in SAFE_METHODS:
+            try:
+                digests.add(in_process(folder, method, **options)["logits_sha256"])
+            except loading.Unsupported:
+                refused.add(method)
+    assert len(digests) == 1
+    # These two apply none of transformers' renaming and fusing.
+    without_conversion = {"load_checkpoint_and_dispatch", "load_sharded_checkpoint"}
+    assert refused == (without_conversion if name in models.FUSED_OR_RENAMED else set())
+
+
+def test_a_bin_file_gives_the_same_logits_by_torch_load(tmp_path: Path) -> None:
+    original = models.save("llama", tmp_path / "original", max_shard_size="10GB")
+    digest = in_process(original, "from_pretrained")["logits_sha256"]
+    torch.save(load_file(original / "model.safetensors"), original / "pytorch_model.bin")
+    assert in_process(original, "torch_load")["logits_sha256"] == digest
+    assert in_process(original, "torch_load", no_mmap=True)["logits_sha256"] == digest
+    (original / "model.safetensors").unlink()
+    assert in_process(original, "from_pretrained")["logits_sha256"] == digest
+    assert in_process(original, "from_pretrained")["format"] == "bin"
+
+
+def test_one_flipped_bit_changes_the_logits_and_is_named_by_verify(tmp_path: Path) -> None:
+    original = models.save("llama", tmp_path / "original")
+    sharded = reshard(original, tmp_path / "sharded", "30kB")
+    victim = "model.layers.3.self_attn.q_proj.weight"
+    file = sharded / json.loads((sharded / "model.safetensors.index.json").read_text())["weight_map"][victim]
+    tensors = load_file(file)
+    tensors[victim].view(torch.int16)[0, 0] ^= 1 << 13
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert (
+        in_process(original, "from_pretrained")["logits_sha256"]
+        != in_process(sharded, "from_pretrained")["logits_sha256"]
+    )
+    *_, verified = job.verify(str(original), str(sharded))
+    assert [mismatch.tensor for mismatch in verified.verification.mismatches] == [victim]  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(not HAS_PROC, reason="the kernel's own figures are in /proc")
+def test_the_figures_agree_with_the_kernels(big: Path) -> None:
+    said = ask(big, "--dtype", "float32", "--memory-limit", NEVER)
+    assert said["outcome"] == "loaded"
+    assert said["samples_per_second"] >= 20
+    assert said["peak_total_bytes"] == pytest.approx(said["kernel_peak_total_bytes"], rel=0.03)
+    assert said["is_cast"] and not said["mapped_bytes"]
+    assert said["peak_anon_bytes"] > said["base_anon_bytes"] + 2 * said["weight_bytes"]
+    if can_make_cgroups():
+        assert said["memory_limit"]["by"] == "memory cgroup"
+        assert said["peak_anon_bytes"] == pytest.approx(said["cgroup_peak_anon_bytes"], rel=0.03)
+
+
+@pytest.mark.skipif(not can_make_cgroups(), reason="a memory cgroup cannot be made here")
+def test_a_cast_fits_into_little_more_than_its_reported_peak_and_into_no_less(big: Path) -> None:
+    peak = ask(big, "--dtype", "float32")["peak_anon_bytes"]
+    below, above = (ask(big, "--dtype", "float32", "--memory-limit", int(peak * share)) for share in (0.9, 1.15))
+    assert below["outcome"] == "out-of-memory"
+    assert above["outcome"] == "loaded"
+
+
+def test_without_a_cgroup_the_limit_is_on_private_mappings_and_says_so(big: Path) -> None:
+    said = ask(big, "--no-mmap", "--memory-limit", 500_000_000, "--limit-by", "rlimit")
+    assert said["memory_limit"] == {"bytes": 500_000_000, "by": "RLIMIT_DATA"}
+    assert said["outcome"] == "out-of-memory"
+
+
+@pytest.mark.skipif(not HAS_PROC, reason="mappings are in /proc")
+def test_mapped_weights_cost_no_anonymous_memory_and_unmapped_ones_do(big: Path) -> None:
+    mapped, unmapped = ask(big), ask(big, "--no-mmap")
+    assert mapped["mapped_bytes"] == mapped["loaded_bytes"]
+    assert mapped["peak_anon_bytes"] < mapped["base_anon_bytes"] + 0.2 * mapped["weight_bytes"]
+    assert mapped["peak_file_bytes"] > mapped["weight_bytes"]
+    assert unmapped["mapped_bytes"] == 0
+    # The weights, and the one file that passed through memory whole.
+    assert unmapped["peak_anon_bytes"] > unmapped["base_anon_bytes"] + 1.8 * unmapped["weight_bytes"]
+    assert mapped["logits_sha256"] == unmapped["logits_sha256"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="no posix_fadvise")
+def test_a_cold_load_reads_the_weights_from_the_disk_and_a_warm_one_does_not(big: Path) -> None:
+    cold, warm = ask(big, "--cold"), ask(big)
+    assert cold["cache"] == "cold"
+    assert cold["disk_bytes_read"] > 0.9 * cold["weight_bytes"]
+    assert warm["cache"] == "warm"
+    assert warm["disk_bytes_read"] < 0.1 * warm["weight_bytes"]
+
+
+@pytest.mark.skipif(not can_make_cgroups(), reason="a memory cgroup cannot be made here")
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_text_comes_through_disk_offload_under_a_cap_smaller_than_the_model(kind: str, tmp_path: Path) -> None:
+    size = {"vocab_size": 4000, "pad_token_id": 0}
+    if kind == "llama":
+        config: Any = LlamaConfig(
+            hidden_size=1024, intermediate_size=2816, num_hidden_layers=14, num_attention_heads=8, **size
+        )
+        original = finish(tmp_path / "original", LlamaForCausalLM, config, torch.float32)
+    else:
+        config = T5Config(
+            d_model=1024, d_ff=2816, d_kv=128, num_layers=10, num_heads=8, decoder_start_token_id=0, **size
+        )
+        original = finish(tmp_path / "original", T5ForConditionalGeneration, config, torch.float32)
+    sharded = reshard(original, tmp_path / "sharded", "100MB")
+    limit = int(0.8 * sum(file.stat().st_size for file in sharded.glob("*.safetensors")))
+    plain = probe(sharded, Load("load_checkpoint_and_dispatch"))
+    capped = probe(sharded, Load("offload", memory_limit_bytes=limit, max_memory_bytes=200_000_000))
+    assert (plain.outcome, capped.outcome) == ("loaded", "loaded")
+    assert len(plain.tokens) >= 4
+    assert capped.tokens == plain.tokens
+    assert capped.logits_sha256 == plain.logits_sha256
+
+
+def test_custom_code_is_never_run(tmp_path: Path) -> None:
+    folder = models.save("llama", tmp_path / "custom")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mine", "architectures": ["Mine"]}
+    config["auto_map"] = {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.Mine"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass MyConfig: pass\nclass Mine: pass\n")
+    said = ask(folder)
+    assert said["outcome"] == "unsupported"
+    assert "code from its repo" in said["message"]
+    config["model_type"] = "llama"  # a known configuration, but a class that only the repo has
+    (folder / "config.json").write_text(json.dumps(config))
+    assert ask(folder)["outcome"] == "unsupported"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_broken_checkpoint_is_an_outcome_not_a_crash(tmp_path: Path) -> None:
+    folder = models.save("llama", tmp_path / "broken", max_shard_size="10GB")
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
+    said = ask(folder)
+    assert said["outcome"] == "failed"
+    assert "SafetensorError" in said["message"]

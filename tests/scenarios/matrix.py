@@ -1,0 +1,305 @@
+"""Every fault on every endpoint that a job asks: it survives, or ends in words; `python -m tests.scenarios.matrix` notes which.
+
+Each cell is one job from repo to repo on a Hub that breaks the answers of one endpoint in one way. Afterwards, with
+the faults gone, `main` of the destination holds nothing or everything, and the same command leaves it as it should be.
+"""
+
+import argparse
+import random
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from sharding import job
+from sharding.core.errors import ShardingError
+from sharding.core.events import ShardFinished
+from sharding.report.report import Report
+from sharding.storage.hub_staging import STAGING_BRANCH
+from tests.conftest import ROOT, write_checkpoint
+from tests.hubs import TOKEN, branches, exists, push, shard
+from tests.inhouse import InHouse, hub_in_house
+
+RESULTS = ROOT / "bench" / "RESULTS.md"
+SOURCE, GATED = "alice/source", "alice/gated"
+NUMBERS = count()
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What a job asks for: `pattern` finds it in "METHOD path". Some are asked in certain jobs only."""
+
+    title: str
+    pattern: str
+    job: str = "new"
+    xet: bool = True
+
+
+_MADE = "alice/made-[0-9]+"
+ENDPOINTS = (
+    Endpoint("GET whoami-v2", "GET /api/whoami-v2"),
+    Endpoint("GET source", f"GET /api/models/({SOURCE}|{GATED})$"),
+    Endpoint("GET source auth-check", f"GET /api/models/{GATED}/auth-check$", job="gated"),
+    Endpoint("GET source tree", f"GET /api/models/({SOURCE}|{GATED})/tree/"),
+    Endpoint("GET source resolve weights", "GET /alice/[a-z]+/resolve/.*safetensors$", xet=False),
+    Endpoint("GET source resolve header (the rest through Xet)", "GET /alice/[a-z]+/resolve/.*safetensors$"),
+    Endpoint("GET source resolve small file", "GET /alice/[a-z]+/resolve/.*(json|md)$"),
+    Endpoint("GET source xet-read-token", "GET /api/models/alice/[a-z]+/xet-read-token/"),
+    Endpoint("GET destination", f"GET /api/models/{_MADE}$"),
+    Endpoint("GET destination auth-check", f"GET /api/models/{_MADE}/auth-check/write", job="resumed"),
+    Endpoint("GET destination tree main", f"GET /api/models/{_MADE}/tree/main", job="resumed"),
+    Endpoint(
+        "GET destination resolve record", f"GET /{_MADE}/resolve/{STAGING_BRANCH}/sharding_records/", job="resumed"
+    ),
+    Endpoint("GET destination resolve main", f"GET /{_MADE}/resolve/main/", job="again"),
+    Endpoint("POST create repo", "POST /api/repos/create"),
+    Endpoint("GET refs", f"GET /api/models/{_MADE}/refs"),
+    Endpoint("POST branch", f"POST /api/models/{_MADE}/branch/"),
+    Endpoint("POST commit staging", f"POST /api/models/{_MADE}/commit/{STAGING_BRANCH}"),
+    Endpoint("GET xet-write-token", f"GET /api/models/{_MADE}/xet-write-token/"),
+    Endpoint("POST preupload staging", f"POST /api/models/{_MADE}/preupload/{STAGING_BRANCH}", xet=False),
+    Endpoint("POST lfs batch", f"POST /{_MADE}.git/info/lfs/objects/batch", xet=False),
+    Endpoint("PUT lfs content", "PUT /lfs/[0-9a-f]+/content", xet=False),
+    Endpoint("POST lfs verify", f"POST /{_MADE}.git/info/lfs/objects/verify", xet=False),
+    Endpoint("GET staged tree", f"GET /api/models/{_MADE}/tree/{STAGING_BRANCH}"),
+    Endpoint("GET staged xet-read-token", f"GET /api/models/{_MADE}/xet-read-token/"),
+    Endpoint("GET staged resolve", f"GET /{_MADE}/resolve/{STAGING_BRANCH}/model", xet=False),
+    Endpoint("POST validate-yaml", "POST /api/validate-yaml"),
+    Endpoint("POST preupload main", f"POST /api/models/{_MADE}/preupload/main"),
+    Endpoint("POST commit main", f"POST /api/models/{_MADE}/commit/main"),
+    Endpoint("DELETE branch", f"DELETE /api/models/{_MADE}/branch/"),
+    Endpoint("PUT settings", f"PUT /api/models/{_MADE}/settings"),
+    Endpoint("DELETE repo", "DELETE /api/repos/delete", job="fruitless"),
+)
+FAULTS = {
+    "delay": "delay:0.05@{}",
+    "401": "status:401@{}",
+    "403": "status:403@{}",
+    "404": "status:404@{}",
+    "409": "status:409@{}",
+    "412": "status:412@{}",
+    "413": "status:413@{}",
+    "429 twice": "status:429@{}#2",
+    "503 twice": "status:503@{}#2",
+    "500": "status:500@{}",
+    "cut twice": "cut:0@{}#2",
+    "cut": "cut:0@{}",
+    "short once": "short:1@{}#1",
+    "short": "short:1@{}",
+    "long": "long:3@{}",
+    "corrupt once": "corrupt@{}#1",
+    "corrupt": "corrupt@{}",
+    "stall once": "stall:4@{}#1",
+    "range ignored": "whole@{}",
+    "another commit": "other@{}",
+}
+FRUITLESS = "status:403@POST /api/.*/branch/"
+"""Ends a job that has made a repo and nothing in it."""
+Cell = tuple[Endpoint, str]
+CELLS: tuple[Cell, ...] = tuple((endpoint, fault) for endpoint in ENDPOINTS for fault in FAULTS)
+
+
+class Matrix:
+    """Two Hubs, one with Xet and one without, both with the same small checkpoint."""
+
+    def __init__(self, with_xet: InHouse, without: InHouse) -> None:
+        """Take the Hubs, which have the sources, and note what a result holds."""
+        self._hubs = {True: with_xet, False: without}
+        shard(with_xet, SOURCE, "alice/reference", SIZE)
+        self._weights = self._weights_of(with_xet, "alice/reference")
+        assert self._weights
+
+    def run(self, endpoint: Endpoint, fault: str) -> str:
+        """Return "survived" or what the job ended with. Raises AssertionError where anything is wrong afterwards."""
+        hub = self._hubs[endpoint.xet]
+        source, made = (GATED if endpoint.job == "gated" else SOURCE), f"alice/made-{next(NUMBERS)}"
+        self._begin(hub, endpoint.job, made)
+        rules = [FAULTS[fault].format(endpoint.pattern)]
+        if endpoint.job == "fruitless":
+            rules.append(FRUITLESS)
+        size = SMALLER if endpoint.job == "again" else SIZE
+        before = set(self._weights_of(hub, made).values()) if endpoint.job == "again" else set()
+        hub.log.clear()
+        with hub.failing(*rules):
+            outcome = self._outcome(hub, source, made, size)
+        assert hub.asked(endpoint.pattern), f"{endpoint.title} was not asked"
+        self._check(hub, made, outcome, before)
+        if endpoint.job != "fruitless":
+            shard(hub, source, made, SIZE, restart=endpoint.job == "again")
+            assert self._weights_of(hub, made) == self._weights
+            assert branches(hub, made) == {"main"}
+        hub.api().delete_repo(made, missing_ok=True)
+        return outcome
+
+    @property
+    def hubs(self) -> tuple[InHouse, ...]:
+        """Both Hubs."""
+        return tuple(self._hubs.values())
+
+    def survey(self, kind: str, xet: bool) -> None:
+        """Run a job of one kind on a Hub that breaks nothing, so that its log says what was asked."""
+        hub, made = self._hubs[xet], f"alice/made-{next(NUMBERS)}"
+        self._begin(hub, kind, made)
+        with hub.failing(*([FRUITLESS] if kind == "fruitless" else [])):
+            self._outcome(hub, GATED if kind == "gated" else SOURCE, made, SMALLER if kind == "again" else SIZE)
+
+    def _begin(self, hub: InHouse, kind: str, made: str) -> None:
+        if kind == "resumed":
+            events = job.shard(SOURCE, made, SIZE, endpoint=hub.address, token=TOKEN)
+            next(event for event in events if isinstance(event, ShardFinished))
+            events.close()
+        elif kind == "again":
+            shard(hub, SOURCE, made, SIZE)
+
+    def _outcome(self, hub: InHouse, source: str, made: str, size: str) -> str:
+        try:
+            *_, report = job.shard(source, made, size, endpoint=hub.address, token=TOKEN)
+        except ShardingError as error:
+            assert error.hint, error.message
+            return f"{error.message} {error.hint}"
+        assert isinstance(report, Report)
+        if report.verification.identical:
+            return "survived"
+        (first, *_) = report.verification.mismatches
+        return f"Not published: {first.tensor}: {first.problem}."
+
+    def _check(self, hub: InHouse, made: str, outcome: str, before: set[str]) -> None:
+        """Nothing half-made is on main, and nothing is left that a later run would not go on from."""
+        if not exists(hub, made):
+            assert outcome != "survived"
+            return
+        shown = self._weights_of(hub, made)
+        assert shown == self._weights or set(shown.values()) in (before, set(self._smaller(hub, shown)))
+        if outcome != "survived" and not shown and STAGING_BRANCH not in branches(hub, made):
+            assert re.search("empty|could not be removed", outcome), f"an empty repo is left: {outcome}"
+
+    def _smaller(self, hub: InHouse, shown: dict[str, str]) -> Iterator[str]:
+        return iter(shown.values()) if len(shown) > len(self._weights) else iter(())
+
+    def _weights_of(self, hub: InHouse, repo_id: str) -> dict[str, str]:
+        tree = hub.api().list_repo_tree(repo_id)
+        return {file.path: file.lfs.sha256 for file in tree if getattr(file, "lfs", None)}
+
+
+SIZE, SMALLER = "9kB", "5kB"
+
+
+@contextmanager
+def matrix(folder: Path) -> Iterator[Matrix]:
+    """Serve two Hubs with a checkpoint of a few kilobytes while the block lasts; nobody waits long for anything."""
+    from huggingface_hub.utils import _http
+
+    tensors = {f"layers.{n}.weight": np.random.default_rng(n).random(500, np.float32) for n in range(8)}
+    checkpoint = write_checkpoint(folder / "checkpoint", {"model.safetensors": tensors}, index=False)
+    with ExitStack() as stack:
+        for name, value in (
+            ("retry.NETWORK_WAIT_SECONDS", 0.001),
+            ("hub_source.READ_TIMEOUT_SECONDS", 1.5),
+            ("hub_source.XET_LEAST_BYTES", 1900),
+            ("hub.ANSWER_TIMEOUT_SECONDS", 2),
+        ):
+            stack.enter_context(patch(f"sharding.{name}", value))
+        with_xet = stack.enter_context(hub_in_house(folder / "with-xet"))
+        without = stack.enter_context(hub_in_house(folder / "without", xet=False))
+        push(with_xet, checkpoint, SOURCE)
+        push(with_xet, checkpoint, GATED)
+        with_xet.api().update_repo_settings(GATED, gated="auto")
+        shard(without, str(checkpoint), SOURCE, "1GB", private=False)
+        sleep = time.sleep
+        stack.enter_context(patch("time.sleep", lambda seconds: sleep(min(seconds, 0.01))))
+        client = _http.get_session()
+        usual, client.timeout = client.timeout, 2
+        try:
+            yield Matrix(with_xet, without)
+        finally:
+            client.timeout = usual
+
+
+def draw(outcomes: dict[Cell, str]) -> str:
+    """Return the table in Markdown: a dot where a job survived, else the number of what it said."""
+    said: list[str] = []
+    lines = [f"| endpoint | {' | '.join(FAULTS)} |", "|---" * (len(FAULTS) + 1) + "|"]
+    for endpoint in ENDPOINTS:
+        cells = []
+        for fault in FAULTS:
+            outcome = _general(outcomes[endpoint, fault])
+            if outcome != "survived" and outcome not in said:
+                said.append(outcome)
+            cells.append("·" if outcome == "survived" else str(said.index(outcome) + 1))
+        lines.append(f"| {endpoint.title} | {' | '.join(cells)} |")
+    survived = sum(outcome == "survived" for outcome in outcomes.values())
+    head = (
+        f"{len(outcomes)} jobs: {survived} survived (·), {len(outcomes) - survived} ended with a message (its number)."
+    )
+    return "\n".join([head, "", *lines, "", *(f"{number}. {text}" for number, text in enumerate(said, start=1))])
+
+
+def replace_section(results: Path, heading: str, content: str) -> None:
+    """Put `content` under `heading`, in place of what is there; a new heading goes to the end."""
+    text = results.read_text()
+    start = text.find(f"\n{heading}\n") + 1 or len(text)
+    end = text.find("\n## ", start + len(heading))
+    rest = text[end:] if end >= 0 else ""
+    results.write_text(f"{text[:start].rstrip()}\n\n{heading}\n\n{content}\n{rest}")
+
+
+HEADING = "## Faults"
+INTRODUCTION = """Each cell is a job, repo to repo, while the Hub breaks the answers of one endpoint in one way: always, or as often as
+the column says. Afterwards `main` holds nothing or everything, and the same command, run without the fault, leaves
+the right bytes and no staging branch; the run that writes this table fails where that is not so. Command: `make matrix`."""
+
+
+def _general(outcome: str) -> str:
+    outcome = re.sub(r"http://127\.0\.0\.1:\d+", "http://hub", outcome)
+    outcome = re.sub(r"made-\d+", "made", outcome)
+    outcome = re.sub(r"\b[0-9a-f]{12,64}\b", "…", outcome)
+    outcome = re.sub(r"bytes \d+ to \d+|expected \d+", "…", outcome)
+    outcome = re.sub(r"\balice/(source|made|gated)\b", "alice/…", outcome)
+    return re.sub(r"\b\d+-of-", "…-of-", outcome)
+
+
+def sample(cells: Sequence[Cell], share: int, seed: int) -> list[Cell]:
+    """Return one in `share` of the cells, and every endpoint and every fault among them."""
+    shuffled = random.Random(seed).sample(cells, len(cells))
+    chosen = shuffled[: len(cells) // share]
+    for part in (0, 1):
+        seen = {cell[part] for cell in chosen}
+        for cell in shuffled:
+            if cell[part] not in seen:
+                seen.add(cell[part])
+                chosen.append(cell)
+    return chosen
+
+
+def main() -> None:
+    """Run all cells and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--only", default="", help="cells whose title this regular expression is found in; writes no table"
+    )
+    only = parser.parse_args().only
+    outcomes: dict[Cell, str] = {}
+    failures = []
+    with tempfile.TemporaryDirectory() as folder, matrix(Path(folder)) as cells:
+        for endpoint, fault in CELLS:
+            if re.search(only, f"{endpoint.title} × {fault}"):
+                try:
+                    outcomes[endpoint, fault] = cells.run(endpoint, fault)
+                except Exception as error:
+                    failures.append(outcomes.setdefault((endpoint, fault), f"WRONG {type(error).__name__}: {error}"))
+                print(f"{endpoint.title} × {fault}: {_general(outcomes[endpoint, fault])}", flush=True)
+    if failures:
+        raise SystemExit(f"{len(failures)} cells are wrong.")
+    if not only:
+        replace_section(RESULTS, HEADING, f"{INTRODUCTION}\n\n{draw(outcomes)}")
+
+
+if __name__ == "__main__":
+    main()

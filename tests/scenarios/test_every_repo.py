@@ -1,0 +1,57 @@
+"""Models of every kind come out with the same bits, load, and compute the same: the table in the README."""
+
+import pytest
+
+from tests.scenarios.architectures import ARCHITECTURES
+from tests.scenarios.every_repo import (
+    CASES,
+    COUNT_DIFFERS,
+    CUT_ELSEWHERE,
+    EQUAL,
+    Way,
+    found,
+    found_of_pipeline,
+    in_readme,
+)
+
+pytestmark = [
+    # transformers and diffusers warn about themselves.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+RENAMED = {"gpt_neox", "vit", "beit", "dinov2", "yolos", "audio-spectrogram-transformer"}
+FUSED = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"}
+"""Of these `save_pretrained` cuts elsewhere, as it goes by the names and experts that it has in memory."""
+
+
+OFTEN = [
+    (name, way)
+    for name, way in CASES
+    if way == Way() or way.source == ".bin" or name == "llama" or name == "mixtral" and way.order == "transformers"
+]
+"""What every test run finds anew: asking transformers takes seconds each time."""
+
+
+@pytest.mark.parametrize(("name", "way"), OFTEN, ids=[f"{name}: {way.title}" for name, way in OFTEN])
+def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(name: str, way: Way) -> None:
+    row = found(name, way)
+    assert row.line(name, ARCHITECTURES[name].kind, way) in in_readme()
+    assert row.bits_equal and row.loads and row.same_logits
+    if way.strategy == "size":
+        cut_elsewhere = name in RENAMED | FUSED and way.order != "transformers" and way.source != ".bin"
+        # Buffers are no parameters, but in a single file of a ResNet nothing says which tensors are buffers.
+        assert row.layout == (CUT_ELSEWHERE if cut_elsewhere else COUNT_DIFFERS if name == "resnet" else EQUAL)
+
+
+def test_a_pipeline_comes_out_with_its_bits_loads_and_draws_the_same() -> None:
+    row = found_of_pipeline()
+    assert row.line("stable-diffusion", "diffusers", Way()) in in_readme()
+    assert row.bits_equal and row.loads and row.same_logits
+
+
+def test_the_table_in_the_readme_has_every_case_and_says_no_to_none() -> None:
+    cases = [tuple(line.split(" | ")[0::2])[:2] for line in in_readme()]
+    assert cases == [(f"| {name}", way.title) for name, way in (*CASES, ("stable-diffusion", Way()))]
+    assert not [line for line in in_readme() if " no |" in line or "different" in line]
+    assert len(ARCHITECTURES) >= 25

@@ -1,0 +1,179 @@
+"""The result is what transformers and huggingface_hub themselves write, and loads in all the usual ways."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+from huggingface_hub import load_torch_model, save_torch_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+from transformers.trainer_utils import load_sharded_checkpoint
+
+from sharding import job
+from tests import models
+from tests.conftest import listing
+
+pytestmark = [
+    # transformers and accelerate warn about themselves.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+SIZE = "30kB"
+SHARDS_OF_ONE = "10GB"
+
+
+def reshard(source: Path, out: Path, size: str = SIZE, order: str = "natural", **options: str) -> Path:
+    for _ in job.shard(str(source), str(out), size, order=order, **options):  # type: ignore[arg-type]
+        pass
+    return out
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Every weight file and the index, byte for byte."""
+    return {name: data for name, data in listing(folder).items() if "safetensors" in name}
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name].view(torch.uint8), other[name].view(torch.uint8))
+        for name in one
+    )
+
+
+@pytest.mark.parametrize("size", [SIZE, SHARDS_OF_ONE])
+@pytest.mark.parametrize("name", models.CLASSES)
+def test_the_result_is_byte_for_byte_what_save_pretrained_writes(name: str, size: str, tmp_path: Path) -> None:
+    source = models.save(name, tmp_path / "source")
+    out = reshard(source, tmp_path / "out", size)
+    theirs = type(models.build(name)).from_pretrained(source)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size=size)
+    if name in models.FUSED_OR_RENAMED and size == SIZE:
+        assert same_bits(tensors(out), tensors(tmp_path / "theirs"))
+    else:
+        assert weights(out) == weights(tmp_path / "theirs")
+    assert (size == SHARDS_OF_ONE) == (len(weights(out)) == 1)
+
+
+@pytest.mark.parametrize("name", models.CLASSES)
+def test_the_order_of_transformers_gives_what_save_pretrained_writes_for_every_class(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    source = models.save(name, tmp_path / "source")
+    out = reshard(source, tmp_path / "out", order="transformers")
+    type(models.build(name)).from_pretrained(source).save_pretrained(tmp_path / "theirs", max_shard_size=SIZE)
+    assert weights(out) == weights(tmp_path / "theirs")
+
+
+def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    source = models.save("gpt-neox", tmp_path / "source", SHARDS_OF_ONE)
+    stored = load_file(source / "model.safetensors")
+    save_file(
+        {**stored, "a.first": torch.ones(2), "rope.inv_freq": torch.ones(3)},
+        source / "model.safetensors",
+        {"format": "pt"},
+    )
+    plan = job.plan(str(source), SIZE, order="transformers")[1]
+    (finding,) = plan.findings
+    assert (finding.code, "2 tensors" in finding.message) == ("not-saved-by-class", True)
+    assert {"a.first", "rope.inv_freq"} <= {tensor.name for tensor in plan.shards[-1].tensors}
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("name", ["t5", "llama-tied", "mixtral"])
+def test_a_cast_is_what_loading_as_that_dtype_and_saving_gives(
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    source = tmp_path / "source"
+    models.build(name, torch.float32).save_pretrained(source)
+    out = reshard(source, tmp_path / "out", order="transformers", dtype=dtype)
+    wanted = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    model = type(models.build(name)).from_pretrained(source, dtype=wanted)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size=SIZE)
+    assert weights(out) == weights(tmp_path / "theirs")
+    ours, theirs = (json.loads((folder / "config.json").read_text()) for folder in (out, tmp_path / "theirs"))
+    assert ours["dtype"] == theirs["dtype"]
+    again = type(model).from_pretrained(out)
+    assert again.dtype == wanted
+    assert torch.equal(models.logits(again), models.logits(model))
+
+
+@pytest.mark.parametrize("size", [SIZE, SHARDS_OF_ONE])
+@pytest.mark.parametrize("name", models.CLASSES)
+def test_stored_order_is_what_save_torch_state_dict_writes(name: str, size: str, tmp_path: Path) -> None:
+    source = models.save(name, tmp_path / "source")
+    out = reshard(source, tmp_path / "out", size, order="stored")
+    stored = {}
+    for path in sorted(source.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            stored.update({key: file.get_tensor(key) for key in file.offset_keys()})
+    (tmp_path / "theirs").mkdir()
+    save_torch_state_dict(stored, tmp_path / "theirs", max_shard_size=size)
+    ours, theirs = weights(out), weights(tmp_path / "theirs")
+    index = "model.safetensors.index.json"
+    assert {file: data for file, data in ours.items() if file != index} == {
+        file: data for file, data in theirs.items() if file != index
+    }
+    assert ours.keys() == theirs.keys()
+
+
+@pytest.mark.parametrize("name", models.CLASSES)
+def test_the_result_loads_with_from_pretrained_and_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    source = models.save(name, tmp_path / "source")
+    out = reshard(source, tmp_path / "out")
+    one, other = (type(models.build(name)).from_pretrained(folder) for folder in (source, out))
+    assert torch.equal(models.logits(one), models.logits(other))
+
+
+def empty(name: str) -> PreTrainedModel:
+    model = models.build(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
+
+
+# The other loaders know no weight conversion, and load_sharded_checkpoint is for sharded results only.
+PLAIN = [name for name in models.CLASSES if name not in models.FUSED_OR_RENAMED]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_result_loads_with_accelerate_and_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    source = models.save(name, tmp_path / "source")
+    out = reshard(source, tmp_path / "out")
+    original = type(models.build(name)).from_pretrained(source)
+    with init_empty_weights():
+        model = type(original)._from_config(original.config, dtype=original.dtype)
+    model.tie_weights()
+    loaded = load_checkpoint_and_dispatch(
+        model.eval(), str(out), device_map={"": "cpu"}, no_split_module_classes=list(original._no_split_modules or [])
+    )
+    assert torch.equal(models.logits(original), models.logits(loaded))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_result_loads_with_load_sharded_checkpoint_and_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    source = models.save(name, tmp_path / "source")
+    out = reshard(source, tmp_path / "out")
+    original, loaded = type(models.build(name)).from_pretrained(source), empty(name)
+    load_sharded_checkpoint(loaded, str(out), strict=False)
+    assert torch.equal(models.logits(original), models.logits(loaded))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_result_loads_with_load_torch_model_and_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    source = models.save(name, tmp_path / "source")
+    out = reshard(source, tmp_path / "out")
+    original, loaded = type(models.build(name)).from_pretrained(source), empty(name)
+    load_torch_model(loaded, out, strict=False)
+    assert torch.equal(models.logits(original), models.logits(loaded))

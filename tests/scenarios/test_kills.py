@@ -1,0 +1,138 @@
+"""Killed with -9 at random moments and run to the end: nothing half-made is seen, nothing is done twice."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.storage.journal import Journal
+from tests.conftest import ROOT, environment, listing, write_checkpoint
+from tests.hubs import push
+from tests.localhub.conftest import Server
+from tests.scenarios.torture import torture_page, write_source
+
+KILLS = 10
+PAGE_KILLS = 3
+UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
+
+
+def shard_command(source: Path, out: Path) -> list[str]:
+    return [sys.executable, "-m", "sharding", "shard", str(source), str(out), "--max-shard-size", "1MB", "--events"]
+
+
+def stable(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
+
+
+def test_ten_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    tensors = {f"layers.{n}.weight": np.random.default_rng(n).bytes(250_000) for n in range(160)}
+    arrays = {name: np.frombuffer(data, np.uint8) for name, data in tensors.items()}
+    source = write_checkpoint(tmp_path / "in", {"model.safetensors": arrays}, index=False)
+    started = time.monotonic()
+    subprocess.run(shard_command(source, tmp_path / "whole"), env=environment(), check=True, capture_output=True)
+    whole_seconds = time.monotonic() - started
+
+    out = tmp_path / "out"
+    finished: dict[str, tuple[int, int]] = {}
+    kills = 0
+    while kills < KILLS:
+        job = subprocess.Popen(shard_command(source, out), env=environment(), stdout=subprocess.DEVNULL)
+        try:
+            job.wait(moments.uniform(0.1, 1) * whole_seconds)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+            kills += 1
+        if (out / "model.safetensors.index.json").exists():
+            assert_complete(out, tmp_path / "whole")
+            for path in out.iterdir():
+                path.unlink()
+            finished = {}
+        else:
+            finished = assert_kept(out, finished)
+    end = subprocess.run(shard_command(source, out), env=environment(), check=True, capture_output=True, text=True)
+    events = [json.loads(line) for line in end.stdout.splitlines()]
+    assert {
+        event["file"] for event in events if event["event"] == "shard-finished" and event["kept"]
+    } >= finished.keys()
+    assert_kept(out, finished)
+    assert stable(out) == stable(tmp_path / "whole")
+
+
+def assert_complete(out: Path, whole: Path) -> None:
+    """An index stands beside everything that it needs, even if the job had not ended yet."""
+    found = stable(out)
+    found.pop("sharding_journal.part", None)
+    assert found == stable(whole)
+
+
+def assert_kept(out: Path, before: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Every shard that was finished before is the same file still; return all that are finished now."""
+    now: dict[str, tuple[int, int]] = {}
+    journal = out / "sharding_journal.part"
+    named = set(before)
+    if journal.exists():
+        for line in journal.read_text().splitlines(keepends=True)[1:]:
+            if line.endswith("\n"):  # the last one may have been cut short
+                named.add(json.loads(line)["file"])
+    for file in named:
+        part = out / f"{file}.part"
+        stat = (part if part.exists() else out / file).stat()
+        now[file] = (stat.st_ino, stat.st_mtime_ns)
+    assert {file: now[file] for file in before} == before
+    return now
+
+
+def test_kills_of_forked_jobs_lose_nothing_and_repeat_one_shard_at_most(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    # A process of its own: forks of this one would share whatever other tests have started in it.
+    command = [sys.executable, "-m", "tests.scenarios.torture", "--only", "folder", "--seed", str(seed), "20"]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "20 kills" in done.stdout
+
+
+def test_kills_of_jobs_behind_the_page_lose_nothing(served: Callable[..., Server], tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    hub = served()
+    source = push(hub, write_source(tmp_path / "in", 60, 300_000), "alice/source")
+    tally = torture_page(hub, source, "alice/page", tmp_path, PAGE_KILLS, random.Random(seed))
+    assert (tally.kills, tally.again) == (PAGE_KILLS, PAGE_KILLS)
+
+
+def test_a_journal_that_is_gone_on_with_keeps_what_it_says_at_every_moment(tmp_path: Path) -> None:
+    job = StagedJob("plan", RepoRef("folder", "in", ""), 1, "size", "natural")
+    records = [ShardRecord(f"{n}.safetensors", n, "aa", {"w": "bb"}) for n in range(3)]
+    first = Journal(tmp_path)
+    first.lock()
+    first.begin(job, [])
+    for record in records:
+        first.note(record)
+    first.close()
+    with open(first.path, "ab") as stream:
+        stream.write(b'{"file": "cut sh')
+    said: list[dict[str, ShardRecord]] = []
+
+    class Watched(Journal):
+        def _append(self, *lines: bytes) -> None:
+            said.append(self.read("plan"))
+            super()._append(*lines)
+
+    again = Watched(tmp_path)
+    again.lock()
+    again.begin(job, records)
+    again.note(ShardRecord("3.safetensors", 3, "aa", {}))
+    again.close()
+    assert [len(state) for state in said] == [3]
+    assert len(again.read("plan")) == 4

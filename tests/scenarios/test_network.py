@@ -1,0 +1,305 @@
+"""What a network or a busy Hub does now and then is survived; what stays wrong ends in words, with nothing lost."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+from huggingface_hub.errors import HfHubHTTPError
+
+from sharding import job
+from sharding.core import limits
+from sharding.core.errors import DestinationError, ShardingError, SourceError
+from sharding.core.events import Published, ShardFinished
+from sharding.core.values import Discarded
+from sharding.storage import hub_retry as retry
+from sharding.storage import hub_source
+from sharding.storage.hub_client import Hub
+from sharding.storage.hub_staging import STAGING_BRANCH
+from tests.conftest import environment
+from tests.hubs import branches, download, exists, files_of, push, shard
+from tests.localhub.conftest import Server
+
+LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
+MADE, SOURCE = "alice/made", "alice/source"
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "NETWORK_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(hub_source, "READ_TIMEOUT_SECONDS", 2)
+
+
+@pytest.fixture
+def start(served: Callable[..., Server], checkpoint: Path) -> Iterator[Callable[..., Server]]:
+    """Start a Hub that begins to fail once it has the source."""
+    started: list[Server] = []
+
+    def start(*options: str) -> Server:
+        if "--no-xet" in options:
+            hub = served("--no-xet")
+            shard(hub, str(checkpoint), SOURCE, "150kB", private=False)  # the client itself would want Xet
+        else:
+            hub = served()
+            push(hub, checkpoint, SOURCE)
+        if options:
+            hub.stop()
+            hub.start(*options)
+        started.append(hub)
+        return hub
+
+    yield start
+    for hub in started:
+        hub.stop()
+
+
+def wait_until_it_waits(pid: int) -> None:
+    """Return when a process has a connection and has done nothing else for two seconds than wait for its answer."""
+    process, worked = psutil.Process(pid), -1.0
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        before, worked = worked, sum(process.cpu_times()[:2])
+        if worked - before < 0.02 and process.net_connections():
+            return
+        time.sleep(2)
+    raise AssertionError("it never waited")
+
+
+def nothing_is_left(hub: Server) -> bool:
+    return not exists(hub, MADE)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ["status:503@GET /api/whoami-v2#2"],
+        ["status:429@GET .*/tree/#2"],
+        ["status:500@POST /api/repos/create#1", "cut:0@POST /api/repos/create#1"],
+        ["cut:0@POST .*/branch/#1", "status:502@POST .*/branch/#1"],
+        ["status:504@POST .*/commit/.*staging#3", "cut:0@POST .*/commit/.*staging#2"],
+        ["cut:0@POST .*/commit/main#1"],  # published, and nobody was told
+        ["status:503@DELETE .*/branch/#1", "status:503@GET .*/refs#1"],
+        ["status:503@GET .*/xet-(read|write)-token/#3"],
+        ["cut:20@GET .*/resolve/#4", "status:408@GET .*/resolve/#2"],
+        ["status:503@.*%0.2", "cut:5@GET .*%0.1"],
+    ],
+    ids=lambda rules: rules[0],
+)
+def test_what_passes_is_tried_again(start: Callable[..., Server], rules: list[str]) -> None:
+    hub = start(*(f"--fault={rule}" for rule in rules))
+    assert shard(hub, SOURCE, MADE).verification.identical
+    assert branches(hub, MADE) == {"main"}
+
+
+@LFS_WARNS
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "cut:1000@GET .*/resolve/.*safetensors$#20",
+        "short:7@GET .*/resolve/.*safetensors$#5",
+        "stall:30@GET .*/resolve/.*safetensors$#2",
+        "status:500@GET .*/resolve/.*safetensors$#5",
+        "status:503@POST .*/info/lfs/objects/batch#2",
+        "cut:0@PUT .*#2",
+    ],
+)
+def test_what_passes_is_tried_again_without_xet(start: Callable[..., Server], rule: str) -> None:
+    hub = start("--no-xet", f"--fault={rule}")
+    assert shard(hub, SOURCE, MADE).verification.identical
+
+
+@LFS_WARNS
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("whole@GET .*/resolve/.*safetensors$", "something else than bytes"),
+        ("long:10@GET .*/resolve/.*safetensors$", "more of model-|something else"),
+        ("short:7@GET .*/resolve/.*safetensors$", "ended early"),
+        ("cut:0@GET .*/resolve/.*safetensors$", "cannot be reached"),
+        ("status:500@GET .*/resolve/.*safetensors$", "problem of its own"),
+        ("status:404@GET .*/resolve/.*safetensors$", "does not find it"),
+    ],
+)
+def test_what_stays_wrong_with_reading_leaves_nothing(start: Callable[..., Server], rule: str, says: str) -> None:
+    hub = start("--no-xet", f"--fault={rule}")
+    with pytest.raises(SourceError, match=says) as refusal:
+        shard(hub, SOURCE, MADE)
+    assert refusal.value.hint
+    assert nothing_is_left(hub)
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (400, "does not accept"),
+        (401, "not valid or has expired"),
+        (403, "does not allow"),
+        (409, "changed at the same moment"),
+        (412, "changed meanwhile"),
+        (413, "larger than the Hub accepts"),
+        (429, "slow down"),
+        (507, "problem of its own"),
+    ],
+)
+def test_every_refusal_of_a_commit_has_its_sentence_and_leaves_nothing(
+    start: Callable[..., Server], status: int, says: str
+) -> None:
+    hub = start(f"--fault=status:{status}@POST .*/commit/")
+    with pytest.raises(DestinationError, match=says) as refusal:
+        shard(hub, SOURCE, MADE)
+    assert refusal.value.hint
+    assert nothing_is_left(hub)
+
+
+def test_a_server_that_asks_for_more_patience_than_there_is_gets_none() -> None:
+    headers = {"Retry-After": str(limits.LONGEST_WAIT_SECONDS + 1)}
+    answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
+    error = HfHubHTTPError("slow down", response=answer)
+    assert retry.may_pass(error)
+    with pytest.raises(HfHubHTTPError):
+        retry.wait_to_retry(error, 1)
+
+
+@pytest.mark.parametrize(("headers", "seconds"), [({"Retry-After": "7"}, 7.0), ({"RateLimit": '"api";r=0;t=55'}, 56.0)])
+def test_a_hub_that_counts_requests_is_left_alone_for_as_long_as_it_says(
+    monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], seconds: float
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("sharding.storage.hub_retry.time.sleep", slept.append)
+    answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
+    retry.wait_to_retry(HfHubHTTPError("slow down", response=answer), 1)
+    assert seconds <= slept[0] <= 1.5 * seconds
+
+
+@pytest.mark.parametrize("error", [RuntimeError("xet"), PermissionError("old"), FileNotFoundError("gone")])
+def test_what_hf_xet_raises_is_put_into_words(error: Exception) -> None:
+    with pytest.raises(SourceError) as refusal, Hub("http://127.0.0.1:1", None).explained("a/b", SourceError):
+        raise error
+    assert "a/b" in refusal.value.message
+    assert refusal.value.hint
+
+
+def test_a_hub_that_is_not_there_is_said_to_be_unreachable() -> None:
+    with pytest.raises(SourceError, match="cannot be reached") as refusal:
+        job.inspect("alice/model", endpoint="http://127.0.0.1:1")
+    assert "network" in refusal.value.hint
+
+
+# --- Logins -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_login_that_may_only_contribute_makes_the_repo_as_visible_as_it_is_to_be(
+    start: Callable[..., Server], private: bool
+) -> None:
+    hub = start()
+    token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
+    events = list(job.shard(SOURCE, MADE, "60kB", private=private, endpoint=hub.address, token=token))
+    (published,) = [event for event in events if isinstance(event, Published)]
+    assert published.remark == ""  # it could not change that later
+    assert hub.api().model_info(MADE).private is private
+    assert "model.safetensors.index.json" in files_of(hub, MADE)
+
+
+def test_a_login_without_the_scope_is_refused(start: Callable[..., Server]) -> None:
+    hub = start()
+    token = hub.login("alice", "openid read-repos")["access_token"]
+    with pytest.raises(DestinationError, match="does not allow it.*scope") as refusal:
+        shard(hub, SOURCE, MADE, token=token)
+    assert refusal.value.hint
+    assert nothing_is_left(hub)
+
+
+def test_a_gated_source_needs_the_scope_for_it(start: Callable[..., Server]) -> None:
+    hub = start()
+    hub.api().update_repo_settings(SOURCE, gated="auto")
+    token = hub.login("alice", "openid contribute-repos")["access_token"]
+    with pytest.raises(SourceError, match="gated"):
+        shard(hub, SOURCE, MADE, token=token)
+    token = hub.login("alice", "openid contribute-repos gated-repos")["access_token"]
+    assert shard(hub, SOURCE, MADE, token=token).verification.identical
+
+
+def test_an_expired_login_stops_a_job_which_goes_on_after_the_next(start: Callable[..., Server]) -> None:
+    hub = start()
+    token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
+    events = job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, token=token)
+    next(event for event in events if isinstance(event, ShardFinished))
+    hub.stop()
+    port = hub.address.rsplit(":", 1)[1]
+    hub.start(f"--port={port}", "--fault=status:401@.*")
+    with pytest.raises(ShardingError, match="not valid") as stop:
+        list(events)
+    assert "sign in" in stop.value.hint.lower()
+    hub.stop()
+    hub.start(f"--port={port}")
+    token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
+    again = list(job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, token=token))
+    assert any(event.kept for event in again if isinstance(event, ShardFinished))
+    assert branches(hub, MADE) == {"main"}
+
+
+# --- Giving up ----------------------------------------------------------------------------------------
+
+
+def stop_after_a_shard(hub: Server, **options: object) -> None:
+    events = job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, **options)  # type: ignore[arg-type]
+    next(event for event in events if isinstance(event, ShardFinished))
+    events.close()
+
+
+def test_an_unfinished_job_is_found_and_discarded_from_anywhere(start: Callable[..., Server]) -> None:
+    hub = start()
+    place = {"endpoint": hub.address, "token": "hf_alice"}
+    assert job.find_unfinished(MADE, **place) is None
+    assert job.discard(MADE, **place) == Discarded(found=False)
+    stop_after_a_shard(hub, token="hf_alice", private=False)
+    found = job.find_unfinished(MADE, **place)
+    assert found
+    assert (found.source.repo_id, found.max_shard_bytes, found.private, found.created) == (SOURCE, 20_000, False, True)
+    assert found.source.revision == hub.api().model_info(SOURCE).sha
+    assert job.discard(MADE, **place) == Discarded(found=True, repo_deleted=True)
+    assert nothing_is_left(hub)
+
+
+def test_discarding_keeps_what_an_earlier_job_has_published(start: Callable[..., Server], tmp_path: Path) -> None:
+    hub = start()
+    shard(hub, SOURCE, MADE, "60kB")
+    before = files_of(hub, MADE)
+    stop_after_a_shard(hub, token="hf_alice")
+    assert STAGING_BRANCH in branches(hub, MADE)
+    assert job.discard(MADE, endpoint=hub.address, token="hf_alice") == Discarded(found=True)
+    assert (files_of(hub, MADE), branches(hub, MADE)) == (before, {"main"})
+    assert download(hub, MADE, tmp_path / "still whole")
+
+
+def test_where_the_login_may_not_delete_the_empty_repo_it_is_said_with_a_link(start: Callable[..., Server]) -> None:
+    hub = start()
+    token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
+    stop_after_a_shard(hub, token=token)
+    discarded = job.discard(MADE, endpoint=hub.address, token=token)
+    assert not discarded.repo_deleted
+    assert f"{hub.address}/{MADE}/settings" in discarded.remark
+    assert (files_of(hub, MADE), branches(hub, MADE)) == ({".gitattributes"}, {"main"})
+
+
+@LFS_WARNS
+def test_an_interrupt_ends_a_job_whose_network_stalls(start: Callable[..., Server], tmp_path: Path) -> None:
+    hub = start("--no-xet", "--fault=stall:3600@GET .*/resolve/.*/model-00002.*")
+    env = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_alice", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "sharding", "inspect", SOURCE, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    wait_until_it_waits(process.pid)  # for the second header
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert json.loads(stdout)["error"]["kind"] == "Cancelled"

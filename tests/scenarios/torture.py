@@ -1,0 +1,287 @@
+"""Kill jobs with -9 at random moments, again and again: `python -m tests.scenarios.torture 500` for a long run.
+
+Each of the three ways to run a job (into a folder, from repo to repo, behind the page) is begun, killed and begun
+again until it is done, and then with the next destination, until it has been killed so many times. After every kill
+nothing half-made is seen and no shard is lost that was finished; in the end the result is bit-identical.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sharding import job
+from sharding.core.events import Verified
+from sharding.desk import Desk, JobRequest, Settings
+from tests.conftest import ROOT, environment, listing, write_checkpoint
+from tests.hubs import TOKEN, branches, exists, files_of, push
+from tests.localhub.conftest import Server
+
+INDEX = "model.safetensors.index.json"
+UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
+RESULTS = ROOT / "bench" / "RESULTS.md"
+HEADING = "## Kills"
+
+
+@dataclass
+class Tally:
+    """What came of the kills. `again`: at most so many shards were under way when a job was killed, and begun again."""
+
+    kills: int = 0
+    finished: int = 0
+    again: int = 0
+
+
+def write_source(folder: Path, tensors: int, tensor_bytes: int) -> Path:
+    """Write a checkpoint of random bytes."""
+    arrays = {
+        f"layers.{n}.weight": np.frombuffer(np.random.default_rng(n).bytes(tensor_bytes), np.uint8)
+        for n in range(tensors)
+    }
+    return write_checkpoint(folder, {"model.safetensors": arrays}, index=False)
+
+
+def stable(folder: Path) -> dict[str, bytes]:
+    """Return the files of a result that are the same every time."""
+    return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
+
+
+# --- A folder -------------------------------------------------------------------------------------------
+
+
+def torture_folder(place: Path, kills: int, moments: random.Random) -> Tally:
+    """Kill jobs from folder to folder, each in a fork of this process, which must not have used hf-xet."""
+    source, out = write_source(place / "in", 40, 25_000), place / "out"
+    started = time.monotonic()
+    _forked(source, place / "whole", None)
+    whole_seconds, whole = time.monotonic() - started, stable(place / "whole")
+    tally, noted = Tally(), dict[str, tuple[int, int]]()
+    while tally.kills < kills:
+        killed = _forked(source, out, moments.uniform(0, 1.1) * whole_seconds)
+        tally.kills += killed
+        found = stable(out) if out.exists() else {}
+        if INDEX in found:
+            assert {**found, "sharding_journal.part": b""} == {**whole, "sharding_journal.part": b""}
+            for path in out.iterdir():
+                path.unlink()
+            noted, tally.finished = {}, tally.finished + 1
+        else:
+            now = _noted(out)
+            assert {file: now.get(file) for file in noted} == noted, "a finished shard was lost or written again"
+            noted, under_way = (
+                now,
+                {path.name.removesuffix(".part") for path in out.glob("*.safetensors.part")} - set(now),
+            )
+            assert len(under_way) <= 1
+            tally.again += killed * len(under_way)
+    _forked(source, out, None)
+    assert stable(out) == whole
+    return tally
+
+
+def _forked(source: Path, out: Path, seconds: float | None) -> bool:
+    """Run a job in a fork; kill it after `seconds`. Return whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for _ in job.shard(str(source), str(out), "100kB"):
+                pass
+            status = 0
+        finally:
+            os._exit(status)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def _noted(out: Path) -> dict[str, tuple[int, int]]:
+    """Return the shards that the journal has, each with what tells whether it was written again."""
+    journal = out / "sharding_journal.part"
+    lines = journal.read_text().splitlines(keepends=True)[1:] if journal.exists() else []
+    found = {}
+    for line in lines:
+        if line.endswith("\n"):  # the last one may have been cut short
+            file = json.loads(line)["file"]
+            part = out / f"{file}.part"
+            stat = (part if part.exists() else out / file).stat()
+            found[file] = (stat.st_ino, stat.st_mtime_ns)
+    return found
+
+
+# --- From repo to repo ----------------------------------------------------------------------------------
+
+
+def torture_hub(hub: Server, source: str, name: str, place: Path, kills: int, moments: random.Random) -> Tally:
+    """Kill jobs from repo to repo, each in a process and with a home of its own, as on another machine every time."""
+    tally, whole, base = Tally(), False, name
+    finished: set[str] = set()
+    while not (whole and tally.kills >= kills):
+        if whole:  # on with the next one
+            name, finished, whole = f"{base}-{tally.finished}", set(), False
+        to_kill = tally.kills < kills
+        kept, new, killed = _run(hub, source, name, place, moments if to_kill else None)
+        assert finished <= kept or not kept | new, f"lost {finished - kept}"
+        tally.kills += killed
+        tally.again += killed
+        finished |= kept | new
+        whole = _shown_whole(hub, name)
+        if whole and killed:  # after the commit on main, before the staging branch was gone
+            _run(hub, source, name, place, None)
+        if whole:
+            tally.finished += 1
+            assert branches(hub, name) == {"main"}
+            _assert_identical(hub, source, name)
+    return tally
+
+
+def _run(
+    hub: Server, source: str, name: str, place: Path, moments: random.Random | None
+) -> tuple[set[str], set[str], bool]:
+    """Run a job, killed in its transfer or while it publishes; return the shards it kept and finished, and its end."""
+    home = tempfile.mkdtemp(prefix="home", dir=place)
+    command = [sys.executable, "-m", "sharding", "shard", source, name, "--max-shard-size", "1MB", "--events"]
+    env = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": home}
+    kept: set[str] = set()
+    new: set[str] = set()
+    shards_before_kill = moments.randrange(3) if moments else -1
+    publishes = bool(moments and moments.random() < 0.3)
+    killed = False
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout
+        while line := process.stdout.readline():
+            event = json.loads(line)
+            assert event.get("error") is None, event
+            if event["event"] == "shard-finished":
+                (kept if event["kept"] else new).add(event["file"])
+            moved = event["event"] != "planned" and len(new) == shards_before_kill
+            if moments and not killed and (event["event"] == "verified" if publishes else moved):
+                time.sleep(moments.random() * 0.3)
+                killed = process.poll() is None
+                process.kill()
+        process.communicate()
+    return kept, new, killed
+
+
+def _shown_whole(hub: Server, name: str) -> bool:
+    """Return whether `main` shows the result; half of it is no answer."""
+    shown = files_of(hub, name) if exists(hub, name) else set()
+    assert INDEX in shown or not any(path.endswith(".safetensors") for path in shown)
+    return INDEX in shown
+
+
+def _assert_identical(hub: Server, source: str, name: str) -> None:
+    *_, verified = job.verify(source, name, endpoint=hub.address, token=TOKEN)
+    assert isinstance(verified, Verified)
+    assert verified.verification.identical
+
+
+# --- Behind the page ------------------------------------------------------------------------------------
+
+
+def torture_page(hub: Server, source: str, name: str, place: Path, kills: int, moments: random.Random) -> Tally:
+    """Kill the processes of jobs that a desk runs, as the page does, and go on with what each left on the Hub."""
+    tally, number = Tally(), 0
+    with closing(Desk(Settings(place / "desk", hub.address))) as desk:
+        while tally.kills < kills:
+            destination = f"{name}-{number}"
+            staged = desk.unfinished(destination, TOKEN)
+            request = staged or JobRequest(source, destination, "1MB")
+            job_id = desk.submit(request, "alice", TOKEN)
+            state = _killed_after(desk, place / "desk", job_id, moments.randrange(3), moments.random() * 0.3)
+            tally.kills += state != "done"
+            tally.again += state != "done"
+            if _shown_whole(hub, destination):
+                _assert_identical(hub, source, destination)
+                tally.finished, number = tally.finished + 1, number + 1
+    return tally
+
+
+def _killed_after(desk: Desk, folder: Path, job_id: str, shards: int, seconds: float) -> str:
+    """Kill the process of a job once it has moved so many shards, and a little later; return how the job ended."""
+    for view in desk.watch(job_id, "alice"):
+        moved = [shard for shard in view.shards if not shard["kept"]]
+        if view.state == "running" and (len(moved) >= shards > 0 or (shards == 0 and view.planned)):
+            time.sleep(seconds)
+            number, _ = json.loads((folder / job_id.split("/")[0] / "job.json").read_text())["process"]
+            with suppress(ProcessLookupError):  # it was quicker
+                os.kill(number, signal.SIGKILL)
+            break
+    *_, last = desk.watch(job_id, "alice")
+    assert last.state in ("done", "failed", "interrupted"), last.state
+    return last.state
+
+
+# --- A long run -----------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Kill `N` times, more than half of them into folders, which are quickest; note what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kills", type=int, nargs="?", default=500)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--only", choices=["folder"], help="one way only")
+    parser.add_argument("--note", action="store_true", help="write the outcome into bench/RESULTS.md")
+    options = parser.parse_args(arguments)
+    print(f"seed {options.seed}", flush=True)
+    moments = random.Random(options.seed)
+    hub_kills, page_kills = (0, 0) if options.only else (options.kills * 3 // 10, options.kills // 10)
+    started, tallies = time.monotonic(), dict[str, Tally]()
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        tallies["a folder"] = torture_folder(place / "folder", options.kills - hub_kills - page_kills, moments)
+        if not options.only:
+            tallies |= _on_a_hub(place, hub_kills, page_kills, moments)
+    outcome = draw(tallies, options.seed, time.monotonic() - started)
+    print(outcome)
+    if options.note:
+        from tests.scenarios.matrix import replace_section
+
+        replace_section(RESULTS, HEADING, outcome)
+
+
+def _on_a_hub(place: Path, hub_kills: int, page_kills: int, moments: random.Random) -> dict[str, Tally]:
+    hub = Server(place / "served").start()
+    try:
+        source = push(hub, write_source(place / "in", 60, 300_000), "alice/source")
+        return {
+            "repo to repo": torture_hub(hub, source, "alice/made", place, hub_kills, moments),
+            "behind the page": torture_page(hub, source, "alice/page", place, page_kills, moments),
+        }
+    finally:
+        hub.stop()
+
+
+def draw(tallies: dict[str, Tally], seed: int, seconds: float) -> str:
+    """Return the outcome in Markdown."""
+    rows = [f"| {kind} | {one.kills} | {one.finished} | {one.again} |" for kind, one in tallies.items()]
+    kills = sum(one.kills for one in tallies.values())
+    return "\n".join(
+        [
+            f"{kills} kills with -9 at random moments, seed {seed}, in {seconds / 60:.0f} minutes. After each, `main` and",
+            "the folder showed nothing or everything, and no finished shard was lost or written again; all results",
+            f"were bit-identical. Command: `make torture N={kills}`.",
+            "",
+            "| job | kills | results finished in between | shards begun again, at most |",
+            "|---|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What a visitor asks of the Hub before a job."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from sharding.core.errors import DestinationError, ShardingError, SourceError
+from sharding.storage.hub_client import Hub
+from sharding.storage.hub_lookup import Lookup, Person, propose_name
+from tests.localhub.conftest import Server
+
+CARD = b"---\nlicense: apache-2.0\n---\n# A model\n"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--org", "acme=alice,bob", "--org", "zoo=alice", "--page", "4")
+    server = Server(tmp_path_factory.mktemp("hub"), options).start()
+    for name in ("apple-1", "apple-2", "pear"):
+        server.api().create_repo(f"alice/{name}")
+    server.api().upload_file(path_or_fileobj=CARD, path_in_repo="README.md", repo_id="alice/pear")
+    server.api().create_repo("alice/hidden-apple", private=True)
+    server.api("hf_bob").create_repo("bob/gated")
+    server.api("hf_bob").update_repo_settings("bob/gated", gated="manual")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def lookup(hub: Server) -> Lookup:
+    return Lookup(hub.address)
+
+
+def test_a_search_finds_what_the_visitor_may_see(lookup: Lookup) -> None:
+    assert set(lookup.search("apple")) == {"alice/apple-1", "alice/apple-2"}
+    assert set(lookup.search("apple", "hf_alice")) == {"alice/apple-1", "alice/apple-2", "alice/hidden-apple"}
+    assert lookup.search("no-such-thing") == []
+
+
+def test_who_signed_in_is_known_with_his_namespaces(lookup: Lookup) -> None:
+    assert lookup.who("hf_alice") == Person("alice", ("alice", "acme", "zoo"))
+    with pytest.raises(DestinationError, match="not valid or has expired"):
+        lookup.who("hf_nobody")
+
+
+def test_the_hub_is_asked_once_a_minute_who_somebody_is(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr("sharding.storage.hub_lookup.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "sharding.storage.hub_lookup.Hub", lambda endpoint, token: asked.append(token) or Hub(endpoint, token)
+    )
+    for seconds, token in ((0, "hf_alice"), (30, "hf_bob"), (60, "hf_alice"), (61, "hf_alice"), (62, "hf_bob")):
+        now[0] = seconds
+        assert lookup.who(token).name == token.removeprefix("hf_")
+    assert asked == ["hf_alice", "hf_bob", "hf_alice"]
+    assert "hf_alice" not in repr(vars(lookup))
+
+
+def test_a_card_says_license_gate_and_privacy(hub: Server, lookup: Lookup) -> None:
+    pear = lookup.card("alice/pear")
+    assert (pear.license, pear.gated, pear.private) == ("apache-2.0", False, False)
+    assert (pear.page, pear.revision) == (f"{hub.address}/alice/pear", hub.api().model_info("alice/pear").sha)
+    assert lookup.card("bob/gated").gated is True
+    assert lookup.card("alice/hidden-apple", "hf_alice").private is True
+    with pytest.raises(SourceError, match="no repo alice/hidden-apple"):
+        lookup.card("alice/hidden-apple", "hf_bob")
+    with pytest.raises(SourceError, match="no such revision"):
+        lookup.card("alice/pear@v9")
+
+
+def test_a_free_name_is_proposed_where_one_is_taken(lookup: Lookup) -> None:
+    assert lookup.free_name("alice/plum", "hf_alice") == "alice/plum"
+    assert lookup.free_name("alice/pear", "hf_alice") == "alice/pear-2"
+    assert lookup.free_name("alice/apple", "hf_alice") == "alice/apple"
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("owner/name", "owner/name"),
+        (" owner/name@v2 ", "owner/name@v2"),
+        ("https://hf.co/owner/name", "owner/name"),
+        ("hf.co/owner/name/tree/main", "owner/name@main"),
+        ("https://huggingface.co/owner/name/", "owner/name"),
+        ("gpt2", "gpt2"),
+    ],
+)
+def test_what_was_typed_or_pasted_becomes_a_link(lookup: Lookup, hub: Server, text: str, link: str) -> None:
+    assert lookup.link(text) == f"{hub.address}/{link}"
+
+
+@pytest.mark.parametrize("text", ["", " ", "./here", "/etc", "~", "../up", "two words", "a/b/c", "a@b@c", "\0"])
+def test_what_is_no_repo_is_refused_with_a_hint(lookup: Lookup, text: str) -> None:
+    for ask in (lookup.link, lambda text: lookup.repo_id(text, "alice")):
+        with pytest.raises(ShardingError) as refusal:
+            ask(text)
+        assert refusal.value.hint
+
+
+def test_a_bare_destination_is_in_ones_own_namespace(lookup: Lookup) -> None:
+    assert lookup.repo_id("copy", "alice") == "alice/copy"
+    assert lookup.repo_id("acme/copy", "alice") == "acme/copy"
+
+
+def test_a_hub_that_cannot_be_reached_is_an_answer_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.storage.hub_retry.NETWORK_TRIES", 1)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between its own attempts as well
+    nowhere = Lookup("http://127.0.0.1:9")
+    for ask in (nowhere.search, nowhere.card, nowhere.who):
+        with pytest.raises(ShardingError, match="cannot be reached") as refusal:
+            ask("name")
+        assert refusal.value.hint
+
+
+def test_a_proposed_name_is_one_that_a_hub_accepts() -> None:
+    assert propose_name("me", "hf.co/mistralai/Mistral-7B-v0.1", "200MB") == "me/Mistral-7B-v0.1-sharded-200MB"
+    assert propose_name("me", "gpt2@v1", "1 GB") == "me/gpt2-sharded-1GB"
+    assert propose_name("me", "gpt2", "1GB", variant="fp16") == "me/gpt2-fp16-sharded-1GB"
+    assert propose_name("me", "gpt2", "1GB", "fp16", "fp16") == "me/gpt2-fp16-sharded-1GB"
+    assert propose_name("me", "gpt2", "1GB", "bf16", "non_ema") == "me/gpt2-non_ema-bf16-sharded-1GB"
+    assert propose_name("me", "gpt2", "1GB", variant="-x, é") == "me/gpt2-sharded-1GB"
+    assert len(propose_name("me", f"a/{'x' * 200}", "1GB")) == 96

@@ -1,0 +1,343 @@
+"""A cast copy holds what `tensor.to(dtype)` gives, bit for bit, and says that it is one."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from sharding import job
+from sharding.checkpoint.read import read_checkpoint
+from sharding.core.errors import OverflowRefused, SourceError, UsageError
+from sharding.core.events import ShardFinished, Verified
+from sharding.core.values import TensorEntry
+from sharding.formats.dtypes import STORED, TORCH
+from sharding.planning.cast import cast_tensors, may_overflow
+from sharding.report.report import Report
+from sharding.report.write import configured
+from sharding.storage.folder_source import open_folder
+from sharding.transfer.cast_source import CastSource, cast_chunk
+from tests import models
+from tests.conftest import listing
+from tests.localhub.conftest import Server
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """What several threads of torch make of NaNs depends on how many they are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def patterns(stored: str) -> torch.Tensor:
+    """Every pattern of 16 bits; of more bits, signs and exponents with the mantissas that matter, and random ones."""
+    random = np.random.default_rng(0)
+    if stored in ("F16", "BF16"):
+        return torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(getattr(torch, TORCH[stored]))
+    wide, mantissa = (np.uint32, 23) if stored == "F32" else (np.uint64, 52)
+    top = np.arange(1 << (np.dtype(wide).itemsize * 8 - mantissa), dtype=wide) << wide(mantissa)
+    ones = (1 << mantissa) - 1
+    # Around the bits where rounding to 10, 7 or 23 bits of mantissa ties, with and without a bit far below.
+    edges = {
+        0,
+        1,
+        ones,
+        *(mantissa_bits for cut in (7, 10, 23) if cut < mantissa for mantissa_bits in _ties(mantissa - cut)),
+    }
+    some = [top | wide(edge & ones) for edge in edges]
+    some.append(random.integers(0, np.iinfo(wide).max, 200_000, wide, endpoint=True))
+    joined = np.concatenate(some)
+    return torch.from_numpy(joined.view(np.int32 if stored == "F32" else np.int64)).view(getattr(torch, TORCH[stored]))
+
+
+def _ties(dropped: int) -> set[int]:
+    half = 1 << (dropped - 1)
+    return {base + half + near for base in (0, 1 << dropped) for near in (-1, 0, 1)}
+
+
+@pytest.mark.parametrize("target", STORED.values())
+@pytest.mark.parametrize("stored", TORCH)
+def test_every_kind_of_number_is_cast_as_torch_does_wherever_the_chunks_begin(stored: str, target: str) -> None:
+    numbers = patterns(stored)
+    wanted = numbers.to(getattr(torch, TORCH[target]))
+    size = numbers.element_size()
+    data = bytearray(bits(numbers))
+    for elements in (len(numbers), 7040, 32768):
+        done, lost = [], 0
+        for start in range(0, len(data), elements * size):
+            chunk, overflowed = cast_chunk(data[start : start + elements * size], stored, target)
+            done.append(chunk)
+            lost += overflowed
+        assert b"".join(done) == bits(wanted)
+        assert lost == int((wanted.isinf() & numbers.isfinite()).sum())
+
+
+MIXED = {
+    "a": torch.linspace(-3, 3, 33, dtype=torch.float32),
+    "b": torch.arange(7, dtype=torch.int64),
+    "c": torch.linspace(-3, 3, 10, dtype=torch.float64).view(2, 5),
+    "d": torch.tensor([True, False, True]),
+    "e": torch.linspace(-3, 3, 9, dtype=torch.bfloat16),
+    "f": torch.tensor(1.5, dtype=torch.float16),
+    "g": torch.zeros(0, 4),
+    "h": torch.linspace(-3, 3, 5).to(torch.float8_e4m3fn),
+    "i": torch.full((203,), 0x7C01, dtype=torch.int16).view(torch.float16),  # NaNs
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixed")
+    save_file(MIXED, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@settings(max_examples=60)
+@given(dtype=st.sampled_from(list(STORED)), start=st.integers(0, 1100), length=st.integers(0, 1100))
+def test_any_range_of_a_cast_source_holds_the_bytes_of_the_cast_tensors(
+    mixed: Path, dtype: str, start: int, length: int
+) -> None:
+    source = open_folder(str(mixed))
+    stored = read_checkpoint(source).tensors
+    after = cast_tensors(stored, dtype, {})
+    floats = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+    target = getattr(torch, TORCH[STORED[dtype]])
+    whole = b"".join(
+        bits((MIXED[entry.name].to(target) if MIXED[entry.name].dtype in floats else MIXED[entry.name]).reshape(-1))
+        for entry in stored
+    )
+    assert after[-1].end_byte == len(whole)
+    start = min(start, len(whole))
+    end = min(start + length, len(whole))
+    read = CastSource(source, stored, after).read("model.safetensors", start, end)
+    assert b"".join(read) == whole[start:end]
+
+
+def cast(source: Path, out: Path, dtype: str = "fp16", size: str = "60kB", **options: object) -> Report:
+    *_, report = job.shard(str(source), str(out), size, dtype=dtype, **options)  # type: ignore[arg-type]
+    assert isinstance(report, Report)
+    return report
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+def llama(folder: Path, large: int = 0) -> Path:
+    """A Llama in fp32; so many numbers of its last layer are beyond fp16."""
+    models.build("llama", torch.float32).save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.11.mlp.up_proj.weight"].view(-1)[:large] = 1e6
+    weights["model.norm.weight"][0] = float("inf")  # which stays what it is
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_integers_booleans_and_fp8_stay_and_the_plan_counts_what_is_written(mixed: Path, tmp_path: Path) -> None:
+    report = cast(mixed, tmp_path / "out")
+    found = tensors(tmp_path / "out")
+    assert {name: tensor.dtype for name, tensor in found.items()} == {
+        **dict.fromkeys("acefgi", torch.float16), "b": torch.int64, "d": torch.bool, "h": torch.float8_e4m3fn,
+    }  # fmt: skip
+    assert report.plan.total_bytes == sum(tensor.nbytes for tensor in found.values())
+    assert [finding.code for finding in report.plan.findings] == ["cast-without-class"]
+
+
+def test_the_result_says_that_it_is_a_cast_and_not_that_it_is_the_source(tmp_path: Path) -> None:
+    source = llama(tmp_path / "source")
+    report = cast(source, tmp_path / "out", strategy="blocks")
+    assert report.verification.identical
+    assert (report.plan.dtype, report.verification.dtype) == ("fp16", "fp16")
+    assert "cast with tensor.to(dtype)" in report.verification.method
+    card = (tmp_path / "out/README.md").read_text()
+    assert "cast to fp16" in card and "bit-identical to the original" not in card
+    before, after = tensors(source), tensors(tmp_path / "out")
+    assert all(torch.equal(before[name].to(torch.float16), tensor) for name, tensor in after.items())
+    written = json.loads((tmp_path / "out/sharding_report.json").read_text())
+    assert (written["plan"]["dtype"], written["source"]["dtypes"].keys()) == ("fp16", {"F32"})
+
+
+def test_verify_compares_a_copy_with_the_cast_source(tmp_path: Path) -> None:
+    source = llama(tmp_path / "source")
+    cast(source, tmp_path / "out", "bf16")
+
+    def verified(**options: object) -> Verified:
+        *_, last = job.verify(str(source), str(tmp_path / "out"), **options)  # type: ignore[arg-type]
+        assert isinstance(last, Verified)
+        return last
+
+    assert verified(dtype="bf16").verification.identical
+    assert not verified(dtype="fp16").verification.identical
+    assert not verified().verification.identical
+    with pytest.raises(UsageError, match="Stored digests"):
+        verified(dtype="bf16", quick=True)
+
+
+def test_numbers_that_become_infinite_are_counted_and_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    source = llama(tmp_path / "source", large=300)
+    with pytest.raises(OverflowRefused, match=r"model.layers.11.mlp.up_proj.weight has 300 finite numbers") as caught:
+        cast(source, tmp_path / "out", size="20kB")  # shards before it are finished by then
+    assert "bf16" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+    assert cast(source, tmp_path / "bf16", "bf16").verification.identical
+
+
+@pytest.mark.parametrize("target", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("stored", TORCH)
+def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhere_else(
+    stored: str, target: str
+) -> None:
+    before, after = (getattr(torch, TORCH[dtype]) for dtype in (stored, target))
+    largest = torch.tensor(torch.finfo(before).max, dtype=before)
+    one, other, steps = (TensorEntry(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, target, "I64"))
+    found = may_overflow([one._replace(name="w"), steps], [steps, other._replace(name="w")])
+    assert found == bool(largest.to(after).isinf())
+
+
+def test_an_overflow_that_is_allowed_is_reported_also_after_an_interruption(tmp_path: Path) -> None:
+    source = llama(tmp_path / "source", large=300)
+    wanted = {"model.layers.11.mlp.up_proj.weight": 300}
+    events = job.shard(str(source), str(tmp_path / "out"), "20kB", dtype="fp16", allow_overflow=True)
+    shards = [event for event, _ in zip(events, range(10_000), strict=False) if isinstance(event, ShardFinished)]
+    (tmp_path / "out").rename(tmp_path / "whole")
+    holder = next(
+        number for number, shard in enumerate(shards, 1)
+        if "model.layers.11.mlp.up_proj.weight" in load_file(tmp_path / "whole" / shard.file)
+    )  # fmt: skip
+    events = job.shard(str(source), str(tmp_path / "out"), "20kB", dtype="fp16", allow_overflow=True)
+    for event in events:
+        if isinstance(event, ShardFinished) and event.number == holder:
+            events.close()
+    with pytest.raises(OverflowRefused):  # what is staged belongs to a job that was allowed to
+        cast(source, tmp_path / "out", size="20kB")
+    report = cast(source, tmp_path / "out", size="20kB", allow_overflow=True)
+    assert report.overflowed == wanted
+    assert json.loads((tmp_path / "out/sharding_report.json").read_text())["overflowed"] == wanted
+    assert "300 numbers were too large" in (tmp_path / "out/README.md").read_text()
+
+
+def test_another_dtype_is_another_job_and_the_same_one_goes_on(tmp_path: Path) -> None:
+    source = llama(tmp_path / "source")
+    events = job.shard(str(source), str(tmp_path / "out"), "20kB", dtype="fp16")
+    for event in events:
+        if isinstance(event, ShardFinished) and event.number == 3:
+            events.close()
+    staged = job.find_unfinished(str(tmp_path / "out"))
+    assert staged and (staged.dtype, staged.allow_overflow) == ("fp16", False)
+
+    def kept(dtype: str) -> int:
+        events = job.shard(str(source), str(tmp_path / "out"), "20kB", dtype=dtype)
+        count = 0
+        for event in events:
+            if isinstance(event, ShardFinished):
+                if not event.kept:
+                    events.close()
+                count += event.kept
+        return count
+
+    assert kept("fp16") >= 3
+    assert kept("bf16") == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, ["w"]),
+        ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, ["w"]),
+        ({}, ["h.0.qweight"]),
+        ({}, ["h.0.w.weight_scale_inv"]),
+        ({}, ["h.0.weight.quant_state.bitsandbytes__nf4"]),
+        ({}, ["h.0.weight:qdata"]),
+    ],
+    ids=str,
+)
+def test_a_quantized_checkpoint_is_not_cast(config: dict[str, object], names: list[str], tmp_path: Path) -> None:
+    save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SourceError, match="quantized"):
+        job.plan(str(tmp_path), "1MB", dtype="fp16")
+    assert job.plan(str(tmp_path), "1MB")[1].dtype == "keep"
+
+
+def test_modules_that_the_class_keeps_in_fp32_are_named(tmp_path: Path) -> None:
+    plan = job.plan(str(models.save("t5", tmp_path)), "60kB", dtype="fp16")[1]
+    (finding,) = plan.findings
+    assert finding.code == "kept-dtype" and "T5ForConditionalGeneration" in finding.message
+    kept = {tensor.name for shard in plan.shards for tensor in shard.tensors if tensor.dtype == "F32"}
+    assert len(kept) == 22 and all(".wo." in name for name in kept)
+    assert not job.plan(str(tmp_path), "60kB", dtype="bf16")[1].findings
+
+
+def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
+    before = {
+        "torch_dtype": "float32",
+        "text_config": {"dtype": "torch.bfloat16", "layers": [{"torch_dtype": "float16"}]},
+        "audio_config": {"torch_dtype": None, "mamba_ssm_dtype": "float32"},
+        "names": {"dtype": "a name"},
+    }
+    assert configured(json.dumps(before).encode(), "float16") == {
+        "torch_dtype": "float16",
+        "text_config": {"dtype": "float16", "layers": [{"torch_dtype": "float16"}]},
+        "audio_config": {"torch_dtype": None, "mamba_ssm_dtype": "float32"},
+        "names": {"dtype": "a name"},
+    }
+    assert configured(b'{"model_type": "llama"}', "float16") == {"model_type": "llama", "dtype": "float16"}
+    assert configured(b"{}", "float16") == {}
+    assert configured(b"[", "float16") is None
+
+
+def test_an_unknown_dtype_is_refused(mixed: Path) -> None:
+    with pytest.raises(UsageError, match="int4"):
+        job.plan(str(mixed), "1MB", dtype="int4")
+
+
+def test_a_repo_is_cast_on_its_way_to_another(
+    served: Callable[..., Server], tmp_path: Path, nothing_stays_on_this_disk: None
+) -> None:
+    server = served()
+    source = llama(tmp_path / "source")
+    server.api().create_repo("alice/wide")
+    server.api().upload_folder(folder_path=source, repo_id="alice/wide")
+    at = {"endpoint": server.address, "token": "hf_alice"}
+    *_, report = job.shard("alice/wide", "alice/narrow", "60kB", dtype="fp16", **at)  # type: ignore[arg-type]
+    assert isinstance(report, Report) and report.verification.identical
+    *_, last = job.verify("alice/wide", "alice/narrow", dtype="fp16", **at)  # type: ignore[arg-type]
+    assert isinstance(last, Verified) and last.verification.identical
+
+
+def test_the_command_casts_and_asks_transformers_in_a_process_of_its_own(run: Run, tmp_path: Path) -> None:
+    source = models.save("t5", tmp_path / "source")
+    done = run(
+        "shard", source, tmp_path / "out", "-s", "60kB", "--dtype", "fp16", "--order", "transformers", "--events"
+    )
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    verified = next(event for event in events if event["event"] == "verified")
+    assert (verified["identical"], verified["dtype"]) == (True, "fp16")
+    assert {tensor.dtype for tensor in tensors(tmp_path / "out").values()} == {torch.float16, torch.float32}
+    assert events[0]["plan"]["dtype"] == "fp16"
+    assert listing(tmp_path / "out").keys() >= {"config.json", "sharding_report.json"}

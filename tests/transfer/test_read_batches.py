@@ -1,0 +1,79 @@
+"""Reading: every byte once, in the order of the result, in few requests. No files."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.core.values import Block, TensorEntry
+from sharding.transfer.read_batches import read_blocks
+
+BLOCK, GAP = 64, 8
+
+
+@st.composite
+def stored_tensors(draw: st.DrawFn) -> list[TensorEntry]:
+    """Tensors that lie in up to three files without overlap, to be written in any order."""
+    places = {"a": 0, "b": 0, "c": 0}
+    tensors = []
+    for number, size in enumerate(draw(st.lists(st.integers(0, 200), max_size=20))):
+        file = draw(st.sampled_from("abc"))
+        start = places[file] + draw(st.integers(0, 20))
+        places[file] = start + size
+        tensors.append(TensorEntry(f"t{number}", "U8", (size,), file, start, start + size))
+    return draw(st.permutations(tensors))
+
+
+def absolute(block: Block) -> list[tuple[str, str, int, int]]:
+    """The pieces of a block as (tensor, file, start, end) in the source."""
+    found = []
+    for piece in block.pieces:
+        part = block.ranges[piece.range_index]
+        assert part.start_byte + piece.end_byte <= part.end_byte
+        found.append((piece.tensor, part.file, part.start_byte + piece.start_byte, part.start_byte + piece.end_byte))
+    return found
+
+
+@given(stored_tensors())
+def test_every_byte_is_delivered_once_and_in_order(tensors: list[TensorEntry]) -> None:
+    delivered = [
+        (name, file, byte)
+        for block in read_blocks(tensors, BLOCK, GAP)
+        for name, file, start, end in absolute(block)
+        for byte in range(start, end)
+    ]
+    assert delivered == [
+        (entry.name, entry.file, byte) for entry in tensors for byte in range(entry.start_byte, entry.end_byte)
+    ]
+
+
+@given(stored_tensors())
+def test_a_block_is_bounded_with_the_gaps_that_it_reads_through(tensors: list[TensorEntry]) -> None:
+    for block in read_blocks(tensors, BLOCK, GAP):
+        assert sum(piece.end_byte - piece.start_byte for piece in block.pieces) <= BLOCK
+        assert sum(part.end_byte - part.start_byte for part in block.ranges) <= 2 * BLOCK
+
+
+@given(stored_tensors())
+def test_no_tensor_is_cut_inside_an_element(tensors: list[TensorEntry]) -> None:
+    starts = {entry.name: entry.start_byte for entry in tensors}
+    ends = {entry.name: entry.end_byte for entry in tensors}
+    for block in read_blocks(tensors, BLOCK, GAP):
+        for name, _, _, end in absolute(block):
+            assert end == ends[name] or (end - starts[name]) % 8 == 0
+
+
+def test_small_tensors_in_any_order_cost_one_request() -> None:
+    tensors = [TensorEntry(f"t{n}", "U8", (4,), "f", 4 * n, 4 * n + 4) for n in (9, 2, 7, 0, 5, 1, 8, 3, 6, 4)]
+    (block,) = read_blocks(tensors, BLOCK, GAP)
+    assert len(block.ranges) == 1
+
+
+def test_a_gap_is_read_through_only_where_it_is_small() -> None:
+    near = [TensorEntry("a", "U8", (4,), "f", 0, 4), TensorEntry("b", "U8", (4,), "f", 4 + GAP, 8 + GAP)]
+    far = [near[0], TensorEntry("b", "U8", (4,), "f", 5 + GAP, 9 + GAP)]
+    assert [len(block.ranges) for block in read_blocks(near, BLOCK, GAP)] == [1]
+    assert [len(block.ranges) for block in read_blocks(far, BLOCK, GAP)] == [2]
+
+
+def test_a_large_tensor_spans_as_many_blocks_as_it_fills() -> None:
+    blocks = list(read_blocks([TensorEntry("big", "U8", (1000,), "f", 3, 1003)], BLOCK, GAP))
+    assert len(blocks) == -(-1000 // BLOCK)
