@@ -399,3 +399,17 @@ class Resources:
     bytes_uploaded: int
     bytes_deduplicated: int
     disk_bytes_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicCost:
+    """What the tutorials' way takes for the same shards: load everything, save it, load that again.
+
+    `seconds` are None where it was not run, for the reason given; then memory and disk are predictions. Downloading
+    and pushing are not in it.
+    """
+
+    seconds: float | None
+    peak_anon_bytes: int
+    disk_bytes: int
+    reason_not_run: str = ""

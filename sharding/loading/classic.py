@@ -18,9 +18,8 @@ from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
 from sharding.core.meter import anon_bytes
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Shard
+from sharding.core.values import Checkpoint, ClassicCost, Shard
 from sharding.formats.dtypes import DTYPES
-from sharding.loading.costs import ClassicCost
 from sharding.loading.local_copy import download_bytes, lay_out, loadable_files
 from sharding.loading.measure import Load, free_memory_bytes
 from sharding.loading.predict import predict_load

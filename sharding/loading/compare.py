@@ -12,13 +12,13 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.limits import MEMORY_SHARE, ROUNDS
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import format_bytes, name_some, parse_bytes
-from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
+from sharding.core.values import Checkpoint, ClassicCost, FileEntry, Plan, ShardRecord
 from sharding.formats.dtypes import DTYPES
 from sharding.formats.index import build_indexes
 from sharding.formats.names import is_weights
 from sharding.loading.chart import draw_memory
 from sharding.loading.classic import refuse_too_large, run_classic
-from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Prediction, Probed
+from sharding.loading.costs import Compared, Comparison, LoadCost, Prediction, Probed
 from sharding.loading.local_copy import download_bytes, lay_out, loadable_files, refuse_without_room
 from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, measure
 from sharding.loading.predict import predict_load

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, Hints, Plan
-from sharding.loading.costs import ClassicCost
+from sharding.core.values import Checkpoint, ClassicCost, Hints, Plan
 from sharding.planning.cast import cast_tensors
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.strided_source import gathering
