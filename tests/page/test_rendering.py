@@ -1,28 +1,23 @@
 """What the page shows of values, without a browser."""
 
-import doctest
 import re
 from dataclasses import fields, replace
 from html import unescape
 from html.parser import HTMLParser
-from types import ModuleType
 from typing import get_args
 from urllib.parse import parse_qsl
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.core import text as words
 from sharding.core.options import Dtype, Order
 from sharding.core.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
 from sharding.desk.history import History, view
 from sharding.desk.jobs import JobRecord, JobRequest
-from sharding.page import links, panels
+from sharding.page import panels
 from sharding.page.file_table import MOST_BARS, MOST_ROWS, files_of_plan, files_of_source
 from sharding.page.links import OTHER_SIZE, SIZES, Wish, query_of, read_wish, source_of, wish_of
 from sharding.planning.plan import plan_shards
-from sharding.report import snippets
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 
@@ -48,11 +43,6 @@ def checkpoint(files: dict[str, int], name: str = "w") -> Checkpoint:
     )
     entries = tuple(FileEntry(file, size) for file, size in files.items())
     return Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), (), architecture=EVIL)
-
-
-@pytest.mark.parametrize("room", [links, snippets, words], ids=lambda room: room.__name__)
-def test_the_examples_are_true(room: ModuleType) -> None:
-    assert doctest.testmod(room).failed == 0
 
 
 def test_names_from_a_repo_are_never_markup() -> None:
