@@ -1,7 +1,9 @@
 """Small models of many classes, with random weights, saved as the Hub has them."""
 
 import json
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -61,7 +63,11 @@ LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 """How configurations call the number of their layers."""
 
 
-def build(name: str, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> PreTrainedModel:
+DTYPE = torch.bfloat16
+"""What models have unless something else is asked for."""
+
+
+def build(name: str, dtype: torch.dtype = DTYPE, layers: int | None = None) -> PreTrainedModel:
     """Return a model of class `name` with random weights; of so many `layers`, or of enough that 10 comes after 2."""
     torch.manual_seed(0)
     auto, model_type, options = CLASSES[name]
@@ -74,9 +80,24 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16, layers: int | None = N
     return model.eval()
 
 
+@cache
+def class_of(name: str) -> Any:
+    """Return transformers' class of the models of class `name`."""
+    return type(build(name))
+
+
+@cache
+def _saved(name: str, max_shard_size: str, layers: int | None) -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        build(name, layers=layers).save_pretrained(folder, max_shard_size=max_shard_size)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
 def save(name: str, folder: Path, max_shard_size: str = "100kB", layers: int | None = None) -> Path:
     """Save a model of class `name` in `folder` and return it."""
-    build(name, layers=layers).save_pretrained(folder, max_shard_size=max_shard_size)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, data in _saved(name, max_shard_size, layers).items():
+        (folder / file).write_bytes(data)
     return folder
 
 

@@ -103,7 +103,7 @@ def test_the_snippet_loads_the_model_as_planned_and_it_computes_the_same(
     space: dict[str, Any] = {}
     exec(plan.snippet, space)
     assert space["model"].hf_device_map == plan.device_map
-    theirs = type(models.build(name)).from_pretrained(folder)
+    theirs = models.class_of(name).from_pretrained(folder)
     assert torch.equal(models.logits(space["model"].eval()), models.logits(theirs.eval()))
 
 
