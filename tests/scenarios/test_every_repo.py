@@ -1,7 +1,10 @@
 """Models of every kind come out with the same bits, load, and compute the same: the table in the README."""
 
+from typing import Any
+
 import pytest
 
+from tests import models
 from tests.scenarios.architectures import ARCHITECTURES
 from tests.scenarios.every_repo import (
     CASES,
@@ -25,15 +28,22 @@ FUSED = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"}
 """Of these `save_pretrained` cuts elsewhere, as it goes by the names and experts that it has in memory."""
 
 
-OFTEN = [
-    (name, way)
-    for name, way in CASES
-    if way == Way() or way.source == ".bin" or name == "llama" or name == "mixtral" and way.order == "transformers"
-]
-"""What every test run finds anew: asking transformers takes seconds each time."""
+SAMPLE = {"llama", "gpt2", "t5", "mixtral", "vit", "resnet", "whisper", "clip", "mamba"}
+"""One of every kind; the others are for `make thorough`."""
+EVERY_WAY = {"llama", "mixtral"}
 
 
-@pytest.mark.parametrize(("name", "way"), OFTEN, ids=[f"{name}: {way.title}" for name, way in OFTEN])
+def case(name: str, way: Way) -> Any:
+    is_quick = name in SAMPLE and way == Way() or name in EVERY_WAY
+    return pytest.param(name, way, id=f"{name}: {way.title}", marks=[] if is_quick else pytest.mark.thorough)
+
+
+@pytest.fixture(autouse=True)
+def _answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
+
+
+@pytest.mark.parametrize(("name", "way"), [case(*one) for one in CASES])
 def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(name: str, way: Way) -> None:
     row = found(name, way)
     assert row.line(name, ARCHITECTURES[name].kind, way) in in_readme()
