@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from sharding.core.errors import SourceError
-from sharding.planning.meta_model import load_and_save
+from sharding.planning.meta_model import describe, load_and_save
 
 SMALL = {
     "hidden_size": 32,
@@ -104,7 +104,8 @@ def save(name: str, folder: Path, max_shard_size: str = "100kB", layers: int | N
 def answer(question: dict[str, Any]) -> Any:
     """Answer what `sharding.planning.architecture` asks of a child process, here: a process of its own takes seconds."""
     try:
-        return json.loads(json.dumps(load_and_save(json.loads(json.dumps(question)))))
+        asked = json.loads(json.dumps(question))
+        return json.loads(json.dumps((load_and_save if "tensors" in asked else describe)(asked)))
     except Exception as error:  # whatever would end the child
         raise SourceError(str(error)) from error
 

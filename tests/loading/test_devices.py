@@ -13,8 +13,9 @@ from accelerate import infer_auto_device_map, init_empty_weights
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding import job
 from sharding.checkpoint.read import read_checkpoint
-from sharding.core.errors import UsageError
+from sharding.core.errors import SourceError, UsageError
 from sharding.loading.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.architecture import Architecture, from_answer
 from sharding.planning.meta_model import describe
@@ -114,17 +115,23 @@ def test_the_command_prints_the_plan(run: Run, tmp_path: Path) -> None:
     plan = json.loads(done.stdout)
     assert {"architecture", "fits", "devices", "device_map", "snippet"} <= plan.keys()
     assert plan["no_split_classes"] == ["LlamaDecoderLayer"]
-    shown = run("devices", folder, "--budget", "laptop-16gb")
+    shown = run("devices", folder, "--budget", "laptop-16gb", "--dtype", "fp32")
     assert "It fits." in shown.stdout and "from_pretrained(" in shown.stdout
-    wider = run("devices", folder, "--budget", "cpu=1GB", "--dtype", "fp32", "--json")
-    assert json.loads(wider.stdout)["devices"][0]["bytes"] == 2 * sum(load["bytes"] for load in plan["devices"])
 
 
-def test_a_model_that_only_its_own_code_can_build_is_refused(run: Run, checkpoint: Path) -> None:
+def test_a_wider_dtype_takes_as_much_more(answers_here: None, tmp_path: Path) -> None:
+    folder = models.save("llama", tmp_path / "llama", "30kB")
+    stored, wider = (
+        sum(load.bytes for load in job.devices(str(folder), "cpu=1GB", dtype=dtype).devices)
+        for dtype in ("keep", "fp32")
+    )
+    assert wider == 2 * stored
+
+
+def test_a_model_that_only_its_own_code_can_build_is_refused(answers_here: None, checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}')
-    done = run("devices", checkpoint, "--budget", "24gb")
-    assert done.returncode == 3
-    assert "never run" in done.stderr
+    with pytest.raises(SourceError, match="never run"):
+        job.devices(str(checkpoint), "24gb")
 
 
 @pytest.mark.parametrize("text", ["", "gpu=1GB", "cuda:0", "cuda:0=1GB,cuda:0=2GB", "cpu=much", "mps=1GB"])
@@ -140,6 +147,12 @@ def test_budgets_read_back_as_they_were_written(budgets: dict[str, int]) -> None
 
 def test_a_plan_imports_no_torch_into_its_own_process(tmp_path: Path) -> None:
     folder = models.save("bert", tmp_path / "bert", "30kB")
-    script = f"import sys; from sharding import job; print(job.devices({str(folder)!r}, '24gb').fits, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    asked = {"config": (folder / "config.json").read_text(), "dtype": None, "budgets": {"cuda:0": 24 * 10**9}}
+    script = (
+        "import json, sys; from sharding import job; from sharding.planning import architecture\n"
+        "architecture.ask_meta_model = lambda question: json.load(sys.stdin)\n"
+        f"print(job.devices({str(folder)!r}, 'cuda:0=24GB').fits, 'torch' in sys.modules)"
+    )
+    command, answer = [sys.executable, "-c", script], json.dumps(describe(asked))
+    done = subprocess.run(command, input=answer, capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.split() == ["True", "False"]

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from tests import models
 from tests.scenarios.architectures import ARCHITECTURES
 from tests.scenarios.every_repo import (
     CASES,
@@ -18,6 +17,7 @@ from tests.scenarios.every_repo import (
 )
 
 pytestmark = [
+    pytest.mark.usefixtures("answers_here"),
     # transformers and diffusers warn about themselves.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -36,11 +36,6 @@ EVERY_WAY = {"llama", "mixtral"}
 def case(name: str, way: Way) -> Any:
     is_quick = name in SAMPLE and way == Way() or name in EVERY_WAY
     return pytest.param(name, way, id=f"{name}: {way.title}", marks=[] if is_quick else pytest.mark.thorough)
-
-
-@pytest.fixture(autouse=True)
-def _answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
 
 
 @pytest.mark.parametrize(("name", "way"), [case(*one) for one in CASES])
