@@ -131,6 +131,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures_before_it_is_load
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("here")
 def test_it_pushes_to_a_hub_and_runs_no_code_of_a_repo(served: Callable[..., Server], tmp_path: Path) -> None:
     server = served()
     folder = models.save("llama", tmp_path / "source")

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 from accelerate import infer_auto_device_map, init_empty_weights
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from transformers import PreTrainedModel
 
 from sharding import job
 from sharding.checkpoint.read import read_checkpoint
+from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError, UsageError
 from sharding.loading.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.architecture import Architecture, from_answer
@@ -49,14 +53,18 @@ def ask(folder: Path, budgets: dict[str, int]) -> tuple[Architecture, DevicePlan
     return architecture, plan_devices(architecture, tensors, budgets, str(folder), None)
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
-def test_blocks_stay_whole_budgets_hold_and_the_map_is_accelerates(folder: Path, shares: dict[str, float]) -> None:
-    checkpoint = read_checkpoint(open_folder(str(folder)))
-    budgets = {device: int(share * checkpoint.total_bytes) for device, share in shares.items()}
-    architecture, plan = ask(folder, budgets)
+def test_blocks_stay_whole_budgets_hold_and_the_map_is_accelerates(folder: Path) -> None:
     with init_empty_weights():
         model = models.build(folder.name)
     model.tie_weights()
+    for shares in SHARES:
+        assert_as_accelerate_places(folder, model, shares)
+
+
+def assert_as_accelerate_places(folder: Path, model: PreTrainedModel, shares: dict[str, float]) -> None:
+    checkpoint = read_checkpoint(open_folder(str(folder)))
+    budgets = {device: int(share * checkpoint.total_bytes) for device, share in shares.items()}
+    plan = ask(folder, budgets)[1]
 
     def home(name: str) -> str:
         while name not in plan.device_map:
@@ -115,8 +123,15 @@ def test_the_command_prints_the_plan(run: Run, tmp_path: Path) -> None:
     plan = json.loads(done.stdout)
     assert {"architecture", "fits", "devices", "device_map", "snippet"} <= plan.keys()
     assert plan["no_split_classes"] == ["LlamaDecoderLayer"]
-    shown = run("devices", folder, "--budget", "laptop-16gb", "--dtype", "fp32")
-    assert "It fits." in shown.stdout and "from_pretrained(" in shown.stdout
+
+
+def test_a_person_sees_where_the_blocks_go_and_the_code_that_puts_them_there(
+    answers_here: None, tmp_path: Path
+) -> None:
+    text = Console(file=StringIO(), width=200)
+    Terminal(text, text).devices(job.devices(str(models.save("llama", tmp_path / "llama", "30kB")), "laptop-16gb"))
+    assert isinstance(text.file, StringIO)
+    assert "It fits." in text.file.getvalue() and "from_pretrained(" in text.file.getvalue()
 
 
 def test_a_wider_dtype_takes_as_much_more(answers_here: None, tmp_path: Path) -> None:
