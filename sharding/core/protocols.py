@@ -98,8 +98,8 @@ class Destination(Protocol):
         """Start a shard."""
         ...
 
-    def staged(self, files: Iterable[str]) -> Mapping[str, Path] | RepoRef:
-        """Return where the finished `files` can be read before they are published: paths, or a branch of a repo."""
+    def open_staged(self, files: Iterable[str]) -> Source:
+        """Return a source that reads the finished `files` before they are published."""
         ...
 
     def publish(

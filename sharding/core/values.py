@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
 
+from sharding.core.options import Options
+
 Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
 """What loads a repo, as the Hub calls it."""
 
@@ -246,18 +248,15 @@ class Shard:
 class Plan:
     """Which shard holds what; the shards of one of the `components` stand one after another.
 
-    `dtype` is what tensors are cast to on their way ("fp16"), "keep" for not at all; `stages` are those of a pipeline.
+    `stages` are those of a pipeline, where the options ask for one.
     """
 
     shards: tuple[Shard, ...]
     components: tuple[Component, ...]
     total_bytes: int
     total_parameters: int
-    max_shard_bytes: int
-    strategy: str
-    order: str
+    options: Options
     findings: tuple[Finding, ...]
-    dtype: str = "keep"
     stages: tuple[Stage, ...] = ()
 
     @property
@@ -322,14 +321,9 @@ class StagedJob:
 
     plan_id: str
     source: RepoRef
-    max_shard_bytes: int
-    strategy: str
-    order: str
+    options: Options
     private: bool | None = None
     created: bool | None = None
-    dtype: str = "keep"
-    allow_overflow: bool = False
-    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

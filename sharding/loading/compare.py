@@ -24,7 +24,7 @@ from sharding.loading.measure import Load, Method, describe_machine, free_memory
 from sharding.loading.predict import predict_load
 from sharding.loading.verdict import judge, judge_predicted
 from sharding.storage.hub_client import Hub
-from sharding.storage.locate import open_source, open_staged
+from sharding.storage.locate import open_source
 
 
 def compare_loads(
@@ -76,7 +76,7 @@ def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, e
     downloaded_bytes = expected.disk_bytes - _weight_bytes(folder)
     try:
         refuse_too_large(expected.peak_anon_bytes, _weight_bytes(folder), folder.parent)
-        cost = run_classic(folder, out, max_shard_bytes, dtype or "keep")
+        cost = run_classic(folder, out, max_shard_bytes, dtype)
     except SourceError as error:
         return replace(expected, reason_not_run=error.message)
     finally:
@@ -188,8 +188,8 @@ def compare_staged(
     beside = [file for file in loadable_files(origin) if not is_weights(file.path)]
     written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
     written |= {path: text for path, text in configs.items() if path in written}
-    staged = open_staged(target, list(records), hub)
-    load = Load(dtype=DTYPES[plan.dtype])
-    comparison = yield from compare_loads(origin, staged, load, rounds, hub, written, plan.max_shard_bytes)
+    load = Load(dtype=DTYPES[plan.options.dtype])
+    staged, size = target.open_staged(records), plan.options.max_shard_bytes
+    comparison = yield from compare_loads(origin, staged, load, rounds, hub, written, size)
     yield Compared(comparison)
     return comparison

@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from sharding.core.options import Dtype, Order
 from sharding.loading.devices import PRESETS
-from sharding.page.links import FEWEST_STAGES, OTHER_SIZE, SIZES, STAGES
+from sharding.page.choices import FEWEST_STAGES, OTHER_SIZE, STAGES
+from sharding.page.links import SIZES
 from sharding.page.render import render
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"

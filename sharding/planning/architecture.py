@@ -11,7 +11,7 @@ from typing import Any
 from sharding.core.environment import child_variables
 from sharding.core.errors import SourceError
 from sharding.core.limits import ARCHITECTURE_SECONDS
-from sharding.core.options import parse_strategy
+from sharding.core.options import Options
 from sharding.core.values import Checkpoint, ModelHints, SavedTensor, folder_of
 from sharding.formats.dtypes import STORED, TORCH
 
@@ -56,17 +56,15 @@ def ask_architecture(config: bytes, dtype: str | None = None, budgets: Mapping[s
     )
 
 
-def hints_for(
-    checkpoint: Checkpoint, *, strategy: str = "size", order: str = "natural", dtype: str = "keep"
-) -> dict[str, ModelHints]:
+def hints_for(checkpoint: Checkpoint, options: Options) -> dict[str, ModelHints]:
     """Return what transformers knows of each component, by its folder; nothing for a plan that needs none of it.
 
-    Takes seconds, in which another process imports transformers and reads no weights. Raises UsageError.
+    Takes seconds, in which another process imports transformers and reads no weights.
     """
-    parse_strategy(strategy, order)
-    if (strategy, dtype) == ("size", "keep") and order != "transformers":
+    if not options.asks_class:
         return {}
-    return {folder: _hints(checkpoint, folder, TORCH.get(STORED.get(dtype, ""))) for folder in checkpoint.configs}
+    dtype = TORCH.get(STORED.get(options.dtype, ""))
+    return {folder: _hints(checkpoint, folder, dtype) for folder in checkpoint.configs}
 
 
 def _hints(checkpoint: Checkpoint, folder: str, dtype: str | None) -> ModelHints:

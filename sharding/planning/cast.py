@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from sharding.core.errors import SourceError, UsageError
+from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Checkpoint, Finding, Hints, ModelHints, TensorEntry, folder_of
 from sharding.formats.dtypes import STORED, TORCH, tensor_bytes
@@ -82,10 +82,8 @@ def may_overflow(stored: Iterable[TensorEntry], after: Iterable[TensorEntry]) ->
     )
 
 
-def refuse_cast(checkpoint: Checkpoint, dtype: str) -> None:
-    """Raise where a checkpoint cannot be cast to `dtype`: UsageError for no dtype, SourceError for a quantized one."""
-    if dtype not in STORED:
-        raise UsageError(f"There is no dtype {dtype!r}.", f"Dtypes: keep, {', '.join(STORED)}.")
+def refuse_cast(checkpoint: Checkpoint) -> None:
+    """Raise SourceError where a checkpoint is quantized, so that it cannot be cast."""
     method = next(filter(None, map(_quantization_method, checkpoint.configs.values())), "")
     telling = [tensor.name for tensor in checkpoint.tensors if _is_packed(tensor)]
     if method or telling:
