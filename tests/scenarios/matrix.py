@@ -200,12 +200,12 @@ def matrix(folder: Path) -> Iterator[Matrix]:
     checkpoint = write_checkpoint(folder / "checkpoint", {"model.safetensors": tensors}, index=False)
     with ExitStack() as stack:
         for name, value in (
-            ("retry.NETWORK_WAIT_SECONDS", 0.001),
+            ("hub_retry.NETWORK_WAIT_SECONDS", 0.001),
             ("hub_source.READ_TIMEOUT_SECONDS", 1.5),
             ("hub_source.XET_LEAST_BYTES", 1900),
-            ("hub.ANSWER_TIMEOUT_SECONDS", 2),
+            ("hub_client.ANSWER_TIMEOUT_SECONDS", 2),
         ):
-            stack.enter_context(patch(f"sharding.{name}", value))
+            stack.enter_context(patch(f"sharding.storage.{name}", value))
         with_xet = stack.enter_context(hub_in_house(folder / "with-xet"))
         without = stack.enter_context(hub_in_house(folder / "without", xet=False))
         push(with_xet, checkpoint, SOURCE)
