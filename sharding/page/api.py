@@ -133,7 +133,9 @@ class Endpoints:
             view = self._desk.view(job, self._caller(request)[0].name)
             if view is None:
                 raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
-            return asdict(view)
+            answer = asdict(view)
+            answer["request"] |= answer["request"].pop("options")
+            return answer
 
     def result(self, repo: str, request: gr.Request) -> Json:
         """Return the report of a finished job from the repo that it made: what was done, the proof, what it cost.
