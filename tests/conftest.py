@@ -61,16 +61,21 @@ def write_checkpoint(folder: Path, files: Mapping[str, Tensors], index: bool = T
     return folder
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint in two files with an index, about 240 kB."""
+def in_two_files(folder: Path) -> Path:
+    """Write a checkpoint in two files with an index, about 240 kB."""
     tensors = random_tensors()
     names = list(tensors)
     halves = {
         "model-00001-of-00002.safetensors": {name: tensors[name] for name in names[:8]},
         "model-00002-of-00002.safetensors": {name: tensors[name] for name in names[8:]},
     }
-    return write_checkpoint(tmp_path / "checkpoint", halves)
+    return write_checkpoint(folder, halves)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint in two files with an index."""
+    return in_two_files(tmp_path / "checkpoint")
 
 
 @pytest.fixture

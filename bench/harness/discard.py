@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 
-from sharding.core.events import ShardFinished  # noqa: E402
 from sharding.core.limits import BLOCK_BYTES, JOIN_GAP_BYTES  # noqa: E402
 from sharding.core.options import Options
 from sharding.core.text import parse_bytes  # noqa: E402
@@ -107,7 +106,7 @@ def _end(stage: Iterable[object]) -> Mapping[str, object]:
     stage = iter(stage)
     while True:
         try:
-            assert next(stage) is not ShardFinished
+            next(stage)
         except StopIteration as end:
             result: Mapping[str, object] = end.value
             return result

@@ -147,10 +147,10 @@ def start_slow_job(checkpoint: Path, out: Path) -> "subprocess.Popen[str]":
     script = (
         "import time; from sharding.storage.folder_destination import FolderDestination; open_shard = FolderDestination.open_shard\n"
         "opened = []\n"
-        # In slices: a signal that comes just before a sleep begins is heard once that is over.
         "def slow(*arguments):\n"
         "    opened.append(1)\n"
-        "    for _ in range(600 * (len(opened) > 1)): time.sleep(0.1)\n"
+        # In short sleeps: a signal that comes just before a sleep begins does not end it.
+        "    for _ in range(1200 * (len(opened) > 1)): time.sleep(0.05)\n"
         "    return open_shard(*arguments)\n"
         "FolderDestination.open_shard = slow\n"
         "from sharding.cli.commands import main; main()"

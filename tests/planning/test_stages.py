@@ -29,7 +29,7 @@ Held = dict[str, torch.Tensor]
 
 @pytest.fixture(autouse=True)
 def _answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
 
 
 def download(folder: Path, stage: Stage) -> Held:

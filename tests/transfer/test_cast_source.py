@@ -47,7 +47,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
