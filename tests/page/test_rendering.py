@@ -131,7 +131,7 @@ def test_a_plan_shows_its_stages() -> None:
 
 def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
     options = Options("1GB", "stages:3", "stored", "fp16", "ema", allow_overflow=True)
-    record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", Options(options)), 1, 0.0, "failed")  # type: ignore[arg-type]
+    record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", options), 1, 0.0, "failed")  # type: ignore[arg-type]
     html = panels.job_panel(view(record, History()), "http://hub/me/it")
     (link,) = re.findall('href="([?][^"]*)"', html)
     wish = read_wish(dict(parse_qsl(unescape(link)[1:])))
