@@ -22,7 +22,7 @@ from sharding.core.options import Order, Strategy
 from sharding.core.protocols import Destination
 from sharding.core.text import parse_bytes
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare, compare_staged, how_to_load, refuse_incomparable
 from sharding.loading.costs import Compared, Probed
@@ -170,7 +170,7 @@ def shard(
                 overflowed=prepared.overflowed(kept),
             )
             if verification.identical:
-                configs = rewritten_configs(origin, checkpoint.side_files, DTYPES[dtype])
+                configs = rewritten_configs(origin, checkpoint.side_files, torch_name(dtype))
                 if compare_rounds:
                     found = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
                     report = replace(report, comparison=found)

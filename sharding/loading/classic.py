@@ -19,7 +19,7 @@ from sharding.core.meter import anon_bytes
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Shard
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.loading.costs import ClassicCost
 from sharding.loading.local_copy import download_bytes, lay_out, loadable_files
 from sharding.loading.measure import Load, free_memory_bytes
@@ -89,13 +89,13 @@ def prepared_classic(origin: Source, max_shard_bytes: int, dtype: str, hub: Hub)
     Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
     """
     files = loadable_files(origin)
-    predicted = predict_load(origin, files, Load(dtype=DTYPES[dtype]))
+    predicted = predict_load(origin, files, Load(dtype=torch_name(dtype)))
     weight_bytes = sum(file.bytes for file in files)
     cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)
     with TemporaryDirectory(prefix="classic-") as place:
         refuse_too_large(predicted.peak_anon_bytes, download_bytes(origin, files) + cast_bytes, Path(place))
         folder = lay_out(origin, files, Path(place) / "original", hub)
-        cost = run_classic(folder, Path(place) / "saved", max_shard_bytes, DTYPES[dtype] or "keep")
+        cost = run_classic(folder, Path(place) / "saved", max_shard_bytes, torch_name(dtype) or "keep")
         saved = open_folder(str(Path(place) / "saved"))
         checkpoint = read_checkpoint(saved)
         plan = plan_components(checkpoint.components, checkpoint.tensors, max_shard_bytes, order="stored")

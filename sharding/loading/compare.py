@@ -13,7 +13,7 @@ from sharding.core.limits import MEMORY_SHARE, ROUNDS
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import format_bytes, name_some, parse_bytes
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.formats.index import build_indexes
 from sharding.formats.names import is_weights
 from sharding.loading.chart import draw_memory
@@ -135,7 +135,7 @@ def how_to_load(
     """
     limit = parse_bytes(memory_limit) if memory_limit else None
     room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
-    return Load(method, DTYPES[dtype], with_mapping, limit, room)
+    return Load(method, torch_name(dtype), with_mapping, limit, room)
 
 
 def compare(
@@ -189,7 +189,7 @@ def compare_staged(
     written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
     written |= {path: text for path, text in configs.items() if path in written}
     staged = open_staged(target, list(records), hub)
-    load = Load(dtype=DTYPES[plan.dtype])
+    load = Load(dtype=torch_name(plan.dtype))
     comparison = yield from compare_loads(origin, staged, load, rounds, hub, written, plan.max_shard_bytes)
     yield Compared(comparison)
     return comparison

@@ -11,7 +11,7 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.limits import MAX_CONFIG_BYTES
 from sharding.core.text import parse_bytes
 from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.planning.architecture import Architecture, ask_architecture
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import open_source
@@ -195,6 +195,6 @@ def devices(
     if config is None:
         raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
     tensors = read_checkpoint(origin).tensors
-    architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), DTYPES[dtype], budgets)
+    architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), torch_name(dtype), budgets)
     name = origin.ref.repo_id if origin.ref.kind == "hub" else source
-    return plan_devices(architecture, tensors, budgets, name, DTYPES[dtype])
+    return plan_devices(architecture, tensors, budgets, name, torch_name(dtype))

@@ -13,7 +13,7 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import ARCHITECTURE_SECONDS
 from sharding.core.options import parse_strategy
 from sharding.core.values import Checkpoint, ModelHints, SavedTensor, folder_of
-from sharding.formats.dtypes import STORED, TORCH
+from sharding.formats.dtypes import torch_name
 
 _EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
 _HEAD = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|output|embed_out|proj_out|head)\.weight")
@@ -66,7 +66,7 @@ def hints_for(
     parse_strategy(strategy, order)
     if (strategy, dtype) == ("size", "keep") and order != "transformers":
         return {}
-    return {folder: _hints(checkpoint, folder, TORCH.get(STORED.get(dtype, ""))) for folder in checkpoint.configs}
+    return {folder: _hints(checkpoint, folder, torch_name(dtype)) for folder in checkpoint.configs}
 
 
 def _hints(checkpoint: Checkpoint, folder: str, dtype: str | None) -> ModelHints:
