@@ -14,6 +14,7 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.side_files import sort_files
 from sharding.core.environment import child_variables
 from sharding.core.errors import SourceError
+from sharding.core.extras import require
 from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
 from sharding.core.meter import anon_bytes
 from sharding.core.protocols import Source
@@ -88,6 +89,7 @@ def prepared_classic(origin: Source, max_shard_bytes: int, dtype: str, hub: Hub)
 
     Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
     """
+    require("The classic engine")
     files = loadable_files(origin)
     predicted = predict_load(origin, files, Load(dtype=torch_name(dtype)))
     weight_bytes = sum(file.bytes for file in files)

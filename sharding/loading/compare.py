@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from sharding.checkpoint.read import read_small
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.extras import require
 from sharding.core.limits import MEMORY_SHARE, ROUNDS
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import format_bytes, name_some, parse_bytes
@@ -25,6 +26,8 @@ from sharding.loading.predict import predict_load
 from sharding.loading.verdict import judge, judge_predicted
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import open_source, open_staged
+
+_COMPARISON = "A comparison of loads"
 
 
 def compare_loads(
@@ -151,8 +154,9 @@ def compare(
     """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
 
     A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
-    (SVG). Raises UsageError, SourceError.
+    (SVG). Raises UsageError, SourceError, Refused.
     """
+    require(_COMPARISON)
     hub = Hub(endpoint or hub_endpoint(), token)
     comparison = yield from compare_loads(
         open_source(original, hub), open_source(sharded, hub), load or Load(), rounds, hub
@@ -163,7 +167,11 @@ def compare(
 
 
 def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
-    """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`."""
+    """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`.
+
+    Raises Refused where they are not installed.
+    """
+    require(_COMPARISON)
     if not checkpoint.is_plain_model:
         what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
         raise UsageError(f"{checkpoint.source.repo_id} is {what}, which --compare cannot load.", "Leave --compare out.")

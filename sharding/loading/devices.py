@@ -8,6 +8,7 @@ from typing import Any
 from sharding.checkpoint.read import read_checkpoint, read_small
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.extras import require
 from sharding.core.limits import MAX_CONFIG_BYTES
 from sharding.core.text import parse_bytes
 from sharding.core.values import TensorEntry
@@ -187,9 +188,10 @@ def devices(
 ) -> DevicePlan:
     """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
 
-    Reads headers and the configuration only. Raises UsageError, SourceError.
+    Reads headers and the configuration only. Raises UsageError, SourceError, Refused.
     """
     budgets = parse_budgets(budget)
+    require("A plan of devices")
     origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
     config = next((file for file in origin.files if file.path == "config.json"), None)
     if config is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sharding.core.environment import child_variables
 from sharding.core.errors import SourceError
+from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS
 from sharding.core.options import parse_strategy
 from sharding.core.values import Checkpoint, ModelHints, SavedTensor, folder_of
@@ -61,11 +62,13 @@ def hints_for(
 ) -> dict[str, ModelHints]:
     """Return what transformers knows of each component, by its folder; nothing for a plan that needs none of it.
 
-    Takes seconds, in which another process imports transformers and reads no weights. Raises UsageError.
+    Takes seconds, in which another process imports transformers and reads no weights. Raises UsageError, Refused.
     """
     parse_strategy(strategy, order)
     if (strategy, dtype) == ("size", "keep") and order != "transformers":
         return {}
+    cut = f"The strategy {strategy}" if strategy != "size" else "The order of transformers"
+    require(cut if dtype == "keep" else f"A cast to {dtype}")
     return {folder: _hints(checkpoint, folder, torch_name(dtype)) for folder in checkpoint.configs}
 
 
