@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 
-from sharding.core.limits import BLOCK_BYTES, JOIN_GAP_BYTES  # noqa: E402
+from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES  # noqa: E402
 from sharding.core.options import Options
 from sharding.core.text import parse_bytes  # noqa: E402
 from sharding.core.values import FileEntry, RepoRef, ShardRecord, TensorEntry  # noqa: E402
@@ -31,7 +31,7 @@ class Generated:
 
     folder = None
     is_private = None
-    block_bytes = BLOCK_BYTES
+    batch_bytes = BATCH_BYTES
     join_gap_bytes = JOIN_GAP_BYTES
     ranges_at_once = 1
 
@@ -52,7 +52,7 @@ class Generated:
         while start_byte < end_byte:
             turn, place = divmod(start_byte, _POOL_BYTES)
             at = (place + turn * 4099) % _POOL_BYTES
-            chunk = self._pool[at : at + min(BLOCK_BYTES, end_byte - start_byte, _POOL_BYTES - place)]
+            chunk = self._pool[at : at + min(BATCH_BYTES, end_byte - start_byte, _POOL_BYTES - place)]
             start_byte += len(chunk)
             yield chunk
 
