@@ -18,18 +18,17 @@ from sharding.core.errors import DestinationError, OverflowRefused, ShardingErro
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.core.meter import Meter
-from sharding.core.options import Order, Strategy
+from sharding.core.options import Engine, Options
 from sharding.core.protocols import Destination
-from sharding.core.text import parse_bytes
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare, compare_staged, how_to_load, refuse_incomparable
 from sharding.loading.costs import Compared, Probed
 from sharding.loading.devices import devices
 from sharding.planning.architecture import hints_for
 from sharding.planning.plan import identify_plan, plan_checkpoint, shard_header
-from sharding.report.report import Engine, Report
+from sharding.report.report import Report
 from sharding.report.write import rewritten_configs, write_beside
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
@@ -38,6 +37,7 @@ from sharding.transfer.stream import transfer
 from sharding.verify.verify import check_kept, compare_with_original, verify, verify_staged
 
 __all__ = [
+    "Options",
     "compare",
     "devices",
     "discard",
@@ -67,62 +67,47 @@ def inspect(source: str, *, variant: str = "", endpoint: str | None = None, toke
 
 def plan(
     source: str,
-    max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
+    options: Options | str = DEFAULT_MAX_SHARD_SIZE,
     *,
-    strategy: Strategy = "size",
-    order: Order = "natural",
-    dtype: str = "keep",
-    variant: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> tuple[Checkpoint, Plan]:
-    """Return what is in `source` and which shards of at most `max_shard_size` ("200MB") it would be cut into.
+    """Return what is in `source` and which shards it would be cut into with `options`, or a mere size ("200MB").
 
-    `strategy` is "size", "blocks" or "stages:N", `order` "natural", "stored" or "transformers", and `dtype` what
-    tensors would be cast to ("fp32", "fp16", "bf16"). Reads no weights and writes nothing. Raises UsageError,
-    SourceError.
+    Reads no weights and writes nothing. Raises UsageError, SourceError.
     """
-    parse_bytes(max_shard_size)  # before anything is asked of a Hub
-    checkpoint = inspect(source, variant=variant, endpoint=endpoint, token=token)
-    hints = hints_for(checkpoint, strategy=strategy, order=order, dtype=dtype)
-    plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order, dtype=dtype, hints=hints)
-    return checkpoint, plan
+    options = _as_options(options)
+    checkpoint = inspect(source, variant=options.variant, endpoint=endpoint, token=token)
+    return checkpoint, plan_checkpoint(checkpoint, options, hints_for(checkpoint, options))
 
 
 def shard(
     source: str,
     destination: str,
-    max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
+    options: Options | str = DEFAULT_MAX_SHARD_SIZE,
     *,
-    strategy: Strategy = "size",
-    order: Order = "natural",
-    variant: str = "",
     private: bool | None = None,
     confirmed: bool = False,
     overwrite: bool = False,
     restart: bool = False,
     engine: Engine = "stream",
-    dtype: str = "keep",
-    allow_overflow: bool = False,
     compare_rounds: int = 0,
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Event, None, None]:
-    """Re-shard `source` into `destination`; yield events, the `Report` last.
+    """Re-shard `source` into `destination` with `options`, or a mere size ("200MB"); yield events, the `Report` last.
 
     The result is published only if the verification finds it identical; the report says which. Closing
     the generator, an exception or a kill keep the shards that are finished, and the same call goes on
-    from them. `variant` is as for `inspect`. `private` is the visibility of a new repo (None: as the source;
-    private for a folder), and `confirmed` that a copy of a gated or private source may be public. `overwrite`
-    replaces a checkpoint in a folder that this tool did not write, `restart` discards what an earlier run left.
-    `engine` "classic" loads the whole model and saves it again. `strategy`, `order` and `dtype` are those of `plan`; a
-    cast that makes a finite number infinite ends the job, unless `allow_overflow`. `compare_rounds` is how often
-    original and result are each loaded before the result is published, for the report and the card.
-    Raises UsageError, SourceError, DestinationError.
+    from them. `private` is the visibility of a new repo (None: as the source; private for a folder), and `confirmed`
+    that a copy of a gated or private source may be public. `overwrite` replaces a checkpoint in a folder that this
+    tool did not write, `restart` discards what an earlier run left. `engine` "classic" loads the whole model and saves
+    it again. `compare_rounds` is how often original and result are each loaded before the result is published, for the
+    report and the card. Raises UsageError, SourceError, DestinationError.
     """
-    if engine == "classic" and variant:
+    options = _as_options(options)
+    if engine == "classic" and options.variant:
         raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
-    parse_bytes(max_shard_size)  # before anything is asked of a Hub
     hub = Hub(endpoint or hub_endpoint(), token)
     origin = open_source(source, hub)
     hidden = origin.is_private is not False if private is None else private
@@ -134,43 +119,42 @@ def shard(
     target = open_destination(destination, hub, origin, private=hidden, overwrite=overwrite, restart=restart)
     with Meter() as meter, closing(target), ExitStack() as stack:
         if engine == "classic":
-            saved = prepared_classic(origin, parse_bytes(max_shard_size), dtype, hub)
-            prepared = stack.enter_context(saved)
+            prepared = stack.enter_context(prepared_classic(origin, options, hub))
         else:
-            checkpoint = read_checkpoint(origin, variant)
-            hints = hints_for(checkpoint, strategy=strategy, order=order, dtype=dtype)
-            plan = plan_checkpoint(checkpoint, max_shard_size, strategy=strategy, order=order, dtype=dtype, hints=hints)
-            prepared = prepared_stream(origin, checkpoint, plan, hints, allow_overflow=allow_overflow)
+            checkpoint = read_checkpoint(origin, options.variant)
+            hints = hints_for(checkpoint, options)
+            prepared = prepared_stream(origin, checkpoint, plan_checkpoint(checkpoint, options, hints), hints)
         checkpoint, plan = prepared.checkpoint, prepared.plan
         if compare_rounds:
             refuse_incomparable(checkpoint, origin)
         yield Planned(checkpoint, plan)
 
-        plan_id = identify_plan(plan, prepared.reading.ref, allow_overflow=allow_overflow)
-        kept = yield from _measured(check_kept(target, plan, plan_id, hub), target, meter)
+        plan_id = identify_plan(plan, prepared.reading.ref)
+        kept = yield from _measured(check_kept(target, plan, plan_id), target, meter)
         with _discarded_if_fruitless(target):
-            job = StagedJob(
-                *(plan_id, origin.ref, plan.max_shard_bytes, strategy, order),
-                dtype=dtype,
-                allow_overflow=allow_overflow,
-                variant=variant,
-            )
+            job = StagedJob(plan_id, origin.ref, options)
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
             records = yield from _measured(transfer(plan, prepared.reading, target, kept), target, meter)
-            staged = verify_staged(prepared, origin, records, target, hub, meter)
-            verification = yield from _measured(staged, target, meter)
-            if engine == "classic" and dtype == "keep":
+            verification = yield from _measured(verify_staged(prepared, origin, records, target, meter), target, meter)
+            if engine == "classic" and options.dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
 
-            cost = _resources(meter, prepared, target)
-            now = datetime.now(UTC)
             report = Report(
-                *(checkpoint, target.ref, plan, plan_id, records, verification, cost, now, __version__, engine),
+                source=checkpoint,
+                destination=target.ref,
+                plan=plan,
+                plan_id=plan_id,
+                records=records,
+                verification=verification,
+                resources=_resources(meter, prepared, target),
+                finished=datetime.now(UTC),
+                version=__version__,
+                engine=engine,
                 overflowed=prepared.overflowed(kept),
             )
             if verification.identical:
-                configs = rewritten_configs(origin, checkpoint.side_files, DTYPES[dtype])
+                configs = rewritten_configs(origin, checkpoint.side_files, torch_name(options.dtype))
                 if compare_rounds:
                     found = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
                     report = replace(report, comparison=found)
@@ -200,16 +184,20 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
         return target.discard()
 
 
+def _as_options(options: Options | str) -> Options:
+    return Options(options) if isinstance(options, str) else options
+
+
 def _measured(
-    stage: Generator[Progress | ShardFinished, None, _T] | Generator[Progress, None, _T],
+    phase: Generator[Progress | ShardFinished, None, _T] | Generator[Progress, None, _T],
     target: Destination,
     meter: Meter,
 ) -> Generator[Progress | ShardFinished, None, _T]:
-    """Yield the events of a stage, progress with what the job costs by now; return what the stage returns."""
-    with closing(stage):
+    """Yield the events of a phase, progress with what the job costs by now; return what the phase returns."""
+    with closing(phase):
         while True:
             try:
-                event = next(stage)
+                event = next(phase)
             except StopIteration as end:
                 result: _T = end.value
                 return result
@@ -247,7 +235,7 @@ def _bytes_to_write(checkpoint: Checkpoint, plan: Plan, kept: Mapping[str, Shard
 
 def _resources(meter: Meter, prepared: Prepared, target: Destination) -> Resources:
     return Resources(
-        peak_anon_bytes=max(meter.peak_anon_bytes, prepared.cost.peak_anon_bytes if prepared.cost else 0),
+        peak_anon_bytes=max(meter.peak_anon_bytes, prepared.peak_anon_bytes),
         seconds=meter.seconds,
         bytes_read=prepared.reading.bytes_read,
         read_requests=prepared.reading.requests,

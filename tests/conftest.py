@@ -9,13 +9,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from safetensors.numpy import save_file
+
+from sharding.core.options import Options
 
 if TYPE_CHECKING:
     from tests.localhub.conftest import Server
@@ -125,6 +128,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Callable[..., 
     for server in servers:
         if server.process and server.process.poll() is None:
             server.stop()
+
+
+def options_of(size: str, choices: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """The options among `choices`, and what else a job takes."""
+    chosen = {field.name: choices[field.name] for field in fields(Options) if field.name in choices}
+    return Options(size, **chosen), {name: choice for name, choice in choices.items() if name not in chosen}
 
 
 def environment() -> dict[str, str]:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import Progress, Published, ShardFinished, Verified
+from sharding.core.options import Options
 from sharding.job import Event
 from sharding.report.report import Report
 from sharding.storage import folder_destination as destination_room
@@ -46,7 +47,7 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 @pytest.mark.parametrize("size", ["1B", "10kB", "50kB", "100kB", "1GB"])
 @pytest.mark.parametrize("order", ["natural", "stored"])
 def test_every_tensor_of_the_result_is_bit_identical(checkpoint: Path, tmp_path: Path, size: str, order: str) -> None:
-    report = finish(job.shard(str(checkpoint), str(tmp_path / "out"), size, order=order))  # type: ignore[arg-type]
+    report = finish(job.shard(str(checkpoint), str(tmp_path / "out"), Options(size, order=order)))  # type: ignore[arg-type]
     assert same(load(tmp_path / "out"), random_tensors())
     assert report.verification.identical
     assert report.verification.tensors == len(random_tensors())
@@ -89,7 +90,7 @@ def test_any_checkpoint_comes_out_identical(
 
 
 def test_tensors_larger_than_many_blocks_come_out_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.storage.folder_source.BLOCK_BYTES", 700)
+    monkeypatch.setattr("sharding.storage.folder_source.BATCH_BYTES", 700)
     monkeypatch.setattr("sharding.verify.digests.SPAN_BYTES", 4000)
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
     finish(job.shard(str(folder), str(tmp_path / "out"), "50kB"))

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 
-from sharding.core.limits import BLOCK_BYTES, JOIN_GAP_BYTES  # noqa: E402
+from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES  # noqa: E402
+from sharding.core.options import Options
 from sharding.core.text import parse_bytes  # noqa: E402
 from sharding.core.values import FileEntry, RepoRef, ShardRecord, TensorEntry  # noqa: E402
 from sharding.planning.plan import plan_shards  # noqa: E402
@@ -30,7 +31,7 @@ class Generated:
 
     folder = None
     is_private = None
-    block_bytes = BLOCK_BYTES
+    batch_bytes = BATCH_BYTES
     join_gap_bytes = JOIN_GAP_BYTES
     ranges_at_once = 1
 
@@ -51,7 +52,7 @@ class Generated:
         while start_byte < end_byte:
             turn, place = divmod(start_byte, _POOL_BYTES)
             at = (place + turn * 4099) % _POOL_BYTES
-            chunk = self._pool[at : at + min(BLOCK_BYTES, end_byte - start_byte, _POOL_BYTES - place)]
+            chunk = self._pool[at : at + min(BATCH_BYTES, end_byte - start_byte, _POOL_BYTES - place)]
             start_byte += len(chunk)
             yield chunk
 
@@ -93,7 +94,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tensors = list(tensors_of(arguments.bytes))
     source = Generated(tensors[-1].end_byte)
-    plan = plan_shards(tensors, parse_bytes(arguments.max_shard_size))
+    plan = plan_shards(tensors, Options(parse_bytes(arguments.max_shard_size)))
     records = _end(transfer(plan, source, Nowhere(), {}))  # type: ignore[arg-type]
     found = _end(digest_tensors(source, tensors))  # type: ignore[arg-type]
     assert not compare(expected_digests(plan.shards, records), found)

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from sharding import __version__
+from sharding.core import options
 from sharding.core.environment import hub_token
 from sharding.core.errors import Cancelled, ShardingError
+from sharding.core.extras import require
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
+from sharding.core.options import Options
 
 if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
@@ -42,17 +45,15 @@ Strategy = Annotated[
     typer.Option(help="size fills each shard; blocks cuts no decoder block; stages:N makes N pipeline stages."),
 ]
 Order = Annotated[
-    Literal["natural", "stored", "transformers"],
+    options.Order,
     typer.Option(
         help="natural: layer 2 before layer 10. stored: as in the source. transformers: asks the model class, and cuts "
         "as save_pretrained does where weights are renamed or fused in memory."
     ),
 ]
 Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
-Dtype = Annotated[Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="What to load as; keep: as it is stored.")]
-Cast = Annotated[
-    Literal["keep", "fp32", "fp16", "bf16"], typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")
-]
+Dtype = Annotated[options.Dtype, typer.Option(help="What to load as; keep: as it is stored.")]
+Cast = Annotated[options.Dtype, typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
 AsEvents = Annotated[
@@ -89,14 +90,8 @@ def plan(
         from sharding import job
         from sharding.report import report
 
-        checkpoint, plan = job.plan(
-            *(source, max_shard_size),
-            strategy=strategy,
-            order=order,
-            dtype=dtype,
-            variant=variant,
-            token=hub_token(),
-        )
+        chosen = Options(max_shard_size, strategy, order, dtype, variant)
+        checkpoint, plan = job.plan(source, chosen, token=hub_token())
         if as_json:
             _print_json(report.plan_json(plan, checkpoint.findings))
         else:
@@ -123,7 +118,7 @@ def shard(
         bool, typer.Option("--restart", help="Forget an interrupted run instead of resuming it.")
     ] = False,
     engine: Annotated[
-        Literal["stream", "classic"],
+        options.Engine,
         typer.Option(help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do."),
     ] = "stream",
     dtype: Cast = "keep",
@@ -144,17 +139,12 @@ def shard(
         events = job.shard(
             source,
             destination,
-            max_shard_size,
-            strategy=strategy,
-            order=order,
-            variant=variant,
+            Options(max_shard_size, strategy, order, dtype, variant, allow_overflow),
             private=private,
             confirmed=confirmed,
             overwrite=overwrite,
             restart=restart,
             engine=engine,
-            dtype=dtype,
-            allow_overflow=allow_overflow,
             compare_rounds=ROUNDS if comparing else 0,
             token=hub_token(),
         )
@@ -168,9 +158,7 @@ def verify(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
-    dtype: Annotated[
-        Literal["keep", "fp32", "fp16", "bf16"], typer.Option(help="Compare with SOURCE cast to this.")
-    ] = "keep",
+    dtype: Annotated[options.Dtype, typer.Option(help="Compare with SOURCE cast to this.")] = "keep",
     variant: Variant = "",
     as_json: AsJson = False,
     as_events: AsEvents = False,
@@ -246,6 +234,10 @@ def devices(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def localhub(context: typer.Context) -> None:
     """Serve a Hub on this machine, to try everything offline: --port PORT --folder DIR [--user NAME] [--samples]."""
+    with _outcome(machine=False):
+        require("The loopback Hub", ["starlette", "uvicorn", "joserfc"], "localhub")
+        if "--samples" in context.args:
+            require("The samples of the loopback Hub")
     from sharding.localhub.__main__ import main
 
     main(context.args)

@@ -1,26 +1,67 @@
-"""What somebody may choose of a job."""
+"""What somebody may choose of a copy, checked as soon as it is chosen. Pure."""
 
 import re
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sharding.core.errors import UsageError
-
-Dtype = Literal["keep", "fp32", "fp16", "bf16"]
-
-Order = Literal["natural", "stored", "transformers"]
+from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
+from sharding.core.text import parse_bytes
 
 Strategy = str
 """`size`, `blocks`, or `stages:N` with a number of stages."""
 
-_STAGES = re.compile(r"stages:([1-9]\d{0,3})", re.ASCII)
+Order = Literal["natural", "stored", "transformers"]
+Dtype = Literal["keep", "fp32", "fp16", "bf16"]
+Engine = Literal["stream", "classic"]
+
+_STRATEGY = re.compile(r"size|blocks|stages:(?P<stages>[1-9]\d{0,3})", re.ASCII)
 
 
-def parse_strategy(strategy: str, order: str) -> int:
-    """Return the number of stages, 0 for a strategy without any. Raises UsageError for what is no choice."""
-    match = _STAGES.fullmatch(strategy)
-    if strategy not in ("size", "blocks") and not match or order not in get_args(Order):
-        raise UsageError(
-            f"There is no strategy {strategy!r} with order {order!r}.",
-            f"Strategies: size, blocks, stages:N. Orders: {', '.join(get_args(Order))}.",
-        )
-    return int(match[1]) if match else 0
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a copy shall be like: the same options and the same source give the same files, byte for byte.
+
+    `max_shard_size` is a size such as "200MB", or a number of bytes. `strategy` says where to cut, `order` in which
+    order tensors stand, `dtype` what they are cast to ("keep": not at all). `variant` is such as "fp16", where a repo
+    has several; "" takes the plain weights. A cast that makes a finite number infinite is refused, unless
+    `allow_overflow`. Raises UsageError for what is no choice.
+
+    >>> options = Options("200MB", strategy="stages:4")
+    >>> options.max_shard_bytes, options.stages
+    (200000000, 4)
+    """
+
+    max_shard_size: str | int = DEFAULT_MAX_SHARD_SIZE
+    strategy: Strategy = "size"
+    order: Order = "natural"
+    dtype: Dtype = "keep"
+    variant: str = ""
+    allow_overflow: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no choice."""
+        parse_bytes(str(self.max_shard_size))
+        if not _STRATEGY.fullmatch(self.strategy) or self.order not in get_args(Order):
+            raise UsageError(
+                f"There is no strategy {self.strategy!r} with order {self.order!r}.",
+                f"Strategies: size, blocks, stages:N. Orders: {', '.join(get_args(Order))}.",
+            )
+        if self.dtype not in get_args(Dtype):
+            raise UsageError(f"There is no dtype {self.dtype!r}.", f"Dtypes: {', '.join(get_args(Dtype))}.")
+
+    @property
+    def max_shard_bytes(self) -> int:
+        """The largest size of a shard, its header not counted."""
+        return parse_bytes(str(self.max_shard_size))
+
+    @property
+    def stages(self) -> int:
+        """Number of stages of a pipeline, 0 for a strategy without any."""
+        match = _STRATEGY.fullmatch(self.strategy)
+        return int(match["stages"] or 0) if match else 0
+
+    @property
+    def asks_class(self) -> bool:
+        """Whether a plan needs to know what transformers knows of the model."""
+        return (self.strategy, self.dtype) != ("size", "keep") or self.order == "transformers"

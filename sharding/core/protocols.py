@@ -16,7 +16,7 @@ class Source(Protocol):
     """Where it lies on this disk, if it does."""
     is_private: bool | None
     """Whether it is hidden from some: private or gated. None for a folder."""
-    block_bytes: int
+    batch_bytes: int
     """How much to ask for at a time."""
     join_gap_bytes: int
     """Ranges closer than this are read as one."""
@@ -98,8 +98,8 @@ class Destination(Protocol):
         """Start a shard."""
         ...
 
-    def staged(self, files: Iterable[str]) -> Mapping[str, Path] | RepoRef:
-        """Return where the finished `files` can be read before they are published: paths, or a branch of a repo."""
+    def open_staged(self, files: Iterable[str]) -> Source:
+        """Return a source that reads the finished `files` before they are published."""
         ...
 
     def publish(

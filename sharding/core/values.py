@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
 
+from sharding.core.options import Options
+
 Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
 """What loads a repo, as the Hub calls it."""
 
@@ -246,18 +248,15 @@ class Shard:
 class Plan:
     """Which shard holds what; the shards of one of the `components` stand one after another.
 
-    `dtype` is what tensors are cast to on their way ("fp16"), "keep" for not at all; `stages` are those of a pipeline.
+    `stages` are those of a pipeline, where the options ask for one.
     """
 
     shards: tuple[Shard, ...]
     components: tuple[Component, ...]
     total_bytes: int
     total_parameters: int
-    max_shard_bytes: int
-    strategy: str
-    order: str
+    options: Options
     findings: tuple[Finding, ...]
-    dtype: str = "keep"
     stages: tuple[Stage, ...] = ()
 
     @property
@@ -296,7 +295,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some consecutive bytes of one tensor: `[start_byte, end_byte)` within range number `range_index` of a block."""
+    """Some consecutive bytes of one tensor: `[start_byte, end_byte)` within range number `range_index` of a batch."""
 
     tensor: str
     range_index: int
@@ -305,7 +304,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Batch:
     """What is fetched in one go: a few ranges, and how their bytes are laid one after another."""
 
     ranges: tuple[ByteRange, ...]
@@ -322,14 +321,9 @@ class StagedJob:
 
     plan_id: str
     source: RepoRef
-    max_shard_bytes: int
-    strategy: str
-    order: str
+    options: Options
     private: bool | None = None
     created: bool | None = None
-    dtype: str = "keep"
-    allow_overflow: bool = False
-    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,17 +393,3 @@ class Resources:
     bytes_uploaded: int
     bytes_deduplicated: int
     disk_bytes_written: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClassicCost:
-    """What the tutorials' way takes for the same shards: load everything, save it, load that again.
-
-    `seconds` are None where it was not run, for the reason given; then memory and disk are predictions. Downloading
-    and pushing are not in it.
-    """
-
-    seconds: float | None
-    peak_anon_bytes: int
-    disk_bytes: int
-    reason_not_run: str = ""

@@ -10,7 +10,7 @@ from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, Lock, RLock, Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from sharding import job
 from sharding.core.errors import Refused
@@ -22,7 +22,8 @@ from sharding.core.limits import (
     SWEEP_SECONDS,
     VIEW_SECONDS,
 )
-from sharding.core.text import exact_size, format_bytes
+from sharding.core.options import Options
+from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.forecast import (
     Forecast,
@@ -94,25 +95,20 @@ class Desk:
             thread.join()
         self._shelf.close()
 
-    def plan(
-        self,
-        source: str,
-        max_shard_size: str,
-        strategy: str = "size",
-        order: str = "natural",
-        dtype: str = "keep",
-        token: str | None = None,
-        variant: str = "",
-    ) -> tuple[Checkpoint, Plan]:
+    def inspect(self, source: str, variant: str = "", token: str | None = None) -> Checkpoint:
+        """Return what is in `source`, as `job.inspect` does, for a repo only. Raises SourceError.
+
+        Its headers are read once in a while.
+        """
+        return self._headers.read(self.lookup.link(source), token, variant)
+
+    def plan(self, source: str, options: Options, token: str | None = None) -> tuple[Checkpoint, Plan]:
         """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
 
-        Its headers are read once in a while; planning anew with another size reads nothing.
-        Raises UsageError, SourceError.
+        Planning anew with another size reads nothing. Raises UsageError, SourceError.
         """
-        checkpoint = self._headers.read(self.lookup.link(source), token, variant)
-        choices: dict[str, Any] = {"strategy": strategy, "order": order, "dtype": dtype}  # planning refuses wrong ones
-        hints = self._headers.hints(checkpoint, **choices)
-        return checkpoint, job.plan_checkpoint(checkpoint, max_shard_size, **choices, hints=hints)
+        checkpoint = self.inspect(source, options.variant, token)
+        return checkpoint, job.plan_checkpoint(checkpoint, options, self._headers.hints(checkpoint, options))
 
     def forecast(self, plan: Plan) -> Forecast:
         """Return what a job with `plan` is expected to cost on this machine."""
@@ -142,8 +138,7 @@ class Desk:
             raise Refused("Nobody is signed in.", "Sign in first: the result goes into a repo of your own.")
         destination = self.lookup.repo_id(request.destination, owner)
         self._refuse_busy(owner, destination)
-        choices = (request.strategy, request.order, request.dtype)
-        checkpoint, plan = self.plan(request.source, request.max_shard_size, *choices, token, request.variant)
+        checkpoint, plan = self.plan(request.source, request.options, token)
         limit = self._settings.max_job_bytes
         if limit is not None and plan.total_bytes > limit and owner != self._settings.host:
             size, most = format_bytes(plan.total_bytes), format_bytes(limit)
@@ -221,14 +216,9 @@ class Desk:
         return JobRequest(
             source=f"{staged.source.repo_id}@{staged.source.revision}",
             destination=repo_id,
-            max_shard_size=exact_size(staged.max_shard_bytes),
-            strategy=staged.strategy,
-            order=staged.order,
+            options=staged.options,
             private=staged.private,
             confirmed=True,  # the job that is staged had asked
-            dtype=staged.dtype,
-            allow_overflow=staged.allow_overflow,
-            variant=staged.variant,
         )
 
     def discard(self, repo_id: str, token: str) -> str:

@@ -9,6 +9,7 @@ from threading import Lock
 
 from sharding import job
 from sharding.core.limits import CACHED_CHECKPOINTS, CACHED_HINTS, CACHED_SECONDS, CACHED_TENSORS
+from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Hints, RepoRef
 
 _Key = tuple[str, str, str]
@@ -62,16 +63,16 @@ class Headers:
                 self._entries.pop(key, None)
         return mine.result()
 
-    def hints(self, checkpoint: Checkpoint, strategy: str, order: str, dtype: str) -> Hints:
+    def hints(self, checkpoint: Checkpoint, options: Options) -> Hints:
         """Return what `job.hints_for` does, asked once for weights and a dtype; one question at a time."""
-        if strategy == "size" and order != "transformers" and dtype == "keep":
+        if not options.asks_class:
             return {}
-        key = checkpoint.source, tuple(part.variant for part in checkpoint.components), dtype
+        key = checkpoint.source, tuple(component.variant for component in checkpoint.components), options.dtype
         with self._asking:  # a process each, which takes 300 MB for some seconds
             if key not in self._hints:
                 while len(self._hints) >= CACHED_HINTS:
                     del self._hints[next(iter(self._hints))]
-                self._hints[key] = job.hints_for(checkpoint, strategy=strategy, order=order, dtype=dtype)
+                self._hints[key] = job.hints_for(checkpoint, options)
             return self._hints[key]
 
     def _of_anybody(self, source: str, variant: str) -> _Entry | None:

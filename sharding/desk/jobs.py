@@ -8,6 +8,7 @@ from typing import Literal
 
 from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_host
 from sharding.core.limits import KEEP_SECONDS
+from sharding.core.options import Options
 from sharding.report.report import Json
 
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
@@ -37,20 +38,15 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What somebody asked for: repos of the Hub and the options of `job.shard`."""
+    """What somebody asked for: repos of the Hub and what else `job.shard` takes."""
 
     source: str
     destination: str
-    max_shard_size: str
-    strategy: str = "size"
-    order: str = "natural"
+    options: Options
     private: bool | None = None
     confirmed: bool = False
     restart: bool = False
     compare: bool = False
-    dtype: str = "keep"
-    allow_overflow: bool = False
-    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,13 +153,14 @@ class Runner:
 
 def shard_arguments(request: JobRequest) -> list[str]:
     """Return the command line of a job."""
-    options = ["--max-shard-size", request.max_shard_size, "--strategy", request.strategy, "--order", request.order]
-    options += ["--dtype", request.dtype] + ["--allow-overflow"] * request.allow_overflow
-    options += ["--variant", request.variant] if request.variant else []
+    options = request.options
+    words = ["--max-shard-size", str(options.max_shard_size), "--strategy", options.strategy, "--order", options.order]
+    words += ["--dtype", options.dtype] + ["--allow-overflow"] * options.allow_overflow
+    words += ["--variant", options.variant] if options.variant else []
     if request.private is not None:
-        options.append("--private" if request.private else "--public")
-    options += ["--yes"] * request.confirmed + ["--restart"] * request.restart + ["--compare"] * request.compare
-    return ["shard", *options, "--events", "--", request.source, request.destination]
+        words.append("--private" if request.private else "--public")
+    words += ["--yes"] * request.confirmed + ["--restart"] * request.restart + ["--compare"] * request.compare
+    return ["shard", *words, "--events", "--", request.source, request.destination]
 
 
 def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:

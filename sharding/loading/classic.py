@@ -14,12 +14,15 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.side_files import sort_files
 from sharding.core.environment import child_variables
 from sharding.core.errors import SourceError
+from sharding.core.extras import require
 from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
 from sharding.core.meter import anon_bytes
+from sharding.core.options import Options
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, ClassicCost, Shard
-from sharding.formats.dtypes import DTYPES
+from sharding.core.values import Checkpoint, Shard
+from sharding.formats.dtypes import torch_name
+from sharding.loading.costs import ClassicCost
 from sharding.loading.local_copy import download_bytes, lay_out, loadable_files
 from sharding.loading.measure import Load, free_memory_bytes
 from sharding.loading.predict import predict_load
@@ -49,18 +52,14 @@ def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, place: Pa
         )
 
 
-def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str) -> ClassicCost:
-    """Load the checkpoint in `folder`, save it in `out`, load that again. Raises SourceError where that fails."""
+def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None) -> ClassicCost:
+    """Load the checkpoint in `folder` as torch's `dtype` (None: as stored), save it in `out`, load that again.
+
+    Raises SourceError where that fails.
+    """
     started = time.monotonic()
-    command = [
-        sys.executable,
-        "-m",
-        "sharding.loading.classic_child",
-        str(folder),
-        str(out),
-        str(max_shard_bytes),
-        dtype,
-    ]
+    command = [sys.executable, "-m", "sharding.loading.classic_child"]
+    command += [str(folder), str(out), str(max_shard_bytes), dtype or "keep"]
     # Into a file: what nobody reads would fill a pipe, and the child would wait for ever.
     with TemporaryFile() as errors:
         variables, nothing = child_variables(), subprocess.DEVNULL
@@ -82,27 +81,30 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str) -> Cl
 
 
 @contextmanager
-def prepared_classic(origin: Source, max_shard_bytes: int, dtype: str, hub: Hub) -> Iterator[Prepared]:
-    """Load `origin` as `dtype` and save it in a temporary folder; yield that, with the cuts that accelerate made.
+def prepared_classic(origin: Source, options: Options, hub: Hub) -> Iterator[Prepared]:
+    """Load `origin` and save it in a temporary folder; yield that, with the cuts that accelerate made.
 
     Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
     """
+    require("The classic engine")
     files = loadable_files(origin)
-    predicted = predict_load(origin, files, Load(dtype=DTYPES[dtype]))
+    dtype = torch_name(options.dtype)
+    predicted = predict_load(origin, files, Load(dtype=dtype))
     weight_bytes = sum(file.bytes for file in files)
     cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)
     with TemporaryDirectory(prefix="classic-") as place:
         refuse_too_large(predicted.peak_anon_bytes, download_bytes(origin, files) + cast_bytes, Path(place))
         folder = lay_out(origin, files, Path(place) / "original", hub)
-        cost = run_classic(folder, Path(place) / "saved", max_shard_bytes, DTYPES[dtype] or "keep")
+        cost = run_classic(folder, Path(place) / "saved", options.max_shard_bytes, dtype)
         saved = open_folder(str(Path(place) / "saved"))
         checkpoint = read_checkpoint(saved)
-        plan = plan_components(checkpoint.components, checkpoint.tensors, max_shard_bytes, order="stored")
+        as_saved = replace(options, strategy="size", order="stored")
+        plan = plan_components(checkpoint.components, checkpoint.tensors, as_saved)
         yield Prepared(
             reading=saved,
             checkpoint=replace(checkpoint, source=origin.ref, side_files=sort_files(origin.files, ())[0]),
-            plan=replace(plan, shards=_as_saved(checkpoint), order="stored", dtype=dtype),
-            cost=cost,
+            plan=replace(plan, shards=_as_saved(checkpoint)),
+            peak_anon_bytes=cost.peak_anon_bytes,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),
         )
 

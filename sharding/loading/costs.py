@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from sharding.core.values import ClassicCost
-
 Outcome = Literal["loaded", "out-of-memory", "unsupported", "failed"]
 Kind = Literal["no-difference", "gain", "loss", "mixed", "not-loaded", "outputs-differ"]
 Cause = Literal["dtype", "format", "file-size", "memory-mapping", "unknown"]
@@ -99,6 +97,20 @@ class Prediction:
 
     peak_anon_bytes: int
     peak_file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicCost:
+    """What the tutorials' way takes for the same shards: load everything, save it, load that again.
+
+    `seconds` are None where it was not run, for the reason given; then memory and disk are predictions. Downloading
+    and pushing are not in it.
+    """
+
+    seconds: float | None
+    peak_anon_bytes: int
+    disk_bytes: int
+    reason_not_run: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from gradio.events import api
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
-from sharding.core.options import Dtype, Order, Strategy
+from sharding.core.options import Dtype, Options, Order, Strategy
 from sharding.desk import Desk, JobRequest
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
@@ -43,8 +43,7 @@ class Endpoints:
         """
         with _told():
             token = self._site.caller(request)
-            checkpoint, _ = self._desk.plan(source, DEFAULT_MAX_SHARD_SIZE, token=token, variant=variant)
-            return checkpoint_json(checkpoint)
+            return checkpoint_json(self._desk.inspect(source, variant, token))
 
     def plan(
         self,
@@ -70,7 +69,8 @@ class Endpoints:
         """
         with _told():
             token = self._site.caller(request)
-            checkpoint, plan = self._desk.plan(source, max_shard_size, strategy, order, dtype, token, variant)
+            options = Options(max_shard_size, strategy, order, dtype, variant)
+            checkpoint, plan = self._desk.plan(source, options, token)
             return plan_json(plan, checkpoint.findings)
 
     def shard(
@@ -110,14 +110,15 @@ class Endpoints:
         """
         with _told():
             caller, token = self._caller(request)
-            wish = JobRequest(
-                *(source, destination, max_shard_size, strategy, order, private, public_copy_allowed),
-                dtype=dtype,
-                allow_overflow=allow_overflow,
+            asked = JobRequest(
+                source=source,
+                destination=destination,
+                options=Options(max_shard_size, strategy, order, dtype, variant, allow_overflow),
+                private=private,
+                confirmed=public_copy_allowed,
                 compare=compare,
-                variant=variant,
             )
-            job = self._desk.submit(wish, caller.name, token)
+            job = self._desk.submit(asked, caller.name, token)
             return {"job": job, "link": self._site.address(request) + query_of(Wish(job=job))}
 
     def status(self, job: str, request: gr.Request) -> Json:
@@ -132,7 +133,9 @@ class Endpoints:
             view = self._desk.view(job, self._caller(request)[0].name)
             if view is None:
                 raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
-            return asdict(view)
+            answer = asdict(view)
+            answer["request"] |= answer["request"].pop("options")
+            return answer
 
     def result(self, repo: str, request: gr.Request) -> Json:
         """Return the report of a finished job from the repo that it made: what was done, the proof, what it cost.

@@ -46,17 +46,14 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 
 
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
-    model, size = [form.repo, form.revision], [form.size, form.other_size]
-    plan = [*model, form.variant, *size, form.order, form.strategy, form.stages, form.dtype, form.overflow]
-    name = [form.namespace, form.name]
+    # Sets, so that Gradio hands all fields over together, by field.
+    model, name = [form.repo, form.revision], [form.namespace, form.name]
+    plan: set[Block] = {*model, form.variant, form.size, form.other_size, form.order, form.strategy}
+    plan |= {form.stages, form.dtype, form.overflow}
+    order = {*plan, *name, form.visibility, form.permitted, form.measure}
 
     def propose(after: Dependency) -> None:
-        proposed = after.then(
-            pushing.propose,
-            [*model, form.variant, *size, form.dtype, *name, form.proposed],
-            _push_parts(form),
-            **_QUIET,
-        )
+        proposed = after.then(pushing.propose, {*plan, *name, form.proposed}, _push_parts(form), **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
 
     form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="multiple", **_QUIET)
@@ -77,7 +74,6 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
         trigger(pushing.check_name, name, form.name_message, **_QUIET)
-    order = [*plan, *name, form.visibility, form.permitted, form.measure]
     started = form.start.click(pushing.start, order, _all(form), **_QUIET)
     started.then(None, js=_TO_TOP)
     _follow(form, started, running)
@@ -93,20 +89,10 @@ def _first(sample: list[str]) -> str:
 
 
 def _plan_parts(form: Form) -> list[Block]:
-    return [
-        *(form.repo_message, form.variants, form.variant, form.facts, form.plan, form.push),
-        *(
-            form.other_size,
-            form.stages,
-            form.size_message,
-            form.overflow,
-            form.shards,
-            form.forecast,
-            form.machine,
-            form.devices,
-        ),
-        *(form.visibility, form.permitted, form.measure, form.query),
-    ]
+    shown: list[Block] = [form.repo_message, form.variants, form.variant, form.facts, form.plan, form.push]
+    shown += [form.other_size, form.stages, form.size_message, form.overflow, form.shards, form.forecast]
+    shown += [form.machine, form.devices, form.visibility, form.permitted, form.measure, form.query]
+    return shown
 
 
 def _push_parts(form: Form) -> list[Block]:
@@ -114,10 +100,8 @@ def _push_parts(form: Form) -> list[Block]:
 
 
 def _job_parts(form: Form) -> list[Block]:
-    return [
-        *(form.progress, form.cancel, form.resume, form.run_message, form.log),
-        *(form.outcome, form.result, form.job, form.query),
-    ]
+    shown: list[Block] = [form.progress, form.cancel, form.resume, form.run_message, form.log]
+    return [*shown, form.outcome, form.result, form.job, form.query]
 
 
 def _all(form: Form) -> list[Block]:

@@ -165,18 +165,7 @@ def _headline(view: JobView) -> tuple[str, str]:
 
 
 def _form_of(view: JobView) -> str:
-    wish = view.request
-    return query_of(
-        Wish(
-            repo=wish.source.partition("@")[0],
-            size=wish.max_shard_size,
-            order=wish.order,
-            strategy=wish.strategy,
-            dtype=wish.dtype,
-            variant=wish.variant,
-            allow_overflow=wish.allow_overflow,
-        )
-    )
+    return query_of(Wish(view.request.source.partition("@")[0], options=view.request.options))
 
 
 def _bar(view: JobView) -> Bar | None:

@@ -9,8 +9,9 @@ import gradio as gr
 from sharding.core.errors import ShardingError, VariantMissing
 from sharding.core.values import Checkpoint
 from sharding.desk import Desk
+from sharding.page.choices import OTHER_SIZE, STAGES, Given, filled_in, options_in, size_in, source_in
 from sharding.page.form import PLAIN, PRIVATE, PUBLIC, Form
-from sharding.page.links import OTHER_SIZE, STAGES, query_of, read_wish, source_of, wish_of
+from sharding.page.links import Wish, query_of, read_wish, source_of
 from sharding.page.panels import devices_panel, facts_panel, forecast_panel, message, plan_panel, problem
 from sharding.page.render import render
 from sharding.page.site import Site, person
@@ -35,7 +36,6 @@ class Planning:
     def arrive(self, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Fill the form in as the link says, and greet who is signed in."""
         wish, form = read_wish(dict(request.query_params)), self._form
-        choice, other = wish.choice
         update: Update = {
             form.account: self._greet(login),
             form.examples: gr.Dataset(samples=[[name] for name in self._examples()]),
@@ -44,15 +44,8 @@ class Planning:
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
                 form.revision: wish.revision,
-                form.variants: _variants([wish.variant], value=wish.variant),
-                form.variant: wish.variant,
-                form.size: choice,
-                form.other_size: gr.Textbox(value=other, visible=choice == OTHER_SIZE),
-                form.order: wish.order,
-                form.strategy: wish.kind[0],
-                form.stages: gr.Number(value=wish.kind[1], visible=wish.kind[0] == STAGES),
-                form.dtype: wish.dtype,
-                form.overflow: wish.allow_overflow,
+                form.variants: _variants([wish.options.variant], value=wish.options.variant),
+                **filled_in(form, wish.options),
             }
         if wish.job or wish.result:
             update |= {
@@ -79,12 +72,10 @@ class Planning:
         source = source_of(repo, revision)
         return message(f"Reading the headers of {source} …") if source else ""
 
-    def see(
-        self, repo: str, revision: str, variant: str, choice: str, other: str, order: str, kind: str, stages: float,
-        dtype: str, overflow: bool, login: gr.OAuthToken | None,
-    ) -> Update:  # fmt: skip
+    def see(self, given: Given, login: gr.OAuthToken | None) -> Update:
         """Say what the model is, and draw the plan."""
-        form, source, token = self._form, source_of(repo, revision), self._site.bearer(login)
+        form, token = self._form, self._site.bearer(login)
+        source, variant = source_in(form, given), given[form.variant]
         hidden = {
             form.facts: "",
             form.variants: gr.Radio(visible=False),
@@ -114,25 +105,21 @@ class Planning:
             form.visibility: PRIVATE if hides else PUBLIC,
             form.permitted: gr.Checkbox(value=False, visible=hides),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
-            **self.draw(repo, revision, taken, choice, other, order, kind, stages, dtype, overflow, login),
+            **self.draw({**given, form.variant: taken}, login),
         }
 
-    def draw(
-        self, repo: str, revision: str, variant: str, choice: str, other: str, order: str, kind: str, stages: float,
-        dtype: str, overflow: bool, login: gr.OAuthToken | None,
-    ) -> Update:  # fmt: skip
+    def draw(self, given: Given, login: gr.OAuthToken | None) -> Update:
         """Draw the plan for what is chosen."""
-        form, token = self._form, self._site.bearer(login)
-        wish = wish_of(repo, revision, variant, choice, other, order, kind, stages, dtype, overflow)
+        form, source = self._form, source_in(self._form, given)
         shown = {
-            form.other_size: gr.Textbox(visible=choice == OTHER_SIZE),
-            form.stages: gr.Number(visible=kind == STAGES),
+            form.other_size: gr.Textbox(visible=given[form.size] == OTHER_SIZE),
+            form.stages: gr.Number(visible=given[form.strategy] == STAGES),
         }
-        if not wish.repo or not wish.size:
+        if not source or not size_in(form, given):
             return {form.size_message: "", **shown}
-        choices: tuple[str, Any, str] = (wish.strategy, wish.order, wish.dtype)
         try:
-            checkpoint, plan = self._desk.plan(wish.repo, wish.size, *choices, token, wish.variant)
+            options = options_in(form, given)
+            checkpoint, plan = self._desk.plan(source, options, self._site.bearer(login))
         except ShardingError as error:
             return {form.size_message: problem(error), **shown}
         may = may_overflow(checkpoint.tensors, (tensor for shard in plan.shards for tensor in shard.tensors))
@@ -142,7 +129,7 @@ class Planning:
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
             form.shards: plan_panel(checkpoint, plan),
             form.forecast: forecast_panel(self._desk.forecast(plan), (*checkpoint.findings, *plan.findings)),
-            form.query: query_of(replace(wish, allow_overflow=wish.allow_overflow and may)),
+            form.query: query_of(Wish(source, options=replace(options, allow_overflow=options.allow_overflow and may))),
         }
 
     def wait(self) -> str:
@@ -162,11 +149,11 @@ class Planning:
     def _read(self, source: str, variant: str, token: str | None) -> tuple[Checkpoint, str, str]:
         """Return what is in `source`, the variant taken, and a remark where it is not the one that was asked for."""
         try:
-            return self._desk.plan(source, "5GB", token=token, variant=variant)[0], variant, ""
+            return self._desk.inspect(source, variant, token), variant, ""
         except VariantMissing as error:
             taken = error.there[0]  # the plain weights, where there are some
             remark = message(error.message, f"You see {taken or 'its plain weights'} instead.", "warning")
-            return self._desk.plan(source, "5GB", token=token, variant=taken)[0], taken, remark
+            return self._desk.inspect(source, taken, token), taken, remark
 
     def _examples(self) -> tuple[str, ...]:
         try:

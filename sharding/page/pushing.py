@@ -1,11 +1,14 @@
 """Take a visitor's order: propose a name for the copy, see that it is free, hand the job to the desk."""
 
+from contextlib import suppress
+
 import gradio as gr
 
 from sharding.core.errors import DestinationError, Refused, ShardingError, SourceError, UsageError
 from sharding.desk import Desk, JobRequest
+from sharding.page.choices import Given, options_in, source_in
 from sharding.page.form import PRIVATE, Form
-from sharding.page.links import OTHER_SIZE, Wish, query_of, source_of, wish_of
+from sharding.page.links import Wish, query_of
 from sharding.page.panels import message, problem
 from sharding.page.planning import Update
 from sharding.page.site import Site, person
@@ -24,13 +27,11 @@ class Pushing:
         self._site = site
         self._form = form
 
-    def propose(
-        self, repo: str, revision: str, variant: str, choice: str, other: str, dtype: str,
-        namespace: str | None, name: str, proposed: tuple[str, str], login: gr.OAuthToken | None,
-    ) -> Update:  # fmt: skip
+    def propose(self, given: Given, login: gr.OAuthToken | None) -> Update:
         """Fill in a namespace and a free name; a name that the visitor wrote stays."""
-        form, token, source = self._form, self._site.bearer(login), source_of(repo, revision)
-        size = other if choice == OTHER_SIZE else choice
+        form, token, namespace = self._form, self._site.bearer(login), given[self._form.namespace]
+        (proposed, short), name = given[form.proposed], given[form.name]
+        wanted = ""
         try:
             who = person(self._desk, token)
             if who is None or token is None:
@@ -39,9 +40,10 @@ class Pushing:
                     form.start_message: message("Pushing needs a login.", self._to_sign_in),
                 }
             space = namespace if namespace in who.namespaces else who.name
-            wanted = propose_name(space, source, size, dtype, variant)
             update: Update = {form.start: gr.Button(interactive=True), form.start_message: ""}
-            if wanted == proposed[0] or name not in ("", proposed[1]):  # proposed already, or the visitor's own
+            with suppress(UsageError):  # the plan says what is wrong
+                wanted = propose_name(space, source_in(form, given), options_in(form, given))
+            if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own
                 return update
             free = self._desk.lookup.free_name(wanted, token)
         except ShardingError as error:
@@ -69,28 +71,18 @@ class Pushing:
             return {form.name_message: problem(error)}
         return {form.name_message: _taken(wanted, free)}
 
-    def start(
-        self, repo: str, revision: str, variant: str, choice: str, other: str, order: str, kind: str,
-        stages: float, dtype: str, overflow: bool, namespace: str, name: str, visibility: str, permitted: bool,
-        measure: bool, login: gr.OAuthToken | None,
-    ) -> Update:  # fmt: skip
+    def start(self, given: Given, login: gr.OAuthToken | None) -> Update:
         """Hand the job to the desk and turn to its progress; or say beside which field something is wrong."""
         form, token = self._form, self._site.bearer(login)
-        wish = wish_of(repo, revision, variant, choice, other, order, kind, stages, dtype, overflow)
-        request = JobRequest(
-            source=wish.repo,
-            destination=f"{namespace}/{name.strip()}",
-            max_shard_size=wish.size,
-            strategy=wish.strategy,
-            order=wish.order,
-            dtype=wish.dtype,
-            private=visibility == PRIVATE,
-            confirmed=permitted,
-            compare=measure,
-            allow_overflow=wish.allow_overflow,
-            variant=wish.variant,
-        )
         try:
+            request = JobRequest(
+                source=source_in(form, given),
+                destination=f"{given[form.namespace]}/{given[form.name].strip()}",
+                options=options_in(form, given),
+                private=given[form.visibility] == PRIVATE,
+                confirmed=given[form.permitted],
+                compare=given[form.measure],
+            )
             who = person(self._desk, token)
             if who is None or token is None:
                 raise Refused("Pushing needs a login.", self._to_sign_in)

@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
-from sharding.core.options import Order, Strategy, parse_strategy
-from sharding.core.text import format_bytes, name_some, parse_bytes
+from sharding.core.options import Options
+from sharding.core.text import format_bytes, name_some
 from sharding.core.values import (
     Checkpoint,
     Component,
@@ -26,64 +27,40 @@ from sharding.planning.order import in_order
 from sharding.planning.pipeline import PlannedStage, cut_pipeline, with_files
 
 
-def plan_checkpoint(
-    checkpoint: Checkpoint,
-    max_shard_size: str,
-    *,
-    strategy: Strategy = "size",
-    order: Order = "natural",
-    dtype: str = "keep",
-    hints: Hints | None = None,
-) -> Plan:
-    """Return which shards of at most `max_shard_size` a checkpoint would be cut into, cast to `dtype`.
+def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | None = None) -> Plan:
+    """Return which shards a checkpoint would be cut into, cast as `options` say.
 
-    `hints` are what `architecture.hints_for` returns for the same choices. Raises UsageError, and SourceError where
+    `hints` are what `architecture.hints_for` returns for the same options. Raises UsageError, and SourceError where
     the checkpoint cannot be cast, or transformers does not know the order that was asked for.
     """
     tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
     hints = hints or {}
-    limit_bytes = parse_bytes(max_shard_size)
-    if dtype != "keep":
-        refuse_cast(checkpoint, dtype)
-        tensors = cast_tensors(tensors, dtype, hints)
-        findings = cast_findings(tensors, dtype, hints)
-    plan = plan_components(checkpoint.components, tensors, limit_bytes, strategy=strategy, order=order, hints=hints)
-    return replace(plan, dtype=dtype, findings=findings + plan.findings)
+    if options.dtype != "keep":
+        refuse_cast(checkpoint)
+        tensors = cast_tensors(tensors, options.dtype, hints)
+        findings = cast_findings(tensors, options.dtype, hints)
+    plan = plan_components(checkpoint.components, tensors, options, hints)
+    return replace(plan, findings=findings + plan.findings)
 
 
 def plan_components(
-    components: Iterable[Component],
-    tensors: Iterable[TensorEntry],
-    max_shard_bytes: int,
-    *,
-    strategy: Strategy = "size",
-    order: Order = "natural",
-    hints: Hints | None = None,
+    components: Iterable[Component], tensors: Iterable[TensorEntry], options: Options, hints: Hints | None = None
 ) -> Plan:
     """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
-    parts = tuple(components)
-    inside: dict[str, list[TensorEntry]] = {part.folder: [] for part in parts}
+    components = tuple(components)
+    inside: dict[str, list[TensorEntry]] = {component.folder: [] for component in components}
     for tensor in tensors:
         inside[folder_of(tensor.file)].append(tensor)
     plans = [
-        plan_shards(
-            inside[part.folder],
-            max_shard_bytes,
-            part,
-            strategy=strategy,
-            order=order,
-            hints=(hints or {}).get(part.folder),
-        )
-        for part in parts
+        plan_shards(inside[component.folder], options, component, (hints or {}).get(component.folder))
+        for component in components
     ]
     return Plan(
         shards=tuple(shard for plan in plans for shard in plan.shards),
-        components=tuple(part for plan in plans for part in plan.components),
+        components=tuple(component for plan in plans for component in plan.components),
         total_bytes=sum(plan.total_bytes for plan in plans),
         total_parameters=sum(plan.total_parameters for plan in plans),
-        max_shard_bytes=max_shard_bytes,
-        strategy=strategy,
-        order=order,
+        options=options,
         findings=tuple(finding for plan in plans for finding in plan.findings),
         stages=tuple(stage for plan in plans for stage in plan.stages),
     )
@@ -91,14 +68,11 @@ def plan_components(
 
 def plan_shards(
     tensors: Iterable[TensorEntry],
-    max_shard_bytes: int,
+    options: Options,
     component: Component | None = None,
-    *,
-    strategy: Strategy = "size",
-    order: Order = "natural",
     hints: ModelHints | None = None,
 ) -> Plan:
-    """Return the plan that puts each of `tensors` into exactly one shard of at most `max_shard_bytes`.
+    """Return the plan that puts each of `tensors` into exactly one shard of at most `options.max_shard_bytes`.
 
     Order `natural` (layer 2 before layer 10) gives the files that `from_pretrained` followed by
     `save_pretrained` writes (transformers 5.23, `core_model_loading.dot_natural_key`); `stored` takes the
@@ -107,51 +81,51 @@ def plan_shards(
     order, and a tensor larger than the limit alone in a shard, with a finding. `blocks` does the same with blocks
     in the place of tensors. `stages:N` cuts a pipeline into N stages of balanced bytes first, each with its own files.
 
-    `component` says what the shards are called (None: `model`), and whether there may be more than one.
+    `component` says what the shards are called (None: `model`), and whether there may be more than one. A cast is
+    none of its business: `tensors` are those after it.
 
     >>> layers = [TensorEntry(f"layer.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in (0, 10, 2)]
-    >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, 12).shards]
+    >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, Options(12)).shards]
     [['layer.0', 'layer.2'], ['layer.10']]
     """
-    count = parse_strategy(strategy, order)
-    part = component or Component()
+    component = component or Component()
     tensors = list(tensors)
-    queue, findings = in_order(tensors, order, part.folder, hints)
-    limit_bytes = sum(tensor.bytes for tensor in queue) if part.is_whole else max_shard_bytes
+    queue, findings = in_order(tensors, options.order, component.folder, hints)
+    total_bytes = sum(tensor.bytes for tensor in queue)
+    limit_bytes = total_bytes if component.is_whole else options.max_shard_bytes
     known = known_blocks(hints)
     units: Units = {}
-    if strategy == "size" and order == "transformers" and hints:
-        units = {saved.name: saved.storage for saved in hints.saved}
-    elif strategy != "size":
+    if options.strategy != "size":
         units = whole_blocks(queue, limit_bytes, known)
-    tied = hints.tied if hints else ()
-    stages = cut_pipeline(in_order(tensors, "natural", part.folder, None)[0], count, known, tied) if count else []
+    elif options.order == "transformers" and hints:
+        units = {saved.name: saved.storage for saved in hints.saved}
+    stages: list[PlannedStage] = []
+    if options.stages:
+        natural = in_order(tensors, "natural", component.folder, None)[0]
+        stages = cut_pipeline(natural, options.stages, known, hints.tied if hints else ())
     groups = [cut(stage.tensors, limit_bytes, units) for stage in stages] or [cut(queue, limit_bytes, units)]
-    shards = _named([group for part_groups in groups for group in part_groups], part)
-    counted = sum(tensor.parameters for tensor in queue) if part.total_parameters is None else part.total_parameters
+    shards = _named(list(chain.from_iterable(groups)), component)
+    counted = component.total_parameters
+    if counted is None:
+        counted = sum(tensor.parameters for tensor in queue)
+    oversized = () if component.is_whole else _oversized(shards, options.max_shard_bytes)
     return Plan(
         shards=tuple(shards),
-        components=(replace(part, total_parameters=counted),),
-        total_bytes=sum(tensor.bytes for tensor in queue),
+        components=(replace(component, total_parameters=counted),),
+        total_bytes=total_bytes,
         total_parameters=counted,
-        max_shard_bytes=max_shard_bytes,
-        strategy=strategy,
-        order=order,
-        findings=(
-            *findings,
-            *(() if part.is_whole else _oversized(shards, max_shard_bytes)),
-            *_guessed(stages, hints),
-        ),
-        stages=tuple(with_files(stages, [len(part_groups) for part_groups in groups], shards)),
+        options=options,
+        findings=(*findings, *oversized, *_guessed(stages, hints)),
+        stages=tuple(with_files(stages, [len(group) for group in groups], shards)),
     )
 
 
-def _named(groups: Sequence[Iterable[TensorEntry]], part: Component) -> list[Shard]:
+def _named(groups: Sequence[Iterable[TensorEntry]], component: Component) -> list[Shard]:
     shards = []
     for number, group in enumerate(groups, start=1):
         suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
         entries = in_file_order(group)
-        shards.append(Shard(part.file(suffix), tuple(entries), sum(entry.bytes for entry in entries)))
+        shards.append(Shard(component.file(suffix), tuple(entries), sum(entry.bytes for entry in entries)))
     return shards
 
 
@@ -160,11 +134,11 @@ def shard_header(plan: Plan, shard: Shard) -> bytes:
     return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)
 
 
-def identify_plan(plan: Plan, source: RepoRef, *, allow_overflow: bool = False) -> str:
+def identify_plan(plan: Plan, source: RepoRef) -> str:
     """Return a digest of `plan` and the state of its source: equal means that the results are equal, byte for byte."""
     sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision)).encode())
-    if plan.dtype != "keep":
-        sha256.update(repr((plan.dtype, allow_overflow)).encode())
+    if plan.options.dtype != "keep":
+        sha256.update(repr((plan.options.dtype, plan.options.allow_overflow)).encode())
     for shard in plan.shards:
         sha256.update(shard.file.encode() + shard_header(plan, shard))
     return sha256.hexdigest()

@@ -107,7 +107,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
     source, verification = report.source.source, report.verification
     yield f"# {report.destination.repo_id.rpartition('/')[2]}\n"
     count = len(report.plan.shards)
-    size = format_bytes(report.plan.max_shard_bytes)
+    size = format_bytes(report.plan.options.max_shard_bytes)
     yield (
         f"{_origin(report, links)} in {count} {'file' if count == 1 else 'files'} of at most {size}. {_proof(report)}\n"
         if verification.identical
@@ -132,11 +132,11 @@ def _origin(report: Report, links: Links) -> str:
 
 def _proof(report: Report) -> str:
     count = f"{report.verification.tensors:,}"
-    if report.engine == "stream" and report.plan.dtype != "keep":
+    if report.engine == "stream" and report.plan.options.dtype != "keep":
         infinite = sum(report.overflowed.values())
         lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""
         return (
-            f"Its weights are cast to {report.plan.dtype}: all {count} tensors equal `tensor.to(dtype)` of the "
+            f"Its weights are cast to {report.plan.options.dtype}: all {count} tensors equal `tensor.to(dtype)` of the "
             f"original's bit for bit; `sharding_digests.json` has their SHA-256.{lost}"
         )
     if report.engine == "stream":

@@ -8,16 +8,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.options import Engine
 from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, Resources, ShardRecord, Verification
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread, middle_run
 
 SCHEMA = 1
-
-Engine = Literal["stream", "classic"]
 
 Json = dict[str, Any]
 """An object ready for json.dumps."""
@@ -53,10 +52,10 @@ class Report:
 def plan_json(plan: Plan, findings: Iterable[Finding] = ()) -> Json:
     """Return `plan` as the command line prints it: shards, weight map, totals, `findings` of its source and its own."""
     return {
-        "max_shard_bytes": plan.max_shard_bytes,
-        "strategy": plan.strategy,
-        "order": plan.order,
-        "dtype": plan.dtype,
+        "max_shard_bytes": plan.options.max_shard_bytes,
+        "strategy": plan.options.strategy,
+        "order": plan.options.order,
+        "dtype": plan.options.dtype,
         "total_bytes": plan.total_bytes,
         "total_parameters": plan.total_parameters,
         "shards": [

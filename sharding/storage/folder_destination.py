@@ -22,6 +22,7 @@ from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
 from sharding.formats.names import REPORT_NAME, is_index, is_weights
+from sharding.storage.folder_source import FolderSource
 from sharding.storage.journal import Journal
 
 PART = ".part"
@@ -107,9 +108,9 @@ class FolderDestination:
         self._written += record.bytes
         self._finished.add(record.file)
 
-    def staged(self, files: Iterable[str]) -> dict[str, Path]:
-        """Return where each of `files` lies now: under its part name, or its own if publishing was interrupted."""
-        return {file: self._place(file) for file in files}
+    def open_staged(self, files: Iterable[str]) -> FolderSource:
+        """Return `files` where they lie now: under their part names, or their own if publishing was interrupted."""
+        return FolderSource(self.ref.repo_id, {file: self._place(file) for file in files})
 
     def publish(
         self,

@@ -20,7 +20,9 @@ from sharding.core.protocols import Source
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub_client import SIGN_IN, Hub
-from sharding.storage.hub_repo import HubRepo, Operation, copied, has_content, holds, uploaded
+from sharding.storage.hub_private import uploaded
+from sharding.storage.hub_repo import HubRepo, Operation, copied, has_content, holds
+from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
 
@@ -117,10 +119,10 @@ class HubDestination:
         self._open.append(writer)
         return writer
 
-    def staged(self, files: Iterable[str]) -> RepoRef:
-        """Return where the finished shards can be read: the staging branch."""
+    def open_staged(self, files: Iterable[str]) -> HubSource:
+        """Return the staging branch, where the finished shards can be read."""
         self._staging.note()
-        return RepoRef("hub", self.ref.repo_id, STAGING_BRANCH)
+        return HubSource(self._hub, RepoRef("hub", self.ref.repo_id, STAGING_BRANCH))
 
     def publish(
         self,

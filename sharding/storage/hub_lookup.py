@@ -9,6 +9,7 @@ from threading import Lock
 
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.limits import PERSON_SECONDS
+from sharding.core.options import Options
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import parse_repo
 
@@ -131,17 +132,18 @@ class Lookup:
         raise DestinationError(f"{repo_id} and all names like it are taken.", "Choose another name.")
 
 
-def propose_name(namespace: str, source: str, max_shard_size: str, dtype: str = "keep", variant: str = "") -> str:
+def propose_name(namespace: str, source: str, options: Options) -> str:
     """Return a name for a copy of `source`.
 
-    >>> propose_name("me", "mistralai/Mistral-7B-v0.1", "200 MB")
+    >>> propose_name("me", "mistralai/Mistral-7B-v0.1", Options("200 MB"))
     'me/Mistral-7B-v0.1-sharded-200MB'
-    >>> propose_name("me", "mistralai/Mistral-7B-v0.1", "200 MB", "fp16")
+    >>> propose_name("me", "mistralai/Mistral-7B-v0.1", Options("200 MB", dtype="fp16"))
     'me/Mistral-7B-v0.1-fp16-sharded-200MB'
     """
+    variant, dtype, size = options.variant, options.dtype, str(options.max_shard_size)
     place = parse_repo(source)
     model = place[0].split("/")[-1] if place else "model"
     which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
     cast = "" if dtype in ("keep", variant) else f"-{dtype}"
-    end = f"{which}{cast}-sharded-{''.join(max_shard_size.split())}"
+    end = f"{which}{cast}-sharded-{''.join(size.split())}"
     return f"{namespace}/{model[: _LONGEST_NAME - len(namespace) - len(end) - 1]}{end}"

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.protocols import Destination, Source
-from sharding.core.values import RepoRef
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_source import FolderSource, open_folder
+from sharding.storage.folder_source import open_folder
 from sharding.storage.hub_client import Hub
 
 _LINK = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/|https?://[^/]+/")
@@ -75,13 +74,3 @@ def find_destination(
     from sharding.storage.hub_destination import HubDestination
 
     return HubDestination(hub, place[0], private=private, restart=restart)
-
-
-def open_staged(destination: Destination, files: list[str], hub: Hub) -> Source:
-    """Return a source that reads the finished but unpublished `files` of `destination`."""
-    staged = destination.staged(files)
-    if isinstance(staged, RepoRef):
-        from sharding.storage.hub_source import HubSource
-
-        return HubSource(hub, staged)
-    return FolderSource(destination.ref.repo_id, staged)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from pydantic import TypeAdapter, ValidationError
 
+from sharding.core.errors import UsageError
 from sharding.core.values import ShardRecord, StagedJob
 
 _JOB = TypeAdapter(StagedJob)
@@ -25,7 +26,7 @@ def parse_job(text: bytes) -> StagedJob | None:
     """Return what `job_line` wrote; None if it did not."""
     try:
         return _JOB.validate_json(text)
-    except ValidationError:
+    except (ValidationError, UsageError):
         return None
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sharding.core.options import Options
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, ClassicCost, Hints, Plan
+from sharding.core.values import Checkpoint, Hints, Plan
 from sharding.planning.cast import cast_tensors
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.strided_source import gathering
@@ -12,12 +13,15 @@ from sharding.transfer.strided_source import gathering
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a job transfers: bytes of `reading`, cut as in `plan`. `cost` is what the classic engine took."""
+    """What a job transfers: bytes of `reading`, cut as in `plan`.
+
+    The last two are what a process took that made these bytes first, as the classic engine does.
+    """
 
     reading: Source
     checkpoint: Checkpoint
     plan: Plan
-    cost: ClassicCost | None = None
+    peak_anon_bytes: int = 0
     disk_bytes_written: int = 0
 
     def overflowed(self, kept: Iterable[str]) -> dict[str, int]:
@@ -31,19 +35,14 @@ class Prepared:
         return dict(self.reading.overflowed)
 
 
-def prepared_stream(
-    origin: Source, checkpoint: Checkpoint, plan: Plan, hints: Hints, *, allow_overflow: bool
-) -> Prepared:
+def prepared_stream(origin: Source, checkpoint: Checkpoint, plan: Plan, hints: Hints) -> Prepared:
     """Return what streams the bytes of `origin` as `plan` has them, cast where it says so."""
-    if plan.dtype == "keep":
+    if plan.options.dtype == "keep":
         return Prepared(gathering(origin, checkpoint), checkpoint, plan)
-    reading = cast_source(origin, checkpoint, plan.dtype, hints, allow_overflow=allow_overflow)
-    return Prepared(reading, checkpoint, plan)
+    return Prepared(cast_source(origin, checkpoint, plan.options, hints), checkpoint, plan)
 
 
-def cast_source(
-    source: Source, checkpoint: Checkpoint, dtype: str, hints: Hints, *, allow_overflow: bool
-) -> CastSource:
-    """Return `source` with the tensors of `checkpoint` cast to `dtype`."""
-    after = cast_tensors(checkpoint.tensors, dtype, hints)
-    return CastSource(gathering(source, checkpoint), checkpoint.tensors, after, allow_overflow=allow_overflow)
+def cast_source(source: Source, checkpoint: Checkpoint, options: Options, hints: Hints) -> CastSource:
+    """Return `source` with the tensors of `checkpoint` cast as `options` say."""
+    after = cast_tensors(checkpoint.tensors, options.dtype, hints)
+    return CastSource(gathering(source, checkpoint), checkpoint.tensors, after, allow_overflow=options.allow_overflow)

@@ -9,6 +9,7 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
+from sharding.core.options import Dtype, Options
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import Checkpoint, FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
 from sharding.formats.names import DIGESTS_NAME
@@ -17,10 +18,10 @@ from sharding.planning.architecture import hints_for
 from sharding.planning.cast import cast_tensors, refuse_cast
 from sharding.report.digests import parse_digests
 from sharding.storage.hub_client import Hub
-from sharding.storage.locate import open_source, open_staged
+from sharding.storage.locate import open_source
 from sharding.transfer.prepare import Prepared, cast_source
 from sharding.transfer.strided_source import gathering
-from sharding.verify.digests import check_structure, digest_files, digest_tensors, expected_digests
+from sharding.verify.digests import check_structure, digest_files, digest_tensors, expected_digests, structure_reader
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.source_hashes import digest_as_stored, stated_files
 
@@ -30,7 +31,7 @@ def verify(
     other: str,
     *,
     quick: bool = False,
-    dtype: str = "keep",
+    dtype: Dtype = "keep",
     variant: str = "",
     endpoint: str | None = None,
     token: str | None = None,
@@ -41,6 +42,7 @@ def verify(
     both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before.
     Raises UsageError, SourceError.
     """
+    options = Options(dtype=dtype, variant=variant, allow_overflow=True)
     if quick and dtype != "keep":
         raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
     meter = Meter()
@@ -52,9 +54,9 @@ def verify(
         if quick:
             digests.append(_stored_digests(source, checkpoint))
         elif dtype != "keep" and not digests:
-            refuse_cast(checkpoint, dtype)
-            hints = hints_for(checkpoint, dtype=dtype)
-            view = cast_source(source, checkpoint, dtype, hints, allow_overflow=True)
+            refuse_cast(checkpoint)
+            hints = hints_for(checkpoint, options)
+            view = cast_source(source, checkpoint, options, hints)
             digests.append((yield from digest_tensors(view, cast_tensors(checkpoint.tensors, dtype, hints))))
         else:
             digests.append((yield from digest_tensors(gathering(source, checkpoint), checkpoint.tensors)))
@@ -65,9 +67,7 @@ def verify(
     yield Verified(Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, mismatches, dtype))
 
 
-def check_kept(
-    target: Destination, plan: Plan, plan_id: str, hub: Hub
-) -> Generator[Progress, None, dict[str, ShardRecord]]:
+def check_kept(target: Destination, plan: Plan, plan_id: str) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Return which shards of an earlier run of `plan` are still as they were finished."""
     tensors = {shard.file: {tensor.name for tensor in shard.tensors} for shard in plan.shards}
     # Who may write to the destination may have put down records of anything.
@@ -79,7 +79,7 @@ def check_kept(
     }
     if not done:
         return {}
-    staged = open_staged(target, list(done), hub)
+    staged = target.open_staged(done)
     known = {file.path: file.sha256 for file in staged.files}
     unknown = {file: record.bytes for file, record in done.items() if known.get(file) is None}
     sha256 = yield from digest_files(staged, unknown)
@@ -87,7 +87,7 @@ def check_kept(
 
 
 def verify_staged(
-    prepared: Prepared, origin: Source, records: Mapping[str, ShardRecord], target: Destination, hub: Hub, meter: Meter
+    prepared: Prepared, origin: Source, records: Mapping[str, ShardRecord], target: Destination, meter: Meter
 ) -> Generator[Progress, None, Verification]:
     """Read the result again, before it is published, and compare it with what passed on the way to it.
 
@@ -96,7 +96,7 @@ def verify_staged(
     read wrongly, now or in an earlier run.
     """
     started, plan = meter.seconds, prepared.plan
-    staged = open_staged(target, list(records), hub)
+    staged = target.open_staged(records)
     problems: list[Mismatch] = []
     for shard in plan.shards:
         if path := staged.path(shard.file):
@@ -114,15 +114,16 @@ def verify_staged(
         else:
             found = yield from digest_tensors(staged, tensors)
         problems.extend(compare_digests(expected_digests(plan.shards, records), found))
-    structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
-    cast = "" if plan.dtype == "keep" else ", cast with tensor.to(dtype)"
+    structure = f"structure by {structure_reader()}, " if any(staged.path(file) for file in records) else ""
+    dtype = plan.options.dtype
+    cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
     method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's{cast}"
     if originals:
         have = "should have" if problems else "have"
         method += f"; put together again, {len(originals)} of its files {have} the SHA-256 that the Hub states"
     elif any(file.sha256 for file in origin.files):
         method += "; what was read is not compared with the SHA-256 that the Hub states"
-    return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems), plan.dtype)
+    return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems), dtype)
 
 
 def compare_with_original(

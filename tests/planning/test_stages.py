@@ -16,6 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sharding import job
 from sharding.cli.terminal import Terminal
+from sharding.core.options import Options
 from sharding.core.values import Plan, Stage
 from sharding.page import panels
 from sharding.report.report import Report
@@ -81,7 +82,7 @@ def first_missing(model: PreTrainedModel, machines: list[Held]) -> list[str]:
 
 def cut(source: Path, out: Path, stages: int) -> Plan:
     """The plan by which `source` was cut into `stages` in `out`."""
-    *_, report = job.shard(str(source), str(out), "20kB", strategy=f"stages:{stages}")
+    *_, report = job.shard(str(source), str(out), Options("20kB", strategy=f"stages:{stages}"))
     assert isinstance(report, Report) and report.verification.identical
     return report.plan
 

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding import job
-from sharding.core.values import ClassicCost
 from sharding.desk.history import History
-from sharding.loading.costs import Comparison, Prediction, Verdict
+from sharding.loading.costs import ClassicCost, Comparison, Prediction, Verdict
 from sharding.localhub.cards import find_errors, find_warnings, read_metadata
 from sharding.page.panels import result_panel
 from sharding.report.card import TAGS, Links, write_card

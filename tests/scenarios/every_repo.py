@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from sharding import job
-from sharding.formats.dtypes import DTYPES
+from sharding.core.options import Options
+from sharding.formats.dtypes import torch_name
 from tests import pipelines
 from tests.conftest import ROOT, listing
 from tests.scenarios import architectures
@@ -90,7 +91,7 @@ def found(name: str, way: Way) -> Row:
         model = architectures.build(name)
         save(model, source, way.source)
         shard(source, out, way)
-        theirs = type(model).from_pretrained(source, dtype=getattr(torch, DTYPES[way.dtype] or "", "auto")).eval()
+        theirs = type(model).from_pretrained(source, dtype=getattr(torch, torch_name(way.dtype) or "", "auto")).eval()
         ours, info = type(model).from_pretrained(out, output_loading_info=True)
         return Row(
             layout=compare_files(theirs, out, Path(place, "theirs")) if way.strategy == "size" else NONE,
@@ -128,8 +129,8 @@ def save(model: PreTrainedModel, folder: Path, source: str) -> None:
 
 def shard(source: Path, out: Path, way: Way) -> None:
     """Re-shard `source` into `out`."""
-    options = {"strategy": way.strategy, "dtype": way.dtype, "order": way.order}
-    *_, report = job.shard(str(source), str(out), SIZE, **options)  # type: ignore[arg-type]
+    options = Options(SIZE, way.strategy, way.order, way.dtype)  # type: ignore[arg-type]
+    *_, report = job.shard(str(source), str(out), options)
     assert isinstance(report, job.Report) and report.verification.identical
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.trainer_utils import load_sharded_checkpoint
 
 from sharding import job
+from sharding.core.options import Options
 from tests import models
 from tests.conftest import listing
 
@@ -26,8 +28,8 @@ SIZE = "30kB"
 SHARDS_OF_ONE = "10GB"
 
 
-def reshard(source: Path, out: Path, size: str = SIZE, order: str = "natural", **options: str) -> Path:
-    for _ in job.shard(str(source), str(out), size, order=order, **options):  # type: ignore[arg-type]
+def reshard(source: Path, out: Path, size: str = SIZE, **choices: Any) -> Path:
+    for _ in job.shard(str(source), str(out), Options(size, **choices)):
         pass
     return out
 
@@ -80,7 +82,7 @@ def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path) -> None:
         source / "model.safetensors",
         {"format": "pt"},
     )
-    plan = job.plan(str(source), SIZE, order="transformers")[1]
+    plan = job.plan(str(source), Options(SIZE, order="transformers"))[1]
     (finding,) = plan.findings
     assert (finding.code, "2 tensors" in finding.message) == ("not-saved-by-class", True)
     assert {"a.first", "rope.inv_freq"} <= {tensor.name for tensor in plan.shards[-1].tensors}

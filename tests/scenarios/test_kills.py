@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sharding.core.options import Options
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.storage.journal import Journal
 from tests.conftest import ROOT, environment, listing, write_checkpoint
@@ -117,7 +118,7 @@ def test_kills_of_jobs_behind_the_page_lose_nothing(served: Callable[..., Server
 def test_a_journal_that_is_gone_on_with_keeps_what_it_says_at_every_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = StagedJob("plan", RepoRef("folder", "in", ""), 1, "size", "natural")
+    job = StagedJob("plan", RepoRef("folder", "in", ""), Options())
     records = [ShardRecord(f"{n}.safetensors", n, "aa", {"w": "bb"}) for n in range(3)]
     first = Journal(tmp_path)
     first.lock()
