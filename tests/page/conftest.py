@@ -185,7 +185,7 @@ def serve(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cal
 
     yield serve
     for site in sites:
-        site.stop()
+        site.stop(signal.SIGKILL)  # nothing runs there any more, and nobody waits for good manners
 
 
 def as_space(hub: Server) -> dict[str, str]:

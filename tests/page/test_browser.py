@@ -296,7 +296,6 @@ def test_a_job_is_resumed_after_the_space_was_restarted(
     expect(other.locator("#log")).to_contain_text("kept from an earlier run")
     expect(other.locator("#result")).to_contain_text("All 60 tensors bit-identical")
     assert hub.api(False).model_info(f"alice/{name}").private is False
-    site.stop()
 
 
 # --- Results that nobody vouches for --------------------------------------------------------------------
