@@ -1,19 +1,11 @@
 """Sizes as people write them."""
 
-import ast
-from itertools import pairwise
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding import job
-from sharding.core import limits
-from sharding.core.errors import SourceError, UsageError
+from sharding.core.errors import UsageError
 from sharding.core.text import exact_size, format_bytes, parse_bytes
-from sharding.desk import Settings
-from tests.conftest import random_tensors, write_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -66,49 +58,3 @@ def test_an_exact_size_means_exactly_that_many_bytes(count: int) -> None:
 @pytest.mark.parametrize(("count", "text"), [(200_000_000, "200MB"), (1 << 30, "1GiB"), (7_000, "7kB"), (1001, "1001")])
 def test_an_exact_size_is_written_as_people_write_it(count: int, text: str) -> None:
     assert exact_size(count) == text
-
-
-def test_a_shared_space_limits_jobs_and_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SPACE_ID", "SPACE_AUTHOR_NAME", "SHARD_MAX_JOB_SIZE", "SHARD_JOBS_AT_ONCE", "SHARD_FOLDER"):
-        monkeypatch.delenv(name, raising=False)
-    own = Settings.from_environment()
-    assert (own.jobs_at_once, own.max_job_bytes, own.host) == (1, None, None)
-    monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
-    monkeypatch.setenv("SPACE_AUTHOR_NAME", "acme")
-    space = Settings.from_environment()
-    assert (space.max_job_bytes, space.host) == (50_000_000_000, "acme")
-    monkeypatch.setenv("SHARD_MAX_JOB_SIZE", "3GB")
-    monkeypatch.setenv("SHARD_JOBS_AT_ONCE", "4")
-    monkeypatch.setenv("SHARD_FOLDER", "/data/jobs")
-    told = Settings.from_environment()
-    assert (told.max_job_bytes, told.jobs_at_once, str(told.folder)) == (3_000_000_000, 4, "/data/jobs")
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "1000"])
-def test_a_wrong_number_of_jobs_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("SHARD_JOBS_AT_ONCE", text)
-    with pytest.raises(UsageError, match="SHARD_JOBS_AT_ONCE"):
-        Settings.from_environment()
-
-
-def test_every_bound_has_its_reason() -> None:
-    body = ast.parse(Path(limits.__file__).read_text()).body
-    bare = []
-    for node, after in pairwise(body):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
-            bare.append(node.targets[0].id)
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                bare.clear()
-        else:
-            assert [name for name in bare if not name.startswith("_")] == []
-            bare.clear()
-
-
-@pytest.mark.parametrize("bound", ["MAX_FILES", "MAX_TENSORS"])
-def test_what_is_beyond_all_bounds_is_refused(bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
-    for room in ("sharding.storage.folder_source", "sharding.checkpoint.read"):
-        monkeypatch.setattr(f"{room}.{bound}", 1, raising=False)
-    with pytest.raises(SourceError) as refusal:
-        job.inspect(str(folder))
-    assert refusal.value.hint

@@ -1,6 +1,5 @@
-"""Blocks stay whole, stages are as balanced as they can be, and every tensor has its place. No files."""
+"""Stages are as balanced as they can be, in the order of a forward pass. No files."""
 
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -12,41 +11,14 @@ from safetensors.torch import load_file
 from sharding import job
 from sharding.core.errors import UsageError
 from sharding.core.options import Options
-from sharding.core.values import ModelHints, Plan, SavedTensor, TensorEntry
+from sharding.core.values import TensorEntry
 from sharding.planning.blocks import blocks_around
 from sharding.planning.order import natural_key
 from sharding.planning.pipeline import cut_stages, in_pipeline_order
 from sharding.planning.plan import plan_shards
 from sharding.report.report import Report
 from tests import models
-
-
-def tensor(name: str, size: int) -> TensorEntry:
-    return TensorEntry(name, "U8", (size,), "f", 0, size)
-
-
-NAMES = st.one_of(
-    st.sampled_from(["embed_tokens.weight", "norm.weight", "lm_head.weight", "projector.weight"]),
-    st.tuples(
-        st.sampled_from(["layers", "encoder.block", "vision.blocks"]),
-        st.integers(0, 12),
-        st.sampled_from(["attn.w", "mlp.w", "mlp.experts.0.w", "mlp.experts.11.w"]),
-    ).map(lambda parts: f"{parts[0]}.{parts[1]}.{parts[2]}"),
-)
-TENSORS = st.dictionaries(NAMES, st.integers(0, 100), min_size=1, max_size=40).map(
-    lambda sizes: [tensor(name, size) for name, size in sizes.items()]
-)
-STRATEGIES = st.sampled_from(["size", "blocks", "stages:1", "stages:2", "stages:5"])
-
-
-def planned(tensors: list[TensorEntry], limit: int, strategy: str) -> Plan | None:
-    """The plan, or None where there are fewer blocks than stages."""
-    try:
-        return plan_shards(tensors, Options(limit, strategy=strategy))
-    except UsageError:
-        blocks = {blocks_around(entry.name, {})[0] for entry in tensors if blocks_around(entry.name, {})}
-        assert int(strategy.partition(":")[2]) > len(blocks)
-        return None
+from tests.planning.tensors import STRATEGIES, TENSORS, planned, tensor
 
 
 @given(tensors=TENSORS, limit=st.integers(1, 300), strategy=STRATEGIES)
@@ -60,33 +32,6 @@ def test_every_tensor_is_in_one_shard_none_is_empty_and_the_limit_holds(
     assert placed == sorted(entry.name for entry in tensors)
     assert all(shard.tensors for shard in plan.shards)
     assert all(len(shard.tensors) == 1 for shard in plan.shards if shard.bytes > limit)
-
-
-@given(tensors=TENSORS, limit=st.integers(1, 300), strategy=STRATEGIES.filter(lambda strategy: strategy != "size"))
-def test_a_block_is_cut_only_if_it_alone_exceeds_the_limit(
-    tensors: list[TensorEntry], limit: int, strategy: str
-) -> None:
-    plan = planned(tensors, limit, strategy)
-    if plan is None:
-        return
-    inside: dict[str, list[TensorEntry]] = {}
-    for entry in tensors:
-        for block in blocks_around(entry.name, {}):
-            inside.setdefault(block, []).append(entry)
-    for block, entries in inside.items():
-        if sum(entry.bytes for entry in entries) <= limit:
-            assert len({plan.weight_map[entry.name] for entry in entries}) == 1, block
-
-
-@given(tensors=TENSORS, limit=st.integers(1, 300))
-def test_blocks_follow_the_natural_order(tensors: list[TensorEntry], limit: int) -> None:
-    plan = plan_shards(tensors, Options(limit, strategy="blocks"))
-    position = {shard.file: number for number, shard in enumerate(plan.shards)}
-    fitting = [shard for shard in plan.shards if shard.bytes < limit]
-    names = sorted((entry.name for shard in fitting for entry in shard.tensors), key=natural_key)
-    whole = {name: (blocks_around(name, {}) or [name])[0] for name in names}
-    order = [position[plan.weight_map[name]] for name in names if whole[name] == name]
-    assert order == sorted(order)
 
 
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=9), data=st.data())
@@ -159,25 +104,6 @@ def test_more_stages_than_blocks_are_refused() -> None:
 def test_an_unknown_strategy_is_refused(strategy: str) -> None:
     with pytest.raises(UsageError, match="strategy"):
         plan_shards([tensor("layers.0.w", 3)], Options(100, strategy=strategy))
-
-
-def test_what_transformers_never_splits_is_a_block_even_without_a_number() -> None:
-    tensors = [tensor("patches.a", 5), tensor("patches.b", 5), tensor("layers.0.w", 5)]
-    hints = ModelHints(
-        "M", (SavedTensor("patches.a", "U8", 0, "patches"), SavedTensor("patches.b", "U8", 1, "patches"))
-    )
-    plan = plan_shards(tensors, Options(12, strategy="blocks"), hints=hints)
-    assert plan.weight_map["patches.a"] == plan.weight_map["patches.b"] != plan.weight_map["layers.0.w"]
-
-
-@pytest.mark.usefixtures("answers_here")
-@pytest.mark.parametrize("name", ["llama", "mixtral", "t5", "vit", "dinov2", "gpt2", "gpt-neox", "bert"])
-def test_blocks_that_transformers_knows_are_those_that_names_show(name: str, tmp_path: Path) -> None:
-    source = models.save(name, tmp_path / "source")
-    by_name = job.plan_checkpoint(job.inspect(str(source)), Options("60kB", strategy="stages:4"))
-    known = job.plan(str(source), Options("60kB", strategy="stages:4"))[1]
-    assert tuple(replace(stage, also_needs=()) for stage in known.stages) == by_name.stages
-    assert sum(len(stage.blocks) for stage in known.stages) >= 12
 
 
 @pytest.mark.usefixtures("answers_here")

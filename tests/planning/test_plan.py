@@ -1,7 +1,5 @@
 """Plans: every tensor once, in order, within the limit. No files."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +7,6 @@ from hypothesis import strategies as st
 from sharding.core.errors import UsageError
 from sharding.core.options import Options
 from sharding.core.values import Component, RepoRef, TensorEntry
-from sharding.formats.index import build_indexes
-from sharding.planning.order import natural_key
 from sharding.planning.plan import identify_plan, plan_shards, shard_header
 
 REF = RepoRef("folder", "model", "1")
@@ -73,22 +69,6 @@ def test_each_next_shard_begins_because_the_last_one_was_full(tensors: list[Tens
         assert one.bytes + first.bytes > limit
 
 
-@given(st.lists(st.text("ab.0123456789é", max_size=10)))
-def test_natural_order_is_that_of_transformers(names: list[str]) -> None:
-    from transformers.core_model_loading import dot_natural_key
-
-    assert sorted(names, key=natural_key) == sorted(names, key=dot_natural_key)
-
-
-@given(st.lists(st.text(max_size=10), unique=True))
-def test_any_names_have_one_order_however_they_come(names: list[str]) -> None:
-    assert sorted(names, key=natural_key) == sorted(reversed(names), key=natural_key)
-
-
-def test_a_number_of_five_thousand_digits_is_ordered_as_a_word() -> None:
-    assert sorted(["b", "9" * 5000, "8"], key=natural_key) == ["8", "9" * 5000, "b"]
-
-
 def test_one_shard_has_the_plain_name() -> None:
     plan = plan_shards([tensor("a", 3), tensor("b", 3)], Options(100))
     assert [shard.file for shard in plan.shards] == ["model.safetensors"]
@@ -108,17 +88,6 @@ def test_an_oversized_tensor_is_named_with_what_to_do() -> None:
     assert (finding.level, finding.code) == ("warning", "oversized-tensor")
     assert "big" in finding.message
     assert finding.hint
-
-
-def test_the_index_holds_totals_and_a_sorted_weight_map() -> None:
-    plan = plan_shards([tensor("b", 3), tensor("a", 3)], Options(4))
-    ((path, text),) = build_indexes(plan).items()
-    assert path == "model.safetensors.index.json"
-    assert text.endswith(b"}\n")
-    assert json.loads(text) == {
-        "metadata": {"total_parameters": 6, "total_size": 6},
-        "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"},
-    }
 
 
 def test_a_count_of_parameters_that_is_known_is_kept() -> None:

@@ -1,0 +1,63 @@
+"""A block stays whole, whether names show it or transformers knows it. No files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding import job
+from sharding.core.options import Options
+from sharding.core.values import ModelHints, SavedTensor, TensorEntry
+from sharding.planning.blocks import blocks_around
+from sharding.planning.order import natural_key
+from sharding.planning.plan import plan_shards
+from tests import models
+from tests.planning.tensors import STRATEGIES, TENSORS, planned, tensor
+
+
+@given(tensors=TENSORS, limit=st.integers(1, 300), strategy=STRATEGIES.filter(lambda strategy: strategy != "size"))
+def test_a_block_is_cut_only_if_it_alone_exceeds_the_limit(
+    tensors: list[TensorEntry], limit: int, strategy: str
+) -> None:
+    plan = planned(tensors, limit, strategy)
+    if plan is None:
+        return
+    inside: dict[str, list[TensorEntry]] = {}
+    for entry in tensors:
+        for block in blocks_around(entry.name, {}):
+            inside.setdefault(block, []).append(entry)
+    for block, entries in inside.items():
+        if sum(entry.bytes for entry in entries) <= limit:
+            assert len({plan.weight_map[entry.name] for entry in entries}) == 1, block
+
+
+@given(tensors=TENSORS, limit=st.integers(1, 300))
+def test_blocks_follow_the_natural_order(tensors: list[TensorEntry], limit: int) -> None:
+    plan = plan_shards(tensors, Options(limit, strategy="blocks"))
+    position = {shard.file: number for number, shard in enumerate(plan.shards)}
+    fitting = [shard for shard in plan.shards if shard.bytes < limit]
+    names = sorted((entry.name for shard in fitting for entry in shard.tensors), key=natural_key)
+    whole = {name: (blocks_around(name, {}) or [name])[0] for name in names}
+    order = [position[plan.weight_map[name]] for name in names if whole[name] == name]
+    assert order == sorted(order)
+
+
+def test_what_transformers_never_splits_is_a_block_even_without_a_number() -> None:
+    tensors = [tensor("patches.a", 5), tensor("patches.b", 5), tensor("layers.0.w", 5)]
+    hints = ModelHints(
+        "M", (SavedTensor("patches.a", "U8", 0, "patches"), SavedTensor("patches.b", "U8", 1, "patches"))
+    )
+    plan = plan_shards(tensors, Options(12, strategy="blocks"), hints=hints)
+    assert plan.weight_map["patches.a"] == plan.weight_map["patches.b"] != plan.weight_map["layers.0.w"]
+
+
+@pytest.mark.usefixtures("answers_here")
+@pytest.mark.parametrize("name", ["llama", "mixtral", "t5", "vit", "dinov2", "gpt2", "gpt-neox", "bert"])
+def test_blocks_that_transformers_knows_are_those_that_names_show(name: str, tmp_path: Path) -> None:
+    source = models.save(name, tmp_path / "source")
+    by_name = job.plan_checkpoint(job.inspect(str(source)), Options("60kB", strategy="stages:4"))
+    known = job.plan(str(source), Options("60kB", strategy="stages:4"))[1]
+    assert tuple(replace(stage, also_needs=()) for stage in known.stages) == by_name.stages
+    assert sum(len(stage.blocks) for stage in known.stages) >= 12
