@@ -8,20 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch_file
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel
 
 from sharding import job
-from sharding.core.errors import DestinationError, SourceError, UsageError, VariantMissing
-from sharding.core.events import ShardFinished, Verified
+from sharding.core.errors import DestinationError, SourceError, UsageError
+from sharding.core.events import ShardFinished
 from sharding.report.report import Report
 from sharding.report.schema import parse_report
 from sharding.report.snippets import loading_code
 from tests import models, pipelines
-from tests.conftest import listing, options_of, random_tensors, write_checkpoint
+from tests.conftest import listing, options_of, write_checkpoint
 from tests.localhub.conftest import Server
 
 pytestmark = [
@@ -50,10 +49,6 @@ def tensors(folder: Path) -> dict[str, bytes]:
     }
 
 
-def weights(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in listing(folder).items() if "safetensors" in name}
-
-
 def said(folder: Path, variant: str = "") -> dict[str, str]:
     return {finding.code: finding.message for finding in job.inspect(str(folder), variant=variant).findings}
 
@@ -68,66 +63,6 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.build("llama", torch.float32).save_pretrained(folder)
     models.build("llama", torch.float16).save_pretrained(folder, variant="fp16")
     return folder
-
-
-def test_the_plain_weights_are_taken_and_the_variants_left_out_are_named(variants: Path) -> None:
-    found = job.inspect(str(variants))
-    assert [file.path for file in found.weight_files] == ["model.safetensors"]
-    assert "fp16" in said(variants)["variants"]
-    assert found.other_variants == ("fp16",)
-    assert job.inspect(str(variants), variant="fp16").other_variants == ("",)
-
-
-@pytest.mark.parametrize("size", [SIZE, "1GB"])
-def test_a_variant_keeps_the_names_of_its_kind_byte_for_byte(variants: Path, tmp_path: Path, size: str) -> None:
-    report = reshard(variants, tmp_path / "out", size, variant="fp16")
-    model = AutoModelForCausalLM.from_pretrained(variants, variant="fp16")
-    model.save_pretrained(tmp_path / "theirs", variant="fp16", max_shard_size=size)
-    assert weights(tmp_path / "out") == weights(tmp_path / "theirs")
-    assert ("model.safetensors.index.fp16.json" in weights(tmp_path / "out")) == (size == SIZE)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", variant="fp16")
-    assert torch.equal(models.logits(model), models.logits(loaded))
-    assert "variant='fp16'" in (tmp_path / "out/README.md").read_text()
-    (verified,) = [
-        event
-        for event in job.verify(str(variants), str(tmp_path / "out"), variant="fp16")
-        if isinstance(event, Verified)
-    ]
-    assert verified.verification.identical and report.source.variant == "fp16"
-
-
-def test_a_variant_that_is_all_there_is_gets_taken(variants: Path, tmp_path: Path) -> None:
-    source = tmp_path / "only"
-    shutil.copytree(variants, source)
-    (source / "model.safetensors").unlink()
-    reshard(source, tmp_path / "out")
-    assert "fp16" in said(source)["variant"]
-    assert [job.inspect(str(source), variant=name).other_variants for name in ("", "fp16")] == [(), ()]
-    assert (tmp_path / "out/model.safetensors.index.fp16.json").exists()
-    shutil.copy(source / "model.fp16.safetensors", source / "model.ema.safetensors")
-    with pytest.raises(VariantMissing, match="several variants and no plain weights") as refusal:
-        job.inspect(str(source))
-    assert "'ema', 'fp16'" in refusal.value.hint
-    assert refusal.value.there == ("ema", "fp16")
-
-
-def test_a_variant_that_is_not_there_is_refused_with_those_that_are(variants: Path) -> None:
-    with pytest.raises(VariantMissing, match="no variant 'bf16'") as refusal:
-        job.inspect(str(variants), variant="bf16")
-    assert "the plain weights, 'fp16'" in refusal.value.hint
-    assert refusal.value.there == ("", "fp16")
-
-
-def test_names_of_variants_as_diffusers_wrote_them_before_are_understood(tmp_path: Path) -> None:
-    first, second = "model-00001-of-00002.fp16.safetensors", "model-00002-of-00002.fp16.safetensors"
-    files = {first: {"a": np.zeros(3)}, second: {"b": np.ones(3)}, **PLAIN}
-    folder = write_checkpoint(tmp_path / "in", files, index=False)
-    assert [file.path for file in job.inspect(str(folder), variant="fp16").weight_files] == [first, second]
-    index = {"metadata": {}, "weight_map": {"a": first, "b": second}}
-    (folder / "model.safetensors.fp16.index.json").write_text(json.dumps(index))
-    assert said(folder, "fp16").keys() == {"variant", "left-out"}
-    reshard(folder, tmp_path / "out", variant="fp16", size="30B")
-    assert "model.safetensors.index.fp16.json" in listing(tmp_path / "out")
 
 
 # --- Pipelines ------------------------------------------------------------------------------------------
@@ -286,16 +221,6 @@ def test_a_pickled_model_of_diffusers_alone_becomes_safetensors(pipeline: Path, 
     assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
 
 
-def test_a_pickled_variant_is_taken_and_keeps_the_name_of_its_kind(variants: Path, tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(variants, source)
-    torch.save(load_file(source / "model.fp16.safetensors"), source / "pytorch_model.fp16.bin")
-    (source / "model.fp16.safetensors").unlink()
-    reshard(source, tmp_path / "out", variant="fp16")
-    one, other = (AutoModelForCausalLM.from_pretrained(folder, variant="fp16") for folder in (source, tmp_path / "out"))
-    assert torch.equal(models.logits(one), models.logits(other)) and one.dtype == torch.float16
-
-
 def test_names_that_share_a_tensor_are_all_written_where_diffusers_loads_them(pipeline: Path, tmp_path: Path) -> None:
     """It ties nothing after loading: a name that is missing would be left without weights."""
     source = tmp_path / "in"
@@ -375,11 +300,6 @@ def test_a_pipeline_goes_from_hub_to_hub_and_is_resumed_there(
     assert np.array_equal(pipelines.image(down), pipelines.image(pipeline))
 
 
-def test_the_classic_engine_takes_no_variant(variants: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="plain weights only"):
-        reshard(variants, tmp_path / "out", engine="classic", variant="fp16")
-
-
 def test_comparing_is_refused_for_what_transformers_does_not_load(
     pipeline: Path, variants: Path, tmp_path: Path
 ) -> None:
@@ -454,143 +374,6 @@ def test_a_sentence_transformer_of_the_old_kind_has_a_folder_with_pickled_weight
 
 
 # --- Adapters, other names, quantized weights -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", ["", "spanish/"])
-def test_an_adapter_stays_one_file_and_that_is_explained(tmp_path: Path, place: str) -> None:
-    folder = write_checkpoint(tmp_path / "in", {}, index=False)
-    (folder / place).mkdir(exist_ok=True)
-    save_file(random_tensors(), folder / f"{place}adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / f"{place}adapter_config.json").write_text("{}")
-    report = reshard(folder, tmp_path / "out")
-    assert [shard.file for shard in report.plan.shards] == [f"{place}adapter_model.safetensors"]
-    assert tensors(tmp_path / "out") == tensors(folder)
-    assert "adapter_model" in said(folder)["kept-whole"]
-    assert "AutoPeftModel" in (tmp_path / "out/README.md").read_text()
-
-
-def test_an_adapter_beside_a_model_is_copied_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
-    save_file({"lora": np.ones(3)}, checkpoint / "adapter_model.safetensors")
-    reshard(checkpoint, tmp_path / "out")
-    copied = (tmp_path / "out/adapter_model.safetensors").read_bytes()
-    assert copied == (checkpoint / "adapter_model.safetensors").read_bytes()
-    assert "adapter_model.safetensors" in said(checkpoint)["kept-whole"]
-
-
-@pytest.mark.parametrize("size", ["100kB", "1GB"])
-def test_weights_that_the_configuration_names_are_taken_and_the_result_has_the_usual_names(
-    tmp_path: Path, size: str
-) -> None:
-    source = models.save("llama", tmp_path / "in", size)
-    named = "consolidated.safetensors" + (".index.json" if size == "100kB" else "")
-    (source / f"model{named.removeprefix('consolidated')}").rename(source / named)
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "transformers_weights": named}))
-    save_file({"other": np.ones(3)}, source / "model.safetensors")
-    save_file({"other": np.ones(3)}, source / "model.fp16.safetensors")
-    assert job.inspect(str(source)).other_variants == ()  # transformers loads what is named, whatever the variant
-    reshard(source, tmp_path / "out")
-    assert json.loads((tmp_path / "out/config.json").read_text()) == config
-    one, other = (AutoModelForCausalLM.from_pretrained(folder) for folder in (source, tmp_path / "out"))
-    assert torch.equal(models.logits(one), models.logits(other))
-
-
-@pytest.mark.parametrize("name", ["absent.safetensors", "../secret.safetensors", "adapter_model.bin", "model.gguf"])
-def test_a_configuration_that_names_no_weights_is_refused(tmp_path: Path, name: str) -> None:
-    folder = write_checkpoint(tmp_path / "in", PLAIN, index=False)
-    (folder / "config.json").write_text(json.dumps({"transformers_weights": name}))
-    with pytest.raises(SourceError, match="transformers_weights"):
-        job.inspect(str(folder))
-
-
-@pytest.mark.parametrize("name", ["consolidated.safetensors", "consolidated.00.pth"])
-def test_the_layout_of_mistral_alone_is_refused_with_a_pointer(tmp_path: Path, name: str) -> None:
-    (tmp_path / "params.json").write_text("{}")
-    save_file({"w": np.ones(3)}, tmp_path / name)
-    with pytest.raises(SourceError, match="own layout") as refusal:
-        job.inspect(str(tmp_path))
-    assert "convert_mistral_weights_to_hf" in refusal.value.hint
-
-
-def test_a_consolidated_copy_and_the_original_folder_are_left_out(checkpoint: Path) -> None:
-    (checkpoint / "original").mkdir()
-    for name in ("consolidated.safetensors", "original/model.safetensors"):
-        save_file({"layers.0.weight": np.ones(3)}, checkpoint / name)
-    (checkpoint / "params.json").write_text("{}")
-    found = job.inspect(str(checkpoint))
-    assert "consolidated.safetensors, original/model.safetensors" in said(checkpoint)["left-out"]
-    assert len(found.tensors) == len(random_tensors())
-
-
-def test_weights_in_folders_that_nothing_names_are_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "checkpoint-500", PLAIN, index=False)
-    with pytest.raises(SourceError, match="folders that no configuration names: checkpoint-500/model.safetensors"):
-        job.inspect(str(tmp_path))
-
-
-FP8 = {"w": torch.ones(64, 8).to(torch.float8_e4m3fn), "w_scale_inv": torch.ones(1)}
-QUANTIZED: dict[str, dict[str, torch.Tensor]] = {
-    "gptq": {
-        "q.qweight": torch.arange(512, dtype=torch.int32),
-        "q.scales": torch.ones(64).half(),
-        "q.g_idx": torch.arange(64),
-    },
-    "awq": {"q.qweight": torch.arange(512, dtype=torch.int32), "q.qzeros": torch.arange(64, dtype=torch.int32)},
-    "fp8": FP8,
-    "bitsandbytes": {
-        "q.weight": torch.arange(200, dtype=torch.uint8).view(-1, 1),
-        "q.weight.absmax": torch.ones(4),
-        "q.weight.quant_state.bitsandbytes__nf4": torch.arange(90, dtype=torch.uint8),
-    },
-    "torchao": {"q._weight_qdata": torch.arange(-64, 64).to(torch.int8), "q._weight_scale": torch.ones(8).bfloat16()},
-}
-
-
-@pytest.mark.parametrize("method", QUANTIZED)
-def test_a_quantized_repo_is_copied_bit_for_bit_with_the_metadata_of_every_shard(method: str, tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    source.mkdir()
-    # As transformers 5.23 saves what torchao has quantized: what each tensor was stands in the header of every file.
-    layout = {"tensor_names": json.dumps(["q.weight"]), "q.weight": json.dumps({"_type": "Int8Tensor"})}
-    metadata = {"format": "pt", **(layout if method == "torchao" else {})}
-    names = list(QUANTIZED[method])
-    weight_map = {}
-    for number, name in enumerate(names, start=1):
-        file = f"model-{number:05d}-of-{len(names):05d}.safetensors"
-        save_torch_file({name: QUANTIZED[method][name]}, source / file, metadata=metadata)
-        weight_map[name] = file
-    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    config = {"quantization_config": {"quant_method": method}}
-    (source / "config.json").write_text(json.dumps(config))
-    for size in ("100B", "1GB"):
-        out = tmp_path / size
-        reshard(source, out, size)
-        assert tensors(out) == tensors(source)
-        assert json.loads((out / "config.json").read_text()) == config
-        for path in out.glob("*.safetensors"):
-            with safe_open(path, "pt") as file:
-                assert file.metadata() == metadata
-
-
-def test_pickled_weights_beside_safetensors_are_left_out_and_that_is_said(checkpoint: Path) -> None:
-    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
-        (checkpoint / name).write_bytes(b"x")
-    found = job.inspect(str(checkpoint))
-    messages = [finding.message for finding in found.findings]
-    assert ["pytorch_model.bin" in message for message in messages] == [True, True]
-    assert [file.path for file in found.side_files] == ["config.json"]
-
-
-@pytest.mark.parametrize(("stored", "kept"), [(None, "pt"), ({"who": "me"}, "pt"), ({"format": "mlx"}, "mlx")])
-def test_the_format_in_the_metadata_is_the_sources_or_pt(
-    tmp_path: Path, stored: dict[str, str] | None, kept: str
-) -> None:
-    (tmp_path / "in").mkdir()
-    save_file(random_tensors(), tmp_path / "in/model.safetensors", metadata=stored)
-    reshard(tmp_path / "in", tmp_path / "out")
-    for path in (tmp_path / "out").glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            assert file.metadata() == {**(stored or {}), "format": kept}
 
 
 # --- All ------------------------------------------------------------------------------------------------

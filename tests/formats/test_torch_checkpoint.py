@@ -6,22 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.core.values import Checkpoint, Gathered
+from sharding.core.values import Checkpoint
 from sharding.formats import torch_checkpoint as archive
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.report.report import Report
 from sharding.storage.folder_source import open_folder
-from sharding.transfer.strided_source import GatheringSource
 from tests import models
 from tests.conftest import listing
 from tests.fuzz.seeds import rezipped, saved
@@ -263,62 +259,6 @@ def test_findings_say_what_is_done(tmp_path: Path) -> None:
 
 
 # --- Tensors that do not lie in order -----------------------------------------------------------------------
-
-
-@st.composite
-def views(draw: st.DrawFn) -> torch.Tensor:
-    """A view of a small tensor: dimensions swapped, cut, stepped over and expanded."""
-    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-    dtype = draw(st.sampled_from([torch.int8, torch.int16, torch.float32, torch.int64]))
-    view = torch.arange(int(np.prod(lengths))).reshape(lengths).to(dtype)
-    view = view.permute(draw(st.permutations(range(view.ndim))))
-    for axis in range(view.ndim):
-        start, step = draw(st.integers(0, view.shape[axis] - 1)), draw(st.integers(1, 2))
-        view = view[(slice(None),) * axis + (slice(start, None, step),)]
-    if draw(st.booleans()):
-        view = view.unsqueeze(0).expand(draw(st.integers(1, 4)), *view.shape)
-    return view
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
-@given(view=views(), tile=st.integers(8, 64), span=st.integers(8, 64), cut=st.tuples(st.floats(0, 1), st.floats(0, 1)))
-def test_any_range_of_any_view_is_gathered_in_any_memory(
-    view: torch.Tensor, tile: int, span: int, cut: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sharding.transfer.strided_source.TILE_BYTES", tile)
-    monkeypatch.setattr("sharding.transfer.strided_source.GATHERED_SPAN_BYTES", span)
-    base = view._base if view._base is not None else view
-    source = Memory(bits(base)[2])
-    size, end = view.nbytes, base.nbytes
-    origin, item = view.storage_offset() * view.element_size(), view.element_size()
-    part = Gathered("pytorch_model.bin", end, end + size, origin, item, tuple(view.shape), view.stride())
-    reading = GatheringSource(source, [part])
-    start, stop = sorted(int(share * size) for share in cut)
-    gathered = b"".join(reading.read("pytorch_model.bin", end + start, end + stop))
-    assert gathered == bits(view)[2][start:stop]
-    whole = b"".join(reading.read("pytorch_model.bin", 0, end + size))
-    assert whole == bits(base)[2] + bits(view)[2]
-
-
-def test_a_transpose_takes_a_few_tiles_of_memory(tmp_path: Path) -> None:
-    import tracemalloc
-
-    side = 4000
-    torch.save(
-        {"w": torch.arange(side * side, dtype=torch.float32).view(side, side).t()}, tmp_path / "pytorch_model.bin"
-    )
-    source = open_folder(str(tmp_path))
-    found = read_archive(source, source.files[0])
-    reading = GatheringSource(source, found.gathered)
-    (tensor,) = found.tensors
-    assert tensor.bytes == 64_000_000
-    np.lib.stride_tricks  # noqa: B018  # imported before memory is counted
-    tracemalloc.start()
-    size = sum(len(chunk) for chunk in reading.read(tensor.file, tensor.start_byte, tensor.end_byte))
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert size == tensor.bytes
-    assert peak_bytes < 64 << 20
 
 
 # --- From a Hub ---------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from torch._utils import _rebuild_tensor_v2
 
 from sharding.core.errors import SourceError
-from sharding.formats import torch_globals as stand_ins
 from sharding.formats.dtypes import BY_TORCH
 from sharding.formats.torch_checkpoint import Archive, read_archive
 from tests.fuzz.seeds import archives, rezipped, saved
@@ -284,17 +283,6 @@ def test_one_long_list_given_to_many_calls_is_counted_each_time(monkeypatch: pyt
 
 
 # --- Beside torch's own reader ---------------------------------------------------------------------------------
-
-
-def test_every_name_that_is_allowed_is_allowed_by_torch() -> None:
-    assert set(torch._weights_only_unpickler._get_allowed_globals()) >= stand_ins.ALLOWED
-
-
-def test_every_storage_has_the_dtype_that_torch_gives_it() -> None:
-    allowed = torch._weights_only_unpickler._get_allowed_globals()
-    assert {name: str(allowed[name].dtype) for name in stand_ins.STORAGE_DTYPES} == {
-        name: f"torch.{dtype}" for name, dtype in stand_ins.STORAGE_DTYPES.items()
-    }
 
 
 SOUND = [data for name, data in archives().items() if name in ("views", "dtypes", "wrapped")]

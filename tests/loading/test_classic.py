@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Planned, Published, Verified
-from sharding.core.values import ClassicCost
 from sharding.loading.classic_child import load_and_save
+from sharding.loading.costs import ClassicCost
 from sharding.localhub.samples import build_gpt2_bin
 from sharding.planning.model_class import Unsupported
 from sharding.report.report import Report

@@ -4,123 +4,21 @@ import json
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import ShardingError, SourceError
-from sharding.loading.chart import Curve, draw_curves
-from sharding.loading.costs import LoadCost, Moment
 from sharding.loading.local_copy import loadable_files
-from sharding.loading.measure import Load, probe, thin
-from sharding.loading.predict import predict
 from sharding.loading.probe import child as loading
-from sharding.loading.verdict import judge
 from sharding.report.report import Report
 from sharding.storage.folder_source import open_folder
 from tests import models
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-GB = 1_000_000_000
-BASE = LoadCost(
-    outcome="loaded", message="", method="from_pretrained", dtype_asked=None, memory_limited_by=None, cache="cold",
-    seconds={"load": 2.0, "forward": 1.0}, peak_anon_bytes=GB // 4, peak_file_bytes=2 * GB, peak_total_bytes=3 * GB,
-    curve=(), format="safetensors", files=8, weight_bytes=2 * GB, largest_file_bytes=GB // 5, loaded_bytes=2 * GB,
-    mapped_bytes=2 * GB, stored_dtypes={"float16": 2 * GB}, logits_sha256="0" * 64,
-)  # fmt: skip
-CAST = replace(
-    BASE, is_cast=True, stored_dtypes={"bfloat16": 2 * GB}, peak_anon_bytes=2 * GB, mapped_bytes=0,
-    seconds={"load": 9.0, "forward": 1.0}, dtype_asked="float16",
-)  # fmt: skip
-UNMAPPED = replace(BASE, mapped_bytes=0, peak_anon_bytes=int(2.4 * GB))
-
-
-def test_the_same_dtype_resharded_makes_no_meaningful_difference() -> None:
-    one_file = replace(BASE, files=1, largest_file_bytes=2 * GB, seconds={"load": 2.2, "forward": 1.1})
-    verdict = judge([one_file] * 3, [BASE] * 3)
-    assert (verdict.kind, verdict.cause) == ("no-difference", None)
-    assert "No meaningful difference" in verdict.sentence
-
-
-def test_a_copy_stored_as_it_is_loaded_beats_a_cast_and_the_dtype_is_named() -> None:
-    verdict = judge([CAST] * 3, [replace(BASE, dtype_asked="float16")] * 3)
-    assert (verdict.kind, verdict.cause) == ("gain", "dtype")
-    assert "not of the shards" in verdict.sentence
-    assert "float16" in verdict.sentence and "bfloat16" in verdict.sentence
-    assert judge([BASE] * 3, [CAST] * 3).kind == "loss"
-
-
-def test_two_casts_make_no_difference_and_the_hint_says_what_would() -> None:
-    verdict = judge([CAST] * 3, [CAST] * 3)
-    assert verdict.kind == "no-difference"
-    assert "Both are cast from bfloat16 to float16" in verdict.sentence
-
-
-def test_without_mapping_smaller_files_are_a_gain_and_the_file_size_is_named() -> None:
-    one_file = replace(UNMAPPED, largest_file_bytes=2 * GB, peak_anon_bytes=4 * GB)
-    verdict = judge([one_file] * 3, [UNMAPPED] * 3)
-    assert (verdict.kind, verdict.cause) == ("gain", "file-size")
-    assert "memory mapping is off" in verdict.sentence
-
-
-def test_another_format_is_named() -> None:
-    pickled = replace(BASE, format="bin", mapped_bytes=0, peak_anon_bytes=3 * GB)
-    assert judge([pickled] * 3, [BASE] * 3).cause == "format"
-
-
-def test_time_alone_without_a_cause_in_the_files_is_no_difference() -> None:
-    slow = replace(BASE, seconds={"load": 20.0, "forward": 1.0})
-    assert judge([slow] * 3, [BASE] * 3).kind == "no-difference"
-
-
-def test_times_whose_spreads_overlap_are_no_difference() -> None:
-    runs = [replace(BASE, format="bin", seconds={"load": seconds}) for seconds in (2.0, 9.0, 9.5)]
-    assert judge(runs, [BASE] * 3).kind == "no-difference"
-
-
-def test_what_loads_under_a_limit_where_the_original_does_not_is_a_gain_with_its_cause() -> None:
-    killed = replace(CAST, outcome="out-of-memory", message="Killed.", memory_limited_by="memory cgroup")
-    verdict = judge([killed], [replace(BASE, memory_limited_by="memory cgroup")])
-    assert (verdict.kind, verdict.cause) == ("gain", "dtype")
-    assert "under the limit (memory cgroup)" in verdict.sentence
-    assert judge([killed], [killed]).kind == "not-loaded"
-    assert judge([BASE], [killed]).kind == "loss"
-
-
-def test_where_a_method_cannot_load_the_original_its_reason_is_the_verdict() -> None:
-    unsupported = replace(BASE, outcome="unsupported", message="It has other names.", format="", files=0)
-    verdict = judge([unsupported], [BASE])
-    assert (verdict.kind, verdict.cause) == ("gain", None)
-    assert verdict.sentence == "The sharded copy loads, the original does not: It has other names."
-
-
-def test_different_logits_are_never_called_a_gain() -> None:
-    assert judge([CAST] * 3, [replace(BASE, logits_sha256="1" * 64)] * 3).kind == "outputs-differ"
-
-
-@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=1000), st.integers(1, 200))
-def test_a_thinned_curve_keeps_its_peak_and_its_order(sizes: list[int], most: int) -> None:
-    curve = [Moment(float(number), size, 0, size) for number, size in enumerate(sizes)]
-    kept = thin(curve, most)
-    assert len(kept) <= max(most, 1)
-    assert max(moment.anon_bytes for moment in kept) == max(sizes)
-    assert list(kept) == sorted(kept, key=lambda moment: moment.seconds)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(0, 10**13)), max_size=50), st.text(max_size=20))
-def test_every_picture_is_well_formed_and_stays_inside_its_frame(points: list[tuple[float, int]], title: str) -> None:
-    title = "".join(char for char in title if char.isprintable())
-    curve = Curve(title, tuple(Moment(seconds, size, 0, size) for seconds, size in sorted(points)))
-    root = ET.fromstring(draw_curves(title, [curve, curve]))
-    for path in root.iter("{http://www.w3.org/2000/svg}path"):
-        numbers = [float(number) for number in path.attrib["d"].translate(str.maketrans("MLZ,", "    ")).split()]
-        assert all(0 <= x <= 760 for x in numbers[::2]) and all(0 <= y <= 380 for y in numbers[1::2])
 
 
 @pytest.fixture(scope="module")
@@ -232,33 +130,3 @@ def test_comparing_is_refused_before_a_byte_moves_where_transformers_finds_no_we
 def test_a_missing_side_and_a_bad_limit_are_refused_in_plain_words(run: Run, pair: tuple[Path, Path]) -> None:
     assert run("compare", pair[0], "./nowhere").returncode == 3
     assert run("compare", *pair, "--memory-limit", "plenty").returncode == 2
-
-
-@pytest.fixture(scope="module")
-def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose weights are as heavy as the libraries."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=8)
-    config.vocab_size, config.pad_token_id = 30_000, None
-    folder = tmp_path_factory.mktemp("heavy") / "model"
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told apart in /proc")
-@pytest.mark.parametrize(
-    ("dtype", "with_mapping"),
-    [
-        (None, True),
-        pytest.param("float32", True, marks=pytest.mark.thorough),
-        pytest.param(None, False, marks=pytest.mark.thorough),
-    ],
-)
-def test_the_predicted_memory_is_near_the_measured(dtype: str | None, with_mapping: bool, heavy: Path) -> None:
-    size = (heavy / "model.safetensors").stat().st_size
-    expected = predict({"BF16": size}, size, dtype, with_mapping=with_mapping)
-    found = probe(heavy, Load(dtype=dtype, with_mapping=with_mapping))
-    assert found.peak_anon_bytes == pytest.approx(expected.peak_anon_bytes, rel=0.1)
-    assert found.peak_file_bytes == pytest.approx(expected.peak_file_bytes, rel=0.2)

@@ -10,18 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx2
 import pytest
-from huggingface_hub.errors import HfHubHTTPError
 
 from sharding import job
-from sharding.core import limits
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.events import Published, ShardFinished
 from sharding.core.values import Discarded
 from sharding.storage import hub_retry as retry
 from sharding.storage import hub_source
-from sharding.storage.hub_client import Hub
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import environment, in_two_files
 from tests.hubs import branches, download, exists, files_of, push, shard
@@ -156,40 +152,6 @@ def test_every_refusal_of_a_commit_has_its_sentence_and_leaves_nothing(
         shard(hub, SOURCE, MADE)
     assert refusal.value.hint
     assert nothing_is_left(hub)
-
-
-def test_a_server_that_asks_for_more_patience_than_there_is_gets_none() -> None:
-    headers = {"Retry-After": str(limits.LONGEST_WAIT_SECONDS + 1)}
-    answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
-    error = HfHubHTTPError("slow down", response=answer)
-    assert retry.may_pass(error)
-    with pytest.raises(HfHubHTTPError):
-        retry.wait_to_retry(error, 1)
-
-
-@pytest.mark.parametrize(("headers", "seconds"), [({"Retry-After": "7"}, 7.0), ({"RateLimit": '"api";r=0;t=55'}, 56.0)])
-def test_a_hub_that_counts_requests_is_left_alone_for_as_long_as_it_says(
-    monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], seconds: float
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("sharding.storage.hub_retry.time.sleep", slept.append)
-    answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
-    retry.wait_to_retry(HfHubHTTPError("slow down", response=answer), 1)
-    assert seconds <= slept[0] <= 1.5 * seconds
-
-
-@pytest.mark.parametrize("error", [RuntimeError("xet"), PermissionError("old"), FileNotFoundError("gone")])
-def test_what_hf_xet_raises_is_put_into_words(error: Exception) -> None:
-    with pytest.raises(SourceError) as refusal, Hub("http://127.0.0.1:1", None).explained("a/b", SourceError):
-        raise error
-    assert "a/b" in refusal.value.message
-    assert refusal.value.hint
-
-
-def test_a_hub_that_is_not_there_is_said_to_be_unreachable() -> None:
-    with pytest.raises(SourceError, match="cannot be reached") as refusal:
-        job.inspect("alice/model", endpoint="http://127.0.0.1:1")
-    assert "network" in refusal.value.hint
 
 
 # --- Logins -------------------------------------------------------------------------------------------

@@ -14,12 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from sharding import job
 from sharding.checkpoint.read import read_checkpoint
-from sharding.core.errors import OverflowRefused, SourceError, UsageError
+from sharding.core.errors import OverflowRefused, UsageError
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import BY_OPTION, CASTABLE
-from sharding.planning.cast import cast_tensors, may_overflow
+from sharding.planning.cast import cast_tensors
 from sharding.report.report import Report
 from sharding.report.write import configured
 from sharding.storage.folder_source import open_folder
@@ -157,16 +156,6 @@ def llama(folder: Path, large: int = 0) -> Path:
     return folder
 
 
-def test_integers_booleans_and_fp8_stay_and_the_plan_counts_what_is_written(mixed: Path, tmp_path: Path) -> None:
-    report = cast(mixed, tmp_path / "out")
-    found = tensors(tmp_path / "out")
-    assert {name: tensor.dtype for name, tensor in found.items()} == {
-        **dict.fromkeys("acefgi", torch.float16), "b": torch.int64, "d": torch.bool, "h": torch.float8_e4m3fn,
-    }  # fmt: skip
-    assert report.plan.total_bytes == sum(tensor.nbytes for tensor in found.values())
-    assert [finding.code for finding in report.plan.findings] == ["cast-without-class"]
-
-
 def test_the_result_says_that_it_is_a_cast_and_not_that_it_is_the_source(tmp_path: Path) -> None:
     source = llama(tmp_path / "source")
     report = cast(source, tmp_path / "out", strategy="blocks")
@@ -204,18 +193,6 @@ def test_numbers_that_become_infinite_are_counted_and_refused_and_nothing_is_lef
     assert "bf16" in caught.value.hint
     assert not (tmp_path / "out").exists()
     assert cast(source, tmp_path / "bf16", "bf16").verification.identical
-
-
-@pytest.mark.parametrize("target", ["F16", "BF16", "F32"])
-@pytest.mark.parametrize("stored", CASTABLE)
-def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhere_else(
-    stored: str, target: str
-) -> None:
-    before, after = (getattr(torch, CASTABLE[dtype].torch) for dtype in (stored, target))
-    largest = torch.tensor(torch.finfo(before).max, dtype=before)
-    one, other, steps = (TensorEntry(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, target, "I64"))
-    found = may_overflow([one._replace(name="w"), steps], [steps, other._replace(name="w")])
-    assert found == bool(largest.to(after).isinf())
 
 
 def test_an_overflow_that_is_allowed_is_reported_also_after_an_interruption(tmp_path: Path) -> None:
@@ -263,35 +240,6 @@ def test_another_dtype_is_another_job_and_the_same_one_goes_on(tmp_path: Path) -
     assert kept("bf16") == 0
 
 
-@pytest.mark.parametrize(
-    ("config", "names"),
-    [
-        ({"quantization_config": {"quant_method": "gptq"}}, ["w"]),
-        ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, ["w"]),
-        ({}, ["h.0.qweight"]),
-        ({}, ["h.0.w.weight_scale_inv"]),
-        ({}, ["h.0.weight.quant_state.bitsandbytes__nf4"]),
-        ({}, ["h.0.weight:qdata"]),
-    ],
-    ids=str,
-)
-def test_a_quantized_checkpoint_is_not_cast(config: dict[str, object], names: list[str], tmp_path: Path) -> None:
-    save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SourceError, match="quantized"):
-        job.plan(str(tmp_path), Options("1MB", dtype="fp16"))
-    assert job.plan(str(tmp_path), "1MB")[1].options.dtype == "keep"
-
-
-def test_modules_that_the_class_keeps_in_fp32_are_named(tmp_path: Path) -> None:
-    plan = job.plan(str(models.save("t5", tmp_path)), Options("60kB", dtype="fp16"))[1]
-    (finding,) = plan.findings
-    assert finding.code == "kept-dtype" and "T5ForConditionalGeneration" in finding.message
-    kept = {tensor.name for shard in plan.shards for tensor in shard.tensors if tensor.dtype == "F32"}
-    assert len(kept) == 22 and all(".wo." in name for name in kept)
-    assert not job.plan(str(tmp_path), Options("60kB", dtype="bf16"))[1].findings
-
-
 def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
     before = {
         "torch_dtype": "float32",
@@ -308,11 +256,6 @@ def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
     assert configured(b'{"model_type": "llama"}', "float16") == {"model_type": "llama", "dtype": "float16"}
     assert configured(b"{}", "float16") == {}
     assert configured(b"[", "float16") is None
-
-
-def test_an_unknown_dtype_is_refused(mixed: Path) -> None:
-    with pytest.raises(UsageError, match="int4"):
-        job.plan(str(mixed), Options("1MB", dtype="int4"))
 
 
 def test_a_repo_is_cast_on_its_way_to_another(

@@ -1,0 +1,29 @@
+"""Every picture of a load is well-formed, and keeps its peak."""
+
+import xml.etree.ElementTree as ET
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.loading.chart import Curve, draw_curves
+from sharding.loading.costs import Moment
+from sharding.loading.measure import thin
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=1000), st.integers(1, 200))
+def test_a_thinned_curve_keeps_its_peak_and_its_order(sizes: list[int], most: int) -> None:
+    curve = [Moment(float(number), size, 0, size) for number, size in enumerate(sizes)]
+    kept = thin(curve, most)
+    assert len(kept) <= max(most, 1)
+    assert max(moment.anon_bytes for moment in kept) == max(sizes)
+    assert list(kept) == sorted(kept, key=lambda moment: moment.seconds)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(0, 10**13)), max_size=50), st.text(max_size=20))
+def test_every_picture_is_well_formed_and_stays_inside_its_frame(points: list[tuple[float, int]], title: str) -> None:
+    title = "".join(char for char in title if char.isprintable())
+    curve = Curve(title, tuple(Moment(seconds, size, 0, size) for seconds, size in sorted(points)))
+    root = ET.fromstring(draw_curves(title, [curve, curve]))
+    for path in root.iter("{http://www.w3.org/2000/svg}path"):
+        numbers = [float(number) for number in path.attrib["d"].translate(str.maketrans("MLZ,", "    ")).split()]
+        assert all(0 <= x <= 760 for x in numbers[::2]) and all(0 <= y <= 380 for y in numbers[1::2])

@@ -1,0 +1,112 @@
+"""Which tensors a cast changes, which it keeps, and what is not cast at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sharding import job
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.options import Options
+from sharding.core.values import TensorEntry
+from sharding.formats.dtypes import CASTABLE
+from sharding.planning.cast import may_overflow
+from sharding.report.report import Report
+from tests import models
+from tests.conftest import options_of
+
+pytestmark = [
+    pytest.mark.usefixtures("answers_here"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+MIXED = {
+    "a": torch.linspace(-3, 3, 33, dtype=torch.float32),
+    "b": torch.arange(7, dtype=torch.int64),
+    "c": torch.linspace(-3, 3, 10, dtype=torch.float64).view(2, 5),
+    "d": torch.tensor([True, False, True]),
+    "e": torch.linspace(-3, 3, 9, dtype=torch.bfloat16),
+    "f": torch.tensor(1.5, dtype=torch.float16),
+    "g": torch.zeros(0, 4),
+    "h": torch.linspace(-3, 3, 5).to(torch.float8_e4m3fn),
+    "i": torch.full((203,), 0x7C01, dtype=torch.int16).view(torch.float16),  # NaNs
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixed")
+    save_file(MIXED, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def cast(source: Path, out: Path, dtype: str = "fp16", size: str = "60kB", **choices: object) -> Report:
+    options, more = options_of(size, {**choices, "dtype": dtype})
+    *_, report = job.shard(str(source), str(out), options, **more)
+    assert isinstance(report, Report)
+    return report
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+def test_integers_booleans_and_fp8_stay_and_the_plan_counts_what_is_written(mixed: Path, tmp_path: Path) -> None:
+    report = cast(mixed, tmp_path / "out")
+    found = tensors(tmp_path / "out")
+    assert {name: tensor.dtype for name, tensor in found.items()} == {
+        **dict.fromkeys("acefgi", torch.float16), "b": torch.int64, "d": torch.bool, "h": torch.float8_e4m3fn,
+    }  # fmt: skip
+    assert report.plan.total_bytes == sum(tensor.nbytes for tensor in found.values())
+    assert [finding.code for finding in report.plan.findings] == ["cast-without-class"]
+
+
+@pytest.mark.parametrize("target", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("stored", CASTABLE)
+def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhere_else(
+    stored: str, target: str
+) -> None:
+    before, after = (getattr(torch, CASTABLE[dtype].torch) for dtype in (stored, target))
+    largest = torch.tensor(torch.finfo(before).max, dtype=before)
+    one, other, steps = (TensorEntry(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, target, "I64"))
+    found = may_overflow([one._replace(name="w"), steps], [steps, other._replace(name="w")])
+    assert found == bool(largest.to(after).isinf())
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, ["w"]),
+        ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, ["w"]),
+        ({}, ["h.0.qweight"]),
+        ({}, ["h.0.w.weight_scale_inv"]),
+        ({}, ["h.0.weight.quant_state.bitsandbytes__nf4"]),
+        ({}, ["h.0.weight:qdata"]),
+    ],
+    ids=str,
+)
+def test_a_quantized_checkpoint_is_not_cast(config: dict[str, object], names: list[str], tmp_path: Path) -> None:
+    save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SourceError, match="quantized"):
+        job.plan(str(tmp_path), Options("1MB", dtype="fp16"))
+    assert job.plan(str(tmp_path), "1MB")[1].options.dtype == "keep"
+
+
+def test_modules_that_the_class_keeps_in_fp32_are_named(tmp_path: Path) -> None:
+    plan = job.plan(str(models.save("t5", tmp_path)), Options("60kB", dtype="fp16"))[1]
+    (finding,) = plan.findings
+    assert finding.code == "kept-dtype" and "T5ForConditionalGeneration" in finding.message
+    kept = {tensor.name for shard in plan.shards for tensor in shard.tensors if tensor.dtype == "F32"}
+    assert len(kept) == 22 and all(".wo." in name for name in kept)
+    assert not job.plan(str(tmp_path), Options("60kB", dtype="bf16"))[1].findings
+
+
+def test_an_unknown_dtype_is_refused(mixed: Path) -> None:
+    with pytest.raises(UsageError, match="int4"):
+        job.plan(str(mixed), Options("1MB", dtype="int4"))

@@ -1,0 +1,50 @@
+"""A folder is read as it was when the job began."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sharding.checkpoint.read import read_checkpoint
+from sharding.core.errors import SourceError
+from sharding.job import inspect
+from sharding.storage.folder_source import open_folder as open_source
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="is not there"):
+        open_source(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("text", ["", " ", "x" * 5000, "~nobody-of-this-name/x"])
+def test_a_path_that_can_be_none_is_refused(text: str) -> None:
+    with pytest.raises(SourceError):
+        open_source(text)
+
+
+def test_a_file_in_place_of_a_folder_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(SourceError, match="is a file"):
+        open_source(str(checkpoint / ONE))
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no weights"):
+        inspect(str(tmp_path))
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(checkpoint: Path) -> None:
+    source = open_source(str(checkpoint))
+    read_checkpoint(source)
+    os.utime(checkpoint / ONE, (1, 1))
+    with pytest.raises(SourceError, match="changed while"):
+        list(source.read(ONE, 0, 8))
+
+
+def test_the_links_of_the_hub_cache_are_followed(checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for path in checkpoint.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    assert inspect(str(snapshot)).total_bytes == inspect(str(checkpoint)).total_bytes

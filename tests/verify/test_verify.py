@@ -1,0 +1,86 @@
+"""Verifying names what differs, and refuses digests that are none."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from sharding import job
+from sharding.core.errors import SourceError
+from sharding.core.events import Verified
+from sharding.job import Event
+from sharding.report.report import Report
+from tests.conftest import write_checkpoint
+
+INDEX = "model.safetensors.index.json"
+
+
+def finish(events: Iterator[Event]) -> Report:
+    *_, report = events
+    assert isinstance(report, Report)
+    return report
+
+
+def test_verify_names_the_tensor_that_differs(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    path = out / json.loads((out / INDEX).read_text())["weight_map"]["layers.7.weight"]
+    with safe_open(path, "numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+    tensors["layers.7.weight"].view(np.uint8)[1234] ^= 1
+    save_file(tensors, path, metadata={"format": "pt"})
+    *_, verified = job.verify(str(checkpoint), str(out))
+    assert isinstance(verified, Verified)
+    assert [(mismatch.tensor, mismatch.problem) for mismatch in verified.verification.mismatches] == [
+        ("layers.7.weight", "its bytes differ")
+    ]
+
+
+def test_verify_names_missing_extra_and_reshaped_tensors(tmp_path: Path) -> None:
+    one = write_checkpoint(tmp_path / "one", {"model.safetensors": {"a": np.zeros(4), "b": np.zeros(4)}}, index=False)
+    two = write_checkpoint(
+        tmp_path / "two", {"model.safetensors": {"b": np.zeros((2, 2)), "c": np.zeros(4)}}, index=False
+    )
+    *_, verified = job.verify(str(one), str(two))
+    assert isinstance(verified, Verified)
+    assert {mismatch.tensor: mismatch.problem for mismatch in verified.verification.mismatches} == {
+        "a": "it is missing",
+        "b": "it is F64 [2, 2] and should be F64 [4]",
+        "c": "it is not in the original",
+    }
+
+
+def test_quick_verification_compares_stored_digests_and_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    for name, size in (("one", "60kB"), ("two", "20kB")):
+        finish(job.shard(str(checkpoint), str(tmp_path / name), size))
+    (verified,) = job.verify(str(tmp_path / "one"), str(tmp_path / "two"), quick=True)
+    assert isinstance(verified, Verified)
+    assert verified.verification.identical
+    assert "no weights read" in verified.verification.method
+    with pytest.raises(SourceError, match="has no sharding_digests.json"):
+        list(job.verify(str(checkpoint), str(tmp_path / "one"), quick=True))
+
+
+@pytest.mark.parametrize(
+    "change", [b"", b"{}", b'{"schema": 2, "tensors": {}}', b'{"schema": 1, "tensors": {"a": 1}}', b"[" * 100_000]
+)
+def test_digests_that_are_none_are_refused(checkpoint: Path, tmp_path: Path, change: bytes) -> None:
+    out = tmp_path / "out"
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    (out / "sharding_digests.json").write_bytes(change)
+    with pytest.raises(SourceError, match=r"sharding_digests\.json is not valid"):
+        list(job.verify(str(out), str(out), quick=True))
+
+
+def test_digests_of_other_weights_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    document = json.loads((out / "sharding_digests.json").read_text())
+    document["tensors"].pop("layers.3.weight")
+    (out / "sharding_digests.json").write_text(json.dumps(document))
+    with pytest.raises(SourceError, match="does not describe the weights"):
+        list(job.verify(str(out), str(out), quick=True))
