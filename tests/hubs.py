@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sharding import job
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from tests.localhub.conftest import Server
 
 TOKEN = "hf_alice"
