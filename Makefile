@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo run test browser check matrix torture fuzz clean
+.PHONY: demo run test thorough browser check matrix torture fuzz clean
 
 demo: .venv/installed
 	$(BIN)/python -m sharding.localhub.demo
@@ -11,8 +11,13 @@ demo: .venv/installed
 run: .venv/installed
 	$(BIN)/python -m sharding.localhub.offline
 
+# What a change is tried with: at most ten minutes on two cores.
 test: .venv/tested browser
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not thorough" --numprocesses 2 --dist worksteal
+
+# What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it.
+thorough: .venv/tested browser
+	$(BIN)/python -m pytest -m thorough --numprocesses 2 --dist worksteal
 
 # Chromium, and axe-core for the test of accessibility: installed where they are missing and that is permitted.
 # Where it is not, their tests are skipped; with CI set they fail.

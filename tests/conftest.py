@@ -9,13 +9,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from safetensors.numpy import save_file
+
+from sharding.core.options import Options
 
 if TYPE_CHECKING:
     from tests.localhub.conftest import Server
@@ -58,16 +61,21 @@ def write_checkpoint(folder: Path, files: Mapping[str, Tensors], index: bool = T
     return folder
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint in two files with an index, about 240 kB."""
+def in_two_files(folder: Path) -> Path:
+    """Write a checkpoint in two files with an index, about 240 kB."""
     tensors = random_tensors()
     names = list(tensors)
     halves = {
         "model-00001-of-00002.safetensors": {name: tensors[name] for name in names[:8]},
         "model-00002-of-00002.safetensors": {name: tensors[name] for name in names[8:]},
     }
-    return write_checkpoint(tmp_path / "checkpoint", halves)
+    return write_checkpoint(folder, halves)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint in two files with an index."""
+    return in_two_files(tmp_path / "checkpoint")
 
 
 @pytest.fixture
@@ -110,6 +118,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Callable[..., 
     for server in servers:
         if server.process and server.process.poll() is None:
             server.stop()
+
+
+def options_of(size: str, choices: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """The options among `choices`, and what else a job takes."""
+    chosen = {field.name: choices[field.name] for field in fields(Options) if field.name in choices}
+    return Options(size, **chosen), {name: choice for name, choice in choices.items() if name not in chosen}
 
 
 def environment() -> dict[str, str]:

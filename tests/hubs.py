@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from sharding import job
+from sharding.core.options import Options
 from sharding.report.schema import Report
 from tests.localhub.conftest import Server
 
@@ -17,9 +18,14 @@ def push(hub: Server, folder: Path, repo_id: str, token: str = TOKEN, **options:
 
 
 def shard(
-    hub: Server, source: str, destination: str, size: str = "60kB", token: str | None = TOKEN, **options: object
+    hub: Server,
+    source: str,
+    destination: str,
+    options: Options | str = "60kB",
+    token: str | None = TOKEN,
+    **more: object,
 ) -> Report:
-    *_, report = job.shard(source, destination, size, endpoint=hub.address, token=token, **options)  # type: ignore[arg-type]
+    *_, report = job.shard(source, destination, options, endpoint=hub.address, token=token, **more)  # type: ignore[arg-type]
     assert isinstance(report, Report)
     return report
 

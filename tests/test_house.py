@@ -1,4 +1,4 @@
-"""The house: which room may know which, and a README that is true."""
+"""The house: which wing may know which, what decides touches nothing, and a README that is true."""
 
 import ast
 import re
@@ -6,171 +6,105 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import typer
 
 from sharding.cli.commands import app
 from tests.conftest import ROOT, environment
 
-ROWS = [
-    {"costs", "errors", "events", "limits", "protocols", "values", "view", "sharding"},
-    {
-        "blocks",
-        "card",
-        "dtypes",
-        "evidence",
-        "files",
-        "layout",
-        "layouts",
-        "loading",
-        "order",
-        "pace",
-        "pickled",
-        "picture",
-        "plan",
-        "predict",
-        "refusals",
-        "report",
-        "report_reader",
-        "schedule",
-        "staging",
-        "strategy",
-        "stand_ins",
-        "verdict",
-        "weight_sets",
-        "zipped",
-    },
-    {
-        "architecture",
-        "archive",
-        "bin_file",
-        "cast",
-        "checkout",
-        "classic",
-        "destination",
-        "devices",
-        "folder_writer",
-        "gather",
-        "headers",
-        "hub_destination",
-        "hub_repo",
-        "hub_source",
-        "measure",
-        "meter",
-        "source",
-        "threads",
-        "transfer",
-        "verify",
-    },
-    {"comparison", "places"},
-    {"beside", "engines", "proof", "provenance", "weighing"},
-    {"job", "lookup"},
-    {"results"},
-    {"cli", "desk", "terminal", "__main__"},
-    {"page"},
-]
-PARTS = {
-    "checkout": {"headers", "hub"},
-    "classic": {"measure", "meter"},
-    "comparison": {"hub"},
-    "beside": {"hub"},
-    "engines": {"hub"},
-    "proof": {"engines", "hub", "provenance"},
-    "provenance": {"engines"},
-    "weighing": {"hub"},
-    "devices": {"architecture"},
-    "destination": {"folder_writer", "journal"},
-    "archive": {"bin_file", "threads"},
-    "bin_file": {"threads"},
-    "headers": {"archive", "threads"},
-    "hub": {"retry"},
-    "hub_destination": {"hub", "hub_repo", "hub_staging", "hub_writers"},
-    "hub_repo": {"hub"},
-    "hub_source": {"hub", "retry"},
-    "hub_staging": {"hub_repo", "threads"},
-    "places": {"hub"},
-    "job": {"hub"},
-    "lookup": {"hub"},
-    "results": {"hub"},
-}
-"""Rooms that belong to others: what they may import is the first two rows."""
-
-PURE = ROWS[1] | {"costs", "devices", "values", "errors", "events", "protocols"}
-APART = {"demo", "localhub", "metamodel", "offline", "probe", "tutorial"}
-TOUCHES_THE_WORLD = {"os", "shutil", "socket", "subprocess", "time", "tempfile", "threading"}
-
-# Beside the rows below: the outermost two know job, the first row and the report, and each other.
-OUTERMOST = {"cli", "terminal", "__main__"}
+HOUSE = ROOT / "sharding"
+DOWN = "page, cli+desk, job, fleet, verify, report, loading, transfer, storage+planning+checkpoint, formats, core, sharding"
+"""The wings from the top; those joined by + do not know one another, and the last is the package itself."""
+APART = {"localhub": (), "loading.probe": ("planning.model_class",)}
+"""Reached over HTTP, or run as a process: what each may import that is not its own."""
+CHILDREN = {"loading.classic_child", "planning.meta_model"}
+"""Run as processes too."""
+ASKS_A_PROCESS = {"planning.architecture"} | CHILDREN
+DECIDE = ("planning.", "formats.", "core.values", "core.options", "core.text")
+WORLD = {"os", "shutil", "socket", "subprocess", "time", "tempfile", "threading", "httpx", "requests"}
 
 
-def room(path: Path) -> str:
-    return path.relative_to(ROOT / "sharding").parts[0].removesuffix(".py").replace("__init__", "sharding")
+def modules() -> dict[str, ast.Module]:
+    """Every module below `sharding`, by its name there: "core.values", "job"."""
+    paths = [path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py"]
+    names = (".".join(path.relative_to(HOUSE).with_suffix("").parts).removesuffix(".__init__") for path in paths)
+    return dict(zip(names, (ast.parse(path.read_text()) for path in paths), strict=True))
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of the modules that a file imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+def imports(module: ast.Module) -> set[str]:
+    """Full names of what a module imports, anywhere in it."""
+    found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
+    froms = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+    assert not [node for node in froms if node.level], "An import says where from."
+    return found | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
 
 
-def rooms_imported(path: Path) -> set[str]:
-    rooms = {path.stem for path in (ROOT / "sharding").iterdir()}
-    parts = [name.split(".") for name in imports(path) if name.split(".")[0] == "sharding"]
-    return {part[1] if len(part) > 1 and part[1] in rooms else "sharding" for part in parts}
+def ours(module: ast.Module) -> set[str]:
+    """The modules of ours that it imports, as `modules` calls them; "sharding" for the package itself."""
+    names = [name.removeprefix("sharding").removeprefix(".") for name in imports(module) if name.startswith("sharding")]
+    known = {path.stem for path in HOUSE.iterdir()}
+    return {name if name.split(".")[0] in known else "sharding" for name in names}
 
 
-FILES = sorted((ROOT / "sharding").rglob("*.py"))
+def calls(module: ast.Module) -> set[str]:
+    """The plain names that it calls."""
+    return {node.func.id for node in ast.walk(module) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
 
 
-@pytest.mark.parametrize("path", FILES, ids=room)
-def test_imports_of_our_own_rooms_point_down(path: Path) -> None:
-    mine = room(path)
-    if mine in APART:
-        beside = {"metamodel": "probe", "probe": "probe", "tutorial": "probe", "offline": "demo"}
-        assert rooms_imported(path) <= {"localhub", beside.get(mine, "localhub")}
-        return
-    row = next((number for number, rooms in enumerate(ROWS) if mine in rooms), 2)
-    allowed = set().union(*ROWS[:row], PARTS.get(mine, set()))
-    if row < 2:
-        allowed |= ROWS[row]  # the pure rooms may build on one another
-    if mine == "desk":
-        allowed = ROWS[0] | {"job", "lookup", "report", "devices", "desk"}
-    if mine == "page":
-        allowed = ROWS[0] | ROWS[1] | {"lookup", "results", "devices", "desk", "page"}
-    if mine in OUTERMOST:
-        allowed = ROWS[0] | {"job", "report", "devices", "localhub"} | OUTERMOST
-    assert rooms_imported(path) <= allowed
+def test_imports_point_down_and_wings_form_no_circle() -> None:
+    rows = [row.split("+") for row in DOWN.split(", ")]
+    below = {wing: sum(rows[number + 1 :], [wing]) for number, row in enumerate(rows) for wing in row}
+    below["page"].remove("cli")
+    below["cli"].append("localhub")  # its command hands over to it
+    for name, module in modules().items():
+        apart = next((place for place in APART if f"{name}.".startswith(f"{place}.")), None)
+        for other in ours(module):
+            if apart:
+                assert other.startswith((apart, *APART[apart])), f"{name} imports {other}"
+            elif name != "__main__":
+                assert other.split(".")[0] in below[name.split(".")[0]], f"{name} imports {other}"
+                assert not other.startswith("loading.probe"), f"{name} imports {other}"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if room(path) in PURE], ids=room)
-def test_what_decides_touches_no_file_clock_or_network(path: Path) -> None:
-    assert not {name.split(".")[0] for name in imports(path)} & TOUCHES_THE_WORLD
-    calls = {
-        node.func.id
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-    assert not calls & {"open", "print"}
+def test_what_runs_as_a_process_is_imported_by_nobody() -> None:
+    for name, module in modules().items():
+        assert not [other for other in ours(module) if other.startswith(tuple(CHILDREN))], name
 
 
-def test_every_room_has_its_place() -> None:
-    assert {room(path) for path in FILES} <= APART.union(*ROWS, *PARTS.values())
+def test_what_decides_touches_no_file_clock_or_network() -> None:
+    for name, module in modules().items():
+        if name.startswith(DECIDE) and name not in ASKS_A_PROCESS | {"planning.model_class"}:
+            assert not {other.split(".")[0] for other in imports(module)} & WORLD, name
+            assert not calls(module) & {"open", "print"}, name
 
 
-@pytest.mark.parametrize("path", FILES, ids=room)
-def test_nothing_below_the_terminal_prints_or_reads_the_environment(path: Path) -> None:
-    text = path.read_text()
-    assert room(path) in APART or not re.search(r"(?<!_)\bprint\(", re.sub(r"\.print\(|>>> .*|\.\.\. .*", "", text))
-    assert room(path) in APART | {"limits"} or not re.search(r"\benviron\b|getenv", text)
+def test_nothing_below_the_terminal_prints() -> None:
+    for name, module in modules().items():
+        if not name.startswith(("cli.", "localhub", "loading.probe.__main__")):
+            assert "print" not in calls(module), name
 
 
-def test_the_package_itself_imports_nothing_heavy() -> None:
-    script = "import sys, sharding, sharding.job; print(sorted({'torch', 'transformers', 'gradio', 'accelerate'} & set(sys.modules)))"
+def test_the_environment_is_read_in_one_room() -> None:
+    for name, module in modules().items():
+        if name != "core.environment" and not name.startswith("localhub"):
+            names = {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}
+            assert not names & {"environ", "getenv"}, name
+            assert not {"os.environ", "os.getenv"} & imports(module), name
+
+
+def test_one_looks_around_the_house_at_a_glance() -> None:
+    assert len([path for path in HOUSE.iterdir() if path.name != "__pycache__"]) <= 16
+    for wing in HOUSE.iterdir():
+        if wing.is_dir() and wing.name != "localhub":
+            assert len(list(wing.rglob("*.py"))) <= 20, wing.name
+
+
+def test_nothing_heavy_is_imported_on_the_way_to_a_plan_or_a_copy_of_a_folder(tmp_path: Path, checkpoint: Path) -> None:
+    script = (
+        "import sys; from sharding import job\n"
+        f"job.plan({str(checkpoint)!r}, '60kB')\n"
+        f"for _ in job.shard({str(checkpoint)!r}, {str(tmp_path / 'out')!r}, '60kB'): pass\n"
+        "print(sorted({'torch', 'transformers', 'accelerate', 'gradio', 'ray', 'plotly'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.strip() == "[]"
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import Progress, Published, ShardFinished, Verified
+from sharding.core.options import Options
 from sharding.job import Event
 from sharding.report.schema import Report
 from sharding.storage import folder_destination as destination_room
@@ -46,7 +47,7 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 @pytest.mark.parametrize("size", ["1B", "10kB", "50kB", "100kB", "1GB"])
 @pytest.mark.parametrize("order", ["natural", "stored"])
 def test_every_tensor_of_the_result_is_bit_identical(checkpoint: Path, tmp_path: Path, size: str, order: str) -> None:
-    report = finish(job.shard(str(checkpoint), str(tmp_path / "out"), size, order=order))  # type: ignore[arg-type]
+    report = finish(job.shard(str(checkpoint), str(tmp_path / "out"), Options(size, order=order)))  # type: ignore[arg-type]
     assert same(load(tmp_path / "out"), random_tensors())
     assert report.verification.identical
     assert report.verification.tensors == len(random_tensors())

@@ -68,6 +68,9 @@ BLOCKS_BEHIND = 3
 TILE_BYTES = 16 << 20
 """What is laid in order at a time of a tensor that does not lie in order: each time its bytes are read through once."""
 
+GATHERED_SPAN_BYTES = 4 << 20
+"""What is read at a time for that: of a transpose, rows that lie together, of which a tile takes a few columns."""
+
 FLUSH_BYTES = 32 << 20
 """Dirty bytes after which write-back is started, so that the sync at the end of a shard is short."""
 

@@ -131,8 +131,9 @@ class Endpoints:
             if view is None:
                 raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
             said = to_json(view, brief=True)
+            said["request"] |= said["request"].pop("options")
             if said["published"]:
-                said["published"] |= said["published"]["ref"]
+                said["published"] |= said["published"].pop("ref")
             return said
 
     def result(self, repo: str, request: gr.Request) -> Json:

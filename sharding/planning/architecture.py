@@ -52,7 +52,7 @@ def ask_architecture(config: bytes, dtype: str | None = None, budgets: Mapping[s
     transformers has no class for it, or only code of the repo has.
     """
     return from_answer(
-        _ask({"config": config.decode(errors="replace"), "dtype": dtype, "budgets": dict(budgets or {})})
+        ask_meta_model({"config": config.decode(errors="replace"), "dtype": dtype, "budgets": dict(budgets or {})})
     )
 
 
@@ -75,7 +75,7 @@ def _hints(checkpoint: Checkpoint, folder: str, dtype: str | None) -> ModelHints
         return ModelHints(unknown=f"{folder}config.json names no model type.", tied=tied)
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
     try:
-        return hints_from(_ask({"config": config, "dtype": dtype, "tensors": tensors}), folder)
+        return hints_from(ask_meta_model({"config": config, "dtype": dtype, "tensors": tensors}), folder)
     except SourceError as error:
         return ModelHints(unknown=error.message, tied=tied)
 
@@ -100,7 +100,11 @@ def tied_by_config(config: str, names: Iterable[str], folder: str = "") -> tuple
     return ((embeddings[0], f"{folder}lm_head.weight"),)
 
 
-def _ask(question: Mapping[str, Any]) -> Any:
+def ask_meta_model(question: Mapping[str, Any]) -> Any:
+    """Return what `planning.meta_model` answers in a process of its own; both are described there.
+
+    Raises SourceError where it takes too long, breaks, or has no class for the model.
+    """
     command = [sys.executable, "-m", "sharding.planning.meta_model"]
     try:
         done = subprocess.run(

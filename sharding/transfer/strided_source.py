@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Any
 
-from sharding.core.limits import BLOCK_BYTES, TILE_BYTES
+from sharding.core.limits import BLOCK_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint, Gathered
 from sharding.transfer.source_view import SourceView
 
-_SPAN_BYTES = 4 << 20
-"""What is read at a time: of a transpose, rows that lie together, of which a tile takes a few columns."""
 _TILES_KEPT = 2
 """One for each thread that reads ahead."""
 
@@ -76,7 +74,7 @@ class GatheringSource(SourceView):
 
         lengths = [(length - 1) * stride for length, stride in zip(tile.shape, part.strides, strict=True)]
         first, last = start, start + sum(lengths)
-        if (last + 1 - first) * part.item_bytes <= _SPAN_BYTES:
+        if (last + 1 - first) * part.item_bytes <= GATHERED_SPAN_BYTES:
             at = part.origin + first * part.item_bytes
             data = b"".join(self._source.read(part.file, at, part.origin + (last + 1) * part.item_bytes))
             steps = [stride * part.item_bytes for stride in part.strides]

@@ -17,11 +17,10 @@ from transformers import AutoModel, AutoModelForCausalLM
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError, VariantMissing
 from sharding.core.events import ShardFinished, Verified
-from sharding.report.schema import Report
-from sharding.report.schema import parse_report
+from sharding.report.schema import Report, parse_report
 from sharding.report.snippets import loading_code
 from tests import models, pipelines
-from tests.conftest import listing, random_tensors, write_checkpoint
+from tests.conftest import listing, options_of, random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
 pytestmark = [
@@ -34,8 +33,9 @@ SIZE = "50kB"
 PLAIN = {"model.safetensors": {"w": np.zeros(3, np.float32)}}
 
 
-def reshard(source: Path, out: Path, size: str = SIZE, **options: object) -> Report:
-    *_, report = job.shard(str(source), str(out), size, **options)  # type: ignore[arg-type]
+def reshard(source: Path, out: Path, size: str = SIZE, **choices: object) -> Report:
+    options, more = options_of(size, choices)
+    *_, report = job.shard(str(source), str(out), options, **more)
     assert isinstance(report, Report) and report.verification.identical
     return report
 

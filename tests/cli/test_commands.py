@@ -133,7 +133,7 @@ def test_the_version_is_printed(run: Run) -> None:
 @pytest.mark.parametrize("command", [[], ["inspect"], ["plan"], ["shard"], ["verify"]])
 def test_help_needs_no_heavy_library(command: list[str]) -> None:
     script = (
-        "import sys; from sharding.cli import main; sys.argv[1:] = "
+        "import sys; from sharding.cli.commands import main; sys.argv[1:] = "
         f"{[*command, '--help']!r}\ntry: main()\nexcept SystemExit as end: assert not end.code\n"
         "print(sorted({'huggingface_hub', 'numpy', 'torch', 'transformers', 'rich'} & set(sys.modules)))"
     )
@@ -145,11 +145,15 @@ def test_help_needs_no_heavy_library(command: list[str]) -> None:
 def start_slow_job(checkpoint: Path, out: Path) -> "subprocess.Popen[str]":
     """A job that is certainly still at work after its first shard: writing the next one takes it a minute."""
     script = (
-        "import time; from sharding import destination; open_shard = destination.FolderDestination.open_shard\n"
+        "import time; from sharding.storage.folder_destination import FolderDestination; open_shard = FolderDestination.open_shard\n"
         "opened = []\n"
-        "def slow(*arguments): opened.append(1); time.sleep(60 * (len(opened) > 1)); return open_shard(*arguments)\n"
-        "destination.FolderDestination.open_shard = slow\n"
-        "from sharding.cli import main; main()"
+        "def slow(*arguments):\n"
+        "    opened.append(1)\n"
+        # In short sleeps: a signal that comes just before a sleep begins does not end it.
+        "    for _ in range(1200 * (len(opened) > 1)): time.sleep(0.05)\n"
+        "    return open_shard(*arguments)\n"
+        "FolderDestination.open_shard = slow\n"
+        "from sharding.cli.commands import main; main()"
     )
     command = [sys.executable, "-c", script, "shard", str(checkpoint), str(out), "-s", "20kB", "--events"]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())

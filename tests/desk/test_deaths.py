@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from sharding.core.errors import Refused
+from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings, destination_of
 from sharding.desk.process import kill_stray
 from tests.conftest import environment, listing
@@ -20,7 +21,7 @@ from tests.localhub.conftest import Server
 def test_a_killed_job_fails_and_goes_on_where_it_was(
     hub: Server, desk: Desk, settings: Settings, large: str, name: str
 ) -> None:
-    job_id = desk.submit(JobRequest(large, name, SLOW), "alice", ALICE)
+    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
     until(desk, job_id, 3)
     os.kill(process_of(settings, job_id), signal.SIGKILL)
     view = end(desk, job_id)
@@ -36,7 +37,7 @@ def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
     hub: Server, settings: Settings, large: str, name: str
 ) -> None:
     with Desk(settings) as desk:
-        job_id = desk.submit(JobRequest(large, name, SLOW, private=False), "alice", ALICE)
+        job_id = desk.submit(JobRequest(large, name, Options(SLOW), private=False), "alice", ALICE)
         until(desk, job_id, 3)
     with Desk(settings) as desk:
         view = desk.view(job_id, "alice")
@@ -63,7 +64,7 @@ def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
 def test_a_variant_and_what_was_allowed_of_it_outlive_the_desk(
     hub: Server, settings: Settings, variants: str, name: str
 ) -> None:
-    asked = JobRequest(variants, name, TINY, private=False, variant="fp16", allow_overflow=True)
+    asked = JobRequest(variants, name, Options(TINY, variant="fp16", allow_overflow=True), private=False)
     with Desk(settings) as desk:
         job_id = desk.submit(asked, "alice", ALICE)
         until(desk, job_id, 3)
@@ -85,7 +86,7 @@ def test_what_is_staged_can_be_discarded_after_a_restart(
     hub: Server, settings: Settings, large: str, name: str
 ) -> None:
     with Desk(settings) as desk:
-        job_id = desk.submit(JobRequest(large, name, SLOW), "alice", ALICE)
+        job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
         until(desk, job_id, 1)
     with Desk(settings) as desk:
         assert desk.unfinished(name, ALICE)
@@ -98,9 +99,9 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
     settings: Settings, large: str, name: str
 ) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from sharding.desk import *\n"
+        "import sys, time; from pathlib import Path; from sharding.core.options import Options; from sharding.desk import *\n"
         f"desk = Desk(Settings(Path({str(settings.folder)!r}), {settings.endpoint!r}))\n"
-        f"id = desk.submit(JobRequest({large!r}, {name!r}, {SLOW!r}), 'alice', sys.stdin.readline())\n"
+        f"id = desk.submit(JobRequest({large!r}, {name!r}, Options({SLOW!r})), 'alice', sys.stdin.readline())\n"
         "next(view for view in desk.watch(id, 'alice') if view.shards); print(id, flush=True); time.sleep(600)\n"
     )
     command = [sys.executable, "-c", script]
@@ -139,7 +140,7 @@ def test_two_desks_do_not_share_a_folder(desk: Desk, settings: Settings) -> None
 def test_jobs_are_kept_for_a_day_and_then_swept(settings: Settings, small: str, name: str) -> None:
     now = [1_800_000_000.0]
     with Desk(settings, clock=lambda: now[0]) as desk:
-        job_id = desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)
+        job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
         end(desk, job_id)
         now[0] += settings.keep_seconds - 1
         desk.sweep()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.limits import LOG_LINES
+from sharding.core.options import Options
 from sharding.desk.forecast import forecast, measure_hashing, seconds_until_start
 from sharding.desk.history import History
 from sharding.desk.jobs import JobRecord, JobRequest
@@ -81,7 +82,7 @@ def record(size: int, seconds: float | None, state: str = "done", peak: int = 1,
     return JobRecord(
         "id",
         "alice",
-        JobRequest("a/b", "c/d", "1MB"),
+        JobRequest("a/b", "c/d", Options("1MB")),
         size,
         NOON,
         state,  # type: ignore[arg-type]

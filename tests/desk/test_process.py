@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from sharding.core.errors import Refused
+from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.formats.names import REPORT_NAME
 from tests.conftest import listing
@@ -55,13 +56,13 @@ def test_a_job_that_talks_nonsense_fails_with_a_hint_and_the_next_one_runs(
     monkeypatch.setattr("sharding.desk.process.EVENT_BYTES", 100_000)
     executable = sys.executable
     impostor(code)
-    view = end(desk, desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE))
+    view = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
     assert view.state == "failed"
     assert view.error and view.error[0].startswith("The job's process ") and view.error[1]
     assert len(view.error[0]) < 10_000
     monkeypatch.setattr("sharding.desk.process.sys.executable", executable)
     monkeypatch.setattr("sharding.desk.process.EVENT_BYTES", 64_000_000)
-    assert end(desk, desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)).state == "done"
+    assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)).state == "done"
 
 
 def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
@@ -70,7 +71,7 @@ def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    job_id = desk.submit(JobRequest(large, name, SLOW), "alice", ALICE)
+    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
     until(desk, job_id, 1)
     child = psutil.Process(process_of(settings, job_id))
     with monkeypatch.context() as context:
@@ -80,7 +81,7 @@ def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
         view = end(desk, job_id)
     assert view.state == "interrupted"
     assert view.error and view.error[1]
-    assert end(desk, desk.submit(JobRequest(small, f"{name}-next", "60kB"), "alice", ALICE)).state == "done"
+    assert end(desk, desk.submit(JobRequest(small, f"{name}-next", Options("60kB")), "alice", ALICE)).state == "done"
 
 
 def test_a_job_that_says_too_much_is_ended(
@@ -89,7 +90,7 @@ def test_a_job_that_says_too_much_is_ended(
     monkeypatch.setattr("sharding.desk.runner.EVENTS_BYTES", 10_000)
     event = {"event": "shard-finished", "file": "x", "bytes": 1, "number": 1, "shards": 1, "kept": False}
     impostor(f"while True: print({json.dumps(json.dumps(event))})")
-    view = end(desk, desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE))
+    view = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
     assert view.state == "failed"
     assert view.error and "more than any job" in view.error[0]
 
@@ -98,7 +99,7 @@ def test_a_job_that_hangs_is_ended(settings: Settings, small: str, name: str, im
     impostor("time.sleep(600)")
     now = [1_800_000_000.0]
     with Desk(settings, clock=lambda: now[0]) as desk:
-        job_id = desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)
+        job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
         next(view for view in desk.watch(job_id, "alice") if view.state == "running")
         desk.sweep()
         view = desk.view(job_id, "alice")
@@ -118,7 +119,7 @@ def test_a_job_that_runs_for_too_long_is_stopped(
     impostor("time.sleep(600)")
     now = [1_800_000_000.0]
     with Desk(settings, clock=lambda: now[0]) as desk:
-        job_id = desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)
+        job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
         next(view for view in desk.watch(job_id, "alice") if view.state == "running")
         now[0] += 7100
         desk.sweep()
@@ -137,10 +138,10 @@ def test_a_queue_that_is_full_takes_nobody_more(
     monkeypatch.setattr("sharding.desk.desk.MAX_ACTIVE_JOBS", 1)
     executable = sys.executable
     impostor("time.sleep(600)")
-    first = desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)
+    first = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
     monkeypatch.setattr("sharding.desk.process.sys.executable", executable)
     with pytest.raises(Refused, match="waiting here already") as refusal:
-        desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", "60kB"), "bob", BOB)
+        desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), "bob", BOB)
     assert "duplicate this Space" in refusal.value.hint
     desk.cancel(first, "alice")
     end(desk, first)
@@ -157,7 +158,7 @@ def test_a_job_that_does_not_want_to_end_is_killed(
         f"print({json.dumps(json.dumps(shard))}, flush=True)\n"
         "time.sleep(600)"
     )
-    job_id = desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE)
+    job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
     until(desk, job_id, 1)
     desk.cancel(job_id, "alice")
     assert end(desk, job_id).state == "cancelled"
@@ -172,7 +173,7 @@ def test_the_token_is_nowhere_but_in_the_environment_of_the_job(
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_the_space")
     monkeypatch.setenv("OPENAI_API_KEY", "another_secret_of_the_space")
     token = hub.login("alice", "openid profile write-repos manage-repos")["access_token"]
-    job_id = desk.submit(JobRequest(large, name, SLOW), "alice", token)
+    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", token)
     assert token not in repr(until(desk, job_id, 2))
     process = psutil.Process(process_of(settings, job_id))
     family = [process, *process.children(recursive=True)]
@@ -199,6 +200,6 @@ def test_a_token_that_a_job_prints_is_struck_out(
         "print(json.dumps({'error': {'kind': 'E', 'message': f'no {token}', 'hint': token}}), flush=True)\n"
         "sys.stderr.write(token)\n"
     )
-    view = end(desk, desk.submit(JobRequest(small, name, "60kB"), "alice", ALICE))
+    view = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
     assert view.error == ("no [token]", "[token]")
     assert not [path for path, data in listing(settings.folder).items() if ALICE.encode() in data]

@@ -286,7 +286,7 @@ def test_any_range_of_any_view_is_gathered_in_any_memory(
     view: torch.Tensor, tile: int, span: int, cut: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.transfer.strided_source.TILE_BYTES", tile)
-    monkeypatch.setattr("sharding.transfer.strided_source._SPAN_BYTES", span)
+    monkeypatch.setattr("sharding.transfer.strided_source.GATHERED_SPAN_BYTES", span)
     base = view._base if view._base is not None else view
     source = Memory(bits(base)[2])
     size, end = view.nbytes, base.nbytes

@@ -17,7 +17,7 @@ from sharding.core.events import Planned, Published, Verified
 from sharding.localhub.samples import build_gpt2_bin
 from sharding.report.schema import Report
 from tests import models
-from tests.conftest import listing
+from tests.conftest import listing, options_of
 from tests.localhub.conftest import Server
 
 pytestmark = [
@@ -28,8 +28,9 @@ pytestmark = [
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def classic(source: Path | str, out: Path | str, **options: object) -> Report:
-    *_, report = job.shard(str(source), str(out), "60kB", engine="classic", **options)  # type: ignore[arg-type]
+def classic(source: Path | str, out: Path | str, **choices: object) -> Report:
+    options, more = options_of("60kB", choices)
+    *_, report = job.shard(str(source), str(out), options, engine="classic", **more)
     assert isinstance(report, Report)
     return report
 

@@ -1,28 +1,26 @@
 """What the page shows of values, without a browser."""
 
-import doctest
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
-from types import ModuleType
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 from urllib.parse import parse_qsl
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.core import text as words
-from sharding.core.options import Dtype, Order
+from sharding.core.options import Dtype, Options, Order
 from sharding.core.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
 from sharding.desk.history import History, view
 from sharding.desk.jobs import JobRecord, JobRequest
-from sharding.page import links, panels
+from sharding.page import panels
+from sharding.page.choices import filled_in, options_in
 from sharding.page.file_table import MOST_BARS, MOST_ROWS, files_of_plan, files_of_source
-from sharding.page.links import OTHER_SIZE, SIZES, Wish, query_of, read_wish, source_of, wish_of
+from sharding.page.form import Form
+from sharding.page.links import SIZES, Wish, query_of, read_wish, source_of
 from sharding.planning.plan import plan_shards
-from sharding.report import snippets
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 
@@ -50,14 +48,9 @@ def checkpoint(files: dict[str, int], name: str = "w") -> Checkpoint:
     return Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), (), architecture=EVIL)
 
 
-@pytest.mark.parametrize("room", [links, snippets, words], ids=lambda room: room.__name__)
-def test_the_examples_are_true(room: ModuleType) -> None:
-    assert doctest.testmod(room).failed == 0
-
-
 def test_names_from_a_repo_are_never_markup() -> None:
     source = checkpoint({f"{EVIL}.safetensors": 10, "b.safetensors": 10}, EVIL)
-    plan = plan_shards(source.tensors, 10)
+    plan = plan_shards(source.tensors, Options(10))
     from sharding.storage.hub_lookup import SourceCard
 
     card = SourceCard(EVIL, "0" * 40, "http://hub/me/it", EVIL, False, False)
@@ -89,43 +82,60 @@ def test_picture_and_table_are_bounded_and_lose_no_byte(sizes: list[int]) -> Non
 
 def test_a_bar_shows_which_of_todays_files_its_bytes_come_from() -> None:
     source = checkpoint({"a.safetensors": 30, "b.safetensors": 20, "c.safetensors": 50})
-    files = files_of_plan(plan_shards(source.tensors, 50), source)
+    files = files_of_plan(plan_shards(source.tensors, Options(50)), source)
     assert [row.parts for row in files.rows] == [((0, 30), (1, 20)), ((2, 50),)]
 
 
-@given(st.builds(Wish, repo=st.just("me/it"), revision=st.sampled_from(["", "v1"]), size=st.sampled_from([*SIZES, "1.5GB", "1GiB", "300kB"]), order=st.sampled_from(get_args(Order)), strategy=st.sampled_from(["size", "blocks", "stages:1", "stages:12"]), dtype=st.sampled_from(get_args(Dtype)), variant=st.sampled_from(["", "fp16", "non_ema"]), allow_overflow=st.booleans()))  # fmt: skip
+OPTIONS = st.builds(
+    Options,
+    max_shard_size=st.sampled_from([*SIZES, "1.5GB", "1GiB", "300kB"]),
+    strategy=st.sampled_from(["size", "blocks", "stages:1", "stages:12"]),
+    order=st.sampled_from(get_args(Order)),
+    dtype=st.sampled_from(get_args(Dtype)),
+    variant=st.sampled_from(["", "fp16", "non_ema"]),
+    allow_overflow=st.booleans(),
+)
+
+
+@given(st.builds(Wish, repo=st.just("me/it"), revision=st.sampled_from(["", "v1"]), options=OPTIONS))
 def test_a_link_says_what_was_chosen(wish: Wish) -> None:
     assert read_wish(dict(parse_qsl(query_of(wish)[1:]))) == wish
-    kind, stages = wish.kind
-    what = (wish.repo, wish.revision, wish.variant, *wish.choice)
-    how = (wish.order, kind, stages, wish.dtype, wish.allow_overflow)
-    assert wish_of(*what, *how) == replace(wish, repo=source_of(wish.repo, wish.revision), revision="")
 
 
-@given(st.dictionaries(st.sampled_from([field.name for field in fields(Wish)]), st.text()))
-def test_any_link_at_all_can_be_read(query: dict[str, str]) -> None:
-    wish = read_wish(query)
-    assert wish.choice[0] in (*SIZES, OTHER_SIZE)
+@given(OPTIONS)
+def test_fields_that_were_filled_in_ask_for_the_same_again(options: Options) -> None:
+    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__})
+    shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
+    assert options_in(form, shown) == options
+
+
+@given(
+    st.dictionaries(st.sampled_from(["repo", "revision", "job", "result", "size"]), st.text()),
+    st.dictionaries(st.sampled_from(["order", "strategy", "dtype", "variant", "allow_overflow"]), st.text()),
+)
+def test_any_link_at_all_can_be_read(place: dict[str, str], choices: dict[str, str]) -> None:
+    wish = read_wish(place | choices)
+    assert wish.options.max_shard_bytes > 0
     assert all(len(text) <= 300 for text in (wish.repo, wish.job, wish.result))
 
 
 def test_a_plan_shows_its_stages() -> None:
     tensors = tuple(TensorEntry(f"layers.{n}.{EVIL}", "U8", (10,), "f", 10 * n, 10 * n + 10) for n in range(4))
     source = replace(checkpoint({"f": 40}), tensors=tensors)
-    html = panels.plan_panel(source, plan_shards(tensors, 10, strategy="stages:2"))
+    html = panels.plan_panel(source, plan_shards(tensors, Options(10, strategy="stages:2")))
     assert "Stages of a pipeline" in html and "layers.2 to layers.3" in html
     assert "model-00003-of-00004.safetensors to model-00004-of-00004.safetensors" in html
     assert "img" not in Tags(html).seen
-    assert "Stages" not in panels.plan_panel(source, plan_shards(tensors, 10))
+    assert "Stages" not in panels.plan_panel(source, plan_shards(tensors, Options(10)))
 
 
 def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
-    asked = {"strategy": "stages:3", "order": "stored", "dtype": "fp16", "variant": "ema", "allow_overflow": True}
-    record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", "1GB", **asked), 1, 0.0, "failed")  # type: ignore[arg-type]
+    options = Options("1GB", "stages:3", "stored", "fp16", "ema", allow_overflow=True)
+    record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", options), 1, 0.0, "failed")  # type: ignore[arg-type]
     html = panels.job_panel(view(record, History()), "http://hub/me/it")
     (link,) = re.findall('href="([?][^"]*)"', html)
     wish = read_wish(dict(parse_qsl(unescape(link)[1:])))
-    assert wish == Wish(repo="me/it", size="1GB", **asked)  # type: ignore[arg-type]
+    assert wish == Wish("me/it", options=options)  # type: ignore[arg-type]
     assert "variant ema" in Tags(html).text
 
 

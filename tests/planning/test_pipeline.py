@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from sharding import job
 from sharding.core.errors import UsageError
+from sharding.core.options import Options
 from sharding.core.values import ModelHints, Plan, SavedTensor, TensorEntry
 from sharding.planning.blocks import blocks_around
 from sharding.planning.order import natural_key
@@ -40,7 +41,7 @@ STRATEGIES = st.sampled_from(["size", "blocks", "stages:1", "stages:2", "stages:
 def planned(tensors: list[TensorEntry], limit: int, strategy: str) -> Plan | None:
     """The plan, or None where there are fewer blocks than stages."""
     try:
-        return plan_shards(tensors, limit, strategy=strategy)
+        return plan_shards(tensors, Options(limit, strategy=strategy))
     except UsageError:
         blocks = {blocks_around(entry.name, {})[0] for entry in tensors if blocks_around(entry.name, {})}
         assert int(strategy.partition(":")[2]) > len(blocks)
@@ -78,7 +79,7 @@ def test_a_block_is_cut_only_if_it_alone_exceeds_the_limit(
 
 @given(tensors=TENSORS, limit=st.integers(1, 300))
 def test_blocks_follow_the_natural_order(tensors: list[TensorEntry], limit: int) -> None:
-    plan = plan_shards(tensors, limit, strategy="blocks")
+    plan = plan_shards(tensors, Options(limit, strategy="blocks"))
     position = {shard.file: number for number, shard in enumerate(plan.shards)}
     fitting = [shard for shard in plan.shards if shard.bytes < limit]
     names = sorted((entry.name for shard in fitting for entry in shard.tensors), key=natural_key)
@@ -148,15 +149,15 @@ def test_embeddings_come_before_the_blocks_of_a_pipeline_and_heads_after(order: 
 
 def test_more_stages_than_blocks_are_refused() -> None:
     layers = [tensor(f"layers.{number}.w", 3) for number in range(3)]
-    assert len(plan_shards(layers, 100, strategy="stages:3").stages) == 3
+    assert len(plan_shards(layers, Options(100, strategy="stages:3")).stages) == 3
     with pytest.raises(UsageError, match="4 stages need as many blocks, and the names of the tensors show 3"):
-        plan_shards(layers, 100, strategy="stages:4")
+        plan_shards(layers, Options(100, strategy="stages:4"))
 
 
 @pytest.mark.parametrize("strategy", ["stages", "stages:0", "stages:-1", "stages:x", "layers", "stages:99999"])
 def test_an_unknown_strategy_is_refused(strategy: str) -> None:
     with pytest.raises(UsageError, match="strategy"):
-        plan_shards([tensor("layers.0.w", 3)], 100, strategy=strategy)
+        plan_shards([tensor("layers.0.w", 3)], Options(100, strategy=strategy))
 
 
 def test_what_transformers_never_splits_is_a_block_even_without_a_number() -> None:
@@ -164,24 +165,24 @@ def test_what_transformers_never_splits_is_a_block_even_without_a_number() -> No
     hints = ModelHints(
         "M", (SavedTensor("patches.a", "U8", 0, "patches"), SavedTensor("patches.b", "U8", 1, "patches"))
     )
-    plan = plan_shards(tensors, 12, strategy="blocks", hints=hints)
+    plan = plan_shards(tensors, Options(12, strategy="blocks"), hints=hints)
     assert plan.weight_map["patches.a"] == plan.weight_map["patches.b"] != plan.weight_map["layers.0.w"]
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "t5", "vit", "dinov2", "gpt2", "gpt-neox", "bert"])
 def test_blocks_that_transformers_knows_are_those_that_names_show(name: str, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     source = models.save(name, tmp_path / "source")
-    by_name = job.plan_checkpoint(job.inspect(str(source)), "60kB", strategy="stages:4")
-    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
-    known = job.plan(str(source), "60kB", strategy="stages:4")[1]
+    by_name = job.plan_checkpoint(job.inspect(str(source)), Options("60kB", strategy="stages:4"))
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
+    known = job.plan(str(source), Options("60kB", strategy="stages:4"))[1]
     assert tuple(replace(stage, also_needs=()) for stage in known.stages) == by_name.stages
     assert sum(len(stage.blocks) for stage in known.stages) >= 12
 
 
 def test_a_machine_of_a_pipeline_needs_the_files_of_its_stage_only(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
     source = models.save("llama", tmp_path / "source")
-    *_, report = job.shard(str(source), str(tmp_path / "out"), "40kB", strategy="stages:3")
+    *_, report = job.shard(str(source), str(tmp_path / "out"), Options("40kB", strategy="stages:3"))
     assert isinstance(report, Report)
     stages = report.plan.stages
     assert [len(stage.files) > 1 for stage in stages] == [True] * 3

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.errors import UsageError
+from sharding.core.options import Options
 from sharding.core.values import Component, RepoRef, TensorEntry
 from sharding.formats.index import build_indexes
 from sharding.planning.order import natural_key
@@ -29,7 +30,7 @@ tensor_lists = st.lists(
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150), order=st.sampled_from(["natural", "stored"]))
 def test_every_tensor_lands_in_exactly_one_shard(tensors: list[TensorEntry], limit: int, order: str) -> None:
-    plan = plan_shards(tensors, limit, order=order)  # type: ignore[arg-type]
+    plan = plan_shards(tensors, Options(limit, order=order))  # type: ignore[arg-type]
     placed = [entry for shard in plan.shards for entry in shard.tensors]
     assert sorted(placed, key=lambda entry: entry.name) == sorted(tensors, key=lambda entry: entry.name)
     assert plan.weight_map == {entry.name: shard.file for shard in plan.shards for entry in shard.tensors}
@@ -38,7 +39,7 @@ def test_every_tensor_lands_in_exactly_one_shard(tensors: list[TensorEntry], lim
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150))
 def test_a_shard_exceeds_the_limit_only_for_a_tensor_that_does(tensors: list[TensorEntry], limit: int) -> None:
-    plan = plan_shards(tensors, limit)
+    plan = plan_shards(tensors, Options(limit))
     oversized = {shard.file for shard in plan.shards if shard.bytes > limit}
     assert all(len(shard.tensors) == 1 for shard in plan.shards if shard.file in oversized)
     assert len([finding for finding in plan.findings if finding.code == "oversized-tensor"]) == len(oversized)
@@ -46,15 +47,17 @@ def test_a_shard_exceeds_the_limit_only_for_a_tensor_that_does(tensors: list[Ten
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150))
 def test_no_shard_is_empty(tensors: list[TensorEntry], limit: int) -> None:
-    assert all(shard.tensors for shard in plan_shards(tensors, limit).shards)
+    assert all(shard.tensors for shard in plan_shards(tensors, Options(limit)).shards)
 
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150), order=st.sampled_from(["natural", "stored"]))
 def test_shards_follow_the_order_asked_for(tensors: list[TensorEntry], limit: int, order: str) -> None:
-    plan = plan_shards(tensors, limit, order=order)  # type: ignore[arg-type]
+    plan = plan_shards(tensors, Options(limit, order=order))  # type: ignore[arg-type]
+    from transformers.core_model_loading import dot_natural_key
+
     names = [entry.name for entry in tensors]
     if order == "natural":
-        names.sort(key=natural_key)
+        names.sort(key=dot_natural_key)
     shard_of = {entry.name: number for number, shard in enumerate(plan.shards) for entry in shard.tensors}
     fitting = [shard_of[name] for name in names if next(e for e in tensors if e.name == name).bytes <= limit]
     assert fitting == sorted(fitting)
@@ -62,7 +65,7 @@ def test_shards_follow_the_order_asked_for(tensors: list[TensorEntry], limit: in
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150))
 def test_each_next_shard_begins_because_the_last_one_was_full(tensors: list[TensorEntry], limit: int) -> None:
-    plan = plan_shards(tensors, limit, order="stored")
+    plan = plan_shards(tensors, Options(limit, order="stored"))
     position = {entry.name: number for number, entry in enumerate(tensors)}
     full = [shard for shard in plan.shards if shard.bytes <= limit]
     for one, following in zip(full, full[1:], strict=False):
@@ -77,9 +80,9 @@ def test_natural_order_is_that_of_transformers(names: list[str]) -> None:
     assert sorted(names, key=natural_key) == sorted(names, key=dot_natural_key)
 
 
-@given(st.lists(st.text(max_size=10)))
-def test_any_names_can_be_ordered(names: list[str]) -> None:
-    assert sorted(sorted(names, key=natural_key)) == sorted(names)
+@given(st.lists(st.text(max_size=10), unique=True))
+def test_any_names_have_one_order_however_they_come(names: list[str]) -> None:
+    assert sorted(names, key=natural_key) == sorted(reversed(names), key=natural_key)
 
 
 def test_a_number_of_five_thousand_digits_is_ordered_as_a_word() -> None:
@@ -87,13 +90,13 @@ def test_a_number_of_five_thousand_digits_is_ordered_as_a_word() -> None:
 
 
 def test_one_shard_has_the_plain_name() -> None:
-    plan = plan_shards([tensor("a", 3), tensor("b", 3)], 100)
+    plan = plan_shards([tensor("a", 3), tensor("b", 3)], Options(100))
     assert [shard.file for shard in plan.shards] == ["model.safetensors"]
     assert plan.indexes == ()
 
 
 def test_shards_are_numbered_as_on_the_hub() -> None:
-    plan = plan_shards([tensor("a", 3), tensor("b", 3)], 4)
+    plan = plan_shards([tensor("a", 3), tensor("b", 3)], Options(4))
     assert [shard.file for shard in plan.shards] == [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
@@ -101,14 +104,14 @@ def test_shards_are_numbered_as_on_the_hub() -> None:
 
 
 def test_an_oversized_tensor_is_named_with_what_to_do() -> None:
-    (finding,) = plan_shards([tensor("big", 30)], 4).findings
+    (finding,) = plan_shards([tensor("big", 30)], Options(4)).findings
     assert (finding.level, finding.code) == ("warning", "oversized-tensor")
     assert "big" in finding.message
     assert finding.hint
 
 
 def test_the_index_holds_totals_and_a_sorted_weight_map() -> None:
-    plan = plan_shards([tensor("b", 3), tensor("a", 3)], 4)
+    plan = plan_shards([tensor("b", 3), tensor("a", 3)], Options(4))
     ((path, text),) = build_indexes(plan).items()
     assert path == "model.safetensors.index.json"
     assert text.endswith(b"}\n")
@@ -119,22 +122,22 @@ def test_the_index_holds_totals_and_a_sorted_weight_map() -> None:
 
 
 def test_a_count_of_parameters_that_is_known_is_kept() -> None:
-    assert plan_shards([tensor("a", 3)], 4, Component(total_parameters=2)).total_parameters == 2
+    assert plan_shards([tensor("a", 3)], Options(4), Component(total_parameters=2)).total_parameters == 2
 
 
 def test_metadata_of_the_source_go_into_every_header() -> None:
-    plan = plan_shards([tensor("a", 3), tensor("b", 3)], 4, Component(metadata={"format": "pt", "quant": "x"}))
+    plan = plan_shards([tensor("a", 3), tensor("b", 3)], Options(4), Component(metadata={"format": "pt", "quant": "x"}))
     assert all(b'"__metadata__":{"format":"pt","quant":"x"}' in shard_header(plan, shard) for shard in plan.shards)
 
 
 def test_a_plan_is_known_by_its_source_and_its_shards() -> None:
     tensors = [tensor("a", 3), tensor("b", 3)]
-    same = identify_plan(plan_shards(tensors, 4), REF)
-    assert same == identify_plan(plan_shards(tensors, 5), REF)
-    assert same != identify_plan(plan_shards(tensors, 6), REF)
-    assert same != identify_plan(plan_shards(tensors, 4), RepoRef("folder", "model", "2"))
+    same = identify_plan(plan_shards(tensors, Options(4)), REF)
+    assert same == identify_plan(plan_shards(tensors, Options(5)), REF)
+    assert same != identify_plan(plan_shards(tensors, Options(6)), REF)
+    assert same != identify_plan(plan_shards(tensors, Options(4)), RepoRef("folder", "model", "2"))
 
 
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(UsageError, match="alphabetical"):
-        plan_shards([tensor("a", 3)], 4, order="alphabetical")  # type: ignore[arg-type]
+        plan_shards([tensor("a", 3)], Options(4, order="alphabetical"))  # type: ignore[arg-type]

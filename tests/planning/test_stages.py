@@ -16,6 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sharding import job
 from sharding.cli.terminal import Terminal
+from sharding.core.options import Options
 from sharding.core.values import Stage
 from sharding.page import panels
 from sharding.report.schema import PlanSummary, Report, parse_report
@@ -27,7 +28,7 @@ Held = dict[str, torch.Tensor]
 
 @pytest.fixture(autouse=True)
 def _answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
 
 
 def download(folder: Path, stage: Stage) -> Held:
@@ -84,7 +85,7 @@ def first_missing(model: PreTrainedModel, machines: list[Held]) -> list[str]:
 
 def cut(source: Path, out: Path, stages: int) -> PlanSummary:
     """The plan by which `source` was cut into `stages` in `out`."""
-    *_, report = job.shard(str(source), str(out), "20kB", strategy=f"stages:{stages}")
+    *_, report = job.shard(str(source), str(out), Options("20kB", strategy=f"stages:{stages}"))
     assert isinstance(report, Report) and report.verification.identical
     return report.plan
 

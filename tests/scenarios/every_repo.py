@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from sharding import job
+from sharding.core.options import Options
 from sharding.formats.dtypes import DTYPES
 from tests import pipelines
 from tests.conftest import ROOT, listing
@@ -128,8 +129,8 @@ def save(model: PreTrainedModel, folder: Path, source: str) -> None:
 
 def shard(source: Path, out: Path, way: Way) -> None:
     """Re-shard `source` into `out`."""
-    options = {"strategy": way.strategy, "dtype": way.dtype, "order": way.order}
-    *_, report = job.shard(str(source), str(out), SIZE, **options)  # type: ignore[arg-type]
+    options = Options(SIZE, way.strategy, way.order, way.dtype)  # type: ignore[arg-type]
+    *_, report = job.shard(str(source), str(out), options)
     assert isinstance(report, job.Report) and report.verification.identical
 
 

@@ -194,18 +194,18 @@ SIZE, SMALLER = "9kB", "5kB"
 @contextmanager
 def matrix(folder: Path) -> Iterator[Matrix]:
     """Serve two Hubs with a checkpoint of a few kilobytes while the block lasts; nobody waits long for anything."""
-    from huggingface_hub.utils import _http
+    from huggingface_hub.utils import get_session
 
     tensors = {f"layers.{n}.weight": np.random.default_rng(n).random(500, np.float32) for n in range(8)}
     checkpoint = write_checkpoint(folder / "checkpoint", {"model.safetensors": tensors}, index=False)
     with ExitStack() as stack:
         for name, value in (
-            ("retry.NETWORK_WAIT_SECONDS", 0.001),
+            ("hub_retry.NETWORK_WAIT_SECONDS", 0.001),
             ("hub_source.READ_TIMEOUT_SECONDS", 1.5),
             ("hub_source.XET_LEAST_BYTES", 1900),
-            ("hub.ANSWER_TIMEOUT_SECONDS", 2),
+            ("hub_client.ANSWER_TIMEOUT_SECONDS", 2),
         ):
-            stack.enter_context(patch(f"sharding.{name}", value))
+            stack.enter_context(patch(f"sharding.storage.{name}", value))
         with_xet = stack.enter_context(hub_in_house(folder / "with-xet"))
         without = stack.enter_context(hub_in_house(folder / "without", xet=False))
         push(with_xet, checkpoint, SOURCE)
@@ -214,7 +214,7 @@ def matrix(folder: Path) -> Iterator[Matrix]:
         shard(without, str(checkpoint), SOURCE, "1GB", private=False)
         sleep = time.sleep
         stack.enter_context(patch("time.sleep", lambda seconds: sleep(min(seconds, 0.01))))
-        client = _http.get_session()
+        client = get_session()
         usual, client.timeout = client.timeout, 2
         try:
             yield Matrix(with_xet, without)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import load_sharded_checkpoint
 
 from sharding import job
+from sharding.core.options import Options
 from tests import models
 from tests.conftest import listing
 
@@ -26,8 +28,8 @@ SIZE = "30kB"
 SHARDS_OF_ONE = "10GB"
 
 
-def reshard(source: Path, out: Path, size: str = SIZE, order: str = "natural", **options: str) -> Path:
-    for _ in job.shard(str(source), str(out), size, order=order, **options):  # type: ignore[arg-type]
+def reshard(source: Path, out: Path, size: str = SIZE, **choices: Any) -> Path:
+    for _ in job.shard(str(source), str(out), Options(size, **choices)):
         pass
     return out
 
@@ -66,7 +68,7 @@ def test_the_result_is_byte_for_byte_what_save_pretrained_writes(name: str, size
 def test_the_order_of_transformers_gives_what_save_pretrained_writes_for_every_class(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
     source = models.save(name, tmp_path / "source")
     out = reshard(source, tmp_path / "out", order="transformers")
     type(models.build(name)).from_pretrained(source).save_pretrained(tmp_path / "theirs", max_shard_size=SIZE)
@@ -74,7 +76,7 @@ def test_the_order_of_transformers_gives_what_save_pretrained_writes_for_every_c
 
 
 def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
     source = models.save("gpt-neox", tmp_path / "source", SHARDS_OF_ONE)
     stored = load_file(source / "model.safetensors")
     save_file(
@@ -82,7 +84,7 @@ def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path, monkeypa
         source / "model.safetensors",
         {"format": "pt"},
     )
-    plan = job.plan(str(source), SIZE, order="transformers")[1]
+    plan = job.plan(str(source), Options(SIZE, order="transformers"))[1]
     (finding,) = plan.findings
     assert (finding.code, "2 tensors" in finding.message) == ("not-saved-by-class", True)
     assert {"a.first", "rope.inv_freq"} <= {tensor.name for tensor in plan.shards[-1].tensors}
@@ -93,7 +95,7 @@ def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path, monkeypa
 def test_a_cast_is_what_loading_as_that_dtype_and_saving_gives(
     name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
     source = tmp_path / "source"
     models.build(name, torch.float32).save_pretrained(source)
     out = reshard(source, tmp_path / "out", order="transformers", dtype=dtype)

@@ -1,5 +1,6 @@
 """Killed with -9 at random moments and run to the end: nothing half-made is seen, nothing is done twice."""
 
+import io
 import json
 import random
 import subprocess
@@ -7,9 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
+from sharding.core.options import Options
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.storage.journal import Journal
 from tests.conftest import ROOT, environment, listing, write_checkpoint
@@ -111,8 +115,10 @@ def test_kills_of_jobs_behind_the_page_lose_nothing(served: Callable[..., Server
     assert (tally.kills, tally.again) == (PAGE_KILLS, PAGE_KILLS)
 
 
-def test_a_journal_that_is_gone_on_with_keeps_what_it_says_at_every_moment(tmp_path: Path) -> None:
-    job = StagedJob("plan", RepoRef("folder", "in", ""), 1, "size", "natural")
+def test_a_journal_that_is_gone_on_with_keeps_what_it_says_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = StagedJob("plan", RepoRef("folder", "in", ""), Options())
     records = [ShardRecord(f"{n}.safetensors", n, "aa", {"w": "bb"}) for n in range(3)]
     first = Journal(tmp_path)
     first.lock()
@@ -124,12 +130,15 @@ def test_a_journal_that_is_gone_on_with_keeps_what_it_says_at_every_moment(tmp_p
         stream.write(b'{"file": "cut sh')
     said: list[dict[str, ShardRecord]] = []
 
-    class Watched(Journal):
-        def _append(self, *lines: bytes) -> None:
-            said.append(self.read("plan"))
-            super()._append(*lines)
+    class Watched(io.FileIO):
+        def write(self, data: Any) -> int:
+            said.append(again.read("plan"))
+            return super().write(data)
 
-    again = Watched(tmp_path)
+    monkeypatch.setattr(
+        "sharding.storage.journal.open", lambda path, mode, buffering: Watched(path, mode), raising=False
+    )
+    again = Journal(tmp_path)
     again.lock()
     again.begin(job, records)
     again.note(ShardRecord("3.safetensors", 3, "aa", {}))

@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
-import psutil
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
@@ -22,12 +23,14 @@ from sharding.storage import hub_retry as retry
 from sharding.storage import hub_source
 from sharding.storage.hub_client import Hub
 from sharding.storage.hub_staging import STAGING_BRANCH
-from tests.conftest import environment
+from tests.conftest import environment, in_two_files
 from tests.hubs import branches, download, exists, files_of, push, shard
+from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
 
 LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
-MADE, SOURCE = "alice/made", "alice/source"
+MADE, SOURCE, GATED = "alice/made", "alice/source", "alice/gated"
+SECOND_HEADER = "GET .*/resolve/.*/model-00002.*"
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
 
@@ -35,42 +38,37 @@ pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "NETWORK_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(hub_source, "READ_TIMEOUT_SECONDS", 2)
+    monkeypatch.setattr(hub_source, "READ_TIMEOUT_SECONDS", 1)
+
+
+@pytest.fixture(scope="module")
+def hubs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, InHouse]]:
+    """Two Hubs that have the source: with Xet, and without."""
+    with (
+        hub_in_house(tmp_path_factory.mktemp("with-xet")) as with_xet,
+        hub_in_house(tmp_path_factory.mktemp("without"), xet=False) as without,
+    ):
+        checkpoint = in_two_files(tmp_path_factory.mktemp("in") / "checkpoint")
+        push(with_xet, checkpoint, SOURCE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # huggingface_hub's own, in its LFS upload
+            shard(without, str(checkpoint), SOURCE, "150kB", private=False)  # the client itself would want Xet
+        yield {True: with_xet, False: without}
 
 
 @pytest.fixture
-def start(served: Callable[..., Server], checkpoint: Path) -> Iterator[Callable[..., Server]]:
-    """Start a Hub that begins to fail once it has the source."""
-    started: list[Server] = []
+def start(hubs: dict[bool, InHouse]) -> Iterator[Callable[..., InHouse]]:
+    """Return a Hub that fails by the rules given, and has nothing but the source."""
+    with ExitStack() as failing:
 
-    def start(*options: str) -> Server:
-        if "--no-xet" in options:
-            hub = served("--no-xet")
-            shard(hub, str(checkpoint), SOURCE, "150kB", private=False)  # the client itself would want Xet
-        else:
-            hub = served()
-            push(hub, checkpoint, SOURCE)
-        if options:
-            hub.stop()
-            hub.start(*options)
-        started.append(hub)
-        return hub
+        def start(*rules: str, xet: bool = True) -> InHouse:
+            hubs[xet].log.clear()
+            failing.enter_context(hubs[xet].failing(*rules))
+            return hubs[xet]
 
-    yield start
-    for hub in started:
-        hub.stop()
-
-
-def wait_until_it_waits(pid: int) -> None:
-    """Return when a process has a connection and has done nothing else for two seconds than wait for its answer."""
-    process, worked = psutil.Process(pid), -1.0
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        before, worked = worked, sum(process.cpu_times()[:2])
-        if worked - before < 0.02 and process.net_connections():
-            return
-        time.sleep(2)
-    raise AssertionError("it never waited")
+        yield start
+    for hub in hubs.values():
+        hub.api().delete_repo(MADE, missing_ok=True)
 
 
 def nothing_is_left(hub: Server) -> bool:
@@ -89,13 +87,14 @@ def nothing_is_left(hub: Server) -> bool:
         ["status:503@DELETE .*/branch/#1", "status:503@GET .*/refs#1"],
         ["status:503@GET .*/xet-(read|write)-token/#3"],
         ["cut:20@GET .*/resolve/#4", "status:408@GET .*/resolve/#2"],
-        ["status:503@.*%0.2", "cut:5@GET .*%0.1"],
+        ["status:503@.*%0.05", "cut:5@GET .*%0.05"],
     ],
     ids=lambda rules: rules[0],
 )
-def test_what_passes_is_tried_again(start: Callable[..., Server], rules: list[str]) -> None:
-    hub = start(*(f"--fault={rule}" for rule in rules))
+def test_what_passes_is_tried_again(start: Callable[..., InHouse], rules: list[str]) -> None:
+    hub = start(*rules)
     assert shard(hub, SOURCE, MADE).verification.identical
+    hub.rules.clear()
     assert branches(hub, MADE) == {"main"}
 
 
@@ -111,8 +110,8 @@ def test_what_passes_is_tried_again(start: Callable[..., Server], rules: list[st
         "cut:0@PUT .*#2",
     ],
 )
-def test_what_passes_is_tried_again_without_xet(start: Callable[..., Server], rule: str) -> None:
-    hub = start("--no-xet", f"--fault={rule}")
+def test_what_passes_is_tried_again_without_xet(start: Callable[..., InHouse], rule: str) -> None:
+    hub = start(rule, xet=False)
     assert shard(hub, SOURCE, MADE).verification.identical
 
 
@@ -128,8 +127,8 @@ def test_what_passes_is_tried_again_without_xet(start: Callable[..., Server], ru
         ("status:404@GET .*/resolve/.*safetensors$", "does not find it"),
     ],
 )
-def test_what_stays_wrong_with_reading_leaves_nothing(start: Callable[..., Server], rule: str, says: str) -> None:
-    hub = start("--no-xet", f"--fault={rule}")
+def test_what_stays_wrong_with_reading_leaves_nothing(start: Callable[..., InHouse], rule: str, says: str) -> None:
+    hub = start(rule, xet=False)
     with pytest.raises(SourceError, match=says) as refusal:
         shard(hub, SOURCE, MADE)
     assert refusal.value.hint
@@ -150,9 +149,9 @@ def test_what_stays_wrong_with_reading_leaves_nothing(start: Callable[..., Serve
     ],
 )
 def test_every_refusal_of_a_commit_has_its_sentence_and_leaves_nothing(
-    start: Callable[..., Server], status: int, says: str
+    start: Callable[..., InHouse], status: int, says: str
 ) -> None:
-    hub = start(f"--fault=status:{status}@POST .*/commit/")
+    hub = start(f"status:{status}@POST .*/commit/")
     with pytest.raises(DestinationError, match=says) as refusal:
         shard(hub, SOURCE, MADE)
     assert refusal.value.hint
@@ -198,7 +197,7 @@ def test_a_hub_that_is_not_there_is_said_to_be_unreachable() -> None:
 
 @pytest.mark.parametrize("private", [False, True])
 def test_a_login_that_may_only_contribute_makes_the_repo_as_visible_as_it_is_to_be(
-    start: Callable[..., Server], private: bool
+    start: Callable[..., InHouse], private: bool
 ) -> None:
     hub = start()
     token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
@@ -209,7 +208,7 @@ def test_a_login_that_may_only_contribute_makes_the_repo_as_visible_as_it_is_to_
     assert "model.safetensors.index.json" in files_of(hub, MADE)
 
 
-def test_a_login_without_the_scope_is_refused(start: Callable[..., Server]) -> None:
+def test_a_login_without_the_scope_is_refused(start: Callable[..., InHouse]) -> None:
     hub = start()
     token = hub.login("alice", "openid read-repos")["access_token"]
     with pytest.raises(DestinationError, match="does not allow it.*scope") as refusal:
@@ -218,29 +217,25 @@ def test_a_login_without_the_scope_is_refused(start: Callable[..., Server]) -> N
     assert nothing_is_left(hub)
 
 
-def test_a_gated_source_needs_the_scope_for_it(start: Callable[..., Server]) -> None:
+def test_a_gated_source_needs_the_scope_for_it(start: Callable[..., InHouse]) -> None:
     hub = start()
-    hub.api().update_repo_settings(SOURCE, gated="auto")
+    hub.api().duplicate_repo(SOURCE, GATED, private=False, exist_ok=True)
+    hub.api().update_repo_settings(GATED, gated="auto")
     token = hub.login("alice", "openid contribute-repos")["access_token"]
     with pytest.raises(SourceError, match="gated"):
-        shard(hub, SOURCE, MADE, token=token)
+        shard(hub, GATED, MADE, token=token)
     token = hub.login("alice", "openid contribute-repos gated-repos")["access_token"]
-    assert shard(hub, SOURCE, MADE, token=token).verification.identical
+    assert shard(hub, GATED, MADE, token=token).verification.identical
 
 
-def test_an_expired_login_stops_a_job_which_goes_on_after_the_next(start: Callable[..., Server]) -> None:
+def test_an_expired_login_stops_a_job_which_goes_on_after_the_next(start: Callable[..., InHouse]) -> None:
     hub = start()
     token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
     events = job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, token=token)
     next(event for event in events if isinstance(event, ShardFinished))
-    hub.stop()
-    port = hub.address.rsplit(":", 1)[1]
-    hub.start(f"--port={port}", "--fault=status:401@.*")
-    with pytest.raises(ShardingError, match="not valid") as stop:
+    with hub.failing("status:401@.*"), pytest.raises(ShardingError, match="not valid") as stop:
         list(events)
     assert "sign in" in stop.value.hint.lower()
-    hub.stop()
-    hub.start(f"--port={port}")
     token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
     again = list(job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, token=token))
     assert any(event.kept for event in again if isinstance(event, ShardFinished))
@@ -256,7 +251,7 @@ def stop_after_a_shard(hub: Server, **options: object) -> None:
     events.close()
 
 
-def test_an_unfinished_job_is_found_and_discarded_from_anywhere(start: Callable[..., Server]) -> None:
+def test_an_unfinished_job_is_found_and_discarded_from_anywhere(start: Callable[..., InHouse]) -> None:
     hub = start()
     place = {"endpoint": hub.address, "token": "hf_alice"}
     assert job.find_unfinished(MADE, **place) is None
@@ -270,7 +265,7 @@ def test_an_unfinished_job_is_found_and_discarded_from_anywhere(start: Callable[
     assert nothing_is_left(hub)
 
 
-def test_discarding_keeps_what_an_earlier_job_has_published(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_discarding_keeps_what_an_earlier_job_has_published(start: Callable[..., InHouse], tmp_path: Path) -> None:
     hub = start()
     shard(hub, SOURCE, MADE, "60kB")
     before = files_of(hub, MADE)
@@ -281,7 +276,7 @@ def test_discarding_keeps_what_an_earlier_job_has_published(start: Callable[...,
     assert download(hub, MADE, tmp_path / "still whole")
 
 
-def test_where_the_login_may_not_delete_the_empty_repo_it_is_said_with_a_link(start: Callable[..., Server]) -> None:
+def test_where_the_login_may_not_delete_the_empty_repo_it_is_said_with_a_link(start: Callable[..., InHouse]) -> None:
     hub = start()
     token = hub.login("alice", "openid contribute-repos read-repos")["access_token"]
     stop_after_a_shard(hub, token=token)
@@ -292,12 +287,13 @@ def test_where_the_login_may_not_delete_the_empty_repo_it_is_said_with_a_link(st
 
 
 @LFS_WARNS
-def test_an_interrupt_ends_a_job_whose_network_stalls(start: Callable[..., Server], tmp_path: Path) -> None:
-    hub = start("--no-xet", "--fault=stall:3600@GET .*/resolve/.*/model-00002.*")
+def test_an_interrupt_ends_a_job_whose_network_stalls(start: Callable[..., InHouse], tmp_path: Path) -> None:
+    hub = start(f"stall:3600@{SECOND_HEADER}", xet=False)
     env = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_alice", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "sharding", "inspect", SOURCE, "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    wait_until_it_waits(process.pid)  # for the second header
+    while not hub.asked(SECOND_HEADER):
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130

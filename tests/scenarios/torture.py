@@ -23,6 +23,7 @@ import numpy as np
 
 from sharding import job
 from sharding.core.events import Verified
+from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from tests.conftest import ROOT, environment, listing, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push
@@ -200,7 +201,7 @@ def torture_page(hub: Server, source: str, name: str, place: Path, kills: int, m
         while tally.kills < kills:
             destination = f"{name}-{number}"
             staged = desk.unfinished(destination, TOKEN)
-            request = staged or JobRequest(source, destination, "1MB")
+            request = staged or JobRequest(source, destination, Options("1MB"))
             job_id = desk.submit(request, "alice", TOKEN)
             state = _killed_after(desk, place / "desk", job_id, moments.randrange(3), moments.random() * 0.3)
             tally.kills += state != "done"

@@ -16,6 +16,7 @@ from sharding import job
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import OverflowRefused, SourceError, UsageError
 from sharding.core.events import ShardFinished, Verified
+from sharding.core.options import Options
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import STORED, TORCH
 from sharding.planning.cast import cast_tensors, may_overflow
@@ -24,7 +25,7 @@ from sharding.report.write import configured
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.cast_source import CastSource, cast_chunk
 from tests import models
-from tests.conftest import listing
+from tests.conftest import listing, options_of
 from tests.localhub.conftest import Server
 
 pytestmark = [
@@ -46,7 +47,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture._ask", models.answer)
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -137,8 +138,9 @@ def test_any_range_of_a_cast_source_holds_the_bytes_of_the_cast_tensors(
     assert b"".join(read) == whole[start:end]
 
 
-def cast(source: Path, out: Path, dtype: str = "fp16", size: str = "60kB", **options: object) -> Report:
-    *_, report = job.shard(str(source), str(out), size, dtype=dtype, **options)  # type: ignore[arg-type]
+def cast(source: Path, out: Path, dtype: str = "fp16", size: str = "60kB", **choices: object) -> Report:
+    options, more = options_of(size, {**choices, "dtype": dtype})
+    *_, report = job.shard(str(source), str(out), options, **more)
     assert isinstance(report, Report)
     return report
 
@@ -171,7 +173,7 @@ def test_the_result_says_that_it_is_a_cast_and_not_that_it_is_the_source(tmp_pat
     source = llama(tmp_path / "source")
     report = cast(source, tmp_path / "out", strategy="blocks")
     assert report.verification.identical
-    assert (report.plan.dtype, report.verification.dtype) == ("fp16", "fp16")
+    assert (report.plan.options.dtype, report.verification.dtype) == ("fp16", "fp16")
     assert "cast with tensor.to(dtype)" in report.verification.method
     card = (tmp_path / "out/README.md").read_text()
     assert "cast to fp16" in card and "bit-identical to the original" not in card
@@ -221,14 +223,14 @@ def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhe
 def test_an_overflow_that_is_allowed_is_reported_also_after_an_interruption(tmp_path: Path) -> None:
     source = llama(tmp_path / "source", large=300)
     wanted = {"model.layers.11.mlp.up_proj.weight": 300}
-    events = job.shard(str(source), str(tmp_path / "out"), "20kB", dtype="fp16", allow_overflow=True)
+    events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype="fp16", allow_overflow=True))
     shards = [event for event, _ in zip(events, range(10_000), strict=False) if isinstance(event, ShardFinished)]
     (tmp_path / "out").rename(tmp_path / "whole")
     holder = next(
         number for number, shard in enumerate(shards, 1)
         if "model.layers.11.mlp.up_proj.weight" in load_file(tmp_path / "whole" / shard.file)
     )  # fmt: skip
-    events = job.shard(str(source), str(tmp_path / "out"), "20kB", dtype="fp16", allow_overflow=True)
+    events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype="fp16", allow_overflow=True))
     for event in events:
         if isinstance(event, ShardFinished) and event.number == holder:
             events.close()
@@ -242,15 +244,15 @@ def test_an_overflow_that_is_allowed_is_reported_also_after_an_interruption(tmp_
 
 def test_another_dtype_is_another_job_and_the_same_one_goes_on(tmp_path: Path) -> None:
     source = llama(tmp_path / "source")
-    events = job.shard(str(source), str(tmp_path / "out"), "20kB", dtype="fp16")
+    events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype="fp16"))
     for event in events:
         if isinstance(event, ShardFinished) and event.number == 3:
             events.close()
     staged = job.find_unfinished(str(tmp_path / "out"))
-    assert staged and (staged.dtype, staged.allow_overflow) == ("fp16", False)
+    assert staged and (staged.options.dtype, staged.options.allow_overflow) == ("fp16", False)
 
     def kept(dtype: str) -> int:
-        events = job.shard(str(source), str(tmp_path / "out"), "20kB", dtype=dtype)
+        events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype=dtype))
         count = 0
         for event in events:
             if isinstance(event, ShardFinished):
@@ -279,17 +281,17 @@ def test_a_quantized_checkpoint_is_not_cast(config: dict[str, object], names: li
     save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(SourceError, match="quantized"):
-        job.plan(str(tmp_path), "1MB", dtype="fp16")
-    assert job.plan(str(tmp_path), "1MB")[1].dtype == "keep"
+        job.plan(str(tmp_path), Options("1MB", dtype="fp16"))
+    assert job.plan(str(tmp_path), "1MB")[1].options.dtype == "keep"
 
 
 def test_modules_that_the_class_keeps_in_fp32_are_named(tmp_path: Path) -> None:
-    plan = job.plan(str(models.save("t5", tmp_path)), "60kB", dtype="fp16")[1]
+    plan = job.plan(str(models.save("t5", tmp_path)), Options("60kB", dtype="fp16"))[1]
     (finding,) = plan.findings
     assert finding.code == "kept-dtype" and "T5ForConditionalGeneration" in finding.message
     kept = {tensor.name for shard in plan.shards for tensor in shard.tensors if tensor.dtype == "F32"}
     assert len(kept) == 22 and all(".wo." in name for name in kept)
-    assert not job.plan(str(tmp_path), "60kB", dtype="bf16")[1].findings
+    assert not job.plan(str(tmp_path), Options("60kB", dtype="bf16"))[1].findings
 
 
 def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
@@ -312,7 +314,7 @@ def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
 
 def test_an_unknown_dtype_is_refused(mixed: Path) -> None:
     with pytest.raises(UsageError, match="int4"):
-        job.plan(str(mixed), "1MB", dtype="int4")
+        job.plan(str(mixed), Options("1MB", dtype="int4"))
 
 
 def test_a_repo_is_cast_on_its_way_to_another(
@@ -323,7 +325,7 @@ def test_a_repo_is_cast_on_its_way_to_another(
     server.api().create_repo("alice/wide")
     server.api().upload_folder(folder_path=source, repo_id="alice/wide")
     at = {"endpoint": server.address, "token": "hf_alice"}
-    *_, report = job.shard("alice/wide", "alice/narrow", "60kB", dtype="fp16", **at)  # type: ignore[arg-type]
+    *_, report = job.shard("alice/wide", "alice/narrow", Options("60kB", dtype="fp16"), **at)  # type: ignore[arg-type]
     assert isinstance(report, Report) and report.verification.identical
     *_, last = job.verify("alice/wide", "alice/narrow", dtype="fp16", **at)  # type: ignore[arg-type]
     assert isinstance(last, Verified) and last.verification.identical

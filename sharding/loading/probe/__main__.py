@@ -11,7 +11,7 @@ from sharding.loading.probe.watch import watch
 
 def main() -> None:
     """Probe one folder. Exit with 0 whatever the outcome was: that it does not load is an answer."""
-    parser = argparse.ArgumentParser(prog="python -m sharding.probe", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m sharding.loading.probe", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--method", choices=METHODS, default="from_pretrained")
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], help="default: as it is stored")
