@@ -130,7 +130,7 @@ class Endpoints:
             view = self._desk.view(job, self._caller(request)[0].name)
             if view is None:
                 raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
-            said = to_json(view, brief=True)
+            said = to_json(view)
             said["request"] |= said["request"].pop("options")
             if said["published"]:
                 said["published"] |= said["published"].pop("ref")
@@ -148,7 +148,7 @@ class Endpoints:
                 "repo_id": found.repo_id,
                 "revision": found.revision,
                 "has_those_files": found.has_those_files,
-                "report": to_json(found.report, brief=True),
+                "report": to_json(found.report),
             }
 
     def _caller(self, request: gr.Request) -> tuple[Person, str]:

@@ -33,39 +33,34 @@ class Problem:
 Said = PlanMade | Progress | ShardFinished | Verification | Probed | ComparisonSummary | Published | Report | Problem
 """What can be read of a job."""
 
-_KINDS: dict[str, Any] = {
-    "planned": PlanMade,
-    "progress": Progress,
-    "shard-finished": ShardFinished,
-    "verified": Proof,
-    "probed": Probed,
-    "compared": ComparisonSummary,
-    "published": Published,
-    "report": Report,
+_NAMES: dict[type, str] = {
+    PlanMade: "planned",
+    Progress: "progress",
+    ShardFinished: "shard-finished",
+    Verification: "verified",
+    Probed: "probed",
+    ComparisonSummary: "compared",
+    Published: "published",
+    Report: "report",
 }
+_KINDS: dict[str, Any] = {name: kind for kind, name in _NAMES.items()} | {"verified": Proof}
 
 
 def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report) -> Json:
     """Return one line of `--events`: what happened, under the key `event`, and its particulars."""
+    said: Any = event
     match event:
         case Planned():
-            return _line("planned", PlanMade(summarize_source(event.checkpoint), summarize_plan(event.plan)))
-        case Progress():
-            return _line("progress", event)
-        case ShardFinished():
-            return _line("shard-finished", event)
+            said = PlanMade(summarize_source(event.checkpoint), summarize_plan(event.plan))
         case Verified():
-            return _line("verified", event.verification)
-        case Probed():
-            line = _line("probed", event)
-            del line["cost"]["curve"]  # the report has one of each side
-            return line
+            said = event.verification
         case Compared():
-            return _line("compared", summarize_comparison(event.comparison))
-        case Published():
-            return _line("published", event)
-        case Report():
-            return _line("report", event)
+            said = summarize_comparison(event.comparison)
+    name = _NAMES[type(said)]
+    line = {"event": name, **to_json(said, _KINDS[name])}
+    if isinstance(event, Probed):
+        del line["cost"]["curve"]  # the report has one of each side
+    return line
 
 
 def parse_event(line: Json) -> Said:
@@ -78,7 +73,3 @@ def parse_event(line: Json) -> Said:
     except ValidationError as error:
         raise ValueError(f"no event of a job: {first_problem(error)}") from error
     return said
-
-
-def _line(event: str, value: Any) -> Json:
-    return {"event": event, **to_json(value, _KINDS[event])}

@@ -13,15 +13,12 @@ from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     Field,
     PlainSerializer,
-    SerializationInfo,
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
     WrapSerializer,
-    model_serializer,
     model_validator,
 )
 
@@ -36,7 +33,6 @@ from sharding.report.comparison import ComparisonSummary
 Json = dict[str, Any]
 """An object ready for json.dumps."""
 
-_BRIEF = "brief"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO_ID = re.compile(rf"{_NAME}(/{_NAME})?")
 
@@ -126,13 +122,10 @@ class PlanSummary:
     @property
     def weight_map(self) -> dict[str, str]:
         """Tensor name to file name, as an index has it."""
-        return {tensor: shard.file for shard in self.shards for tensor in shard.tensors}
-
-    @model_serializer(mode="wrap")
-    def _in_order(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Json:
-        document: Json = dump(self)
-        last = {key: document.pop(key) for key in ("stages", "findings")}
-        return {**document, **({} if info.context == _BRIEF else {"weight_map": self.weight_map}), **last}
+        files: dict[str, str] = {}
+        for shard in self.shards:
+            files |= dict.fromkeys(shard.tensors, shard.file)
+        return files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,14 +141,8 @@ def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler
     return {"identical": verification.identical, **dump(verification)}
 
 
-def _answered(said: Any) -> Any:
-    if isinstance(said, dict) and said.get("identical") is not (not said.get("mismatches")):
-        raise ValueError("it is identical if there are no mismatches")
-    return said
-
-
-Proof = Annotated[Verification, BeforeValidator(_answered), WrapSerializer(_with_answer)]
-"""A verification, which in JSON says first of all whether the copy is `identical`."""
+Proof = Annotated[Verification, WrapSerializer(_with_answer)]
+"""A verification, which in JSON says first of all whether the copy is `identical`; read, its mismatches say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,13 +174,18 @@ class Report:
         return self
 
 
-def to_json(value: Any, kind: Any = None, *, brief: bool = False) -> Json:
+def to_json(value: Any, kind: Any = None) -> Json:
     """Return a dataclass as an object for JSON, its keys in the order of its fields.
 
-    `kind` is what it is where that is more than its class; `brief` leaves out weight maps, which repeat the shards.
+    `kind` is what it is where that is more than its class. A plan, or the one of `value`, has its weight map too.
     """
     known: Any = kind or type(value)
-    document: Json = adapter(known).dump_python(value, mode="json", context=_BRIEF if brief else None)
+    document: Json = adapter(known).dump_python(value, mode="json")
+    plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
+    if plan is not None:
+        told = document if plan is value else document["plan"]
+        last = {key: told.pop(key) for key in ("stages", "findings")}
+        told |= {"weight_map": plan.weight_map, **last}
     return document
 
 
