@@ -21,7 +21,7 @@ from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options
 from sharding.core.protocols import Destination
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare, compare_staged, how_to_load, refuse_incomparable
 from sharding.loading.costs import Compared, Probed
@@ -154,7 +154,7 @@ def shard(
                 overflowed=prepared.overflowed(kept),
             )
             if verification.identical:
-                configs = rewritten_configs(origin, checkpoint.side_files, DTYPES[options.dtype])
+                configs = rewritten_configs(origin, checkpoint.side_files, torch_name(options.dtype))
                 if compare_rounds:
                     found = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
                     report = replace(report, comparison=found)

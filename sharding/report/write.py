@@ -10,7 +10,7 @@ from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry
-from sharding.formats.dtypes import TORCH
+from sharding.formats.dtypes import CASTABLE
 from sharding.formats.index import build_indexes
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.chart import draw_memory
@@ -60,6 +60,7 @@ def _files_beside(
 
 
 _WEIGHTS_NAMED = "transformers_weights"
+_CASTABLE = {dtype.torch for dtype in CASTABLE.values()}
 
 
 def configured(config: bytes, torch_dtype: str | None) -> dict[str, Any] | None:
@@ -84,7 +85,7 @@ def configured(config: bytes, torch_dtype: str | None) -> dict[str, Any] | None:
         part = waiting.pop()
         if isinstance(part, dict):
             for key in ("dtype", "torch_dtype"):
-                if isinstance(part.get(key), str) and part[key].removeprefix("torch.") in TORCH.values():
+                if isinstance(part.get(key), str) and part[key].removeprefix("torch.") in _CASTABLE:
                     part[key] = torch_dtype
         waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     return document

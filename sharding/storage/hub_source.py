@@ -98,7 +98,7 @@ class HubSource:
                     wait_to_retry(error, tries)
 
     def _list(self) -> list[FileEntry]:
-        from huggingface_hub.hf_api import RepoFile
+        from huggingface_hub import RepoFile
 
         files = []
         for item in self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision):
@@ -112,7 +112,7 @@ class HubSource:
 
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub.utils import get_session, hf_raise_for_status
 
         self._count()
         url = hf_hub_url(self.ref.repo_id, entry.path, revision=self.ref.revision, endpoint=self._hub.endpoint)

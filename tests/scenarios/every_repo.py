@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from tests import pipelines
 from tests.conftest import ROOT, listing
 from tests.scenarios import architectures
@@ -91,7 +91,7 @@ def found(name: str, way: Way) -> Row:
         model = architectures.build(name)
         save(model, source, way.source)
         shard(source, out, way)
-        theirs = type(model).from_pretrained(source, dtype=getattr(torch, DTYPES[way.dtype] or "", "auto")).eval()
+        theirs = type(model).from_pretrained(source, dtype=getattr(torch, torch_name(way.dtype) or "", "auto")).eval()
         ours, info = type(model).from_pretrained(out, output_loading_info=True)
         return Row(
             layout=compare_files(theirs, out, Path(place, "theirs")) if way.strategy == "size" else NONE,
