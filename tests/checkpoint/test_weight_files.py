@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from sharding import job
 from sharding.core.errors import SourceError, UsageError, VariantMissing
 from sharding.core.events import Verified
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from tests import models
 from tests.conftest import listing, options_of, random_tensors, write_checkpoint
 

@@ -18,7 +18,7 @@ from sharding.loading.classic_child import load_and_save
 from sharding.loading.costs import ClassicCost
 from sharding.localhub.samples import build_gpt2_bin
 from sharding.planning.model_class import Unsupported
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from tests import models
 from tests.conftest import listing, options_of
 from tests.localhub.conftest import Server

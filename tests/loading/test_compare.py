@@ -14,7 +14,7 @@ from sharding import job
 from sharding.core.errors import ShardingError, SourceError
 from sharding.loading.local_copy import loadable_files
 from sharding.loading.probe import child as loading
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.storage.folder_source import open_folder
 from tests import models
 
@@ -90,7 +90,8 @@ def test_weights_that_the_configuration_names_are_loaded_and_compared_while_they
     source = named(tmp_path / "in", "20kB")
     *_, report = job.shard(str(source), str(tmp_path / "out"), "30kB", compare_rounds=1)
     assert isinstance(report, Report) and report.comparison
-    original, sharded = report.comparison.original[0], report.comparison.sharded[0]
+    original, sharded = report.comparison.original, report.comparison.sharded
+    assert original and sharded
     assert (original.outcome, sharded.outcome) == ("loaded", "loaded")
     assert original.weight_bytes == sum(path.stat().st_size for path in source.glob("model-*"))
     assert original.logits_sha256 == sharded.logits_sha256 != ""

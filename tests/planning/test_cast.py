@@ -13,7 +13,7 @@ from sharding.core.options import Options
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import CASTABLE
 from sharding.planning.cast import may_overflow
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from tests import models
 from tests.conftest import options_of
 

@@ -16,7 +16,7 @@ from sharding.planning.blocks import blocks_around
 from sharding.planning.order import natural_key
 from sharding.planning.pipeline import cut_stages, in_pipeline_order
 from sharding.planning.plan import plan_shards
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from tests import models
 from tests.planning.tensors import STRATEGIES, TENSORS, planned, tensor
 

@@ -1,6 +1,6 @@
-"""Shard a small model of every architecture in every way, load the result, and write what was found into the README.
+"""Shard a small model of every architecture in every way, load the result, and write what was found into the docs.
 
-`python -m tests.scenarios.every_repo` writes the table; a test holds the README to what it finds itself.
+`python -m tests.scenarios.every_repo` writes the table; a test holds it to what it finds itself.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.conftest import ROOT, listing
 from tests.scenarios import architectures
 from tests.scenarios.architectures import ARCHITECTURES
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs/architectures.md"
 BEGIN, END = "<!-- what was found: begin -->", "<!-- what was found: end -->"
 SIZE = "20kB"
 INDEX = "model.safetensors.index.json"
@@ -193,16 +193,16 @@ def table(say: Callable[[str], object]) -> str:
     return "\n".join(lines)
 
 
-def in_readme() -> list[str]:
-    """Return the lines of the table that the README has."""
-    return README.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
+def in_docs() -> list[str]:
+    """Return the lines of the table that the docs have."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
 
 
 def main() -> None:
-    """Write the table into the README."""
-    before, _, rest = README.read_text().partition(BEGIN)
+    """Write the table into the docs."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    README.write_text(f"{before}{BEGIN}\n{table(print)}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{table(print)}\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models of every kind come out with the same bits, load, and compute the same: the table in the README."""
+"""Models of every kind come out with the same bits, load, and compute the same: the table in the docs."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.scenarios.every_repo import (
     Way,
     found,
     found_of_pipeline,
-    in_readme,
+    in_docs,
 )
 
 pytestmark = [
@@ -41,7 +41,7 @@ def case(name: str, way: Way) -> Any:
 @pytest.mark.parametrize(("name", "way"), [case(*one) for one in CASES])
 def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(name: str, way: Way) -> None:
     row = found(name, way)
-    assert row.line(name, ARCHITECTURES[name].kind, way) in in_readme()
+    assert row.line(name, ARCHITECTURES[name].kind, way) in in_docs()
     assert row.bits_equal and row.loads and row.same_logits
     if way.strategy == "size":
         cut_elsewhere = name in RENAMED | FUSED and way.order != "transformers" and way.source != ".bin"
@@ -51,12 +51,12 @@ def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(
 
 def test_a_pipeline_comes_out_with_its_bits_loads_and_draws_the_same() -> None:
     row = found_of_pipeline()
-    assert row.line("stable-diffusion", "diffusers", Way()) in in_readme()
+    assert row.line("stable-diffusion", "diffusers", Way()) in in_docs()
     assert row.bits_equal and row.loads and row.same_logits
 
 
-def test_the_table_in_the_readme_has_every_case_and_says_no_to_none() -> None:
-    cases = [tuple(line.split(" | ")[0::2])[:2] for line in in_readme()]
+def test_the_table_in_the_docs_has_every_case_and_says_no_to_none() -> None:
+    cases = [tuple(line.split(" | ")[0::2])[:2] for line in in_docs()]
     assert cases == [(f"| {name}", way.title) for name, way in (*CASES, ("stable-diffusion", Way()))]
-    assert not [line for line in in_readme() if " no |" in line or "different" in line]
+    assert not [line for line in in_docs() if " no |" in line or "different" in line]
     assert len(ARCHITECTURES) >= 25

@@ -12,7 +12,7 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import ShardFinished, Verified
 from sharding.job import Event
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.storage import folder_destination as destination_room
 from tests.conftest import listing, random_tensors, write_checkpoint
 

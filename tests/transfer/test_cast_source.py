@@ -19,7 +19,7 @@ from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.formats.dtypes import BY_OPTION, CASTABLE
 from sharding.planning.cast import cast_tensors
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.report.write import configured
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.cast_source import CastSource, cast_chunk

@@ -13,7 +13,7 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Verified
 from sharding.job import Event
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from tests.conftest import write_checkpoint
 
 INDEX = "model.safetensors.index.json"
