@@ -1,4 +1,4 @@
-"""Write down what a job has staged, and read it again, or what a result holds: JSON that may come from anybody. Pure."""
+"""Write down as JSON what a job has staged; read that, or which files a result has, from anybody. Pure."""
 
 import json
 from dataclasses import asdict
