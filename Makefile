@@ -2,21 +2,21 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo run test thorough browser check matrix torture fuzz clean
+.PHONY: demo run test thorough browser check matrix torture fuzz clean help
 
-demo: .venv/installed
+demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.localhub.demo
 
 # The page as a visitor sees it, on a loopback Hub with samples, signed in as a demo user.
-run: .venv/installed
+run: .venv/installed  ## serve the page without a network
 	$(BIN)/python -m sharding.localhub.offline
 
 # What a change is tried with: at most ten minutes on two cores.
-test: .venv/tested browser
+test: .venv/tested browser  ## what a change is tried with
 	$(BIN)/python -m pytest -m "not thorough" --numprocesses 2 --dist worksteal
 
 # What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it.
-thorough: .venv/tested browser
+thorough: .venv/tested browser  ## what is long by nature
 	$(BIN)/python -m pytest -m thorough --numprocesses 2 --dist worksteal
 
 # Chromium, and axe-core for the test of accessibility: installed where they are missing and that is permitted.
@@ -25,29 +25,32 @@ browser:
 	@command -v chromium > /dev/null || { $(AS_ROOT) apt-get update -qq && $(AS_ROOT) apt-get install -qq -y chromium; } || true
 	@test -d tests/page/node_modules/axe-core || npm install --silent --no-package-lock --prefix tests/page || true
 
-check: .venv/tested
+check: .venv/tested  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # Every fault on every endpoint that a job asks, noted in bench/RESULTS.md: some minutes.
-matrix: .venv/tested
+matrix: .venv/tested  ## break every endpoint of the Hub in every way
 	$(BIN)/python -m tests.scenarios.matrix
 
 # Jobs killed N times at random moments, noted in bench/RESULTS.md.
 N = 500
-torture: .venv/tested
+torture: .venv/tested  ## kill jobs at random moments
 	$(BIN)/python -m tests.scenarios.torture $(N) --note
 
 # Coverage-guided fuzzing of what reads strangers' bytes, a million executions each (Linux on x86-64 only);
 # `make fuzz TARGET=archive` for one of them. What is found is kept in fuzz/.
 TARGET ?= header index archive pickle report
-fuzz: .venv/tested
+fuzz: .venv/tested  ## look for bytes that crash what reads strangers' files
 	$(BIN)/pip install --quiet -r tests/fuzz/requirements.txt
 	for target in $(TARGET); do $(BIN)/python -m tests.fuzz $$target -runs=1000000 || exit 1; done
 
-clean:
+clean:  ## remove what all of these have made
 	rm -rf .venv demo fuzz
+
+help:  ## list these
+	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / { printf "%-12s%s\n", $$1, $$2 }' Makefile
 
 .venv/installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'

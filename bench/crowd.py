@@ -8,6 +8,7 @@ from threading import Event
 
 import psutil
 from gradio_client import Client
+from harness.figures import command_line
 from harness.machine import describe_machine
 from harness.processes import ROOT
 from harness.scratch import benchmark_arguments, scratch
@@ -63,6 +64,7 @@ def main() -> None:
     console.print("- The page, its jobs, the Hub and all visitors share the cores of this one machine.")
     console.print(f"- Machine: {describe_machine(ROOT, ('gradio', 'huggingface_hub'))}.", soft_wrap=True)
     console.print(f"- Load average at the end: {os.getloadavg()[0]:.1f}.")
+    console.print(f"- Command: `{command_line()}`", soft_wrap=True)
 
 
 def _queue(client: Client, user: str, until: float) -> list[str]:

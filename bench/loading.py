@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from harness.checkpoints import build_llama, weight_bytes
+from harness.figures import command_line
 from harness.machine import describe_machine
 from harness.processes import ROOT
 from harness.scratch import benchmark_arguments, scratch
@@ -106,7 +107,7 @@ def _print(found: dict[str, dict], folder: Path) -> None:  # type: ignore[type-a
     libraries = ("torch", "transformers", "accelerate", "safetensors")
     console.print(f"- Cache: {found['bf16, same dtype re-sharded']['original']['cache']}. Medians (smallest..largest).")
     console.print(f"- Machine: {describe_machine(folder, libraries)}.", soft_wrap=True)
-    console.print(f"- Command: `python bench/loading.py {' '.join(sys.argv[1:])}`", soft_wrap=True)
+    console.print(f"- Command: `{command_line()}`", soft_wrap=True)
 
 
 def _cells(comparison: dict, side: str) -> list[str]:  # type: ignore[type-arg]

@@ -8,6 +8,7 @@ from statistics import median, quantiles
 from threading import Event
 
 import psutil
+from harness.figures import command_line
 from harness.machine import describe_machine
 from harness.processes import ROOT
 from harness.scratch import benchmark_arguments, scratch
@@ -47,6 +48,7 @@ def main() -> None:
     console.print(f"- Each visitor asks `/plan` anew as soon as there is an answer, for {arguments.seconds:.0f} s.")
     console.print(f"- Machine: {describe_machine(ROOT, ('gradio', 'huggingface_hub'))}.", soft_wrap=True)
     console.print(f"- Load average at the end: {os.getloadavg()[0]:.1f}.")
+    console.print(f"- Command: `{command_line()}`", soft_wrap=True)
 
 
 def _seconds_to_answer(hub: str, folder: Path) -> float:

@@ -8,7 +8,7 @@ from statistics import median
 from harness.chart import Line, draw
 from harness.checkpoints import build_sparse, weight_bytes
 from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from harness.processes import ROOT, Cost
+from harness.processes import Cost
 from harness.scratch import benchmark_arguments, scratch
 from harness.state import State
 from harness.turns import Contender, take_turns
@@ -47,7 +47,7 @@ def main() -> None:
             build_sparse(places[plan.title], plan.files, plan.tensors, plan.width)
         sizes = {f"stream, {gigabytes:g} GB": int(gigabytes * 1e9) for gigabytes in arguments.gigabytes}
         sizes |= {title: weight_bytes(place) for title, place in places.items()}
-        stream = (sys.executable, str(ROOT / "bench/harness/discard.py"), "--bytes")
+        stream = (sys.executable, "-m", "bench.harness.discard", "--bytes")
         ours = (sys.executable, "-m", "sharding", "plan", "--json", "--max-shard-size", "5GB")
         contenders = [
             *(Contender(title, (*stream, str(size))) for title, size in sizes.items() if title not in places),

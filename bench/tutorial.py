@@ -1,7 +1,6 @@
 """Re-sharding against the ways that load the model to save it again, with a cast and without."""
 
 import filecmp
-import subprocess
 import sys
 from pathlib import Path
 
@@ -37,8 +36,6 @@ def main() -> None:
             for dtype in _CASTS
             for name, command in _commands(source, arguments.max_shard_size, dtype).items()
         }
-        if not _works((*commands[_title("ours", "fp16")], str(destination))):
-            del commands[_title("ours", "fp16")]
         costs = take_turns(
             [Contender(title, (*command, str(destination))) for title, command in commands.items()],
             arguments.pairs,
@@ -70,15 +67,10 @@ def _commands(source: Path, max_shard_size: str, dtype: str) -> dict[str, tuple[
     }
 
 
-def _works(command: tuple[str, ...]) -> bool:
-    """Return whether this version has that option."""
-    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
-
-
 def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
     figures = []
     for dtype in _CASTS:
-        ours = costs.get(_title("ours", dtype), costs["ours"])
+        ours = costs[_title("ours", dtype)]
         for peer in _PEERS:
             theirs = costs[_title(peer, dtype)]
             figures.append(ratio(f"time, {_title(peer, dtype)} to ours", seconds(theirs), seconds(ours)))

@@ -19,7 +19,7 @@ from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options
 from sharding.core.protocols import Destination
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare, compare_staged, how_to_load, refuse_incomparable
 from sharding.loading.costs import Compared, Probed
@@ -139,13 +139,18 @@ def shard(
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
 
-            cost = _resources(meter, prepared, target)
-            configs = rewritten_configs(origin, checkpoint.side_files, DTYPES[options.dtype])
+            resources = _resources(meter, prepared, target)
+            configs = rewritten_configs(origin, checkpoint.side_files, torch_name(options.dtype))
             comparison = None
             if compare_rounds and verification.identical:
                 comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
             report = make_report(
-                *(checkpoint, plan, plan_id, records, verification, cost),
+                checkpoint=checkpoint,
+                plan=plan,
+                plan_id=plan_id,
+                records=records,
+                verification=verification,
+                resources=resources,
                 destination=target.ref,
                 engine=engine,
                 overflowed=prepared.overflowed(kept),

@@ -90,7 +90,7 @@ def test_any_checkpoint_comes_out_identical(
 
 
 def test_tensors_larger_than_many_blocks_come_out_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.storage.folder_source.BLOCK_BYTES", 700)
+    monkeypatch.setattr("sharding.storage.folder_source.BATCH_BYTES", 700)
     monkeypatch.setattr("sharding.verify.digests.SPAN_BYTES", 4000)
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
     finish(job.shard(str(folder), str(tmp_path / "out"), "50kB"))

@@ -1,29 +1,25 @@
 """Re-shard random weights, generated as they are read, into a store that drops them: the job without disk or network.
 
-python bench/harness/discard.py --bytes 1000000000
+python -m bench.harness.discard --bytes 1000000000
 """
 
 import argparse
 import random
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Generator, Iterator
 from threading import Lock
+from typing import TypeVar
 
-from sharding.core.limits import BLOCK_BYTES, JOIN_GAP_BYTES  # noqa: E402
+from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES
 from sharding.core.options import Options
-from sharding.core.text import parse_bytes  # noqa: E402
-from sharding.core.values import FileEntry, RepoRef, ShardRecord, TensorEntry  # noqa: E402
-from sharding.planning.plan import plan_shards  # noqa: E402
-from sharding.transfer.stream import transfer  # noqa: E402
-from sharding.verify.digests import compare, digest_tensors, expected_digests  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
+from sharding.core.values import FileEntry, RepoRef, ShardRecord, TensorEntry
+from sharding.planning.plan import plan_shards
+from sharding.transfer.stream import transfer
+from sharding.verify.digests import compare, digest_tensors, expected_digests
 
 _FILE = "model.safetensors"
 _LAYER = {"attention": (2048, 2048), "down": (2048, 5632), "gate": (5632, 2048), "norm": (2048,), "up": (5632, 2048)}
 _POOL_BYTES = 32 << 20
+_Result = TypeVar("_Result")
 
 
 class Generated:
@@ -31,7 +27,7 @@ class Generated:
 
     folder = None
     is_private = None
-    block_bytes = BLOCK_BYTES
+    batch_bytes = BATCH_BYTES
     join_gap_bytes = JOIN_GAP_BYTES
     ranges_at_once = 1
 
@@ -52,7 +48,7 @@ class Generated:
         while start_byte < end_byte:
             turn, place = divmod(start_byte, _POOL_BYTES)
             at = (place + turn * 4099) % _POOL_BYTES
-            chunk = self._pool[at : at + min(BLOCK_BYTES, end_byte - start_byte, _POOL_BYTES - place)]
+            chunk = self._pool[at : at + min(BATCH_BYTES, end_byte - start_byte, _POOL_BYTES - place)]
             start_byte += len(chunk)
             yield chunk
 
@@ -94,21 +90,21 @@ def main() -> None:
     arguments = parser.parse_args()
     tensors = list(tensors_of(arguments.bytes))
     source = Generated(tensors[-1].end_byte)
-    plan = plan_shards(tensors, Options(parse_bytes(arguments.max_shard_size)))
+    plan = plan_shards(tensors, Options(arguments.max_shard_size))
     records = _end(transfer(plan, source, Nowhere(), {}))  # type: ignore[arg-type]
+    assert list(records) == [shard.file for shard in plan.shards]
     found = _end(digest_tensors(source, tensors))  # type: ignore[arg-type]
     assert not compare(expected_digests(plan.shards, records), found)
     print(len(records), plan.total_bytes)
 
 
-def _end(stage: Iterable[object]) -> Mapping[str, object]:
+def _end(stage: Generator[object, None, _Result]) -> _Result:
     """Run a stage to its end; return what it returns."""
-    stage = iter(stage)
     while True:
         try:
             next(stage)
         except StopIteration as end:
-            result: Mapping[str, object] = end.value
+            result: _Result = end.value
             return result
 
 

@@ -72,7 +72,7 @@ def print_figures(
     console.print(f"## {title}")
     console.print(summary)
     console.print(single)
-    for fact in (*facts, sampling, machine, company, f"Command: `{_command_line()}`"):
+    for fact in (*facts, sampling, machine, company, f"Command: `{command_line()}`"):
         console.print(f"- {fact}", soft_wrap=True)
 
 
@@ -94,5 +94,6 @@ def _median_and_spread(figure: Figure) -> tuple[str, str]:
     return middle, f"{low.split()[0]}..{high}"
 
 
-def _command_line() -> str:
+def command_line() -> str:
+    """Return how the benchmark was started, to be copied."""
     return shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])

@@ -16,6 +16,7 @@ from sharding import __version__
 from sharding.core import options
 from sharding.core.environment import hub_token
 from sharding.core.errors import Cancelled, ShardingError
+from sharding.core.extras import require
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.options import Options
 
@@ -233,6 +234,10 @@ def devices(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def localhub(context: typer.Context) -> None:
     """Serve a Hub on this machine, to try everything offline: --port PORT --folder DIR [--user NAME] [--samples]."""
+    with _outcome(machine=False):
+        require("The loopback Hub", ["starlette", "uvicorn", "joserfc"], "localhub")
+        if "--samples" in context.args:
+            require("The samples of the loopback Hub")
     from sharding.localhub.__main__ import main
 
     main(context.args)

@@ -7,7 +7,8 @@ ShardingError                 the family; `str(error)` is the sentence, `error.h
 │   ├── VariantMissing        there is no such variant of the weights, or there are several and no plain one
 │   └── OverflowRefused       a cast would make finite numbers infinite, and nobody said that it may
 ├── DestinationError          the result cannot be written: occupied, no room, read-only
-├── Refused                   this machine does not take the job: it is busy, the job too large, or somebody else's
+├── Refused                   this machine does not take the job: it is busy, the job too large or somebody else's,
+│                             or an extra of this package missing
 └── Cancelled                 somebody asked to stop; what is finished stays and is resumed; exit status 130
 
 Expected outcomes are not in this tree: a tensor that differs is a `values.Mismatch`, and an oversized
@@ -59,7 +60,7 @@ class DestinationError(ShardingError):
 
 
 class Refused(ShardingError):
-    """The desk does not take a job, or does not let go of one."""
+    """The desk does not take a job or let go of one, or this machine lacks a library for it."""
 
 
 class Cancelled(ShardingError):

@@ -297,7 +297,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some consecutive bytes of one tensor: `[start_byte, end_byte)` within range number `range_index` of a block."""
+    """Some consecutive bytes of one tensor: `[start_byte, end_byte)` within range number `range_index` of a batch."""
 
     tensor: str
     range_index: int
@@ -306,7 +306,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Batch:
     """What is fetched in one go: a few ranges, and how their bytes are laid one after another."""
 
     ranges: tuple[ByteRange, ...]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from sharding.core.events import Progress
-from sharding.core.limits import BLOCK_BYTES, HUB_JOB_ANON_BYTES
+from sharding.core.limits import BATCH_BYTES, HUB_JOB_ANON_BYTES
 from sharding.core.text import format_bytes
 from sharding.desk.jobs import JobRecord
 
-_HASHED_BYTES = 16 * BLOCK_BYTES
+_HASHED_BYTES = 16 * BATCH_BYTES
 _HASHINGS = 2
 """Every byte is hashed on its way and once more when the result is verified."""
 
@@ -53,10 +53,10 @@ def forecast(total_bytes: int, finished: Iterable[JobRecord], hashed_per_second:
 
 def measure_hashing() -> float:
     """Return how many bytes a second SHA-256 takes in here, on one core. Takes some hundredths of a second."""
-    block = bytes(BLOCK_BYTES)
+    block = bytes(BATCH_BYTES)
     digest = hashlib.sha256()
     started = time.perf_counter()
-    for _ in range(_HASHED_BYTES // BLOCK_BYTES):
+    for _ in range(_HASHED_BYTES // BATCH_BYTES):
         digest.update(block)
     return _HASHED_BYTES / (time.perf_counter() - started)
 

@@ -1,59 +1,107 @@
 """Name the dtypes, and say how large their elements are. Pure."""
 
 from collections.abc import Iterable
-
-SAFETENSORS_DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "bool": "BOOL",
-    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
-    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
-    "float8_e4m3fn": "F8_E4M3", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0",
-}  # fmt: skip
-"""torch's names of dtypes, and those of the safetensors format."""
+from dataclasses import dataclass
 
 
-def item_bytes(dtype: str | None) -> int:
-    """Return the size of an element of torch's `dtype`; None is that of bytes of no type."""
-    known = SAFETENSORS_DTYPES.get(dtype or "uint8")
-    if known is None:
-        return 16 if dtype == "complex128" else 4 if dtype in ("qint32", "complex32") else 1
-    return tensor_bytes(known, ())
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """A dtype: its name in safetensors and in torch ("" where it has none there), and the bits of an element.
+
+    `option` is what `--dtype` calls it, "" for what nothing is cast to. What can be cast has `infinity`, the bits of
+    infinity (IEEE 754; bfloat16 is the upper half of float32): the larger an exponent they hold, the larger the
+    numbers that fit, and `largest` is the largest finite one, as in `torch.finfo`. Integers, booleans and fp8 have
+    neither, and stay as they are.
+    """
+
+    name: str
+    torch: str
+    bits: int
+    option: str = ""
+    infinity: int = 0
+    largest: float = 0.0
 
 
-STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-"""The names that options have, and those of safetensors."""
+_TABLE = (
+    Dtype("U64", "uint64", 64),
+    Dtype("I64", "int64", 64),
+    Dtype("F64", "float64", 64, "", 0x7FF0_0000_0000_0000, 1.7976931348623157e308),
+    Dtype("C64", "complex64", 64),
+    Dtype("F32", "float32", 32, "fp32", 0x7F80_0000, 3.4028234663852886e38),
+    Dtype("U32", "uint32", 32),
+    Dtype("I32", "int32", 32),
+    Dtype("BF16", "bfloat16", 16, "bf16", 0x7F80, 3.3895313892515355e38),
+    Dtype("F16", "float16", 16, "fp16", 0x7C00, 65504.0),
+    Dtype("U16", "uint16", 16),
+    Dtype("I16", "int16", 16),
+    Dtype("F8_E5M2FNUZ", "float8_e5m2fnuz", 8),
+    Dtype("F8_E4M3FNUZ", "float8_e4m3fnuz", 8),
+    Dtype("F8_E8M0", "float8_e8m0fnu", 8),
+    Dtype("F8_E4M3", "float8_e4m3fn", 8),
+    Dtype("F8_E5M2", "float8_e5m2", 8),
+    Dtype("I8", "int8", 8),
+    Dtype("U8", "uint8", 8),
+    Dtype("F6_E3M2", "", 6),
+    Dtype("F6_E2M3", "", 6),
+    Dtype("F4", "", 4),
+    Dtype("BOOL", "bool", 8),
+    # What torch's files may hold and those of safetensors have no place for.
+    Dtype("", "complex128", 128),
+    Dtype("", "complex32", 32),
+    Dtype("", "float4_e2m1fn_x2", 8),
+    Dtype("", "qint32", 32),
+    Dtype("", "qint8", 8),
+    Dtype("", "quint8", 8),
+    Dtype("", "quint4x2", 8),
+    Dtype("", "quint2x4", 8),
+)
+"""Those of safetensors 0.8 in the order in which its writer sorts tensors (`Dtype` in its Rust source), those that
+torch 2.13 has besides after them."""
 
-TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""What can be cast: the names of safetensors, and torch's. Integers, booleans and fp8 stay as they are."""
+BY_NAME = {dtype.name: dtype for dtype in _TABLE if dtype.name}
+"""By the name in safetensors, in the order in which the writer sorts tensors."""
 
-DTYPE_BITS = {
-    "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F32": 32, "U32": 32, "I32": 32, "BF16": 16, "F16": 16,
-    "U16": 16, "I16": 16, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8, "F8_E8M0": 8, "F8_E4M3": 8, "F8_E5M2": 8,
-    "I8": 8, "U8": 8, "F6_E3M2": 6, "F6_E2M3": 6, "F4": 4, "BOOL": 8,
-}  # fmt: skip
-"""Bits per element, in the order in which the writer sorts tensors: dtype first, then name."""
-_USIZE_END = 1 << 64
+BY_TORCH = {dtype.torch: dtype for dtype in _TABLE if dtype.torch}
+"""By the name in torch."""
+
+BY_OPTION = {dtype.option: dtype for dtype in (BY_NAME["F32"], BY_NAME["F16"], BY_NAME["BF16"])}
+"""By what `--dtype` calls it."""
+
+CASTABLE = {name: dtype for name, dtype in BY_NAME.items() if dtype.infinity}
+"""What can be cast, by the name in safetensors."""
+
+USIZE_END = 1 << 64
+
+
+def torch_name(option: str) -> str | None:
+    """Return torch's name of the dtype that an option names; None for "keep".
+
+    >>> torch_name("bf16"), torch_name("keep")
+    ('bfloat16', None)
+    """
+    return BY_OPTION[option].torch if option != "keep" else None
+
+
+def item_bytes(torch_dtype: str | None) -> int:
+    """Return the size of an element of torch's `torch_dtype`; None is that of bytes of no type."""
+    return BY_TORCH[torch_dtype or "uint8"].bits // 8
 
 
 def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
-    """Return the stored size in bytes of a tensor; raise ValueError where the format has none.
+    """Return the stored size in bytes of a tensor of safetensors' `dtype`; raise ValueError where the format has none.
 
     >>> tensor_bytes("BF16", (3, 4)), tensor_bytes("F4", (6,))
     (24, 3)
     """
-    count = DTYPE_BITS[dtype]
+    count = BY_NAME[dtype].bits
     elements = 1
     for length in shape:
         elements *= length
-        if elements >= _USIZE_END:
+        if elements >= USIZE_END:
             raise ValueError("the number of elements overflows 64 bits")
     bits = elements * count
-    if bits >= _USIZE_END:
+    if bits >= USIZE_END:
         raise ValueError("the number of bits overflows 64 bits")
     if bits % 8:
         raise ValueError(f"a {dtype} tensor ends within a byte")
     return bits // 8
-
-
-DTYPES = {"keep": None, "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""The names that options have, and torch's."""

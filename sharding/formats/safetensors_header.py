@@ -14,13 +14,13 @@ from typing import Any
 from sharding.core.errors import HeaderError
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
 from sharding.core.values import Header, TensorEntry, folder_of
-from sharding.formats.dtypes import _USIZE_END, DTYPE_BITS, tensor_bytes
+from sharding.formats.dtypes import BY_NAME, USIZE_END, tensor_bytes
 
 LENGTH_BYTES = 8
 """The header's length comes first, as an unsigned 64-bit little-endian number."""
 
 _FIELDS = ("dtype", "shape", "data_offsets")
-_RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
+_RANK = {dtype: rank for rank, dtype in enumerate(BY_NAME)}
 _HINT = "The file is damaged or was not written by safetensors: download it again, or ask its author."
 
 # With JSON objects read as tuples of pairs and arrays as lists, a repeated key is still visible.
@@ -164,7 +164,7 @@ def _read_tensor(name: str, value: _Json) -> tuple[str, tuple[int, ...], int, in
     shape, offsets = _usizes(shape), _usizes(offsets)
     if isinstance(dtype, tuple) and len(dtype) == 1 and dtype[0][1] is None:
         dtype = dtype[0][0]  # serde reads the variant F32 from {"F32": null} as well
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in BY_NAME:
         raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}"[:200])
     if shape is None:
         raise ValueError(f"tensor {name!r} has no valid shape")
@@ -189,7 +189,7 @@ def _usizes(value: _Json) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     for number in value:
-        if type(number) is not int or not 0 <= number < _USIZE_END:  # True and False are no numbers here
+        if type(number) is not int or not 0 <= number < USIZE_END:  # True and False are no numbers here
             return None
     return tuple(value)
 
@@ -213,7 +213,7 @@ def _check_ignored(key: str, value: _Json) -> None:
         for item in level:
             if isinstance(item, str):
                 _check_text(item)
-            elif type(item) is int and abs(item) >= _USIZE_END:
+            elif type(item) is int and abs(item) >= USIZE_END:
                 _parse_float(str(item))  # as serde_json reads what exceeds 64 bits
             elif isinstance(item, list):
                 below.extend(item or [None])

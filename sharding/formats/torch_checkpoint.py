@@ -12,7 +12,7 @@ from sharding.core.protocols import Source
 from sharding.core.text import format_bytes, name_some
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Finding, Gathered, TensorEntry, folder_of
-from sharding.formats.dtypes import SAFETENSORS_DTYPES, item_bytes
+from sharding.formats.dtypes import BY_TORCH, item_bytes
 from sharding.formats.torch_file import Locate, Place, open_bin
 from sharding.formats.torch_globals import Other, PickleRefused, StoredTensor
 from sharding.formats.torch_zip import ZipRefused
@@ -96,7 +96,7 @@ def _sort(state: Any, folder: str) -> tuple[dict[str, StoredTensor], list[str]]:
             raise PickleRefused(f"{str(name)[:100]} is {value.what}, which has no place in a safetensors file")
         if not isinstance(value, StoredTensor):
             ignored.append(str(name))
-        elif value.dtype not in SAFETENSORS_DTYPES:
+        elif not BY_TORCH[value.dtype].name:
             raise PickleRefused(f"{name!s:.100} is of dtype {value.dtype}, which has no place in a safetensors file")
         elif isinstance(name, str) and name != "__metadata__" and not _SURROGATE.search(name):
             tensors[folder + name] = value
@@ -137,7 +137,7 @@ def _lay_out(
         if not _in_order(tensor):
             gathered.append(_gathered(file, tensor, start, beyond, beyond + sizes[name]))
             start, beyond = beyond, beyond + sizes[name]
-        dtype = SAFETENSORS_DTYPES[tensor.dtype]
+        dtype = BY_TORCH[tensor.dtype].name
         entries.append(TensorEntry(name, dtype, tensor.shape, file.path, start, start + sizes[name]))
     return Archive(tuple(entries), tuple(gathered), tied, ignored, is_wrapped)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sharding.formats.dtypes import BY_TORCH
+
 _INT32_END = 1 << 31
 ID_PARTS = 5
 """Words that name a storage: what it is, its class, key, device and length. Old files have a sixth, and no bytes."""
@@ -27,12 +29,7 @@ STORAGE_DTYPES = {f"torch.{name}": dtype for name, dtype in _STORAGES.items()} |
 """Classes of storages, and torch's name for the dtype of what is in them."""
 UNTYPED = "torch.storage.UntypedStorage"
 
-DTYPES = frozenset(f"torch.{name}" for name in (
-    "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "bool",
-    "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
-    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
-    "qint32", "qint8", "quint8", "quint4x2", "quint2x4",
-))  # fmt: skip
+DTYPES = frozenset(f"torch.{name}" for name in BY_TORCH)
 
 _TENSOR_TYPES = {"torch.Tensor", "torch.nn.parameter.Parameter"}
 _OTHER_TENSORS = {

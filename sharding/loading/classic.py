@@ -14,13 +14,14 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.side_files import sort_files
 from sharding.core.environment import child_variables
 from sharding.core.errors import SourceError
+from sharding.core.extras import require
 from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
 from sharding.core.meter import anon_bytes
 from sharding.core.options import Options
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Shard
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.loading.costs import ClassicCost
 from sharding.loading.local_copy import download_bytes, lay_out, loadable_files
 from sharding.loading.measure import Load, free_memory_bytes
@@ -85,8 +86,9 @@ def prepared_classic(origin: Source, options: Options, hub: Hub) -> Iterator[Pre
 
     Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
     """
+    require("The classic engine")
     files = loadable_files(origin)
-    dtype = DTYPES[options.dtype]
+    dtype = torch_name(options.dtype)
     predicted = predict_load(origin, files, Load(dtype=dtype))
     weight_bytes = sum(file.bytes for file in files)
     cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)

@@ -9,11 +9,12 @@ from tempfile import TemporaryDirectory
 from sharding.checkpoint.read import read_small
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.extras import require
 from sharding.core.limits import MEMORY_SHARE, ROUNDS
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import format_bytes, name_some, parse_bytes
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.formats.index import build_indexes
 from sharding.formats.names import is_weights
 from sharding.loading.chart import draw_memory
@@ -25,6 +26,8 @@ from sharding.loading.predict import predict_load
 from sharding.loading.verdict import judge, judge_predicted
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import open_source
+
+_COMPARISON = "A comparison of loads"
 
 
 def compare_loads(
@@ -135,7 +138,7 @@ def how_to_load(
     """
     limit = parse_bytes(memory_limit) if memory_limit else None
     room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
-    return Load(method, DTYPES[dtype], with_mapping, limit, room)
+    return Load(method, torch_name(dtype), with_mapping, limit, room)
 
 
 def compare(
@@ -151,8 +154,9 @@ def compare(
     """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
 
     A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
-    (SVG). Raises UsageError, SourceError.
+    (SVG). Raises UsageError, SourceError, Refused.
     """
+    require(_COMPARISON)
     hub = Hub(endpoint or hub_endpoint(), token)
     comparison = yield from compare_loads(
         open_source(original, hub), open_source(sharded, hub), load or Load(), rounds, hub
@@ -164,7 +168,11 @@ def compare(
 
 
 def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
-    """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`."""
+    """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`.
+
+    Raises Refused where they are not installed.
+    """
+    require(_COMPARISON)
     if not checkpoint.is_plain_model:
         what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
         raise UsageError(f"{checkpoint.source.repo_id} is {what}, which --compare cannot load.", "Leave --compare out.")
@@ -189,7 +197,7 @@ def compare_staged(
     beside = [file for file in loadable_files(origin) if not is_weights(file.path)]
     written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
     written |= {path: text for path, text in configs.items() if path in written}
-    load = Load(dtype=DTYPES[plan.options.dtype])
+    load = Load(dtype=torch_name(plan.options.dtype))
     staged, size = target.open_staged(records), plan.options.max_shard_bytes
     comparison = yield from compare_loads(origin, staged, load, rounds, hub, written, size)
     yield Compared(comparison)

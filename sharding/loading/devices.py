@@ -8,10 +8,11 @@ from typing import Any
 from sharding.checkpoint.read import read_checkpoint, read_small
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.extras import require
 from sharding.core.limits import MAX_CONFIG_BYTES
 from sharding.core.text import parse_bytes
 from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from sharding.planning.architecture import Architecture, ask_architecture
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import open_source
@@ -187,14 +188,15 @@ def devices(
 ) -> DevicePlan:
     """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
 
-    Reads headers and the configuration only. Raises UsageError, SourceError.
+    Reads headers and the configuration only. Raises UsageError, SourceError, Refused.
     """
     budgets = parse_budgets(budget)
+    require("A plan of devices")
     origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
     config = next((file for file in origin.files if file.path == "config.json"), None)
     if config is None:
         raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
     tensors = read_checkpoint(origin).tensors
-    architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), DTYPES[dtype], budgets)
+    architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), torch_name(dtype), budgets)
     name = origin.ref.repo_id if origin.ref.kind == "hub" else source
-    return plan_devices(architecture, tensors, budgets, name, DTYPES[dtype])
+    return plan_devices(architecture, tensors, budgets, name, torch_name(dtype))

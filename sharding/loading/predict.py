@@ -12,6 +12,7 @@ from sharding.checkpoint.read import read_headers, read_small
 from sharding.core.limits import MAX_CONFIG_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, TensorEntry
+from sharding.formats.dtypes import BY_TORCH, CASTABLE
 from sharding.loading.costs import Prediction
 from sharding.loading.measure import Load
 
@@ -20,9 +21,6 @@ BASE_ANON_BYTES = 275_000_000
 
 BASE_FILE_BYTES = 110_000_000
 """Their libraries, which are mapped as well."""
-
-_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def predict(
@@ -35,9 +33,9 @@ def predict(
     """
     stored = sum(dtypes.values())
     cast = sum(
-        size * _BYTES[dtype_asked] // _BYTES[_FLOATS[dtype]]
+        size * BY_TORCH[dtype_asked].bits // CASTABLE[dtype].bits
         for dtype, size in dtypes.items()
-        if dtype_asked and dtype in _FLOATS and _FLOATS[dtype] != dtype_asked
+        if dtype_asked and dtype in CASTABLE and CASTABLE[dtype].torch != dtype_asked
     )
     if with_mapping:
         return Prediction(BASE_ANON_BYTES + cast, BASE_FILE_BYTES + stored)
@@ -67,4 +65,4 @@ def _configured_dtype(source: Source) -> str:
     config = next((file for file in source.files if file.path == "config.json"), None)
     document = json.loads(read_small(source, config, MAX_CONFIG_BYTES)) if config else {}
     name = document.get("dtype") or document.get("torch_dtype") or "float32"
-    return {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(name, "F32")
+    return BY_TORCH[name].name if name in BY_TORCH else "F32"

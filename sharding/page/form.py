@@ -27,7 +27,6 @@ _STRATEGIES = {
     "blocks": "Keep blocks whole",
     STAGES: "Stages of a pipeline",
 }
-_DTYPES = {"keep": "Keep", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
 _PRESETS = {
     "colab-t4": "Colab, one T4",
     "kaggle-2xt4": "Kaggle, two T4",
@@ -134,7 +133,7 @@ def lay_out(on_space: bool) -> Form:
                     FEWEST_STAGES, label="Stages", precision=0, minimum=1, visible=False, elem_id="stages"
                 )
             with gr.Column(scale=2):
-                choices = [(_DTYPES[dtype], dtype) for dtype in get_args(Dtype)]
+                choices = [("Keep" if dtype == "keep" else dtype, dtype) for dtype in get_args(Dtype)]
                 dtype = gr.Radio(choices, value="keep", label="Dtype of the copy", elem_id="dtype")
                 overflow = gr.Checkbox(
                     label="Allow overflow",

@@ -10,10 +10,11 @@ from typing import Any
 
 from sharding.core.environment import child_variables
 from sharding.core.errors import SourceError
+from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, ModelHints, SavedTensor, folder_of
-from sharding.formats.dtypes import STORED, TORCH
+from sharding.formats.dtypes import torch_name
 
 _EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
 _HEAD = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|output|embed_out|proj_out|head)\.weight")
@@ -59,11 +60,14 @@ def ask_architecture(config: bytes, dtype: str | None = None, budgets: Mapping[s
 def hints_for(checkpoint: Checkpoint, options: Options) -> dict[str, ModelHints]:
     """Return what transformers knows of each component, by its folder; nothing for a plan that needs none of it.
 
-    Takes seconds, in which another process imports transformers and reads no weights.
+    Takes seconds, in which another process imports transformers and reads no weights. Raises Refused where there is no
+    transformers.
     """
     if not options.asks_class:
         return {}
-    dtype = TORCH.get(STORED.get(options.dtype, ""))
+    cut = "The order of transformers" if options.strategy == "size" else f"The strategy {options.strategy}"
+    require(cut if options.dtype == "keep" else f"A cast to {options.dtype}")
+    dtype = torch_name(options.dtype)
     return {folder: _hints(checkpoint, folder, dtype) for folder in checkpoint.configs}
 
 

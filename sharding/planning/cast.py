@@ -7,13 +7,9 @@ from collections.abc import Iterable, Sequence
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Checkpoint, Finding, Hints, ModelHints, TensorEntry, folder_of
-from sharding.formats.dtypes import STORED, TORCH, tensor_bytes
-
-_BY_RANGE = ("F16", "BF16", "F32", "F64")
-"""From the smallest largest number to the largest: that of bf16 is a little below that of fp32."""
+from sharding.formats.dtypes import BY_NAME, BY_OPTION, CASTABLE, tensor_bytes
 
 _NO_CONFIG = ModelHints(unknown="there is no config.json.")
-_PACKED = {"F4", "F6_E2M3", "F6_E3M2"}
 _QUANTIZED = re.compile(
     r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_packed|weight_scale(_inv)?|qdata"
     r"|quant_state\.[\w.]+)"
@@ -36,9 +32,9 @@ def cast_tensors(tensors: Sequence[TensorEntry], dtype: str, hints: Hints) -> tu
     after = []
     for tensor in tensors:
         target = tensor.dtype
-        if target in TORCH:
-            target = kept.get(tensor.name, STORED[dtype])
-            target = target if target in TORCH else STORED[dtype]
+        if target in CASTABLE:
+            target = kept.get(tensor.name, "")
+            target = target if target in CASTABLE else BY_OPTION[dtype].name
         start = ends.get(tensor.file, 0)
         end = ends[tensor.file] = start + tensor_bytes(target, tensor.shape)
         after.append(TensorEntry(tensor.name, target, tensor.shape, tensor.file, start, end))
@@ -50,7 +46,7 @@ def cast_findings(after: Iterable[TensorEntry], dtype: str, hints: Hints) -> tup
     kept: dict[str, list[str]] = {}
     for tensor in after:
         names = kept.setdefault(folder_of(tensor.file), [])
-        if tensor.dtype in TORCH and tensor.dtype != STORED[dtype]:
+        if tensor.dtype in CASTABLE and tensor.dtype != BY_OPTION[dtype].name:
             names.append(tensor.name)
     findings = []
     for folder, names in kept.items():
@@ -76,7 +72,7 @@ def may_overflow(stored: Iterable[TensorEntry], after: Iterable[TensorEntry]) ->
     """
     before = {tensor.name: tensor.dtype for tensor in stored}
     return any(
-        _BY_RANGE.index(before[tensor.name]) > _BY_RANGE.index(tensor.dtype)
+        BY_NAME[before[tensor.name]].largest > BY_NAME[tensor.dtype].largest
         for tensor in after
         if tensor.dtype != before[tensor.name]
     )
@@ -95,7 +91,7 @@ def refuse_cast(checkpoint: Checkpoint) -> None:
 
 
 def _is_packed(tensor: TensorEntry) -> bool:
-    return tensor.dtype in _PACKED or _QUANTIZED.search(tensor.name) is not None
+    return BY_NAME[tensor.dtype].bits < 8 or _QUANTIZED.search(tensor.name) is not None
 
 
 def _quantization_method(config: str) -> str:

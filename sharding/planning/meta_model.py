@@ -14,15 +14,11 @@ from typing import Any
 
 import torch
 
+from sharding.formats.dtypes import BY_NAME
 from sharding.planning.model_class import Unsupported, model_class
 
-_TORCH = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
-"""What safetensors calls the dtypes that models have; tensors of others are passed over."""
+_TORCH = {dtype.name: getattr(torch, dtype.torch) for dtype in BY_NAME.values() if dtype.torch}
+"""What safetensors calls torch's dtypes; tensors of others are passed over."""
 _SAFETENSORS = {dtype: name for name, dtype in _TORCH.items()}
 
 

@@ -10,16 +10,7 @@ from sharding.core.values import Verification
 from sharding.loading.costs import Compared, Probed
 from sharding.report.comparison import ComparisonSummary, summarize_comparison
 from sharding.report.report import summarize_plan, summarize_source
-from sharding.report.schema import (
-    Inspection,
-    Json,
-    PlanSummary,
-    Proof,
-    Report,
-    adapter,
-    first_problem,
-    to_json,
-)
+from sharding.report.schema import Inspection, Json, PlanSummary, Proof, Report, adapter, first_problem, to_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, Plan, ShardRecord
-from sharding.formats.dtypes import TORCH
+from sharding.formats.dtypes import CASTABLE
 from sharding.formats.index import build_indexes
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.report.card import Links, write_card
@@ -59,6 +59,7 @@ def _card(report: Report, origin: Source, hub: Hub) -> str:
 
 
 _WEIGHTS_NAMED = "transformers_weights"
+_CASTABLE = {dtype.torch for dtype in CASTABLE.values()}
 
 
 def configured(config: bytes, torch_dtype: str | None) -> dict[str, Any] | None:
@@ -83,7 +84,7 @@ def configured(config: bytes, torch_dtype: str | None) -> dict[str, Any] | None:
         value = waiting.pop()
         if isinstance(value, dict):
             for key in ("dtype", "torch_dtype"):
-                if isinstance(value.get(key), str) and value[key].removeprefix("torch.") in TORCH.values():
+                if isinstance(value.get(key), str) and value[key].removeprefix("torch.") in _CASTABLE:
                     value[key] = torch_dtype
         waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return document

@@ -4,13 +4,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sharding import __version__
-from sharding.core.environment import keep_xet_logs_off_the_disk
 from sharding.core.errors import DestinationError, ShardingError
-from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_BUFFER_BYTES, XET_UPLOADS_AT_ONCE
+from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
 from sharding.storage.hub_retry import GARBLED, may_pass, wait_to_retry
 
 if TYPE_CHECKING:
@@ -35,13 +33,12 @@ class Hub:
         """The client of the Hub's own library."""
         from huggingface_hub import HfApi
 
-        _bound_waiting()
         return HfApi(endpoint=self.endpoint, token=self._token, library_name=_NAME, library_version=__version__)
 
     @cached_property
     def headers(self) -> dict[str, str]:
         """The headers of a request that no method of `api` makes."""
-        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils import build_hf_headers
 
         headers: dict[str, str] = build_hf_headers(token=self._token, library_name=_NAME, library_version=__version__)
         return headers
@@ -52,33 +49,22 @@ class Hub:
 
     def takes_card(self, card: str) -> bool:
         """Return whether the Hub would commit `card` as a README.md. Raises the client's errors."""
-        try:
-            self.api._validate_yaml(card, token=self._token)
-        except (JSONDecodeError, UnicodeDecodeError):
-            raise
-        except ValueError:  # the client's word for "Invalid metadata"
+        from huggingface_hub.utils import get_session, hf_raise_for_status
+
+        question = {"content": card, "repoType": "model"}
+        answer = get_session().post(f"{self.endpoint}/api/validate-yaml", json=question, headers=self.headers)
+        answer.json()  # what somebody in between says is no answer
+        if answer.status_code == 400:
             return False
+        hf_raise_for_status(answer)
         return True
 
     @cached_property
     def xet(self) -> Any:
-        """The session of hf-xet, with bounded buffers and without log files."""
-        keep_xet_logs_off_the_disk()
-        from hf_xet import XetConfig, XetSession
+        """The session of hf-xet."""
+        from sharding.storage.hub_private import xet_session
 
-        # By default hf-xet buffers gigabytes ahead.
-        config = XetConfig().with_config(
-            {
-                "reconstruction.download_buffer_size": XET_BUFFER_BYTES,
-                "reconstruction.download_buffer_perfile_size": XET_BUFFER_BYTES,
-                "reconstruction.download_buffer_limit": 2 * XET_BUFFER_BYTES,
-                "reconstruction.min_prefetch_buffer": XET_BUFFER_BYTES,
-                "reconstruction.min_reconstruction_fetch_size": XET_BUFFER_BYTES,
-                "client.ac_max_upload_concurrency": XET_UPLOADS_AT_ONCE,
-                "client.ac_initial_upload_concurrency": XET_UPLOADS_AT_ONCE,
-            }
-        )
-        return XetSession(config)
+        return xet_session()
 
     def ask(self, repo_id: str, family: type[ShardingError], question: Callable[[], _T]) -> _T:
         """Return what `question` about `repo_id` returns, asked again while its failure may pass.
@@ -88,6 +74,7 @@ class Hub:
         tries = 0
         with self.explained(repo_id, family):
             while True:
+                _bound_waiting()
                 try:
                     return question()
                 except Exception as error:
@@ -118,7 +105,7 @@ class Hub:
     def get(self, repo_id: str, revision: str, path: str, max_bytes: int) -> bytes:
         """Return a small file of a repo, cut off at `max_bytes`. Raises the client's errors."""
         from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub.utils import get_session, hf_raise_for_status
 
         url = hf_hub_url(repo_id, path, revision=revision, endpoint=self.endpoint)
         text = b""
@@ -131,17 +118,13 @@ class Hub:
         return text[:max_bytes]
 
     def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
-        """Return how hf-xet reaches the store: asked for here, where a refusal is understood and tried again."""
-        from huggingface_hub.utils._http import get_session, hf_raise_for_status
-        from huggingface_hub.utils._xet import (
-            XetTokenType,
-            xet_connection_info_refresh_url,
-            xet_headers_without_auth,
-        )
+        """Return how hf-xet reaches the store: asked for here, where a refusal is understood and tried again.
 
-        url = xet_connection_info_refresh_url(
-            token_type=XetTokenType(kind), repo_id=repo_id, repo_type="model", revision=revision, endpoint=self.endpoint
-        )
+        Question and answer are those of the Xet protocol (https://huggingface.co/docs/xet/auth).
+        """
+        from huggingface_hub.utils import get_session, hf_raise_for_status
+
+        url = f"{self.endpoint}/api/models/{repo_id}/xet-{kind}-token/{revision}"
         access = self._accesses.get(url)
         if access and access["token_expiry_unix_secs"] > time.time() + ANSWER_TIMEOUT_SECONDS:
             return access
@@ -154,7 +137,7 @@ class Hub:
             "token_expiry_unix_secs": granted["exp"],
             "token_refresh_url": url,
             "token_refresh_headers": self.headers,
-            "custom_headers": xet_headers_without_auth(self.headers),
+            "custom_headers": {name: text for name, text in self.headers.items() if name.lower() != "authorization"},
         }
         return self._accesses[url]
 
@@ -205,16 +188,15 @@ class Hub:
 
 
 def _bound_waiting() -> None:
-    """Make this process's client give up on answers that do not come: by itself huggingface_hub 2.4 waits for ever."""
-    from huggingface_hub.utils import _http
+    """Make this process's client give up on answers that do not come: by itself huggingface_hub 2.4 waits for ever.
 
-    def client() -> Any:
-        client = _http.default_client_factory()
-        client.timeout = ANSWER_TIMEOUT_SECONDS
-        return client
+    A bound that somebody else has set stays. Asked often, as the library may make a new client at any time.
+    """
+    from huggingface_hub.utils import get_session
 
-    if _http._GLOBAL_CLIENT_FACTORY is _http.default_client_factory:
-        _http.set_client_factory(client)
+    session = get_session()
+    if session.timeout.read is None:
+        session.timeout = ANSWER_TIMEOUT_SECONDS
 
 
 SIGN_IN = "sign in with `hf auth login` or set HF_TOKEN."

@@ -19,7 +19,8 @@ from sharding.core.protocols import Source
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub_client import SIGN_IN, Hub
-from sharding.storage.hub_repo import HubRepo, Operation, copied, has_content, holds, uploaded
+from sharding.storage.hub_private import uploaded
+from sharding.storage.hub_repo import HubRepo, Operation, copied, has_content, holds
 from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter

@@ -4,9 +4,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
-from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.lfs import UploadInfo
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, RepoFile
+from huggingface_hub.utils.sha import git_hash
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_REPORT_BYTES
@@ -55,21 +54,6 @@ class HubRepo:
         self.ask(lambda: create(self.repo_id, operations, commit_message=message, revision=revision))
 
 
-def uploaded(record: ShardRecord) -> CommitOperationAdd:
-    """Return the operation that commits a file whose bytes the Hub's store already has."""
-    operation = CommitOperationAdd(record.file, b"")
-    operation.upload_info = UploadInfo(record.bytes, b"", bytes.fromhex(record.sha256))
-    operation._upload_mode, operation._is_uploaded, operation._should_ignore = "lfs", True, False
-    return operation
-
-
-def small(path: str, data: bytes) -> CommitOperationAdd:
-    """Return the operation that commits a file of JSON, which no Hub keeps in its store: so none is asked."""
-    operation = CommitOperationAdd(path, data)
-    operation._upload_mode, operation._is_uploaded, operation._should_ignore = "regular", True, False
-    return operation
-
-
 def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperationCopy:
     """Return the operation that copies a side file: on the server where the bytes lie in its store."""
     if file.xet_hash:
@@ -84,11 +68,10 @@ def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperat
 
 
 def has_content(file: RepoFile | None, data: bytes) -> bool:
-    """Return whether a listed file is `data`: by its SHA-256, or git's own name for it (gitformat-loose, "blob")."""
+    """Return whether a listed file is `data`: by its SHA-256, or git's own name for it."""
     if file and file.lfs:
         return bool(file.lfs.sha256 == hashlib.sha256(data).hexdigest())
-    digest = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
-    return file is not None and file.blob_id == digest.hexdigest()
+    return file is not None and file.blob_id == git_hash(data)
 
 
 def holds(file: RepoFile | None, record: ShardRecord) -> bool:

@@ -40,7 +40,7 @@ def wait_to_retry(error: Exception, tries: int) -> None:
 
 def _seconds_asked(headers: Mapping[str, str]) -> float | None:
     """Return how long a server wants to be left alone: `Retry-After`, or the Hub's `RateLimit` once nothing is left."""
-    from huggingface_hub.utils._http import parse_ratelimit_headers
+    from huggingface_hub.utils import parse_ratelimit_headers
 
     if headers.get("Retry-After", "").isdecimal():
         return float(headers["Retry-After"])

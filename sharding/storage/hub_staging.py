@@ -9,7 +9,8 @@ from sharding.core.errors import DestinationError
 from sharding.core.limits import COMMIT_SECONDS, COMMITS_AT_ONCE, RANGES_AT_ONCE
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
-from sharding.storage.hub_repo import HubRepo, holds, small, uploaded
+from sharding.storage.hub_private import small, uploaded
+from sharding.storage.hub_repo import HubRepo, holds
 from sharding.storage.records import job_line, parse_job, parse_record, record_line
 
 STAGING_BRANCH = "shard-my-repo-staging"

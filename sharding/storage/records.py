@@ -1,4 +1,4 @@
-"""Write down as JSON what a job has staged; read that, or which files a result has, from anybody. Pure."""
+"""Write down what a job has staged, read it back, and read what a result holds: JSON from anybody. Pure."""
 
 import json
 from dataclasses import asdict

@@ -6,10 +6,10 @@ from threading import Lock
 from typing import Any
 
 from sharding.core.errors import OverflowRefused
-from sharding.core.limits import BLOCK_BYTES
+from sharding.core.limits import BATCH_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import TORCH
+from sharding.formats.dtypes import CASTABLE
 from sharding.transfer.source_view import SourceView
 
 _PIECE_ELEMENTS = 32768
@@ -28,8 +28,8 @@ def cast_chunk(data: bytearray, stored: str, target: str, wanted: range | None =
     """
     import torch
 
-    source = torch.frombuffer(data, dtype=getattr(torch, TORCH[stored]))
-    after = torch.empty(source.shape, dtype=getattr(torch, TORCH[target]))
+    source = torch.frombuffer(data, dtype=getattr(torch, CASTABLE[stored].torch))
+    after = torch.empty(source.shape, dtype=getattr(torch, CASTABLE[target].torch))
     overflowed = 0
     for start in range(0, len(source), _PIECE_ELEMENTS):
         before, piece = source[start : start + _PIECE_ELEMENTS], after[start : start + _PIECE_ELEMENTS]
@@ -46,12 +46,10 @@ def _has_infinity(piece: Any, dtype: str) -> bool:
     import torch
 
     # Asked of the bits by numpy, which is many times quicker than torch.isinf.
-    bits = piece.view(torch.int32 if dtype == "F32" else torch.int16).numpy()
-    return bool(((bits & _MAGNITUDE[dtype]) == _INFINITY[dtype]).any())
-
-
-_MAGNITUDE = {"F32": 0x7FFFFFFF, "F16": 0x7FFF, "BF16": 0x7FFF}
-_INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
+    width = CASTABLE[dtype].bits
+    bits = piece.view(getattr(torch, f"int{width}")).numpy()
+    all_but_the_sign = (1 << width - 1) - 1
+    return bool(((bits & all_but_the_sign) == CASTABLE[dtype].infinity).any())
 
 
 class CastSource(SourceView):
@@ -117,7 +115,7 @@ class CastSource(SourceView):
         left = part.end_byte - part.start_byte
         skip, wanted = part.skip_bytes, part.bytes
         while left:
-            data = feed.take(min(left, BLOCK_BYTES))
+            data = feed.take(min(left, BATCH_BYTES))
             left -= len(data)
             if part.stored.dtype == part.after.dtype:
                 yield bytes(data)
@@ -143,13 +141,13 @@ class CastSource(SourceView):
         feed = _Feed(self._source.read(stored.file, stored.start_byte, stored.end_byte))
         count, left = 0, stored.bytes
         while left:
-            data = feed.take(min(left, BLOCK_BYTES))
+            data = feed.take(min(left, BATCH_BYTES))
             count += cast_chunk(data, stored.dtype, after.dtype)[1]
             left -= len(data)
         instead = "Choose bf16, which has the range of fp32," if after.dtype == "F16" else "Keep the dtype,"
         return OverflowRefused(
             f"{after.name} has {count:,} finite {'number' if count == 1 else 'numbers'} too large for "
-            f"{TORCH[after.dtype]}, which would become infinite.",
+            f"{CASTABLE[after.dtype].torch}, which would become infinite.",
             f"{instead} or allow it (--allow-overflow): the report then counts them.",
         )
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Any
 
-from sharding.core.limits import BLOCK_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
+from sharding.core.extras import require
+from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint, Gathered
 from sharding.transfer.source_view import SourceView
@@ -16,8 +17,11 @@ _TILES_KEPT = 2
 
 
 def gathering(source: Source, checkpoint: Checkpoint) -> Source:
-    """Return the source that the tensors of `checkpoint` are read from: `source`, or a view of it."""
-    return GatheringSource(source, checkpoint.gathered) if checkpoint.gathered else source
+    """Return the source that the tensors of `checkpoint` are read from: `source`, or a view of it. Raises Refused."""
+    if not checkpoint.gathered:
+        return source
+    require("Writing views (transposed, cut out or expanded) row by row", ["numpy"])
+    return GatheringSource(source, checkpoint.gathered)
 
 
 class GatheringSource(SourceView):
@@ -47,7 +51,7 @@ class GatheringSource(SourceView):
             number = tiles.number(start_byte - part.start_byte)
             tile_start = part.start_byte + tiles.start(number)
             tile = self._tile(part, tiles, number)
-            stop = min(end_byte, tile_start + len(tile), start_byte + BLOCK_BYTES)
+            stop = min(end_byte, tile_start + len(tile), start_byte + BATCH_BYTES)
             yield tile[start_byte - tile_start : stop - tile_start]
             start_byte = stop
 

@@ -21,7 +21,7 @@ from sharding.storage.hub_client import Hub
 from sharding.storage.locate import open_source
 from sharding.transfer.prepare import Prepared, cast_source
 from sharding.transfer.strided_source import gathering
-from sharding.verify.digests import check_structure, digest_files, digest_tensors, expected_digests
+from sharding.verify.digests import check_structure, digest_files, digest_tensors, expected_digests, structure_reader
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.source_hashes import digest_as_stored, stated_files
 
@@ -114,7 +114,7 @@ def verify_staged(
         else:
             found = yield from digest_tensors(staged, tensors)
         problems.extend(compare_digests(expected_digests(plan.shards, records), found))
-    structure = "structure by safetensors, " if any(staged.path(file) for file in records) else ""
+    structure = f"structure by {structure_reader()}, " if any(staged.path(file) for file in records) else ""
     dtype = plan.options.dtype
     cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
     method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's{cast}"

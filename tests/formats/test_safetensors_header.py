@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from sharding.core.errors import HeaderError
 from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import DTYPE_BITS
+from sharding.formats.dtypes import BY_NAME
 from sharding.formats.safetensors_header import build_header, header_end, in_file_order, parse_header
 
 Outcome = tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str] | None]
@@ -214,14 +214,14 @@ def test_a_header_is_written_byte_for_byte_as_safetensors_writes_it(
 
 
 def test_every_dtype_has_the_width_that_safetensors_gives_it(tmp_path: Path) -> None:
-    for dtype, bits in DTYPE_BITS.items():
+    for dtype, row in BY_NAME.items():
         for size in range(1, 72):
             text = json.dumps({"a": {"dtype": dtype, "shape": [8], "data_offsets": [0, size]}})
-            assert (theirs(with_length(text, bytes(size)), tmp_path / "x") is not None) == (size == bits)
+            assert (theirs(with_length(text, bytes(size)), tmp_path / "x") is not None) == (size == row.bits)
 
 
 def test_the_writer_order_of_dtypes_is_that_of_safetensors() -> None:
-    ranks = list(DTYPE_BITS)
+    ranks = list(BY_NAME)
     entries = [TensorEntry("z" if rank % 2 else "a", dtype, (8,), "f", 0, 0) for rank, dtype in enumerate(ranks)]
     assert [entry.dtype for entry in in_file_order(reversed(entries))] == ranks
 

@@ -23,12 +23,8 @@ from sharding.report.schema import PlanSummary, Report, parse_report
 from tests import models
 from tests.scenarios import architectures
 
+pytestmark = pytest.mark.usefixtures("answers_here")
 Held = dict[str, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
 
 
 def download(folder: Path, stage: Stage) -> Held:

@@ -163,6 +163,10 @@ def test_what_is_written_is_read_back_as_it_was(report: Report) -> None:
 
 CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "another schema": (("schema",), 2),
+    "a text for the schema": (("schema",), "1"),
+    "a number for a list": (("shards",), 7),
+    "a list for an object": (("plan",), []),
+    "nothing for an object": (("source",), None),
     "a number for a text": (("tool",), 7),
     "a text for a number": (("resources", "bytes_read"), "12"),
     "less than nothing": (("verification", "tensors"), -1),

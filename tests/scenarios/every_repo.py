@@ -1,6 +1,6 @@
-"""Shard a small model of every architecture in every way, load the result, and write what was found into the README.
+"""Shard a small model of every architecture in every way, load the result, and write what was found into the docs.
 
-`python -m tests.scenarios.every_repo` writes the table; a test holds the README to what it finds itself.
+`python -m tests.scenarios.every_repo` writes the table; a test holds it to what it finds itself.
 """
 
 import json
@@ -17,13 +17,13 @@ from transformers.utils import logging
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.formats.dtypes import DTYPES
+from sharding.formats.dtypes import torch_name
 from tests import pipelines
 from tests.conftest import ROOT, listing
 from tests.scenarios import architectures
 from tests.scenarios.architectures import ARCHITECTURES
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs/architectures.md"
 BEGIN, END = "<!-- what was found: begin -->", "<!-- what was found: end -->"
 SIZE = "20kB"
 INDEX = "model.safetensors.index.json"
@@ -91,7 +91,7 @@ def found(name: str, way: Way) -> Row:
         model = architectures.build(name)
         save(model, source, way.source)
         shard(source, out, way)
-        theirs = type(model).from_pretrained(source, dtype=getattr(torch, DTYPES[way.dtype] or "", "auto")).eval()
+        theirs = type(model).from_pretrained(source, dtype=getattr(torch, torch_name(way.dtype) or "", "auto")).eval()
         ours, info = type(model).from_pretrained(out, output_loading_info=True)
         return Row(
             layout=compare_files(theirs, out, Path(place, "theirs")) if way.strategy == "size" else NONE,
@@ -193,16 +193,16 @@ def table(say: Callable[[str], object]) -> str:
     return "\n".join(lines)
 
 
-def in_readme() -> list[str]:
-    """Return the lines of the table that the README has."""
-    return README.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
+def in_docs() -> list[str]:
+    """Return the lines of the table that the docs have."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
 
 
 def main() -> None:
-    """Write the table into the README."""
-    before, _, rest = README.read_text().partition(BEGIN)
+    """Write the table into the docs."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    README.write_text(f"{before}{BEGIN}\n{table(print)}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{table(print)}\n{END}{after}")
 
 
 if __name__ == "__main__":

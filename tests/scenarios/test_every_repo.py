@@ -1,4 +1,6 @@
-"""Models of every kind come out with the same bits, load, and compute the same: the table in the README."""
+"""Models of every kind come out with the same bits, load, and compute the same: the table in the docs."""
+
+from typing import Any
 
 import pytest
 
@@ -11,10 +13,11 @@ from tests.scenarios.every_repo import (
     Way,
     found,
     found_of_pipeline,
-    in_readme,
+    in_docs,
 )
 
 pytestmark = [
+    pytest.mark.usefixtures("answers_here"),
     # transformers and diffusers warn about themselves.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -25,18 +28,20 @@ FUSED = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"}
 """Of these `save_pretrained` cuts elsewhere, as it goes by the names and experts that it has in memory."""
 
 
-OFTEN = [
-    (name, way)
-    for name, way in CASES
-    if way == Way() or way.source == ".bin" or name == "llama" or name == "mixtral" and way.order == "transformers"
-]
-"""What every test run finds anew: asking transformers takes seconds each time."""
+SAMPLE = {"llama", "gpt2", "t5", "mixtral", "vit", "resnet", "whisper", "clip", "mamba"}
+"""One of every kind; the others are for `make thorough`."""
+EVERY_WAY = {"llama", "mixtral"}
 
 
-@pytest.mark.parametrize(("name", "way"), OFTEN, ids=[f"{name}: {way.title}" for name, way in OFTEN])
+def case(name: str, way: Way) -> Any:
+    is_quick = name in SAMPLE and way == Way() or name in EVERY_WAY
+    return pytest.param(name, way, id=f"{name}: {way.title}", marks=[] if is_quick else pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("name", "way"), [case(*one) for one in CASES])
 def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(name: str, way: Way) -> None:
     row = found(name, way)
-    assert row.line(name, ARCHITECTURES[name].kind, way) in in_readme()
+    assert row.line(name, ARCHITECTURES[name].kind, way) in in_docs()
     assert row.bits_equal and row.loads and row.same_logits
     if way.strategy == "size":
         cut_elsewhere = name in RENAMED | FUSED and way.order != "transformers" and way.source != ".bin"
@@ -46,12 +51,12 @@ def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(
 
 def test_a_pipeline_comes_out_with_its_bits_loads_and_draws_the_same() -> None:
     row = found_of_pipeline()
-    assert row.line("stable-diffusion", "diffusers", Way()) in in_readme()
+    assert row.line("stable-diffusion", "diffusers", Way()) in in_docs()
     assert row.bits_equal and row.loads and row.same_logits
 
 
-def test_the_table_in_the_readme_has_every_case_and_says_no_to_none() -> None:
-    cases = [tuple(line.split(" | ")[0::2])[:2] for line in in_readme()]
+def test_the_table_in_the_docs_has_every_case_and_says_no_to_none() -> None:
+    cases = [tuple(line.split(" | ")[0::2])[:2] for line in in_docs()]
     assert cases == [(f"| {name}", way.title) for name, way in (*CASES, ("stable-diffusion", Way()))]
-    assert not [line for line in in_readme() if " no |" in line or "different" in line]
+    assert not [line for line in in_docs() if " no |" in line or "different" in line]
     assert len(ARCHITECTURES) >= 25

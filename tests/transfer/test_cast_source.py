@@ -18,7 +18,7 @@ from sharding.core.errors import OverflowRefused, SourceError, UsageError
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import STORED, TORCH
+from sharding.formats.dtypes import BY_OPTION, CASTABLE
 from sharding.planning.cast import cast_tensors, may_overflow
 from sharding.report.schema import Report
 from sharding.report.write import configured
@@ -29,6 +29,7 @@ from tests.conftest import listing, options_of
 from tests.localhub.conftest import Server
 
 pytestmark = [
+    pytest.mark.usefixtures("answers_here"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -45,11 +46,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(autouse=True)
-def _asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
-
-
 def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
@@ -58,7 +54,7 @@ def patterns(stored: str) -> torch.Tensor:
     """Every pattern of 16 bits; of more bits, signs and exponents with the mantissas that matter, and random ones."""
     random = np.random.default_rng(0)
     if stored in ("F16", "BF16"):
-        return torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(getattr(torch, TORCH[stored]))
+        return torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(getattr(torch, CASTABLE[stored].torch))
     wide, mantissa = (np.uint32, 23) if stored == "F32" else (np.uint64, 52)
     top = np.arange(1 << (np.dtype(wide).itemsize * 8 - mantissa), dtype=wide) << wide(mantissa)
     ones = (1 << mantissa) - 1
@@ -72,7 +68,9 @@ def patterns(stored: str) -> torch.Tensor:
     some = [top | wide(edge & ones) for edge in edges]
     some.append(random.integers(0, np.iinfo(wide).max, 200_000, wide, endpoint=True))
     joined = np.concatenate(some)
-    return torch.from_numpy(joined.view(np.int32 if stored == "F32" else np.int64)).view(getattr(torch, TORCH[stored]))
+    return torch.from_numpy(joined.view(np.int32 if stored == "F32" else np.int64)).view(
+        getattr(torch, CASTABLE[stored].torch)
+    )
 
 
 def _ties(dropped: int) -> set[int]:
@@ -80,11 +78,11 @@ def _ties(dropped: int) -> set[int]:
     return {base + half + near for base in (0, 1 << dropped) for near in (-1, 0, 1)}
 
 
-@pytest.mark.parametrize("target", STORED.values())
-@pytest.mark.parametrize("stored", TORCH)
+@pytest.mark.parametrize("target", [dtype.name for dtype in BY_OPTION.values()])
+@pytest.mark.parametrize("stored", CASTABLE)
 def test_every_kind_of_number_is_cast_as_torch_does_wherever_the_chunks_begin(stored: str, target: str) -> None:
     numbers = patterns(stored)
-    wanted = numbers.to(getattr(torch, TORCH[target]))
+    wanted = numbers.to(getattr(torch, CASTABLE[target].torch))
     size = numbers.element_size()
     data = bytearray(bits(numbers))
     for elements in (len(numbers), 7040, 32768):
@@ -118,7 +116,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=60)
-@given(dtype=st.sampled_from(list(STORED)), start=st.integers(0, 1100), length=st.integers(0, 1100))
+@given(dtype=st.sampled_from(list(BY_OPTION)), start=st.integers(0, 1100), length=st.integers(0, 1100))
 def test_any_range_of_a_cast_source_holds_the_bytes_of_the_cast_tensors(
     mixed: Path, dtype: str, start: int, length: int
 ) -> None:
@@ -126,7 +124,7 @@ def test_any_range_of_a_cast_source_holds_the_bytes_of_the_cast_tensors(
     stored = read_checkpoint(source).tensors
     after = cast_tensors(stored, dtype, {})
     floats = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-    target = getattr(torch, TORCH[STORED[dtype]])
+    target = getattr(torch, BY_OPTION[dtype].torch)
     whole = b"".join(
         bits((MIXED[entry.name].to(target) if MIXED[entry.name].dtype in floats else MIXED[entry.name]).reshape(-1))
         for entry in stored
@@ -209,11 +207,11 @@ def test_numbers_that_become_infinite_are_counted_and_refused_and_nothing_is_lef
 
 
 @pytest.mark.parametrize("target", ["F16", "BF16", "F32"])
-@pytest.mark.parametrize("stored", TORCH)
+@pytest.mark.parametrize("stored", CASTABLE)
 def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhere_else(
     stored: str, target: str
 ) -> None:
-    before, after = (getattr(torch, TORCH[dtype]) for dtype in (stored, target))
+    before, after = (getattr(torch, CASTABLE[dtype].torch) for dtype in (stored, target))
     largest = torch.tensor(torch.finfo(before).max, dtype=before)
     one, other, steps = (TensorEntry(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, target, "I64"))
     found = may_overflow([one._replace(name="w"), steps], [steps, other._replace(name="w")])

@@ -1,0 +1,50 @@
+"""The private parts of huggingface_hub and hf-xet that nothing public does; a test fails when a release changes them.
+
+Held to huggingface_hub 2.4 and hf-xet 1.8.
+"""
+
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd
+from huggingface_hub.lfs import UploadInfo
+
+from sharding.core.environment import keep_xet_logs_off_the_disk
+from sharding.core.limits import XET_BUFFER_BYTES, XET_UPLOADS_AT_ONCE
+from sharding.core.values import ShardRecord
+
+XET_SETTINGS = {
+    "reconstruction.download_buffer_size": XET_BUFFER_BYTES,
+    "reconstruction.download_buffer_perfile_size": XET_BUFFER_BYTES,
+    "reconstruction.download_buffer_limit": 2 * XET_BUFFER_BYTES,
+    "reconstruction.min_prefetch_buffer": XET_BUFFER_BYTES,
+    "reconstruction.min_reconstruction_fetch_size": XET_BUFFER_BYTES,
+    "client.ac_max_upload_concurrency": XET_UPLOADS_AT_ONCE,
+    "client.ac_initial_upload_concurrency": XET_UPLOADS_AT_ONCE,
+}
+"""By default hf-xet buffers gigabytes ahead. What it calls its settings stands in no documentation."""
+
+
+def xet_session() -> Any:
+    """Return a session of hf-xet with bounded buffers and without log files."""
+    keep_xet_logs_off_the_disk()
+    from hf_xet import XetConfig, XetSession
+
+    return XetSession(XetConfig().with_config(XET_SETTINGS))
+
+
+def uploaded(record: ShardRecord) -> CommitOperationAdd:
+    """Return the operation that commits a file whose bytes the Hub's store already has: the commit sends none."""
+    operation = CommitOperationAdd(record.file, b"")
+    operation.upload_info = UploadInfo(size=record.bytes, sample=b"", sha256=bytes.fromhex(record.sha256))
+    return _decided(operation, "lfs")
+
+
+def small(path: str, data: bytes) -> CommitOperationAdd:
+    """Return the operation that commits a file of JSON, which no Hub keeps in its store: so none is asked."""
+    return _decided(CommitOperationAdd(path, data), "regular")
+
+
+def _decided(operation: CommitOperationAdd, mode: str) -> CommitOperationAdd:
+    """Return `operation` as it is once the Hub was asked how it wants the file, and has its bytes."""
+    operation._upload_mode, operation._is_uploaded, operation._should_ignore = mode, True, False  # type: ignore[assignment]
+    return operation

@@ -1,0 +1,96 @@
+"""What a plain install cannot do is refused in a sentence, before anything is written."""
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sharding import job
+from sharding.core.errors import Refused
+from sharding.core.extras import require
+from tests.conftest import ROOT, environment, listing
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An install without extras."""
+    monkeypatch.setattr("sharding.core.extras.find_spec", lambda module: None)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"dtype": "fp16"},
+        {"strategy": "blocks"},
+        {"strategy": "stages:2"},
+        {"order": "transformers"},
+        {"engine": "classic"},
+        {"compare_rounds": 1},
+    ],
+    ids=str,
+)
+def test_a_job_that_needs_an_extra_is_refused_before_anything_is_written(
+    plain: None, checkpoint: Path, tmp_path: Path, choices: dict[str, object]
+) -> None:
+    before = listing(tmp_path)
+    with pytest.raises(Refused) as refusal:
+        list(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB", **choices))  # type: ignore[arg-type]
+    assert refusal.value.exit_status == 3 and "torch, transformers, accelerate" in refusal.value.message
+    assert refusal.value.hint == "Run pip install 'shard-my-repo[load]'."
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda folder: job.plan(folder, "60kB", dtype="bf16"),
+        lambda folder: list(job.verify(folder, folder, dtype="bf16")),
+        lambda folder: list(job.compare(folder, folder)),
+        lambda folder: job.devices(folder, "cpu=1GB"),
+    ],
+    ids=["plan", "verify", "compare", "devices"],
+)
+def test_a_question_that_needs_an_extra_is_refused(plain: None, checkpoint: Path, ask: Callable[[str], object]) -> None:
+    with pytest.raises(Refused, match="needs what a plain install does not bring"):
+        ask(str(checkpoint))
+
+
+def test_what_is_installed_is_not_missed() -> None:
+    require("This", ["json", "torch"])
+    with pytest.raises(Refused, match=r"This .*: no_such_module\.$"):
+        require("This", ["json", "no_such_module"])
+
+
+def test_neither_plan_nor_shard_of_a_folder_imports_what_an_extra_brings(checkpoint: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys; from sharding import job; job.plan(sys.argv[1], '60kB'); print(sorted(sys.modules))\n"
+        "list(job.shard(sys.argv[1], sys.argv[2], '60kB')); print(sorted(sys.modules))"
+    )
+    command = [sys.executable, "-c", script, str(checkpoint), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
+    planned, sharded = done.stdout.splitlines()
+    heavy = {"torch", "transformers", "accelerate", "gradio", "pandas", "starlette", "numpy"}
+    assert {name for name in heavy if f"'{name}'" in planned} == set()
+    # safetensors opens what was written with numpy, where that is.
+    assert {name for name in heavy if f"'{name}'" in sharded} <= {"numpy"}
+
+
+def test_every_range_that_the_package_asks_for_holds_the_version_that_is_pinned() -> None:
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pinned = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    ranges = [
+        *PROJECT["dependencies"],
+        *(text for extra in PROJECT["optional-dependencies"].values() for text in extra),
+    ]
+    asked = [wanted for wanted in map(Requirement, ranges) if wanted.name != PROJECT["name"]]
+    assert asked
+    for wanted in asked:
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
