@@ -19,7 +19,7 @@ from sharding.loading.devices import DevicePlan
 from sharding.report.schema import Report
 
 _MOST_ROWS = 40
-_STAGES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
+_PHASES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
 
 
 class Terminal:
@@ -188,7 +188,7 @@ class Terminal:
     def _progress(self, event: Progress) -> None:
         self._bar.start()
         if event.stage not in self._tasks:
-            self._tasks[event.stage] = self._bar.add_task(_STAGES[event.stage], total=event.bytes_total)
+            self._tasks[event.stage] = self._bar.add_task(_PHASES[event.stage], total=event.bytes_total)
         self._bar.update(self._tasks[event.stage], completed=event.bytes_done)
 
     def _table(self, rows: Sequence[tuple[str, int, int]]) -> None:
@@ -237,8 +237,8 @@ def _cells(costs: Sequence[LoadCost]) -> list[str]:
     seconds = Spread.of([cost.working_seconds for cost in costs])
     cells = [files, f"{seconds.median:.1f} s ({seconds.low:.1f}..{seconds.high:.1f})"]
     for sizes in ([cost.peak_anon_bytes for cost in costs], [cost.peak_file_bytes for cost in costs]):
-        size = Spread.of([one / 1e9 for one in sizes])
-        cells.append(f"{size.median:.2f} GB ({size.low:.2f}..{size.high:.2f})")
+        gigabytes = Spread.of([size / 1e9 for size in sizes])
+        cells.append(f"{gigabytes.median:.2f} GB ({gigabytes.low:.2f}..{gigabytes.high:.2f})")
     return cells
 
 

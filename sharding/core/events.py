@@ -17,7 +17,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes moved so far in one stage of the job; `seconds_left` is None until a rate is known.
+    """Bytes moved so far in one phase of the job, its `stage`; `seconds_left` is None until a rate is known.
 
     `anon_bytes` is the memory of the job's process now; `bytes_uploaded` and `bytes_deduplicated` are those of
     its finished shards. They stay 0 where no job but a mere comparison makes progress.

@@ -62,13 +62,13 @@ def measure_hashing() -> float:
 
 
 def bytes_per_second(finished: Iterable[JobRecord]) -> float | None:
-    """Return the median rate of jobs that were done, whole jobs with all their stages; None where there is none."""
+    """Return the median rate of jobs that were done, whole jobs with all their phases; None where there is none."""
     rates = [record.bytes / record.seconds for record in finished if record.seconds and record.state == "done"]
     return median(rates) if rates else None
 
 
 def seconds_left(record: JobRecord, progress: Progress | None, rate: float | None, now: float) -> float | None:
-    """Return how long a job will still take: by its stage's own rate and by the `rate` of whole jobs, the longer one.
+    """Return how long a job will still take: by its phase's own rate and by the `rate` of whole jobs, the longer one.
 
     None where neither is known.
     """

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 
 from sharding.core.values import Checkpoint, Plan
 from sharding.report.events import PlanMade
-from sharding.report.schema import Report
+from sharding.report.report import summarize_source
+from sharding.report.schema import Report, SourceSummary
 
 MOST_ROWS = 200
 """Rows of a table; nobody reads more, and every one costs the browser."""
@@ -20,21 +22,21 @@ TINTS = 6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A weight file: `parts` are its bytes by the number of the source's file that they come from, in order."""
+    """A weight file: `origins` are its bytes by the number of the source's file that they come from, in order."""
 
     file: str
     tensors: int
     bytes: int
-    parts: tuple[tuple[int, int], ...] = ()
+    origins: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A file in the picture, or several small ones; `parts` are (tint, bytes)."""
+    """A file in the picture, or several small ones; `tints` are (number of the tint, bytes)."""
 
     title: str
     bytes: int
-    parts: tuple[tuple[int, int], ...]
+    tints: tuple[tuple[int, int], ...]
     is_done: bool = True
 
 
@@ -56,13 +58,7 @@ class Files:
 
 def files_of_source(checkpoint: Checkpoint) -> Files:
     """Return the files that `checkpoint` has today."""
-    tensors: dict[str, int] = {}
-    for tensor in checkpoint.tensors:
-        tensors[tensor.file] = tensors.get(tensor.file, 0) + 1
-    return _files(
-        Row(file.path, tensors.get(file.path, 0), file.bytes, ((number, file.bytes),))
-        for number, file in enumerate(checkpoint.weight_files)
-    )
+    return _of_source(summarize_source(checkpoint))
 
 
 def files_of_plan(plan: Plan, checkpoint: Checkpoint) -> Files:
@@ -71,19 +67,22 @@ def files_of_plan(plan: Plan, checkpoint: Checkpoint) -> Files:
     rows = []
     for shard in plan.shards:
         runs = groupby(shard.tensors, key=lambda tensor: number.get(tensor.file, 0))
-        parts = tuple((source, sum(tensor.bytes for tensor in run)) for source, run in runs)
-        rows.append(Row(shard.file, len(shard.tensors), shard.bytes, parts))
+        origins = tuple((source, sum(tensor.bytes for tensor in run)) for source, run in runs)
+        rows.append(Row(shard.file, len(shard.tensors), shard.bytes, origins))
     return _files(rows)
 
 
 def files_told(job: PlanMade | Report, done: Iterable[str] | None = None) -> tuple[Files, Files]:
     """Return the source's files and the result's, as a job tells them; those in `done` are finished, None for all."""
-    old = (
-        Row(file.file, file.tensors, file.bytes, ((number, file.bytes),))
-        for number, file in enumerate(job.source.weight_files)
-    )
     new = (Row(shard.file, len(shard.tensors), shard.bytes) for shard in job.plan.shards)
-    return _files(old), _files(new, done if done is None else set(done))
+    return _of_source(job.source), _files(new, done if done is None else set(done))
+
+
+def _of_source(source: SourceSummary) -> Files:
+    return _files(
+        Row(file.file, file.tensors, file.bytes, ((number, file.bytes),))
+        for number, file in enumerate(source.weight_files)
+    )
 
 
 def _files(rows: Iterable[Row], done: set[str] | None = None) -> Files:
@@ -104,8 +103,8 @@ def _bars(rows: Sequence[Row], done: set[str] | None) -> tuple[Bar, ...]:
     for start in range(0, len(rows), together):
         group = rows[start : start + together]
         title = group[0].file if len(group) == 1 else f"{group[0].file} to {group[-1].file}"
-        parts = [(source % TINTS, size) for row in group for source, size in row.parts]
-        merged = tuple((tint, sum(size for _, size in run)) for tint, run in groupby(parts, key=lambda part: part[0]))
+        tints = ((source % TINTS, size) for row in group for source, size in row.origins)
+        merged = tuple((tint, sum(size for _, size in run)) for tint, run in groupby(tints, key=itemgetter(0)))
         is_done = done is None or all(row.file in done for row in group)
         bars.append(Bar(title, sum(row.bytes for row in group), merged[:TINTS], is_done))
     return tuple(bars)

@@ -14,6 +14,7 @@ from sharding.loading.devices import DevicePlan
 from sharding.page.file_table import files_of_plan, files_of_source, files_told
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
+from sharding.report.report import summarize_source
 from sharding.report.schema import Report
 from sharding.report.snippets import loading_snippets
 from sharding.storage.hub_lookup import SourceCard
@@ -30,7 +31,7 @@ _LOADING = "Loading the original and the copy in turn, to compare"
 class Bar:
     """How far a job is, in per cent of all that it moves, and the numbers beside it."""
 
-    stage: str
+    phase: str
     percent: int
     numbers: tuple[tuple[str, str], ...]
 
@@ -47,9 +48,7 @@ def problem(error: ShardingError) -> str:
 
 def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
     """Return what a source is."""
-    sizes: dict[str, int] = {}
-    for tensor in checkpoint.tensors:
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
+    sizes = summarize_source(checkpoint).dtypes
     shares = sorted(sizes, key=lambda dtype: -sizes[dtype])
     access = "gated" if card.gated else "private" if card.private else "open to all"
     parameters = checkpoint.total_parameters
@@ -164,7 +163,7 @@ def _bar(view: JobView) -> Bar | None:
     before = {"check": 0.0, "transfer": 0.0, "verify": 0.5}[progress.stage]
     left = progress.seconds_left
     numbers = (
-        ("This stage", f"{format_bytes(done)} of {format_bytes(total)}"),
+        ("This phase", f"{format_bytes(done)} of {format_bytes(total)}"),
         ("Rate", f"{format_bytes(progress.bytes_per_second)}/s"),
         ("Left in it", duration(left) if left is not None else "…"),
         ("In work", progress.file or "…"),

@@ -30,8 +30,8 @@ def write_card(report: Report, source_card: str, links: Links, *, is_private: bo
     """Return the README.md of a result.
 
     `source_card` is that of the source, "" if it has none. Every key of its metadata is kept; `base_model` and
-    `tags` are set, a relative `license_link` is made absolute. Without
-    `keeps_metadata`, for metadata that a Hub does not take, the source's stands in the text instead.
+    `tags` are set, a relative `license_link` is made absolute. Without `keeps_metadata`, for metadata that a Hub
+    does not take, the source's stands in the text instead.
     """
     import yaml  # type: ignore[import-untyped]
 

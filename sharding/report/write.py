@@ -50,10 +50,10 @@ def _card(report: Report, origin: Source, hub: Hub) -> str:
     original = next((file for file in origin.files if file.path == CARD_NAME and file.bytes <= MAX_CARD_BYTES), None)
     text = read_small(origin, original, MAX_CARD_BYTES).decode(errors="replace") if original else ""
     page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
-    place = report.destination
-    links = Links(page, result_page(place.repo_id) if place.kind == "hub" else None)
+    target = report.destination
+    links = Links(page, result_page(target.repo_id) if target.kind == "hub" else None)
     card = write_card(report, text, links, is_private=bool(origin.is_private))
-    if place.kind == "hub" and not hub.ask(place.repo_id, DestinationError, lambda: hub.takes_card(card)):
+    if target.kind == "hub" and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
         return write_card(report, text, links, is_private=bool(origin.is_private), keeps_metadata=False)
     return card
 

@@ -6,11 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.core.events import Planned
 from sharding.core.limits import LOG_LINES
 from sharding.core.options import Options
+from sharding.core.values import Checkpoint, FileEntry, RepoRef, TensorEntry
 from sharding.desk.forecast import forecast, measure_hashing, seconds_until_start
-from sharding.desk.history import History
+from sharding.desk.history import History, view
 from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.planning.plan import plan_shards
+from sharding.report.events import event_json
+from sharding.report.schema import to_json
 
 NOON = 12 * 3600.0
 PROGRESS = {
@@ -45,8 +50,8 @@ def test_an_event_is_taken_or_refused_whatever_it_is(event: dict[str, object], n
         assert not history.log
 
 
-@pytest.mark.parametrize("key", PROGRESS)
-def test_every_key_that_the_page_reads_must_be_there(key: str) -> None:
+@pytest.mark.parametrize("key", ["event", "stage", "bytes_done", "bytes_total"])
+def test_an_event_without_what_it_is_about_is_refused(key: str) -> None:
     History().take(dict(PROGRESS), NOON)
     with pytest.raises(ValueError, match="no event"):
         History().take({other: value for other, value in PROGRESS.items() if other != key}, NOON)
@@ -68,11 +73,13 @@ def test_the_log_is_bounded() -> None:
 
 
 def test_the_weight_map_is_left_out_since_the_shards_say_it() -> None:
-    shard = {"file": "f", "bytes": 6, "tensors": ["t"]}
-    plan = {"shards": [shard], "total_bytes": 6, "total_parameters": 6, "weight_map": {"t": "f"}}
+    tensor = TensorEntry("wte", "U8", (6,), "f", 0, 6)
+    checkpoint = Checkpoint(RepoRef("hub", "a/b", "c" * 40), (tensor,), (), (FileEntry("f", 6),), (), ())
+    line = event_json(Planned(checkpoint, plan_shards([tensor], Options("6"))))
+    assert json.dumps(line).count('"wte"') == 2
     history = History()
-    history.take({"event": "planned", "source": {}, "plan": plan}, NOON)
-    assert history.planned and json.dumps(history.planned).count('"t"') == 1
+    history.take(line, NOON)
+    assert json.dumps(to_json(view(record(6, None), history))).count('"wte"') == 1
 
 
 # --- Forecasts -------------------------------------------------------------------------------------------

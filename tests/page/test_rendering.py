@@ -83,7 +83,7 @@ def test_picture_and_table_are_bounded_and_lose_no_byte(sizes: list[int]) -> Non
 def test_a_bar_shows_which_of_todays_files_its_bytes_come_from() -> None:
     source = checkpoint({"a.safetensors": 30, "b.safetensors": 20, "c.safetensors": 50})
     files = files_of_plan(plan_shards(source.tensors, Options(50)), source)
-    assert [row.parts for row in files.rows] == [((0, 30), (1, 20)), ((2, 50),)]
+    assert [row.origins for row in files.rows] == [((0, 30), (1, 20)), ((2, 50),)]
 
 
 OPTIONS = st.builds(

@@ -2,8 +2,10 @@
 
 import copy
 import json
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,28 @@ from hypothesis import strategies as st
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.report.schema import parse_report
+from sharding.core.limits import CURVE_MOMENTS
+from sharding.core.options import Options
+from sharding.core.values import (
+    Checkpoint,
+    Component,
+    FileEntry,
+    Finding,
+    Library,
+    Mismatch,
+    RepoRef,
+    Resources,
+    ShardRecord,
+    Stage,
+    TensorEntry,
+    TiedTensor,
+    Verification,
+)
+from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Verdict
+from sharding.planning.plan import plan_checkpoint
+from sharding.report.report import make_report
+from sharding.report.schema import Report, parse_report, to_json
+from sharding.report.write import to_bytes
 from tests.conftest import random_tensors, write_checkpoint
 
 
@@ -24,11 +47,118 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report
 
 
-def test_what_this_tool_writes_is_read(document: dict[str, Any]) -> None:
-    report = parse_report(json.dumps(document))
-    assert report.verification.identical
-    assert [shard.file for shard in report.shards] == [shard["file"] for shard in document["plan"]["shards"]]
-    assert report.resources.seconds == document["resources"]["seconds"]
+KEYS = {
+    (): "schema tool finished engine source destination plan plan_id shards files verification overflowed resources comparison",
+    (
+        "source",
+    ): "kind repo_id revision architecture library variant other_variants total_bytes total_parameters tensors dtypes components weight_files",
+    ("source", "components", 0): "folder base metadata",
+    ("source", "weight_files", 0): "file bytes tensors",
+    ("destination",): "kind repo_id revision",
+    ("plan",): "max_shard_bytes strategy order dtype total_bytes total_parameters shards weight_map stages findings",
+    ("plan", "shards", 0): "file bytes tensors",
+    ("shards", 0): "file bytes sha256",
+    ("verification",): "identical tensors bytes seconds method mismatches dtype",
+    (
+        "resources",
+    ): "peak_anon_bytes seconds bytes_read read_requests bytes_uploaded bytes_deduplicated disk_bytes_written",
+}
+
+
+def test_a_report_has_these_keys_in_this_order(document: dict[str, Any]) -> None:
+    for path, keys in KEYS.items():
+        assert list(reduce(lambda value, key: value[key], path, document)) == keys.split(), path
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+FILES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/\\<>"), min_size=1, max_size=20)
+PATHS = st.lists(FILES.filter(lambda name: name[0] != "."), min_size=1, max_size=2).map("/".join)
+COUNTS = st.integers(0, 2**62)
+SECONDS = st.floats(0, 1e8)
+FINDINGS = st.lists(st.builds(Finding, st.sampled_from(["info", "warning"]), TEXT, TEXT, TEXT)).map(tuple)
+FOLDERS = st.builds(RepoRef, st.just("folder"), TEXT, TEXT)
+HUBS = st.builds(
+    RepoRef, st.just("hub"), st.from_regex("[a-z]{1,9}/[A-Za-z0-9_][a-z._-]{1,20}", fullmatch=True), st.just("0a" * 20)
+)
+STAGES = st.builds(
+    Stage,
+    *[st.lists(TEXT).map(tuple)] * 2,
+    st.lists(PATHS, min_size=1).map(tuple),
+    COUNTS,
+    st.lists(st.builds(TiedTensor, TEXT, PATHS, st.lists(TEXT).map(tuple))).map(tuple),
+)
+LOADS = st.builds(
+    LoadCost,
+    *[st.sampled_from(["loaded", "failed"]), TEXT, TEXT, st.none() | TEXT, st.none() | TEXT, TEXT],
+    st.fixed_dictionaries({"load": SECONDS}, optional={"import": SECONDS, "tokens": SECONDS}),
+    *[COUNTS] * 3,
+    st.lists(st.builds(Moment, SECONDS, COUNTS, COUNTS, COUNTS), max_size=CURVE_MOMENTS).map(tuple),
+    architecture=TEXT,
+    files=COUNTS,
+    mapped_bytes=st.none() | COUNTS,
+    stored_dtypes=st.none() | st.dictionaries(TEXT, COUNTS),
+    tokens=st.lists(st.integers()).map(tuple),
+)
+SIDES = st.lists(LOADS, max_size=3).map(tuple)
+PREDICTIONS = st.builds(Prediction, COUNTS, COUNTS)
+COMPARISONS = st.builds(
+    Comparison,
+    *[TEXT, st.none() | TEXT, st.booleans(), st.none() | COUNTS, SIDES, SIDES],
+    st.builds(Verdict, st.sampled_from(get_args(Kind)), st.none() | st.sampled_from(get_args(Cause)), TEXT),
+    *[st.tuples(PREDICTIONS, PREDICTIONS), TEXT, TEXT],
+    st.none() | st.builds(ClassicCost, st.none() | SECONDS, COUNTS, COUNTS, TEXT),
+)
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> Report:
+    """What a job could report of a source with any names that a source can have."""
+    files = [
+        f"{path}.safetensors"
+        for path in draw(st.lists(FILES.filter(lambda name: name[0] != "."), min_size=1, max_size=3, unique=True))
+    ]
+    names = draw(st.lists(TEXT, min_size=1, max_size=9, unique=True))
+    tensors = tuple(
+        TensorEntry(name, "U8", (8,), files[n % len(files)], 8 * n, 8 * n + 8) for n, name in enumerate(names)
+    )
+    checkpoint = Checkpoint(
+        *[draw(FOLDERS | HUBS), tensors, (Component(metadata=draw(st.dictionaries(TEXT, TEXT))),)],
+        *[
+            tuple(FileEntry(file, draw(COUNTS)) for file in files),
+            tuple(FileEntry(path, 1) for path in draw(st.lists(PATHS))),
+        ],
+        draw(FINDINGS),
+        draw(st.none() | TEXT),
+        draw(st.sampled_from(get_args(Library))),
+        other_variants=tuple(draw(st.lists(TEXT))),
+    )
+    planned = plan_checkpoint(checkpoint, Options(draw(st.integers(8, 99))), {})
+    plan = replace(planned, stages=tuple(draw(st.lists(STAGES, max_size=3))))
+    return make_report(
+        *[checkpoint, plan, draw(TEXT)],
+        {shard.file: ShardRecord(shard.file, draw(COUNTS), "0a" * 32, {}) for shard in plan.shards},
+        draw(
+            st.builds(
+                Verification, COUNTS, COUNTS, SECONDS, TEXT, st.lists(st.builds(Mismatch, TEXT, TEXT)).map(tuple), TEXT
+            )
+        ),
+        draw(st.builds(Resources, COUNTS, SECONDS, *[COUNTS] * 5)),
+        destination=draw(FOLDERS | HUBS),
+        engine=draw(st.sampled_from(["stream", "classic"])),
+        overflowed=draw(st.dictionaries(TEXT, COUNTS)),
+        comparison=draw(st.none() | COMPARISONS),
+    )
+
+
+@given(reports())
+def test_what_is_written_is_read_back_as_it_was(report: Report) -> None:
+    text = to_bytes(to_json(report))
+    assert parse_report(text) == report
+    written = json.loads(text)
+    assert written["verification"]["identical"] is report.verification.identical
+    assert written["plan"]["weight_map"] == {
+        name: shard["file"] for shard in written["plan"]["shards"] for name in shard["tensors"]
+    }
 
 
 CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
