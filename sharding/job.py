@@ -80,7 +80,7 @@ def plan(
 
     `strategy` is "size", "blocks" or "stages:N", `order` "natural", "stored" or "transformers", and `dtype` what
     tensors would be cast to ("fp32", "fp16", "bf16"). Reads no weights and writes nothing. Raises UsageError,
-    SourceError.
+    SourceError, and Refused where an extra of this package is missing.
     """
     parse_bytes(max_shard_size)  # before anything is asked of a Hub
     checkpoint = inspect(source, variant=variant, endpoint=endpoint, token=token)
@@ -118,7 +118,7 @@ def shard(
     `engine` "classic" loads the whole model and saves it again. `strategy`, `order` and `dtype` are those of `plan`; a
     cast that makes a finite number infinite ends the job, unless `allow_overflow`. `compare_rounds` is how often
     original and result are each loaded before the result is published, for the report and the card.
-    Raises UsageError, SourceError, DestinationError.
+    Raises UsageError, SourceError, DestinationError, and Refused where an extra of this package is missing.
     """
     if engine == "classic" and variant:
         raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")

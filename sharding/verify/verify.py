@@ -39,7 +39,7 @@ def verify(
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
     both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before.
-    Raises UsageError, SourceError.
+    Raises UsageError, SourceError, Refused.
     """
     if quick and dtype != "keep":
         raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
