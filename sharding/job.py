@@ -73,7 +73,8 @@ def plan(
 ) -> tuple[Checkpoint, Plan]:
     """Return what is in `source` and which shards it would be cut into with `options`, or a mere size ("200MB").
 
-    Reads no weights and writes nothing. Raises UsageError, SourceError.
+    Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused where an extra of this package is
+    missing.
     """
     options = _as_options(options)
     checkpoint = inspect(source, variant=options.variant, endpoint=endpoint, token=token)
@@ -102,7 +103,7 @@ def shard(
     that a copy of a gated or private source may be public. `overwrite` replaces a checkpoint in a folder that this
     tool did not write, `restart` discards what an earlier run left. `engine` "classic" loads the whole model and saves
     it again. `compare_rounds` is how often original and result are each loaded before the result is published, for the
-    report and the card. Raises UsageError, SourceError, DestinationError.
+    report and the card. Raises UsageError, SourceError, DestinationError, and Refused where an extra is missing.
     """
     options = _as_options(options)
     if engine == "classic" and options.variant:

@@ -1,4 +1,4 @@
-"""Import Gradio in half of the time: without the type stubs that it writes beside its own files."""
+"""Import Gradio without the type stubs that it writes beside its own files: a quarter of its import."""
 
 import inspect
 from typing import Any

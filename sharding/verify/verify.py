@@ -40,7 +40,7 @@ def verify(
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
     both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before.
-    Raises UsageError, SourceError.
+    Raises UsageError, SourceError, Refused.
     """
     options = Options(dtype=dtype, variant=variant, allow_overflow=True)
     if quick and dtype != "keep":
