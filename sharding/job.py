@@ -8,10 +8,8 @@ Hub at `endpoint`, seen with `token`; a destination likewise.
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TypeVar
 
-from sharding import __version__
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, UsageError
@@ -28,7 +26,8 @@ from sharding.loading.costs import Compared, Probed
 from sharding.loading.devices import devices
 from sharding.planning.architecture import hints_for
 from sharding.planning.plan import identify_plan, plan_checkpoint, shard_header
-from sharding.report.report import Report
+from sharding.report.report import make_report
+from sharding.report.schema import Report
 from sharding.report.write import rewritten_configs, write_beside
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
@@ -140,25 +139,25 @@ def shard(
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
 
-            report = Report(
-                source=checkpoint,
-                destination=target.ref,
+            resources = _resources(meter, prepared, target)
+            configs = rewritten_configs(origin, checkpoint.side_files, torch_name(options.dtype))
+            comparison = None
+            if compare_rounds and verification.identical:
+                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
+            report = make_report(
+                checkpoint=checkpoint,
                 plan=plan,
                 plan_id=plan_id,
                 records=records,
                 verification=verification,
-                resources=_resources(meter, prepared, target),
-                finished=datetime.now(UTC),
-                version=__version__,
+                resources=resources,
+                destination=target.ref,
                 engine=engine,
                 overflowed=prepared.overflowed(kept),
+                comparison=comparison,
             )
             if verification.identical:
-                configs = rewritten_configs(origin, checkpoint.side_files, torch_name(options.dtype))
-                if compare_rounds:
-                    found = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
-                    report = replace(report, comparison=found)
-                beside = write_beside(report, origin, hub) | configs
+                beside = write_beside(report, plan, records, origin, hub) | configs
                 side_files = [file for file in checkpoint.side_files if file.path not in beside]
                 yield target.publish(records, side_files, origin, beside)
             else:

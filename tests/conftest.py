@@ -35,6 +35,8 @@ HOME = Path(tempfile.mkdtemp(prefix="home-"))
 # Before huggingface_hub is imported, which reads it once: no login and no cache of this machine's own.
 os.environ["HF_HOME"] = str(HOME)
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+# Two processes run tests side by side, and their models are small: threads of torch would only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -87,6 +89,14 @@ def run() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
         return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, **options)  # type: ignore[call-overload]
 
     yield run
+
+
+@pytest.fixture
+def answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers knows is asked in this process: one of its own takes seconds."""
+    from tests import models
+
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from tests.localhub.conftest import Server
 
 TOKEN = "hf_alice"

@@ -1,14 +1,16 @@
 """Small models of many classes, with random weights, saved as the Hub has them."""
 
 import json
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from sharding.core.errors import SourceError
-from sharding.planning.meta_model import load_and_save
+from sharding.planning.meta_model import describe, load_and_save
 
 SMALL = {
     "hidden_size": 32,
@@ -61,7 +63,11 @@ LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 """How configurations call the number of their layers."""
 
 
-def build(name: str, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> PreTrainedModel:
+DTYPE = torch.bfloat16
+"""What models have unless something else is asked for."""
+
+
+def build(name: str, dtype: torch.dtype = DTYPE, layers: int | None = None) -> PreTrainedModel:
     """Return a model of class `name` with random weights; of so many `layers`, or of enough that 10 comes after 2."""
     torch.manual_seed(0)
     auto, model_type, options = CLASSES[name]
@@ -74,16 +80,32 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16, layers: int | None = N
     return model.eval()
 
 
+@cache
+def class_of(name: str) -> Any:
+    """Return transformers' class of the models of class `name`."""
+    return type(build(name))
+
+
+@cache
+def _saved(name: str, max_shard_size: str, layers: int | None) -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        build(name, layers=layers).save_pretrained(folder, max_shard_size=max_shard_size)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
 def save(name: str, folder: Path, max_shard_size: str = "100kB", layers: int | None = None) -> Path:
     """Save a model of class `name` in `folder` and return it."""
-    build(name, layers=layers).save_pretrained(folder, max_shard_size=max_shard_size)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, data in _saved(name, max_shard_size, layers).items():
+        (folder / file).write_bytes(data)
     return folder
 
 
 def answer(question: dict[str, Any]) -> Any:
     """Answer what `sharding.planning.architecture` asks of a child process, here: a process of its own takes seconds."""
     try:
-        return json.loads(json.dumps(load_and_save(json.loads(json.dumps(question)))))
+        asked = json.loads(json.dumps(question))
+        return json.loads(json.dumps((load_and_save if "tensors" in asked else describe)(asked)))
     except Exception as error:  # whatever would end the child
         raise SourceError(str(error)) from error
 

@@ -18,7 +18,7 @@ from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import Progress, Published, ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.job import Event
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.storage import folder_destination as destination_room
 from tests.conftest import listing, random_tensors, write_checkpoint
 
@@ -86,11 +86,11 @@ def test_any_checkpoint_comes_out_identical(
     out = folder.parent / "out"
     report = finish(job.shard(str(folder), str(out), str(limit)))
     assert same(load(out), filled)
-    assert all(record.bytes == (out / record.file).stat().st_size for record in report.records.values())
+    assert all(record.bytes == (out / record.file).stat().st_size for record in report.shards)
 
 
 def test_tensors_larger_than_many_blocks_come_out_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.storage.folder_source.BLOCK_BYTES", 700)
+    monkeypatch.setattr("sharding.storage.folder_source.BATCH_BYTES", 700)
     monkeypatch.setattr("sharding.verify.digests.SPAN_BYTES", 4000)
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
     finish(job.shard(str(folder), str(tmp_path / "out"), "50kB"))
@@ -101,7 +101,7 @@ def test_small_tensors_cost_few_requests(tmp_path: Path) -> None:
     tensors = {f"layers.{n}.bias": np.full(8, n, np.float32) for n in range(2000)}
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": tensors}, index=False)
     report = finish(job.shard(str(folder), str(tmp_path / "out"), "16kB"))
-    assert len(report.records) == 4
+    assert len(report.shards) == 4
     assert report.resources.read_requests < 15
 
 

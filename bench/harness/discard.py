@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from threading import Lock
 from typing import TypeVar
 
-from sharding.core.limits import BLOCK_BYTES, JOIN_GAP_BYTES
+from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES
 from sharding.core.options import Options
 from sharding.core.values import FileEntry, RepoRef, ShardRecord, TensorEntry
 from sharding.planning.plan import plan_shards
@@ -27,7 +27,7 @@ class Generated:
 
     folder = None
     is_private = None
-    block_bytes = BLOCK_BYTES
+    batch_bytes = BATCH_BYTES
     join_gap_bytes = JOIN_GAP_BYTES
     ranges_at_once = 1
 
@@ -48,7 +48,7 @@ class Generated:
         while start_byte < end_byte:
             turn, place = divmod(start_byte, _POOL_BYTES)
             at = (place + turn * 4099) % _POOL_BYTES
-            chunk = self._pool[at : at + min(BLOCK_BYTES, end_byte - start_byte, _POOL_BYTES - place)]
+            chunk = self._pool[at : at + min(BATCH_BYTES, end_byte - start_byte, _POOL_BYTES - place)]
             start_byte += len(chunk)
             yield chunk
 

@@ -66,11 +66,11 @@ def inspect(source: Source, variant: Variant = "", as_json: AsJson = False) -> N
     """Show what a checkpoint holds, from its headers only."""
     with _outcome(as_json) as terminal:
         from sharding import job
-        from sharding.report import report
+        from sharding.report import report, schema
 
         checkpoint = job.inspect(source, variant=variant, token=hub_token())
         if as_json:
-            _print_json(report.checkpoint_json(checkpoint))
+            _print_json(schema.to_json(report.summarize_source(checkpoint)))
         else:
             terminal.checkpoint(checkpoint)
 
@@ -88,12 +88,12 @@ def plan(
     """Show which shards a checkpoint would be cut into. Moves no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
-        from sharding.report import report
+        from sharding.report import report, schema
 
         chosen = Options(max_shard_size, strategy, order, dtype, variant)
         checkpoint, plan = job.plan(source, chosen, token=hub_token())
         if as_json:
-            _print_json(report.plan_json(plan, checkpoint.findings))
+            _print_json(schema.to_json(report.summarize_plan(plan, checkpoint.findings)))
         else:
             terminal.findings(checkpoint.findings)
             terminal.plan(plan)
@@ -134,7 +134,7 @@ def shard(
     """Re-shard a checkpoint, verify the result, then publish it. Run it again to resume."""
     with _outcome(as_json or as_events, resumable=True) as terminal:
         from sharding import job
-        from sharding.report.report import Report
+        from sharding.report.schema import Report
 
         events = job.shard(
             source,
@@ -295,7 +295,7 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
 def _follow(
     events: "Generator[Event, None, None]", terminal: "Terminal", as_json: bool, as_events: bool
 ) -> "Event | None":
-    from sharding.report.report import event_json
+    from sharding.report.events import event_json
 
     event = None
     with closing(events):

@@ -16,7 +16,7 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Discarded, Finding, Plan, Stage, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
 from sharding.loading.devices import DevicePlan
-from sharding.report.report import Report
+from sharding.report.schema import Report
 
 _MOST_ROWS = 40
 _STAGES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
@@ -96,7 +96,7 @@ class Terminal:
             case Report():
                 cost = event.resources
                 self._say(
-                    f"{_count(len(event.records), 'shard')} in {event.destination.repo_id} after {cost.seconds:.1f} s, "
+                    f"{_count(len(event.shards), 'shard')} in {event.destination.repo_id} after {cost.seconds:.1f} s, "
                     f"with at most {format_bytes(cost.peak_anon_bytes)} of anonymous memory; "
                     f"{format_bytes(cost.bytes_read)} read in {_count(cost.read_requests, 'request')}, "
                     f"{format_bytes(cost.disk_bytes_written)} written, "

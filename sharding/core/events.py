@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from sharding.core.bounds import Count
 from sharding.core.values import Checkpoint, Plan, RepoRef, Verification
 
 
@@ -23,14 +24,14 @@ class Progress:
     """
 
     stage: Literal["check", "transfer", "verify"]
-    bytes_done: int
-    bytes_total: int
+    bytes_done: Count
+    bytes_total: Count
     file: str = ""
     bytes_per_second: float = 0.0
     seconds_left: float | None = None
-    anon_bytes: int = 0
-    bytes_uploaded: int = 0
-    bytes_deduplicated: int = 0
+    anon_bytes: Count = 0
+    bytes_uploaded: Count = 0
+    bytes_deduplicated: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,10 @@ class ShardFinished:
     """A shard is safely at the destination; `kept` when an earlier run had finished it already."""
 
     file: str
-    bytes: int
+    bytes: Count
     sha256: str
-    number: int
-    shards: int
+    number: Count
+    shards: Count
     kept: bool = False
 
 

@@ -50,7 +50,7 @@ MAX_EXPANDED_BYTES = 1_000_000_000
 
 # --- Buffers ------------------------------------------------------------------------------------------
 
-BLOCK_BYTES = 2 << 20
+BATCH_BYTES = 2 << 20
 """What is read, hashed and written in one go: large enough that Python's share of the work is small."""
 
 SPAN_BYTES = 64 << 20
@@ -59,11 +59,11 @@ SPAN_BYTES = 64 << 20
 JOIN_GAP_BYTES = 64 << 10
 """Two ranges closer than this are read as one: a request costs more than 64 KiB of bytes thrown away."""
 
-BLOCKS_AHEAD = 3
-"""Blocks fetched before they are needed, so that neither disk nor network waits for the hashes."""
+BATCHES_AHEAD = 3
+"""Batches fetched before they are needed, so that neither disk nor network waits for the hashes."""
 
-BLOCKS_BEHIND = 3
-"""Blocks that hashing and writing may still hold. With BLOCKS_AHEAD this bounds the memory of a job."""
+BATCHES_BEHIND = 3
+"""Batches that hashing and writing may still hold. With BATCHES_AHEAD this bounds the memory of a job."""
 
 TILE_BYTES = 16 << 20
 """What is laid in order at a time of a tensor that does not lie in order: each time its bytes are read through once."""
@@ -111,14 +111,14 @@ XET_UPLOADS_AT_ONCE = 2
 XET_LEAST_BYTES = 128 << 10
 """Shorter ranges (headers, configurations) are quicker over plain HTTP than through a reconstruction."""
 
-HUB_BLOCK_BYTES = 8 << 20
+HUB_BATCH_BYTES = 8 << 20
 """What one request to a Hub asks for: a few dozen requests a shard, and as many buffers as memory allows."""
 
 HUB_JOIN_GAP_BYTES = 512 << 10
 """The same as JOIN_GAP_BYTES for a Hub, where a request costs a round trip: tens of milliseconds."""
 
 RANGES_AT_ONCE = 32
-"""Ranges of one block, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
+"""Ranges of one batch, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
 
 COMMITS_AT_ONCE = 60
 COMMIT_SECONDS = 60.0

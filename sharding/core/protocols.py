@@ -16,7 +16,7 @@ class Source(Protocol):
     """Where it lies on this disk, if it does."""
     is_private: bool | None
     """Whether it is hidden from some: private or gated. None for a folder."""
-    block_bytes: int
+    batch_bytes: int
     """How much to ask for at a time."""
     join_gap_bytes: int
     """Ranges closer than this are read as one."""

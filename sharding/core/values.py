@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
 
+from sharding.core.bounds import Count, File, Files, Line, Seconds, Sha256, Word
 from sharding.core.options import Options
 
 Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
@@ -95,8 +96,8 @@ class RepoRef:
     """
 
     kind: Literal["folder", "hub"]
-    repo_id: str
-    revision: str
+    repo_id: Word
+    revision: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +161,15 @@ class Checkpoint:
     @property
     def total_parameters(self) -> int:
         """Number of parameters: what the indexes say, else the elements of all tensors."""
-        said = {part.folder: part.total_parameters for part in self.components if part.total_parameters is not None}
+        stated = ((component.folder, component.total_parameters) for component in self.components)
+        said = {folder: count for folder, count in stated if count is not None}
         counted = (tensor.parameters for tensor in self.tensors if folder_of(tensor.file) not in said)
         return sum(said.values()) + sum(counted)
 
     @property
     def variant(self) -> str:
         """The variant that was taken, "" for the plain weights."""
-        return next((part.variant for part in self.components if part.variant), "")
+        return next((component.variant for component in self.components if component.variant), "")
 
     @property
     def is_plain_model(self) -> bool:
@@ -210,9 +212,9 @@ Hints = Mapping[str, ModelHints]
 class TiedTensor:
     """A `tensor` in the `file` of one stage that another one needs too: there it is the weights `used_as`."""
 
-    tensor: str
-    file: str
-    used_as: tuple[str, ...]
+    tensor: Line
+    file: File
+    used_as: tuple[Line, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +225,10 @@ class Stage:
     counted there.
     """
 
-    blocks: tuple[str, ...]
-    others: tuple[str, ...]
-    files: tuple[str, ...]
-    bytes: int
+    blocks: tuple[Line, ...]
+    others: tuple[Line, ...]
+    files: Files
+    bytes: Count
     also_needs: tuple[TiedTensor, ...] = ()
 
 
@@ -266,13 +268,13 @@ class Plan:
 
     def component(self, shard: Shard) -> Component:
         """Return the component that `shard` is of: no two are in one folder."""
-        return next(part for part in self.components if part.folder == shard.folder)
+        return next(component for component in self.components if component.folder == shard.folder)
 
     @property
     def indexes(self) -> tuple[str, ...]:
         """Paths of the indexes that the result needs: one for each component of several shards."""
         shards = Counter(shard.folder for shard in self.shards)
-        return tuple(part.index for part in self.components if shards[part.folder] > 1)
+        return tuple(component.index for component in self.components if shards[component.folder] > 1)
 
 
 def folder_of(path: str) -> str:
@@ -295,7 +297,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some consecutive bytes of one tensor: `[start_byte, end_byte)` within range number `range_index` of a block."""
+    """Some consecutive bytes of one tensor: `[start_byte, end_byte)` within range number `range_index` of a batch."""
 
     tensor: str
     range_index: int
@@ -304,7 +306,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Batch:
     """What is fetched in one go: a few ranges, and how their bytes are laid one after another."""
 
     ranges: tuple[ByteRange, ...]
@@ -350,16 +352,16 @@ class TensorDigest:
     """What a tensor is, short of its bytes: equal digests mean bit-identical tensors."""
 
     dtype: str
-    shape: tuple[int, ...]
-    sha256: str
+    shape: tuple[Count, ...]
+    sha256: Sha256
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """A tensor, or a file, that is not what it should be: one line a person can act on."""
 
-    tensor: str
-    problem: str
+    tensor: Line
+    problem: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,12 +371,12 @@ class Verification:
     With a `dtype` other than "keep" the tensors were compared with the original's cast to it.
     """
 
-    tensors: int
-    bytes: int
-    seconds: float
-    method: str
+    tensors: Count
+    bytes: Count
+    seconds: Seconds
+    method: Line
     mismatches: tuple[Mismatch, ...]
-    dtype: str = "keep"
+    dtype: Word = "keep"
 
     @property
     def identical(self) -> bool:
@@ -386,10 +388,10 @@ class Verification:
 class Resources:
     """What a job cost: peak anonymous memory of its process, wall time, and the bytes it moved."""
 
-    peak_anon_bytes: int
-    seconds: float
-    bytes_read: int
-    read_requests: int
-    bytes_uploaded: int
-    bytes_deduplicated: int
-    disk_bytes_written: int
+    peak_anon_bytes: Count
+    seconds: Seconds
+    bytes_read: Count
+    read_requests: Count
+    bytes_uploaded: Count
+    bytes_deduplicated: Count
+    disk_bytes_written: Count

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sharding.core.limits import BLOCK_BYTES, HUB_JOB_ANON_BYTES
+from sharding.core.events import Progress
+from sharding.core.limits import BATCH_BYTES, HUB_JOB_ANON_BYTES
 from sharding.core.text import format_bytes
 from sharding.desk.jobs import JobRecord
-from sharding.report.report import Json
 
-_HASHED_BYTES = 16 * BLOCK_BYTES
+_HASHED_BYTES = 16 * BATCH_BYTES
 _HASHINGS = 2
 """Every byte is hashed on its way and once more when the result is verified."""
 
@@ -53,10 +53,10 @@ def forecast(total_bytes: int, finished: Iterable[JobRecord], hashed_per_second:
 
 def measure_hashing() -> float:
     """Return how many bytes a second SHA-256 takes in here, on one core. Takes some hundredths of a second."""
-    block = bytes(BLOCK_BYTES)
+    block = bytes(BATCH_BYTES)
     digest = hashlib.sha256()
     started = time.perf_counter()
-    for _ in range(_HASHED_BYTES // BLOCK_BYTES):
+    for _ in range(_HASHED_BYTES // BATCH_BYTES):
         digest.update(block)
     return _HASHED_BYTES / (time.perf_counter() - started)
 
@@ -67,7 +67,7 @@ def bytes_per_second(finished: Iterable[JobRecord]) -> float | None:
     return median(rates) if rates else None
 
 
-def seconds_left(record: JobRecord, progress: Json | None, rate: float | None, now: float) -> float | None:
+def seconds_left(record: JobRecord, progress: Progress | None, rate: float | None, now: float) -> float | None:
     """Return how long a job will still take: by its stage's own rate and by the `rate` of whole jobs, the longer one.
 
     None where neither is known.
@@ -75,7 +75,7 @@ def seconds_left(record: JobRecord, progress: Json | None, rate: float | None, n
     whole = record.bytes / rate if rate else None
     if record.started is None:
         return whole
-    known = [progress["seconds_left"] if progress else None, whole and max(whole - (now - record.started), 0.0)]
+    known = [progress.seconds_left if progress else None, whole and max(whole - (now - record.started), 0.0)]
     return max((seconds for seconds in known if seconds is not None), default=None)
 
 

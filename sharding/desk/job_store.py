@@ -14,7 +14,7 @@ from sharding.core.errors import Refused
 from sharding.core.limits import EVENT_BYTES
 from sharding.desk.history import History
 from sharding.desk.jobs import JobRecord
-from sharding.report.report import Json
+from sharding.report.schema import Json
 
 _RECORD = TypeAdapter(JobRecord)
 _JOB, _EVENTS, _WORK, _LOCK = "job.json", "events.jsonl", "work", "desk.lock"

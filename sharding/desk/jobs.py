@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_host
+from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import KEEP_SECONDS
 from sharding.core.options import Options
-from sharding.report.report import Json
+from sharding.report.events import PlanMade
+from sharding.report.schema import Proof, Report
 
 State = Literal["queued", "running", "cancelling", "done", "failed", "cancelled", "interrupted"]
 
@@ -78,11 +80,9 @@ class JobView:
 
     `request` is as asked for, with the source pinned to the commit that was planned. `position` counts the
     jobs before it, those that run included; 0 once it runs or has ended. `seconds_until_start` is expected
-    from those jobs, None where that is unknown. `planned`, `progress` (the newest), `shards`,
-    `verification` and `report` are the job's events, `loads` how many of a comparison are done of how many,
-    `published` says {repo_id, revision, place, remark}, and `log` tells
-    them in readable lines with the time (UTC). Events come without the weight map, which repeats the shards.
-    `error` is a sentence and a hint; `remark` what is left to do.
+    from those jobs, None where that is unknown. `planned`, `progress` (the newest), `shards`, `verification`, `report`
+    and `published` are what the job's events say, `loads` how many of a comparison are done of how many, and `log`
+    tells them in readable lines with the time (UTC). `error` is a sentence and a hint; `remark` what is left to do.
     """
 
     id: str
@@ -91,14 +91,14 @@ class JobView:
     owner: str
     position: int
     seconds_until_start: float | None
-    planned: Json | None
-    progress: Json | None
-    shards: tuple[Json, ...]
+    planned: PlanMade | None
+    progress: Progress | None
+    shards: tuple[ShardFinished, ...]
     log: tuple[str, ...]
-    verification: Json | None
+    verification: Proof | None
     loads: tuple[int, int] | None
-    report: Json | None
-    published: Json | None
+    report: Report | None
+    published: Published | None
     error: tuple[str, str] | None
     remark: str
 

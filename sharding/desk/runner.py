@@ -67,8 +67,8 @@ class Runner:
 
     def end(self, job: ActiveJob, state: State, error: tuple[str, str] | None = None, remark: str = "") -> None:
         """Note how `job` ended, and forget its token."""
-        resumed = any(shard["kept"] for shard in job.history.shards)
-        cost = job.history.report["resources"] if job.history.report and not resumed else {}
+        resumed = any(shard.kept for shard in job.history.shards)
+        cost = job.history.report.resources if job.history.report and not resumed else None
         with self._lock:
             job.token = ""
             job.record = replace(
@@ -78,9 +78,9 @@ class Runner:
                 process=None,
                 error=error,
                 remark=remark,
-                seconds=cost.get("seconds"),
-                peak_anon_bytes=cost.get("peak_anon_bytes"),
-                disk_bytes_written=cost.get("disk_bytes_written"),
+                seconds=cost.seconds if cost else None,
+                peak_anon_bytes=cost.peak_anon_bytes if cost else None,
+                disk_bytes_written=cost.disk_bytes_written if cost else None,
             )
             self._shelf.clear(job.record.id)
             self._shelf.save(job.record)
@@ -107,7 +107,7 @@ class Runner:
             child.kill()
         status = child.wait()
         if job.history.published:
-            return "done", None, job.history.published["remark"]
+            return "done", None, job.history.published.remark
         if job.record.state == "cancelling":
             return "cancelled", None, self._discard(job)
         if self._closing.is_set():
@@ -116,7 +116,7 @@ class Runner:
 
     def _listen(self, job: ActiveJob, child: Child) -> None:
         """Take in what the process prints until it ends. Raises ValueError where that is no event of a job."""
-        kept_bytes, stage_kept = 0, (None, 0.0)
+        kept_bytes, phase_kept = 0, (None, 0.0)
         for line in child.lines():
             event, now = json.loads(line), self._clock()
             if not isinstance(event, dict):
@@ -124,10 +124,12 @@ class Runner:
             with self._lock:
                 job.heard = now
                 job.history.take(event, now)
-            stage = event.get("stage")
-            if stage is not None and stage == stage_kept[0] and now - stage_kept[1] < PROGRESS_KEPT_SECONDS:
+            phase = event.get("stage")
+            if phase is not None and phase == phase_kept[0] and now - phase_kept[1] < PROGRESS_KEPT_SECONDS:
                 continue
-            stage_kept = (stage, now)
+            phase_kept = (phase, now)
+            if "plan" in event:
+                event["plan"].pop("weight_map", None)  # it repeats the shards
             kept_bytes += self._shelf.note(job.record.id, event, now)
             if kept_bytes > EVENTS_BYTES:
                 raise ValueError("it said more than any job has to say")
@@ -169,7 +171,7 @@ def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
         return f"The job's process {job.problem}.", RESUME
     if job.history.error:
         return job.history.error
-    if verification and not verification["identical"]:
+    if verification and not verification.identical:
         return "The copy is not identical to the source, so it was not published.", "Start it again."
     how = f"was killed (signal {-status})" if status < 0 else f"ended with status {status}"
     return f"The job's process {how}{f': {last_words}' if last_words else ''}.", RESUME

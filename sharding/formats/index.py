@@ -8,14 +8,7 @@ from sys import intern
 
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
-from sharding.core.values import (
-    Component,
-    Finding,
-    Plan,
-    Shard,
-    TensorEntry,
-    folder_of,
-)
+from sharding.core.values import Component, Finding, Plan, Shard, TensorEntry, folder_of
 
 
 @dataclass(frozen=True, slots=True)

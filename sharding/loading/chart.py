@@ -6,7 +6,7 @@ from html import escape
 from math import floor, log10
 
 from sharding.core.text import format_bytes
-from sharding.loading.costs import Comparison, Moment, middle_run
+from sharding.loading.costs import Moment
 
 _WIDTH, _HEIGHT = 760, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 84, 48
@@ -22,12 +22,9 @@ class Curve:
     moments: tuple[Moment, ...]
 
 
-def draw_memory(comparison: Comparison) -> str:
-    """Return the picture of a measured comparison: original and sharded copy."""
-    curves = [
-        Curve(name, middle_run(costs).curve)
-        for name, costs in (("original", comparison.original), ("sharded copy", comparison.sharded))
-    ]
+def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
+    """Return the picture of a comparison: what an original and its sharded copy took."""
+    curves = [Curve("original", tuple(original)), Curve("sharded copy", tuple(sharded))]
     return draw_curves("Memory while loading and computing", curves)
 
 

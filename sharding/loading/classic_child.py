@@ -13,14 +13,18 @@ from sharding.planning.model_class import Unsupported, model_class
 
 def main() -> None:
     """Re-shard one folder into another. Exits with the reason where the class is not transformers' own."""
-    folder, out, max_shard_bytes, dtype = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    try:
+        load_and_save(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    except Unsupported as error:
+        sys.exit(str(error))
+
+
+def load_and_save(folder: Path, out: Path, max_shard_bytes: int, dtype: str) -> None:
+    """Load the checkpoint in `folder`, save it in `out`, load that again. Raises Unsupported."""
     import torch
     from accelerate import Accelerator, init_empty_weights, load_checkpoint_and_dispatch
 
-    try:
-        cls, config = model_class(folder)
-    except Unsupported as error:
-        sys.exit(str(error))
+    cls, config = model_class(folder)
     wanted = "auto" if dtype == "keep" else getattr(torch, dtype)
     model = cls.from_pretrained(folder, low_cpu_mem_usage=True, dtype=wanted, local_files_only=True)
     Accelerator().save_model(model, out, max_shard_size=max_shard_bytes)

@@ -19,7 +19,7 @@ from sharding.formats.index import build_indexes
 from sharding.formats.names import is_weights
 from sharding.loading.chart import draw_memory
 from sharding.loading.classic import refuse_too_large, run_classic
-from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Prediction, Probed
+from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Prediction, Probed, middle_run
 from sharding.loading.local_copy import download_bytes, lay_out, loadable_files, refuse_without_room
 from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, measure
 from sharding.loading.predict import predict_load
@@ -162,7 +162,8 @@ def compare(
         open_source(original, hub), open_source(sharded, hub), load or Load(), rounds, hub
     )
     if picture and comparison.is_measured:
-        Path(picture).write_text(draw_memory(comparison), encoding="utf-8")
+        curves = (middle_run(costs).curve for costs in (comparison.original, comparison.sharded))
+        Path(picture).write_text(draw_memory(*curves), encoding="utf-8")
     yield Compared(comparison)
 
 

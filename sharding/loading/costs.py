@@ -3,21 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from sharding.core.bounds import Amount, Count, Line, Seconds
 
 Outcome = Literal["loaded", "out-of-memory", "unsupported", "failed"]
 Kind = Literal["no-difference", "gain", "loss", "mixed", "not-loaded", "outputs-differ"]
 Cause = Literal["dtype", "format", "file-size", "memory-mapping", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The memory of a process at one moment after its start."""
+class Moment(NamedTuple):
+    """The memory of a process at one moment after its start; a row of four numbers in JSON."""
 
-    seconds: float
-    anon_bytes: int
-    file_bytes: int
-    total_bytes: int
+    seconds: Seconds
+    anon_bytes: Count
+    file_bytes: Count
+    total_bytes: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class LoadCost:
     peak_anon_bytes: int
     peak_file_bytes: int
     peak_total_bytes: int
-    curve: tuple[Moment, ...]
+    curve: tuple[Moment, ...] = ()
     architecture: str = ""
     format: str = ""
     files: int = 0
@@ -72,9 +73,9 @@ class Spread:
     Spread(median=2.0, low=1.0, high=3.0)
     """
 
-    median: float
-    low: float
-    high: float
+    median: Amount
+    low: Amount
+    high: Amount
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
@@ -88,15 +89,15 @@ class Verdict:
 
     kind: Kind
     cause: Cause | None
-    sentence: str
+    sentence: Line
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The memory that a load should take by the model of `predict`: nothing here has been measured."""
 
-    peak_anon_bytes: int
-    peak_file_bytes: int
+    peak_anon_bytes: Count
+    peak_file_bytes: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,10 @@ class ClassicCost:
     and pushing are not in it.
     """
 
-    seconds: float | None
-    peak_anon_bytes: int
-    disk_bytes: int
-    reason_not_run: str = ""
+    seconds: Seconds | None
+    peak_anon_bytes: Count
+    disk_bytes: Count
+    reason_not_run: Line = ""
 
 
 @dataclass(frozen=True, slots=True)

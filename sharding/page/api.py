@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any
 
 import gradio as gr
 from gradio.events import api
@@ -15,10 +13,9 @@ from sharding.desk import Desk, JobRequest
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
 from sharding.report.fetch import read_result
-from sharding.report.report import checkpoint_json, plan_json
+from sharding.report.report import summarize_plan, summarize_source
+from sharding.report.schema import Json, to_json
 from sharding.storage.hub_lookup import Person
-
-Json = dict[str, Any]
 
 
 class Endpoints:
@@ -43,7 +40,7 @@ class Endpoints:
         """
         with _told():
             token = self._site.caller(request)
-            return checkpoint_json(self._desk.inspect(source, variant, token))
+            return to_json(summarize_source(self._desk.inspect(source, variant, token)))
 
     def plan(
         self,
@@ -71,7 +68,7 @@ class Endpoints:
             token = self._site.caller(request)
             options = Options(max_shard_size, strategy, order, dtype, variant)
             checkpoint, plan = self._desk.plan(source, options, token)
-            return plan_json(plan, checkpoint.findings)
+            return to_json(summarize_plan(plan, checkpoint.findings))
 
     def shard(
         self,
@@ -133,9 +130,11 @@ class Endpoints:
             view = self._desk.view(job, self._caller(request)[0].name)
             if view is None:
                 raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
-            answer = asdict(view)
-            answer["request"] |= answer["request"].pop("options")
-            return answer
+            said = to_json(view)
+            said["request"] |= said["request"].pop("options")
+            if said["published"]:
+                said["published"] |= said["published"].pop("ref")
+            return said
 
     def result(self, repo: str, request: gr.Request) -> Json:
         """Return the report of a finished job from the repo that it made: what was done, the proof, what it cost.
@@ -149,7 +148,7 @@ class Endpoints:
                 "repo_id": found.repo_id,
                 "revision": found.revision,
                 "has_those_files": found.has_those_files,
-                "report": found.report.model_dump(mode="json", by_alias=True),
+                "report": to_json(found.report),
             }
 
     def _caller(self, request: gr.Request) -> tuple[Person, str]:

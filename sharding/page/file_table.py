@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from sharding.core.values import Checkpoint, Plan
-from sharding.report.report import Json
-from sharding.report.schema import ReadReport
+from sharding.report.events import PlanMade
+from sharding.report.schema import Report
 
 MOST_ROWS = 200
 """Rows of a table; nobody reads more, and every one costs the browser."""
@@ -76,22 +76,14 @@ def files_of_plan(plan: Plan, checkpoint: Checkpoint) -> Files:
     return _files(rows)
 
 
-def files_of_event(planned: Json, done: Iterable[str] = ()) -> tuple[Files, Files]:
-    """Return the source's files and the planned ones of a `planned` event; those in `done` are finished."""
-    old = [Row(file["file"], file["tensors"], file["bytes"]) for file in planned["source"]["weight_files"]]
-    new = [Row(shard["file"], len(shard["tensors"]), shard["bytes"]) for shard in planned["plan"]["shards"]]
-    return _files(_numbered(old)), _files(new, set(done))
-
-
-def files_of_report(report: ReadReport) -> tuple[Files, Files]:
-    """Return the source's files and the result's, as `report` has them."""
-    old = [Row(file.file, file.tensors, file.bytes) for file in report.source.weight_files]
-    new = [Row(shard.file, len(shard.tensors), shard.bytes) for shard in report.plan.shards]
-    return _files(_numbered(old)), _files(new)
-
-
-def _numbered(rows: Iterable[Row]) -> list[Row]:
-    return [Row(row.file, row.tensors, row.bytes, ((number, row.bytes),)) for number, row in enumerate(rows)]
+def files_told(job: PlanMade | Report, done: Iterable[str] | None = None) -> tuple[Files, Files]:
+    """Return the source's files and the result's, as a job tells them; those in `done` are finished, None for all."""
+    old = (
+        Row(file.file, file.tensors, file.bytes, ((number, file.bytes),))
+        for number, file in enumerate(job.source.weight_files)
+    )
+    new = (Row(shard.file, len(shard.tensors), shard.bytes) for shard in job.plan.shards)
+    return _files(old), _files(new, done if done is None else set(done))
 
 
 def _files(rows: Iterable[Row], done: set[str] | None = None) -> Files:

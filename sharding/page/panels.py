@@ -10,17 +10,15 @@ from sharding.core.text import count, duration, format_bytes
 from sharding.core.values import Checkpoint, Finding, Plan
 from sharding.desk import JobView
 from sharding.desk.forecast import Forecast
-from sharding.loading.chart import Curve, draw_curves
-from sharding.loading.costs import Moment
 from sharding.loading.devices import DevicePlan
-from sharding.page.file_table import files_of_event, files_of_plan, files_of_report, files_of_source
+from sharding.page.file_table import files_of_plan, files_of_source, files_told
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
-from sharding.report.schema import Loads, ReadReport, Weighed
+from sharding.report.schema import Report
 from sharding.report.snippets import loading_snippets
 from sharding.storage.hub_lookup import SourceCard
 
-_STAGES = {
+_PHASES = {
     "check": "Checking what an earlier run has finished",
     "transfer": "Writing shards",
     "verify": "Reading the result again to prove it",
@@ -76,7 +74,7 @@ def devices_panel(plan: DevicePlan) -> str:
 
 def job_panel(view: JobView, source_link: str) -> str:
     """Return how a job is."""
-    new = files_of_event(view.planned, (shard["file"] for shard in view.shards))[1] if view.planned else None
+    new = files_told(view.planned, (shard.file for shard in view.shards))[1] if view.planned else None
     headline, detail = _headline(view)
     return render(
         "job",
@@ -97,12 +95,10 @@ def log_panel(lines: Sequence[str]) -> str:
     return render("log", lines=lines)
 
 
-def result_panel(
-    report: ReadReport, repo_id: str, page: str, link: str, source_link: str | None, word: str = ""
-) -> str:
+def result_panel(report: Report, repo_id: str, page: str, link: str, source_link: str | None, word: str = "") -> str:
     """Return a finished job; `word` says whose word it is, where that is to be said."""
-    old, new = files_of_report(report)
-    proof = report.verification
+    old, new = files_told(report)
+    proof, comparison = report.verification, report.comparison
     source = f"{report.source.repo_id}@{report.source.revision[:12]}"
     source += f", variant {report.source.variant}" if report.source.variant else ""
     cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
@@ -123,21 +119,9 @@ def result_panel(
         infinite=sum(report.overflowed.values()),
         old=old,
         new=new,
-        picture=_memory_over_time(report.comparison),
+        picture=Markup(comparison.picture) if comparison and comparison.picture else None,
         snippets=loading_snippets(repo_id, report.source.architecture, report.source.library, report.source.variant),
     )
-
-
-def _memory_over_time(found: Weighed | None) -> Markup | None:
-    """Return the picture of a comparison: our own drawing of numbers, the only markup that comes with a report."""
-    if found is None or found.original is None or found.sharded is None:
-        return None
-    curves = [_curve("original", found.original), _curve("sharded copy", found.sharded)]
-    return Markup(draw_curves("Memory while loading and computing", curves))
-
-
-def _curve(title: str, loads: Loads) -> Curve:
-    return Curve(title, tuple(Moment(*moment) for moment in loads.curve))
 
 
 def _headline(view: JobView) -> tuple[str, str]:
@@ -150,8 +134,8 @@ def _headline(view: JobView) -> tuple[str, str]:
         case "running":
             if view.loads:
                 return _LOADING, "You may close this page and come back with its link."
-            stage = view.progress["stage"] if view.progress else ""
-            return _STAGES.get(stage, "Reading the headers"), "You may close this page and come back with its link."
+            doing = _PHASES[view.progress.stage] if view.progress else "Reading the headers"
+            return doing, "You may close this page and come back with its link."
         case "cancelling":
             return "Cancelling", "What was staged is being discarded."
         case "cancelled":
@@ -175,18 +159,17 @@ def _bar(view: JobView) -> Bar | None:
     if view.loads:
         done, total = view.loads
         return Bar(_LOADING, int(100 * done / total), (("Loads", f"{done} of {total}"),))
-    done, total = progress["bytes_done"], progress["bytes_total"]
+    done, total = progress.bytes_done, progress.bytes_total
     # Every byte is moved once and read again once.
-    halves = {"transfer": 0.0, "verify": 0.5}.get(progress["stage"], 0.0) + 0.5 * (done / total if total else 0)
-    left = progress["seconds_left"]
-    numbers = [
+    before = {"check": 0.0, "transfer": 0.0, "verify": 0.5}[progress.stage]
+    left = progress.seconds_left
+    numbers = (
         ("This stage", f"{format_bytes(done)} of {format_bytes(total)}"),
-        ("Rate", f"{format_bytes(progress['bytes_per_second'])}/s"),
+        ("Rate", f"{format_bytes(progress.bytes_per_second)}/s"),
         ("Left in it", duration(left) if left is not None else "…"),
-        ("In work", progress["file"] or "…"),
-    ]
-    numbers += [(name, format_bytes(progress[key])) for key, name in _LIVE.items() if progress.get(key) is not None]
-    return Bar(_STAGES.get(progress["stage"], ""), int(100 * halves), tuple(numbers))
-
-
-_LIVE = {"anon_bytes": "Memory now", "bytes_uploaded": "Uploaded", "bytes_deduplicated": "Deduplicated"}
+        ("In work", progress.file or "…"),
+        ("Memory now", format_bytes(progress.anon_bytes)),
+        ("Uploaded", format_bytes(progress.bytes_uploaded)),
+        ("Deduplicated", format_bytes(progress.bytes_deduplicated)),
+    )
+    return Bar(_PHASES[progress.stage], int(100 * (before + (0.5 * done / total if total else 0))), numbers)

@@ -1,7 +1,6 @@
 """Show a job to its owner while it runs; cancel it, resume it."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +15,6 @@ from sharding.page.links import Wish, query_of
 from sharding.page.panels import job_panel, log_panel, message, problem, result_panel
 from sharding.page.planning import Update
 from sharding.page.site import Site, person
-from sharding.report.schema import parse_report
 from sharding.storage.hub_lookup import Person
 
 _NOT_YOURS = Refused(
@@ -121,8 +119,7 @@ class Running:
         }
         if view.report is None or view.state in ACTIVE:
             return update
-        place = view.request.destination
-        report = parse_report(json.dumps(view.report))
+        report, place = view.report, view.request.destination
         link = self._site.address(request) + query_of(Wish(result=place))
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
         panel = result_panel(report, place, self._repo_page(place), link, source)

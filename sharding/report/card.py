@@ -1,14 +1,15 @@
 """Write the model card of a result: the source's metadata, what was done, what loading costs, how to load. Pure."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from sharding.core.text import format_bytes, name_some
-from sharding.loading.costs import Comparison, LoadCost, Spread
-from sharding.report.report import Report
+from sharding.formats.names import PICTURE_NAME
+from sharding.report.comparison import ComparisonSummary, LoadSummary
+from sharding.report.schema import Report
 from sharding.report.snippets import loading_code
 
 TAGS = ("sharded", "shard-my-repo")
@@ -25,20 +26,12 @@ class Links:
     result: str | None = None
 
 
-def write_card(
-    report: Report,
-    source_card: str,
-    links: Links,
-    *,
-    is_private: bool,
-    picture: str | None,
-    keeps_metadata: bool = True,
-) -> str:
+def write_card(report: Report, source_card: str, links: Links, *, is_private: bool, keeps_metadata: bool = True) -> str:
     """Return the README.md of a result.
 
     `source_card` is that of the source, "" if it has none. Every key of its metadata is kept; `base_model` and
-    `tags` are set, a relative `license_link` is made absolute. `picture` is the file that shows the comparison.
-    Without `keeps_metadata`, for metadata that a Hub does not take, the source's stands in the text instead.
+    `tags` are set, a relative `license_link` is made absolute. Without
+    `keeps_metadata`, for metadata that a Hub does not take, the source's stands in the text instead.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -48,18 +41,18 @@ def write_card(
         body = f"The Hub does not take the metadata of this card:\n\n```yaml\n{refused}```\n\n{body}"
         metadata = {}
     _mark(metadata, report, links)
-    parts = [
+    sections = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n",
         *_introduction(report, links, is_private),
         *_loading(report),
         *_shards(report),
         *_stages(report),
-        *(_comparison(report.comparison, picture) if report.comparison else ()),
+        *(_comparison(report.comparison) if report.comparison else ()),
         *_making(report, links),
     ]
     if body:
-        parts += [_ORIGINAL, "## The original's card\n", body]
-    return "\n".join(parts).rstrip() + "\n"
+        sections += [_ORIGINAL, "## The original's card\n", body]
+    return "\n".join(sections).rstrip() + "\n"
 
 
 def _split(card: str) -> tuple[dict[str, Any], str]:
@@ -96,21 +89,20 @@ def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
     tags = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, list) else []
     metadata["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
     if links.source:
-        metadata["base_model"] = report.source.source.repo_id
+        metadata["base_model"] = report.source.repo_id
         link = metadata.get("license_link")
         if isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
             path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
-            metadata["license_link"] = f"{links.source}/blob/{report.source.source.revision}/{path}"
+            metadata["license_link"] = f"{links.source}/blob/{report.source.revision}/{path}"
 
 
 def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[str]:
-    source, verification = report.source.source, report.verification
     yield f"# {report.destination.repo_id.rpartition('/')[2]}\n"
     count = len(report.plan.shards)
-    size = format_bytes(report.plan.options.max_shard_bytes)
+    size = format_bytes(report.plan.max_shard_bytes)
     yield (
         f"{_origin(report, links)} in {count} {'file' if count == 1 else 'files'} of at most {size}. {_proof(report)}\n"
-        if verification.identical
+        if report.verification.identical
         else f"{_origin(report, links)}.\n"
     )
     if is_private and links.source:
@@ -118,12 +110,12 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             f"The original is gated or private: [its page]({links.source}) says under which terms it is given, "
             "and they hold for this copy as well.\n"
         )
-    if source.kind == "folder":
+    if report.source.kind == "folder":
         yield "It was made from a folder, so there is no page of the original to link to.\n"
 
 
 def _origin(report: Report, links: Links) -> str:
-    source = report.source.source
+    source = report.source
     if not links.source:
         return f"`{_plain(source.repo_id)}`"
     commit = f"[`{source.revision[:12]}`]({links.source}/tree/{source.revision})"
@@ -132,11 +124,11 @@ def _origin(report: Report, links: Links) -> str:
 
 def _proof(report: Report) -> str:
     count = f"{report.verification.tensors:,}"
-    if report.engine == "stream" and report.plan.options.dtype != "keep":
+    if report.engine == "stream" and report.plan.dtype != "keep":
         infinite = sum(report.overflowed.values())
         lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""
         return (
-            f"Its weights are cast to {report.plan.options.dtype}: all {count} tensors equal `tensor.to(dtype)` of the "
+            f"Its weights are cast to {report.plan.dtype}: all {count} tensors equal `tensor.to(dtype)` of the "
             f"original's bit for bit; `sharding_digests.json` has their SHA-256.{lost}"
         )
     if report.engine == "stream":
@@ -185,41 +177,37 @@ def _stages(report: Report) -> Iterable[str]:
         yield "\n".join(["Weights that two stages share are stored, and counted, once:\n", *needs]) + "\n"
 
 
-def _comparison(comparison: Comparison, picture: str | None) -> Iterable[str]:
+def _comparison(comparison: ComparisonSummary) -> Iterable[str]:
     yield f"## What loading costs\n\n{_plain(comparison.verdict.sentence)}\n"
-    if not comparison.is_measured:
+    original, sharded = comparison.original, comparison.sharded
+    if original is None or sharded is None:
         yield f"Not measured here: {_plain(comparison.reason_not_measured)}\n"
         return
-    if picture:
-        yield f"![Memory over time while the original and this copy are loaded and compute]({picture})\n"
+    yield f"![Memory over time while the original and this copy are loaded and compute]({PICTURE_NAME})\n"
     rows = ["| | files | load and compute | peak anonymous memory | peak file-mapped |", "|---|---|---:|---:|---:|"]
-    rows += [_row("original", comparison.original), _row("this copy", comparison.sharded)]
+    rows += [_row("original", original), _row("this copy", sharded)]
     yield "\n".join(rows) + "\n"
-    how = f"`{comparison.method}`, {comparison.dtype_asked or 'dtype as stored'}, cache {comparison.original[0].cache}"
+    how = f"`{comparison.method}`, {comparison.dtype or 'dtype as stored'}, cache {original.cache}"
     limit = f", within {format_bytes(comparison.memory_limit_bytes)}" if comparison.memory_limit_bytes else ""
-    runs = f"{len(comparison.original)} runs each" if len(comparison.original) > 1 else "one run each"
+    runs = f"{original.runs} runs each" if original.runs > 1 else "one run each"
     yield f"Medians of {runs}, in fresh processes ({how}{limit}; {comparison.machine}).\n"
 
 
-def _row(title: str, costs: Sequence[LoadCost]) -> str:
-    files = f"{costs[0].files} {costs[0].format}"
-    failed = next((cost for cost in costs if cost.outcome != "loaded"), None)
-    if failed:
-        return f"| {title} | {files} | {failed.outcome} | | |"
-    seconds = Spread.of([cost.working_seconds for cost in costs])
-    anon, file = (
-        Spread.of([float(size) for size in sizes]).median
-        for sizes in ([cost.peak_anon_bytes for cost in costs], [cost.peak_file_bytes for cost in costs])
-    )
+def _row(title: str, loads: LoadSummary) -> str:
+    files = f"{loads.files} {loads.format}"
+    if loads.outcome != "loaded":
+        return f"| {title} | {files} | {loads.outcome} | | |"
+    seconds = loads.working_seconds
     time = f"{seconds.median:.1f} s ({seconds.low:.1f}–{seconds.high:.1f})"
-    return f"| {title} | {files} | {time} | {format_bytes(anon)} | {format_bytes(file)} |"
+    anon, file = format_bytes(loads.peak_anon_bytes.median), format_bytes(loads.peak_file_bytes.median)
+    return f"| {title} | {files} | {time} | {anon} | {file} |"
 
 
 def _making(report: Report, links: Links) -> Iterable[str]:
-    cost = report.resources
+    cost, version = report.resources, report.tool.rpartition(" ")[2]
     yield "## How it was made\n"
     yield (
-        f"By Shard My Repo {report.version} on {report.finished:%Y-%m-%d} in {cost.seconds:.1f} s, with at most "
+        f"By Shard My Repo {version} on {report.finished:%Y-%m-%d} in {cost.seconds:.1f} s, with at most "
         f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is `sharding_report.json`"
         + (f", shown on [its page]({links.result}).\n" if links.result else ".\n")
     )

@@ -1,38 +1,44 @@
-"""Turn the digests of a finished job into JSON and back. Pure."""
+"""Turn the digests of a finished job into JSON and back: the SHA-256 of every shard file and tensor, in hex. Pure."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import ValidationError
 
+from sharding.core.bounds import Count, Sha256
 from sharding.core.errors import SourceError
-from sharding.core.values import TensorDigest
+from sharding.core.values import Plan, ShardRecord, TensorDigest
 from sharding.formats.names import DIGESTS_NAME
-from sharding.report.report import SCHEMA, Json, Report
+from sharding.report.schema import Json, adapter, first_problem, to_json
 
 
-def digests_json(report: Report) -> Json:
-    """Return the SHA-256 of every shard file and of every tensor's bytes, in hex."""
+@dataclass(frozen=True, slots=True)
+class _FileDigest:
+    bytes: Count
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class _Digests:
+    """What `sharding_digests.json` says."""
+
+    schema: Literal[1]
+    plan_id: str
+    shards: Mapping[str, _FileDigest]
+    tensors: dict[str, TensorDigest]
+
+
+def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -> Json:
+    """Return the digests of the shards of `plan`, in its order."""
     shards, tensors = {}, {}
-    for shard in report.plan.shards:
-        record = report.records[shard.file]
-        shards[shard.file] = {"bytes": record.bytes, "sha256": record.sha256}
-        digests = record.tensor_sha256
+    for shard in plan.shards:
+        record = records[shard.file]
+        shards[shard.file] = _FileDigest(record.bytes, record.sha256)
         for tensor in shard.tensors:
-            tensors[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "sha256": digests[tensor.name]}
-    return {"schema": SCHEMA, "plan_id": report.plan_id, "shards": shards, "tensors": tensors}
-
-
-class _TensorLine(BaseModel):
-    model_config = ConfigDict(strict=True)
-    dtype: str
-    shape: list[Annotated[int, Field(ge=0)]]
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-
-class _Digests(BaseModel):
-    model_config = ConfigDict(strict=True)
-    schema_: Literal[1] = Field(alias="schema")
-    tensors: dict[str, _TensorLine]
+            digest = record.tensor_sha256[tensor.name]
+            tensors[tensor.name] = TensorDigest(tensor.dtype, tensor.shape, digest)
+    return to_json(_Digests(1, plan_id, shards, tensors))
 
 
 def parse_digests(text: bytes) -> dict[str, TensorDigest]:
@@ -41,10 +47,8 @@ def parse_digests(text: bytes) -> dict[str, TensorDigest]:
     Raises SourceError when it is not what this tool writes.
     """
     try:
-        digests = _Digests.model_validate_json(text)
+        digests: _Digests = adapter(_Digests).validate_json(text, strict=True)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])[:100]
-        message = f"{DIGESTS_NAME} is not valid: {place}: {problem['msg']}."
+        message = f"{DIGESTS_NAME} is not valid: {first_problem(error)}."
         raise SourceError(message, "Verify without --quick, which reads the weights.") from error
-    return {name: TensorDigest(line.dtype, tuple(line.shape), line.sha256) for name, line in digests.tensors.items()}
+    return digests.tensors

@@ -6,7 +6,7 @@ from sharding.checkpoint.read import read_small
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SHOWN_REPORT_BYTES
 from sharding.formats.names import REPORT_NAME
-from sharding.report.schema import ReadReport, parse_report
+from sharding.report.schema import Report, parse_report
 from sharding.storage.hub_client import Hub
 from sharding.storage.hub_lookup import Lookup
 from sharding.storage.locate import open_source
@@ -18,7 +18,7 @@ class Result:
 
     repo_id: str
     revision: str
-    report: ReadReport
+    report: Report
     has_those_files: bool
 
 

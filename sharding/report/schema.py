@@ -1,58 +1,85 @@
-"""Read a report that may come from anybody into checked values. Pure.
+"""The values that become JSON: the report of a job, and what commands and events say of sources and plans. Pure.
 
-What does not fit is refused as a whole, in one sentence: names that are no names of repos or files, numbers below
-zero, other types, another schema. What fits may still lie, so whoever shows it says whose word it is.
+They are written as they are and read by the same classes. What comes from anybody is refused as a whole, in one
+sentence, where it does not fit: names that are no names of repos or files, numbers below zero, other types, another
+schema. What fits may still lie, so whoever shows it says whose word it is.
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from functools import cache
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    WrapSerializer,
+    model_validator,
+)
 
+from sharding.core.bounds import Count, File, Line, Sha256, Word
 from sharding.core.errors import SourceError
-from sharding.core.limits import CURVE_MOMENTS, MAX_FILES
-from sharding.core.values import Library
+from sharding.core.limits import MAX_FILES
+from sharding.core.options import Engine
+from sharding.core.values import Finding, Library, RepoRef, Resources, Stage, Verification
 from sharding.formats.names import REPORT_NAME
+from sharding.report.comparison import ComparisonSummary
+
+Json = dict[str, Any]
+"""An object ready for json.dumps."""
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO_ID = re.compile(rf"{_NAME}(/{_NAME})?")
 
-_File = Annotated[str, StringConstraints(pattern=rf"^({_NAME}/)*{_NAME}$", max_length=300)]
-_Line = Annotated[str, StringConstraints(max_length=2000)]
-_Word = Annotated[str, StringConstraints(max_length=200)]
-_Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-_Count = Annotated[int, Field(ge=0, lt=2**63)]
-_Amount = Annotated[float, Field(ge=0, lt=1e18, allow_inf_nan=False)]
-_Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSummary:
+    """Weights that are loaded together; `metadata` stands in the header of every file."""
+
+    folder: Line
+    base: Line
+    metadata: Mapping[str, str]
 
 
-class _Checked(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
-
-
-class SourceFile(_Checked):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFile:
     """A weight file of the source."""
 
-    file: _File
-    bytes: _Count
-    tensors: _Count
+    file: File
+    bytes: Count
+    tensors: Count
 
 
-class Origin(_Checked):
-    """What was re-sharded, and what its headers said."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideFile:
+    """A file beside the weights."""
+
+    file: str
+    bytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSummary:
+    """What is re-sharded, and what its headers say; `dtypes` are the bytes of each."""
 
     kind: Literal["folder", "hub"]
-    repo_id: _Word
-    revision: _Word
-    architecture: _Word | None
+    repo_id: Word
+    revision: Word
+    architecture: Line | None
     library: Library = "transformers"
-    variant: _Word = ""
-    total_bytes: _Count
-    total_parameters: _Count
-    tensors: _Count
-    dtypes: dict[_Word, _Count]
-    weight_files: Annotated[tuple[SourceFile, ...], Field(max_length=MAX_FILES)]
+    variant: Word = ""
+    other_variants: tuple[Word, ...] = ()
+    total_bytes: Count
+    total_parameters: Count
+    tensors: Count
+    dtypes: Mapping[Word, Count]
+    components: tuple[ComponentSummary, ...] = ()
+    weight_files: Annotated[tuple[WeightFile, ...], Field(max_length=MAX_FILES)]
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
@@ -61,144 +88,84 @@ class Origin(_Checked):
         return self
 
 
-class PlannedShard(_Checked):
-    """A shard as planned: its tensors and the bytes of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection(SourceSummary):
+    """All that `inspect` says of a source."""
 
-    file: _File
-    bytes: _Count
-    tensors: tuple[_Line, ...]
-
-
-class TiedMade(_Checked):
-    """A tensor in a file of another stage, and the weights that it is in this one."""
-
-    tensor: _Line
-    file: _File
-    used_as: tuple[_Line, ...]
+    side_files: tuple[SideFile, ...]
+    findings: tuple[Finding, ...]
 
 
-class StageMade(_Checked):
-    """What one machine of a pipeline holds, and the files that it needs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedShard:
+    """A shard as planned: the names of its tensors and the bytes of them."""
 
-    blocks: tuple[_Line, ...]
-    others: tuple[_Line, ...]
-    files: Annotated[tuple[_File, ...], Field(min_length=1, max_length=MAX_FILES)]
-    bytes: _Count
-    also_needs: Annotated[tuple[TiedMade, ...], Field(max_length=MAX_FILES)] = ()
+    file: File
+    bytes: Count
+    tensors: tuple[Line, ...]
 
 
-class PlanMade(_Checked):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
     """Which shard holds what."""
 
-    max_shard_bytes: _Count
-    strategy: _Word
-    order: _Word
-    total_bytes: _Count
-    total_parameters: _Count
+    max_shard_bytes: Count
+    strategy: Word
+    order: Word
+    dtype: Word = "keep"
+    total_bytes: Count
+    total_parameters: Count
     shards: Annotated[tuple[PlannedShard, ...], Field(min_length=1, max_length=MAX_FILES)]
-    dtype: _Word = "keep"
-    stages: Annotated[tuple[StageMade, ...], Field(max_length=MAX_FILES)] = ()
+    stages: Annotated[tuple[Stage, ...], Field(max_length=MAX_FILES)] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """Tensor name to file name, as an index has it."""
+        files: dict[str, str] = {}
+        for shard in self.shards:
+            files |= dict.fromkeys(shard.tensors, shard.file)
+        return files
 
 
-class WrittenShard(_Checked):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenShard:
     """A shard as written: the size and SHA-256 of its file."""
 
-    file: _File
-    bytes: _Count
-    sha256: _Sha256
+    file: File
+    bytes: Count
+    sha256: Sha256
 
 
-class Difference(_Checked):
-    """A tensor that is not as it should be."""
-
-    tensor: _Line
-    problem: _Line
+def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler) -> Json:
+    return {"identical": verification.identical, **dump(verification)}
 
 
-class Proof(_Checked):
-    """The outcome of the verification, and how it was made."""
-
-    identical: bool
-    tensors: _Count
-    bytes: _Count
-    seconds: _Seconds
-    method: _Line
-    mismatches: tuple[Difference, ...]
-    dtype: _Word = "keep"
+Proof = Annotated[Verification, WrapSerializer(_with_answer)]
+"""A verification, which in JSON says first of all whether the copy is `identical`; read, its mismatches say so."""
 
 
-class Cost(_Checked):
-    """What the job took."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a job did and what it cost: its last event, and `sharding_report.json` in the result.
 
-    peak_anon_bytes: _Count
-    seconds: _Seconds
-    bytes_read: _Count
-    bytes_uploaded: _Count
-    bytes_deduplicated: _Count
-    disk_bytes_written: _Count
+    `overflowed` says how many numbers a cast has made infinite, as was allowed, by tensor.
+    """
 
-
-class Figure(_Checked):
-    """A median over several runs, with its spread."""
-
-    median: _Amount
-    low: _Amount
-    high: _Amount
-
-
-class Loads(_Checked):
-    """What loading one of the two has cost. `curve`: seconds, then bytes of anonymous, file-mapped and all memory."""
-
-    runs: _Count
-    outcome: _Word
-    files: _Count
-    format: _Word
-    working_seconds: Figure
-    peak_anon_bytes: Figure
-    peak_file_bytes: Figure
-    curve: Annotated[tuple[tuple[_Amount, _Count, _Count, _Count], ...], Field(max_length=2 * CURVE_MOMENTS)]
-
-
-class Judgement(_Checked):
-    """What the loads show, in a sentence."""
-
-    sentence: _Line
-
-
-class Classic(_Checked):
-    """What the job would have taken the classic way."""
-
-    seconds: _Seconds | None
-    peak_anon_bytes: _Count
-    disk_bytes: _Count
-    reason_not_run: _Line
-
-
-class Weighed(_Checked):
-    """The comparison of loading the original and the copy; the sides are None where nothing was loaded."""
-
-    verdict: Judgement
-    reason_not_measured: _Line
-    method: _Word
-    machine: _Word
-    original: Loads | None
-    sharded: Loads | None
-    classic: Classic | None = None
-
-
-class ReadReport(_Checked):
-    """A report whose every part has the form it should have."""
-
-    schema_: Literal[1] = Field(alias="schema")
-    tool: _Word
-    finished: datetime
-    source: Origin
-    plan: PlanMade
+    schema: Literal[1]  # it changes when a key changes its meaning
+    tool: Word
+    finished: Annotated[datetime, PlainSerializer(lambda time: time.isoformat(timespec="seconds"))]
+    engine: Engine = "stream"
+    source: SourceSummary
+    destination: RepoRef
+    plan: PlanSummary
+    plan_id: Word
     shards: tuple[WrittenShard, ...]
+    files: tuple[str, ...]
     verification: Proof
-    resources: Cost
-    comparison: Weighed | None = None
-    overflowed: dict[_Line, _Count] = {}
+    overflowed: Mapping[Line, Count] = field(default_factory=dict)
+    resources: Resources
+    comparison: ComparisonSummary | None = None
 
     @model_validator(mode="after")
     def _shards_agree(self) -> Self:
@@ -207,16 +174,43 @@ class ReadReport(_Checked):
         return self
 
 
-def parse_report(text: bytes | str) -> ReadReport:
+def to_json(value: Any, kind: Any = None) -> Json:
+    """Return a dataclass as an object for JSON, its keys in the order of its fields.
+
+    `kind` is what it is where that is more than its class. A plan, or the one of `value`, has its weight map too.
+    """
+    known: Any = kind or type(value)
+    document: Json = adapter(known).dump_python(value, mode="json")
+    plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
+    if plan is not None:
+        told = document if plan is value else document["plan"]
+        last = {key: told.pop(key) for key in ("stages", "findings")}
+        told |= {"weight_map": plan.weight_map, **last}
+    return document
+
+
+def parse_report(text: bytes | str) -> Report:
     """Return what a `sharding_report.json`, which may come from anybody, says.
 
     Raises SourceError, naming the first thing that does not fit, when it is not what this tool writes.
     """
     try:
-        return ReadReport.model_validate_json(text)
+        report: Report = adapter(Report).validate_json(text, strict=True)
     except ValidationError as error:
-        problem = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(str(part) for part in problem["loc"])[:100]
-        message = f"{REPORT_NAME} is not a report of this tool: {place or 'all of it'}: {problem['msg'][:200]}."
+        message = f"{REPORT_NAME} is not a report of this tool: {first_problem(error)}."
         hint = "Nothing of it is shown, because it may have been made up. Ask the owner of the repo to shard it again."
         raise SourceError(message, hint) from error
+    return report
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return where a document first is not what it should be, and what is wrong there."""
+    problem = error.errors(include_input=False, include_url=False)[0]
+    place = ".".join(str(key) for key in problem["loc"])[:100]
+    return f"{place or 'all of it'}: {problem['msg'][:200]}"
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return what checks and dumps values of `kind`; made when it is first needed, which takes some milliseconds."""
+    return TypeAdapter(kind)

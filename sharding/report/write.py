@@ -1,7 +1,7 @@
 """Write the files that stand beside the shards of a result: report, digests, card, picture, index, configuration."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sharding.checkpoint.read import read_small
@@ -9,29 +9,28 @@ from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES
 from sharding.core.protocols import Source
-from sharding.core.values import FileEntry
+from sharding.core.values import FileEntry, Plan, ShardRecord
 from sharding.formats.dtypes import CASTABLE
 from sharding.formats.index import build_indexes
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
-from sharding.loading.chart import draw_memory
 from sharding.report.card import Links, write_card
 from sharding.report.digests import digests_json
-from sharding.report.report import Report, report_json, to_bytes
+from sharding.report.schema import Json, Report, to_json
 from sharding.storage.hub_client import Hub
 
 
-def write_beside(report: Report, origin: Source, hub: Hub) -> dict[str, bytes]:
-    """Return the files that this tool writes beside the shards."""
-    card = next((file for file in origin.files if file.path == CARD_NAME and file.bytes <= MAX_CARD_BYTES), None)
-    text = read_small(origin, card, MAX_CARD_BYTES).decode(errors="replace") if card else ""
-    page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
-    links = Links(page, result_page(report.destination.repo_id) if report.destination.kind == "hub" else None)
-    files = _files_beside(report, text, links, is_private=bool(origin.is_private))
-    if report.destination.kind == "hub":
-        text_of_card = files[CARD_NAME].decode()
-        keeps = hub.ask(report.destination.repo_id, DestinationError, lambda: hub.takes_card(text_of_card))
-        files = _files_beside(report, text, links, is_private=bool(origin.is_private), keeps_metadata=keeps)
-    return files
+def write_beside(
+    report: Report, plan: Plan, records: Mapping[str, ShardRecord], origin: Source, hub: Hub
+) -> dict[str, bytes]:
+    """Return name and content of every file that this tool writes beside the shards; an index only where one is due."""
+    files = {
+        CARD_NAME: _card(report, origin, hub).encode(),
+        DIGESTS_NAME: to_bytes(digests_json(plan, report.plan_id, records)),
+        REPORT_NAME: to_bytes(to_json(report)),
+    }
+    if report.comparison and report.comparison.picture:
+        files[PICTURE_NAME] = report.comparison.picture.encode()
+    return files | build_indexes(plan)
 
 
 def rewritten_configs(origin: Source, side_files: Iterable[FileEntry], torch_dtype: str | None) -> dict[str, bytes]:
@@ -42,21 +41,21 @@ def rewritten_configs(origin: Source, side_files: Iterable[FileEntry], torch_dty
     return {path: to_bytes(document) for path, document in documents.items() if document is not None}
 
 
-def _files_beside(
-    report: Report, source_card: str, links: Links, *, is_private: bool, keeps_metadata: bool = True
-) -> dict[str, bytes]:
-    """Return name and content of every file that this tool writes itself; an index only where one is due."""
-    measured = report.comparison is not None and report.comparison.is_measured
-    picture = PICTURE_NAME if measured else None
-    card = write_card(report, source_card, links, is_private=is_private, picture=picture, keeps_metadata=keeps_metadata)
-    files = {
-        CARD_NAME: card.encode(),
-        DIGESTS_NAME: to_bytes(digests_json(report)),
-        REPORT_NAME: to_bytes(report_json(report)),
-    }
-    if measured and report.comparison:
-        files[PICTURE_NAME] = draw_memory(report.comparison).encode()
-    return files | build_indexes(report.plan)
+def to_bytes(document: Json) -> bytes:
+    """Return a JSON file for people and programs: indented, one trailing newline."""
+    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _card(report: Report, origin: Source, hub: Hub) -> str:
+    original = next((file for file in origin.files if file.path == CARD_NAME and file.bytes <= MAX_CARD_BYTES), None)
+    text = read_small(origin, original, MAX_CARD_BYTES).decode(errors="replace") if original else ""
+    page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
+    place = report.destination
+    links = Links(page, result_page(place.repo_id) if place.kind == "hub" else None)
+    card = write_card(report, text, links, is_private=bool(origin.is_private))
+    if place.kind == "hub" and not hub.ask(place.repo_id, DestinationError, lambda: hub.takes_card(card)):
+        return write_card(report, text, links, is_private=bool(origin.is_private), keeps_metadata=False)
+    return card
 
 
 _WEIGHTS_NAMED = "transformers_weights"
@@ -82,10 +81,10 @@ def configured(config: bytes, torch_dtype: str | None) -> dict[str, Any] | None:
         document["dtype"] = torch_dtype
     waiting: list[Any] = [document]
     while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
+        value = waiting.pop()
+        if isinstance(value, dict):
             for key in ("dtype", "torch_dtype"):
-                if isinstance(part.get(key), str) and part[key].removeprefix("torch.") in _CASTABLE:
-                    part[key] = torch_dtype
-        waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+                if isinstance(value.get(key), str) and value[key].removeprefix("torch.") in _CASTABLE:
+                    value[key] = torch_dtype
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return document

@@ -5,7 +5,6 @@ renames the parts; what says that the folder is a checkpoint, its index or that 
 """
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, Sta
 from sharding.formats.names import REPORT_NAME, is_index, is_weights
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.journal import Journal
+from sharding.storage.records import parse_files
 
 PART = ".part"
 
@@ -275,13 +275,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _files_of_report(path: Path) -> list[str] | None:
-    """Return the files that the report at `path` says were written, or None if it is no report of ours."""
     try:
-        if path.stat().st_size > MAX_REPORT_BYTES:
-            return None
-        document = json.loads(path.read_bytes())
-        return [file for file in document["files"] if isinstance(file, str)] if document["schema"] else None
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return parse_files(path.read_bytes()) if path.stat().st_size <= MAX_REPORT_BYTES else None
+    except OSError:
         return None
 
 

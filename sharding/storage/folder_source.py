@@ -9,7 +9,7 @@ from stat import S_ISREG
 from threading import Lock
 
 from sharding.core.errors import SourceError
-from sharding.core.limits import BLOCK_BYTES, JOIN_GAP_BYTES, MAX_FILES
+from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES, MAX_FILES
 from sharding.core.values import FileEntry, RepoRef
 
 _NOT_REPO = {".git", ".cache", "__pycache__"}
@@ -27,7 +27,7 @@ class FolderSource:
         What is no regular file is passed over. Raises SourceError where one cannot be looked at.
         """
         self.folder = folder
-        self.block_bytes = BLOCK_BYTES
+        self.batch_bytes = BATCH_BYTES
         self.join_gap_bytes = JOIN_GAP_BYTES
         self.ranges_at_once = 1
         self.is_private: bool | None = None
@@ -52,7 +52,7 @@ class FolderSource:
         return self._paths[file]
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BLOCK_BYTES`.
+        """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BATCH_BYTES`.
 
         Raises SourceError when the file has changed since it was listed or cannot be read.
         """
@@ -66,7 +66,7 @@ class FolderSource:
                     raise SourceError(f"{file} changed while it was being read.", again)
                 stream.seek(start_byte)
                 while start_byte < end_byte:
-                    chunk = stream.read(min(BLOCK_BYTES, end_byte - start_byte))
+                    chunk = stream.read(min(BATCH_BYTES, end_byte - start_byte))
                     if not chunk:
                         raise SourceError(f"{file} ends early, at byte {start_byte}.", again)
                     start_byte += len(chunk)

@@ -4,7 +4,6 @@ While a job runs, its shards stand on a staging branch of the repo, each with it
 machine can go on from there. Publishing is one commit on `main`; the branch goes after it.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +24,7 @@ from sharding.storage.hub_repo import HubRepo, Operation, copied, has_content, h
 from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
+from sharding.storage.records import parse_files
 
 _OF_EVERY_NEW_REPO = {".gitattributes"}
 
@@ -248,18 +248,12 @@ class HubDestination:
 
     def _refuse_foreign(self, staged: bool) -> None:
         files = self._repo.files("main")
-        report = self._earlier_report() if REPORT_NAME in files else {}
-        if staged or report or files.keys() <= _OF_EVERY_NEW_REPO:
-            self._stale = [path for path in report.get("files", ()) if path in files]
+        earlier = parse_files(self._repo.read("main", REPORT_NAME)) if REPORT_NAME in files else None
+        if staged or earlier is not None or files.keys() <= _OF_EVERY_NEW_REPO:
+            self._stale = [path for path in earlier or () if path in files]
             return
         names = (f"{self.ref.repo_id}-{number}" for number in range(2, 1000))
         free = next(name for name in names if not HubRepo(self._hub, name).exists())
         raise DestinationError(
             f"{self.ref.repo_id} exists already, and this tool did not write what is in it.", f"A free name is {free}."
         )
-
-    def _earlier_report(self) -> dict[str, list[str]]:
-        try:
-            return {"files": [str(path) for path in json.loads(self._repo.read("main", REPORT_NAME))["files"]]}
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import (
-    HUB_BLOCK_BYTES,
+    HUB_BATCH_BYTES,
     HUB_JOIN_GAP_BYTES,
     MAX_FILES,
     RANGES_AT_ONCE,
@@ -46,7 +46,7 @@ class HubSource:
         """Read what `ref` names: a repo at a revision that does not move. Raises SourceError."""
         self.ref = ref
         self.is_private = is_private
-        self.block_bytes = HUB_BLOCK_BYTES
+        self.batch_bytes = HUB_BATCH_BYTES
         self.join_gap_bytes = HUB_JOIN_GAP_BYTES
         self.ranges_at_once = RANGES_AT_ONCE
         self._hub = hub
@@ -81,7 +81,7 @@ class HubSource:
             while position < end_byte:
                 try:
                     # Bounded ranges: hf-xet holds what it has of a range in memory, and may stall on a long one.
-                    stop = min(end_byte, position + self.block_bytes)
+                    stop = min(end_byte, position + self.batch_bytes)
                     for chunk in (self._xet if with_xet else self._http)(entry, position, stop):
                         position, tries = position + len(chunk), 0
                         with self._lock:

@@ -1,4 +1,4 @@
-"""Write down as JSON what a job has staged, and read it back, which may come from anybody. Pure."""
+"""Write down what a job has staged, read it back, and read what a result holds: JSON from anybody. Pure."""
 
 import json
 from dataclasses import asdict
@@ -35,4 +35,13 @@ def parse_record(text: bytes) -> ShardRecord | None:
     try:
         return _RECORD.validate_json(text)
     except ValidationError:
+        return None
+
+
+def parse_files(report: bytes) -> list[str] | None:
+    """Return the files that a `sharding_report.json` names, most of all to remove them; None if it is none of ours."""
+    try:
+        document = json.loads(report)
+        return [file for file in document["files"] if isinstance(file, str)] if document["schema"] else None
+    except (ValueError, RecursionError, LookupError, TypeError):
         return None

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any
 
 from sharding.core.errors import OverflowRefused
-from sharding.core.limits import BLOCK_BYTES
+from sharding.core.limits import BATCH_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import CASTABLE
@@ -115,7 +115,7 @@ class CastSource(SourceView):
         left = part.end_byte - part.start_byte
         skip, wanted = part.skip_bytes, part.bytes
         while left:
-            data = feed.take(min(left, BLOCK_BYTES))
+            data = feed.take(min(left, BATCH_BYTES))
             left -= len(data)
             if part.stored.dtype == part.after.dtype:
                 yield bytes(data)
@@ -141,7 +141,7 @@ class CastSource(SourceView):
         feed = _Feed(self._source.read(stored.file, stored.start_byte, stored.end_byte))
         count, left = 0, stored.bytes
         while left:
-            data = feed.take(min(left, BLOCK_BYTES))
+            data = feed.take(min(left, BATCH_BYTES))
             count += cast_chunk(data, stored.dtype, after.dtype)[1]
             left -= len(data)
         instead = "Choose bf16, which has the range of fp32," if after.dtype == "F16" else "Keep the dtype,"

@@ -1,8 +1,8 @@
 """Stream the tensors of a source into the shards of a destination: one pass, with digests on the way.
 
-Blocks are fetched ahead by a few threads. Each then goes to three workers at once: one for the tensors'
-digests, one for the file's, one for writing. Every worker takes blocks in order, so that a job holds at
-most `BLOCKS_AHEAD + BLOCKS_BEHIND` blocks, whatever the size of the model.
+Batches are fetched ahead by a few threads. Each then goes to three workers at once: one for the tensors'
+digests, one for the file's, one for writing. Every worker takes batches in order, so that a job holds at
+most `BATCHES_AHEAD + BATCHES_BEHIND` batches, whatever the size of the model.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from functools import partial
 from typing import Literal
 
 from sharding.core.events import Progress, ShardFinished
-from sharding.core.limits import BLOCKS_AHEAD, BLOCKS_BEHIND, THREADS
+from sharding.core.limits import BATCHES_AHEAD, BATCHES_BEHIND, THREADS
 from sharding.core.protocols import Destination, ShardWriter, Source
-from sharding.core.values import Block, ByteRange, Plan, Shard, ShardRecord
+from sharding.core.values import Batch, ByteRange, Plan, Shard, ShardRecord
 from sharding.planning.plan import shard_header
 from sharding.transfer.progress import Pace
-from sharding.transfer.read_batches import read_blocks
+from sharding.transfer.read_batches import read_batches
 
 _EMPTY_SHA256 = hashlib.sha256().hexdigest()
-_END_OF_SHARD = Block((), ())
+_END_OF_SHARD = Batch((), ())
 
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
@@ -110,16 +110,16 @@ class _Pipeline:
         self._in_work: list[ShardWriter] = []
 
     def run(self, shards: Iterable[Shard]) -> Iterator[tuple[str, int] | ShardRecord]:
-        """Yield file name and bytes for every block that is written and digested, and a record for every shard."""
+        """Yield file name and bytes for every batch that is written and digested, and a record for every shard."""
         behind: deque[tuple[str, int, list[Future[None]]]] = deque()
         work = None
-        for shard, block, data in self._fetched(shards):
+        for shard, batch, data in self._fetched(shards):
             work = work or self._start(shard)
-            if block is not _END_OF_SHARD:
-                behind.append((shard.file, len(data), self._spread(work, block, data)))
-            while behind and (len(behind) > BLOCKS_BEHIND or block is _END_OF_SHARD):
+            if batch is not _END_OF_SHARD:
+                behind.append((shard.file, len(data), self._spread(work, batch, data)))
+            while behind and (len(behind) > BATCHES_BEHIND or batch is _END_OF_SHARD):
                 yield _wait(*behind.popleft())
-            if block is _END_OF_SHARD:
+            if batch is _END_OF_SHARD:
                 # Waited for, so that a kill makes a job repeat one shard at most.
                 yield self._end(work).result()
                 work = None
@@ -134,30 +134,30 @@ class _Pipeline:
         for pool in (self._hashing_tensors, self._hashing_file, self._writing, self._finishing):
             pool.shutdown(cancel_futures=True)
 
-    def _fetched(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Block, bytes]]:
-        ahead: deque[tuple[Shard, Block, Future[bytes]]] = deque()
+    def _fetched(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Batch, bytes]]:
+        ahead: deque[tuple[Shard, Batch, Future[bytes]]] = deque()
         for shard in shards:
-            for block in self._blocks(shard):
-                ahead.append((shard, block, self._fetching.submit(self._fetch, block)))
-                if len(ahead) > BLOCKS_AHEAD:
-                    shard_, block_, data = ahead.popleft()
-                    yield shard_, block_, data.result()
-        for shard, block, data in ahead:
-            yield shard, block, data.result()
+            for batch in self._batches(shard):
+                ahead.append((shard, batch, self._fetching.submit(self._fetch, batch)))
+                if len(ahead) > BATCHES_AHEAD:
+                    shard_, batch_, data = ahead.popleft()
+                    yield shard_, batch_, data.result()
+        for shard, batch, data in ahead:
+            yield shard, batch, data.result()
 
-    def _blocks(self, shard: Shard) -> Iterator[Block]:
-        yield from read_blocks(shard.tensors, self._source.block_bytes, self._source.join_gap_bytes)
+    def _batches(self, shard: Shard) -> Iterator[Batch]:
+        yield from read_batches(shard.tensors, self._source.batch_bytes, self._source.join_gap_bytes)
         yield _END_OF_SHARD
 
-    def _fetch(self, block: Block) -> bytes:
-        """Return the bytes of a block's pieces, one after another."""
-        several = len(block.ranges) > 1 and self._source.ranges_at_once > 1
+    def _fetch(self, batch: Batch) -> bytes:
+        """Return the bytes of a batch's pieces, one after another."""
+        several = len(batch.ranges) > 1 and self._source.ranges_at_once > 1
         read = partial(_read, self._source)
-        buffers = list((self._asking.map if several else map)(read, block.ranges))
-        if len(buffers) == 1 and _in_place(block, len(buffers[0])):
+        buffers = list((self._asking.map if several else map)(read, batch.ranges))
+        if len(buffers) == 1 and _in_place(batch, len(buffers[0])):
             return buffers[0]
         return b"".join(
-            memoryview(buffers[piece.range_index])[piece.start_byte : piece.end_byte] for piece in block.pieces
+            memoryview(buffers[piece.range_index])[piece.start_byte : piece.end_byte] for piece in batch.pieces
         )
 
     def _start(self, shard: Shard) -> "_ShardInWork":
@@ -168,9 +168,9 @@ class _Pipeline:
         self._writing.submit(work.write, header)
         return work
 
-    def _spread(self, work: "_ShardInWork", block: Block, data: bytes) -> list[Future[None]]:
+    def _spread(self, work: "_ShardInWork", batch: Batch, data: bytes) -> list[Future[None]]:
         return [
-            self._hashing_tensors.submit(work.hash_tensors, block, data),
+            self._hashing_tensors.submit(work.hash_tensors, batch, data),
             self._hashing_file.submit(work.file_sha256.update, data),
             self._writing.submit(work.write, data),
         ]
@@ -205,9 +205,9 @@ class _ShardInWork:
         self.writer.write(data)
         self.bytes_written += len(data)
 
-    def hash_tensors(self, block: Block, data: bytes) -> None:
+    def hash_tensors(self, batch: Batch, data: bytes) -> None:
         view, start = memoryview(data), 0
-        for piece in block.pieces:
+        for piece in batch.pieces:
             if piece.tensor != self._tensor:
                 self._next_tensor(piece.tensor)
             end = start + piece.end_byte - piece.start_byte
@@ -228,9 +228,9 @@ def _read(source: Source, part: ByteRange) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _in_place(block: Block, size: int) -> bool:
+def _in_place(batch: Batch, size: int) -> bool:
     position = 0
-    for piece in block.pieces:
+    for piece in batch.pieces:
         if piece.start_byte != position:
             return False
         position = piece.end_byte

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from sharding.core.extras import require
-from sharding.core.limits import BLOCK_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
+from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint, Gathered
 from sharding.transfer.source_view import SourceView
@@ -51,7 +51,7 @@ class GatheringSource(SourceView):
             number = tiles.number(start_byte - part.start_byte)
             tile_start = part.start_byte + tiles.start(number)
             tile = self._tile(part, tiles, number)
-            stop = min(end_byte, tile_start + len(tile), start_byte + BLOCK_BYTES)
+            stop = min(end_byte, tile_start + len(tile), start_byte + BATCH_BYTES)
             yield tile[start_byte - tile_start : stop - tile_start]
             start_byte = stop
 

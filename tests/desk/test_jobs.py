@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from sharding.core.errors import Refused, ShardingError, SourceError, VariantMissing
+from sharding.core.events import Published
 from sharding.core.options import Options
+from sharding.core.values import RepoRef
 from sharding.desk import Desk, JobRequest, Settings, destination_of
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
@@ -22,16 +24,12 @@ def test_a_job_runs_to_its_result_and_tells_all_that_the_page_shows(
     view = end(desk, desk.submit(JobRequest(large, name, Options("5MB")), "alice", ALICE))
     assert (view.state, view.error, view.position, view.owner) == ("done", None, 0, "alice")
     assert view.planned and view.report and view.verification and view.published and view.progress
-    assert len(view.shards) == len(view.planned["plan"]["shards"]) == 13
-    assert view.verification["identical"] is True
-    assert view.published == {
-        "repo_id": name,
-        "revision": hub.api().model_info(name).sha,
-        "place": f"{hub.address}/{name}",
-        "remark": "",
-    }
-    assert view.progress["anon_bytes"] > 10_000_000
-    assert view.progress["bytes_uploaded"] + view.progress["bytes_deduplicated"] >= 60_000_000
+    assert len(view.shards) == len(view.planned.plan.shards) == 13
+    assert view.verification.identical
+    commit = RepoRef("hub", name, hub.api().model_info(name).sha)
+    assert view.published == Published(commit, f"{hub.address}/{name}")
+    assert view.progress.anon_bytes > 10_000_000
+    assert view.progress.bytes_uploaded + view.progress.bytes_deduplicated >= 60_000_000
     assert any("Shard 13 of 13" in line for line in view.log)
     assert is_identical(hub, large, name)
 

@@ -19,7 +19,7 @@ from sharding.core.errors import SourceError
 from sharding.core.values import Checkpoint, Gathered
 from sharding.formats import torch_checkpoint as archive
 from sharding.formats.torch_checkpoint import read_archive
-from sharding.report.report import Report
+from sharding.report.schema import PlanSummary, Report
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.strided_source import GatheringSource
 from tests import models
@@ -94,8 +94,8 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in listing(folder).items() if "safetensors" in name}
 
 
-def codes(checkpoint: Checkpoint) -> set[str]:
-    return {finding.code for finding in checkpoint.findings}
+def codes(found: Checkpoint | PlanSummary) -> set[str]:
+    return {finding.code for finding in found.findings}
 
 
 def read(data: bytes) -> archive.Archive:
@@ -154,7 +154,7 @@ def test_the_result_is_byte_for_byte_what_loading_and_saving_writes(name: str, t
     theirs = type(model).from_pretrained(tmp_path / "source", dtype="auto").eval()
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="30kB")
     assert weights(tmp_path / "out") == weights(tmp_path / "theirs")
-    assert ("tied" in codes(report.source)) == (name != "llama")
+    assert ("tied" in codes(report.plan)) == (name != "llama")
     loaded = type(model).from_pretrained(tmp_path / "out").eval()
     assert torch.equal(models.logits(loaded), models.logits(theirs))
     assert not list((tmp_path / "out").glob("*.bin*"))
@@ -214,7 +214,7 @@ def test_sharded_bin_files_are_read_together(with_index: bool, tmp_path: Path) -
     assert {name: bits(one) for name, one in tensors(tmp_path / "out").items()} == {
         name: bits(one) for name, one in some().items()
     }
-    assert ("no-index" in codes(report.source)) != with_index
+    assert ("no-index" in codes(report.plan)) != with_index
     assert not list((tmp_path / "out").glob("*.bin*"))
 
 
@@ -253,7 +253,7 @@ def test_a_training_checkpoint_gives_its_state_dict_and_says_what_is_left_out(tm
     source = write_bin(tmp_path / "source", saved({"epoch": 3, "state_dict": {**some(), "steps": 7}, "lr": [0.1]}))
     report = reshard(source, tmp_path / "out")
     assert tensors(tmp_path / "out").keys() == some().keys()
-    (said,) = [finding.message for finding in report.source.findings if finding.code == "no-tensors"]
+    (said,) = [finding.message for finding in report.plan.findings if finding.code == "no-tensors"]
     assert all(word in said for word in ("state_dict", "steps", "epoch", "lr"))
 
 

@@ -27,7 +27,7 @@ class Memory:
         self.ref = RepoRef("folder", "memory", "")
         self.folder: Path | None = None
         self.is_private: bool | None = None
-        self.block_bytes = 1 << 20
+        self.batch_bytes = 1 << 20
         self.join_gap_bytes = 0
         self.ranges_at_once = 1
         self.files = (FileEntry(_FILE, len(data)),)

@@ -22,7 +22,7 @@ from sharding.loading.measure import Load, probe, thin
 from sharding.loading.predict import predict
 from sharding.loading.probe import child as loading
 from sharding.loading.verdict import judge
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.storage.folder_source import open_folder
 from tests import models
 
@@ -181,6 +181,7 @@ def named(folder: Path, size: str = "100kB") -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_weights_that_the_configuration_names_are_loaded_and_compared_while_they_are_sharded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +192,8 @@ def test_weights_that_the_configuration_names_are_loaded_and_compared_while_they
     source = named(tmp_path / "in", "20kB")
     *_, report = job.shard(str(source), str(tmp_path / "out"), "30kB", compare_rounds=1)
     assert isinstance(report, Report) and report.comparison
-    original, sharded = report.comparison.original[0], report.comparison.sharded[0]
+    original, sharded = report.comparison.original, report.comparison.sharded
+    assert original and sharded
     assert (original.outcome, sharded.outcome) == ("loaded", "loaded")
     assert original.weight_bytes == sum(path.stat().st_size for path in source.glob("model-*"))
     assert original.logits_sha256 == sharded.logits_sha256 != ""
@@ -205,12 +207,12 @@ def test_a_probe_loads_the_files_that_the_configuration_names_or_says_that_its_m
 ) -> None:
     folder = named(tmp_path / "in", size)
     weights = sorted(folder.glob("model-*")) or [folder / "consolidated.safetensors"]
-    assert loading._weight_files(folder, "from_pretrained") == weights
+    assert loading.weight_files(folder, "from_pretrained") == weights
     taken = [file.path for file in loadable_files(open_folder(str(folder)))]
     assert [path for path in taken if path.endswith(".safetensors")] == [path.name for path in weights]
     for method in ("load_checkpoint_and_dispatch", "load_sharded_checkpoint", "torch_load"):
         with pytest.raises(loading.Unsupported, match="names consolidated.* and this method knows the usual names"):
-            loading._weight_files(folder, method)
+            loading.weight_files(folder, method)
 
 
 @pytest.mark.parametrize("entry", [{}, {"transformers_weights": "absent.safetensors"}])
@@ -247,7 +249,14 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told apart in /proc")
-@pytest.mark.parametrize(("dtype", "with_mapping"), [(None, True), ("float32", True), (None, False)])
+@pytest.mark.parametrize(
+    ("dtype", "with_mapping"),
+    [
+        (None, True),
+        pytest.param("float32", True, marks=pytest.mark.thorough),
+        pytest.param(None, False, marks=pytest.mark.thorough),
+    ],
+)
 def test_the_predicted_memory_is_near_the_measured(dtype: str | None, with_mapping: bool, heavy: Path) -> None:
     size = (heavy / "model.safetensors").stat().st_size
     expected = predict({"BF16": size}, size, dtype, with_mapping=with_mapping)

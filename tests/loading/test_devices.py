@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ import torch
 from accelerate import infer_auto_device_map, init_empty_weights
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from transformers import PreTrainedModel
 
+from sharding import job
 from sharding.checkpoint.read import read_checkpoint
-from sharding.core.errors import UsageError
+from sharding.cli.terminal import Terminal
+from sharding.core.errors import SourceError, UsageError
 from sharding.loading.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.architecture import Architecture, from_answer
 from sharding.planning.meta_model import describe
@@ -48,14 +53,18 @@ def ask(folder: Path, budgets: dict[str, int]) -> tuple[Architecture, DevicePlan
     return architecture, plan_devices(architecture, tensors, budgets, str(folder), None)
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
-def test_blocks_stay_whole_budgets_hold_and_the_map_is_accelerates(folder: Path, shares: dict[str, float]) -> None:
-    checkpoint = read_checkpoint(open_folder(str(folder)))
-    budgets = {device: int(share * checkpoint.total_bytes) for device, share in shares.items()}
-    architecture, plan = ask(folder, budgets)
+def test_blocks_stay_whole_budgets_hold_and_the_map_is_accelerates(folder: Path) -> None:
     with init_empty_weights():
         model = models.build(folder.name)
     model.tie_weights()
+    for shares in SHARES:
+        assert_as_accelerate_places(folder, model, shares)
+
+
+def assert_as_accelerate_places(folder: Path, model: PreTrainedModel, shares: dict[str, float]) -> None:
+    checkpoint = read_checkpoint(open_folder(str(folder)))
+    budgets = {device: int(share * checkpoint.total_bytes) for device, share in shares.items()}
+    plan = ask(folder, budgets)[1]
 
     def home(name: str) -> str:
         while name not in plan.device_map:
@@ -103,7 +112,7 @@ def test_the_snippet_loads_the_model_as_planned_and_it_computes_the_same(
     space: dict[str, Any] = {}
     exec(plan.snippet, space)
     assert space["model"].hf_device_map == plan.device_map
-    theirs = type(models.build(name)).from_pretrained(folder)
+    theirs = models.class_of(name).from_pretrained(folder)
     assert torch.equal(models.logits(space["model"].eval()), models.logits(theirs.eval()))
 
 
@@ -114,17 +123,30 @@ def test_the_command_prints_the_plan(run: Run, tmp_path: Path) -> None:
     plan = json.loads(done.stdout)
     assert {"architecture", "fits", "devices", "device_map", "snippet"} <= plan.keys()
     assert plan["no_split_classes"] == ["LlamaDecoderLayer"]
-    shown = run("devices", folder, "--budget", "laptop-16gb")
-    assert "It fits." in shown.stdout and "from_pretrained(" in shown.stdout
-    wider = run("devices", folder, "--budget", "cpu=1GB", "--dtype", "fp32", "--json")
-    assert json.loads(wider.stdout)["devices"][0]["bytes"] == 2 * sum(load["bytes"] for load in plan["devices"])
 
 
-def test_a_model_that_only_its_own_code_can_build_is_refused(run: Run, checkpoint: Path) -> None:
+def test_a_person_sees_where_the_blocks_go_and_the_code_that_puts_them_there(
+    answers_here: None, tmp_path: Path
+) -> None:
+    text = Console(file=StringIO(), width=200)
+    Terminal(text, text).devices(job.devices(str(models.save("llama", tmp_path / "llama", "30kB")), "laptop-16gb"))
+    assert isinstance(text.file, StringIO)
+    assert "It fits." in text.file.getvalue() and "from_pretrained(" in text.file.getvalue()
+
+
+def test_a_wider_dtype_takes_as_much_more(answers_here: None, tmp_path: Path) -> None:
+    folder = models.save("llama", tmp_path / "llama", "30kB")
+    stored, wider = (
+        sum(load.bytes for load in job.devices(str(folder), "cpu=1GB", dtype=dtype).devices)
+        for dtype in ("keep", "fp32")
+    )
+    assert wider == 2 * stored
+
+
+def test_a_model_that_only_its_own_code_can_build_is_refused(answers_here: None, checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}')
-    done = run("devices", checkpoint, "--budget", "24gb")
-    assert done.returncode == 3
-    assert "never run" in done.stderr
+    with pytest.raises(SourceError, match="never run"):
+        job.devices(str(checkpoint), "24gb")
 
 
 @pytest.mark.parametrize("text", ["", "gpu=1GB", "cuda:0", "cuda:0=1GB,cuda:0=2GB", "cpu=much", "mps=1GB"])
@@ -140,6 +162,12 @@ def test_budgets_read_back_as_they_were_written(budgets: dict[str, int]) -> None
 
 def test_a_plan_imports_no_torch_into_its_own_process(tmp_path: Path) -> None:
     folder = models.save("bert", tmp_path / "bert", "30kB")
-    script = f"import sys; from sharding import job; print(job.devices({str(folder)!r}, '24gb').fits, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    asked = {"config": (folder / "config.json").read_text(), "dtype": None, "budgets": {"cuda:0": 24 * 10**9}}
+    script = (
+        "import json, sys; from sharding import job; from sharding.planning import architecture\n"
+        "architecture.ask_meta_model = lambda question: json.load(sys.stdin)\n"
+        f"print(job.devices({str(folder)!r}, 'cuda:0=24GB').fits, 'torch' in sys.modules)"
+    )
+    command, answer = [sys.executable, "-c", script], json.dumps(describe(asked))
+    done = subprocess.run(command, input=answer, capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.split() == ["True", "False"]

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Literal
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.conftest import ROOT, environment, random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
@@ -44,8 +44,10 @@ def browser() -> Iterator[Browser]:
             pytest.fail("There is no Chromium, and in CI the page must be shown in one.")
         pytest.skip("There is no Chromium: `apt-get install chromium`.")
     with sync_playwright() as playwright:
-        # As root, which build machines are, Chromium cannot make its sandbox.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        # As root, which build machines are, Chromium cannot make its sandbox. On a Space, Gradio asks the public Hub
+        # about it and for fonts; here nothing but this machine has a name.
+        alone = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", alone])
         yield browser
         browser.close()
 
@@ -109,8 +111,9 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    slow = "--fault=delay:0.6@POST .*/slow-[^/]*/commit/"  # there, a job takes its time without keeping a core busy
-    server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob", slow)).start()
+    # Into a slow repo, and still more into an endless one, a job takes its time without keeping a core busy.
+    waits = ("--fault=delay:0.6@POST .*/slow-[^/]*/commit/", "--fault=delay:5@POST .*/endless-[^/]*/commit/")
+    server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob", *waits)).start()
     yield server
     server.stop()
 
@@ -147,13 +150,13 @@ def gated(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def long(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A public source that `LONG` cuts into 30 shards: into a slow repo, there is time to interfere."""
+    """A public source that `LONG` cuts into 12 shards: into a slow repo, there is time to interfere."""
     tensors = {f"layers.{n}.weight": np.full(3000, n, np.float32) for n in range(60)}
     folder = write_checkpoint(tmp_path_factory.mktemp("in") / "long", {"model.safetensors": tensors}, False)
     return push(hub, folder, "bob/long")
 
 
-LONG = "24kB"
+LONG = "60kB"
 
 
 @pytest.fixture(scope="session")
@@ -182,7 +185,7 @@ def serve(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cal
 
     yield serve
     for site in sites:
-        site.stop()
+        site.stop(signal.SIGKILL)  # nothing runs there any more, and nobody waits for good manners
 
 
 def as_space(hub: Server) -> dict[str, str]:
@@ -211,28 +214,47 @@ def home(serve: Callable[..., Site]) -> Site:
     return serve(HF_TOKEN="hf_alice")
 
 
-@pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Open a page in a browser of its own that knows nobody; `complaints` of it are what its console said."""
-    contexts: list[BrowserContext] = []
+@pytest.fixture(scope="session")
+def strangers(browser: Browser) -> list[BrowserContext]:
+    """Browsers that know nobody, and have the scripts of the page since the last visit."""
+    return []
 
-    def visit(site: Site, query: str = "", **options: Any) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
-        context.set_default_timeout(PATIENCE_MS)
-        # On a Space, Gradio asks the public Hub about it and for fonts; here there is none.
-        context.route(lambda url: "127.0.0.1" not in url, lambda route: route.fulfill(json={}))
-        contexts.append(context)
-        page = context.new_page()
+
+@pytest.fixture
+def visit(browser: Browser, strangers: list[BrowserContext]) -> Iterator[Callable[..., Page]]:
+    """Open a page in a browser of its own that knows nobody; `complaints` of it are what its console said."""
+    taken: list[BrowserContext] = []
+
+    def visit(site: Site, query: str = "", color_scheme: Literal["light", "dark"] = "light") -> Page:
+        taken.append(strangers.pop() if strangers else browser.new_context())
+        taken[-1].set_default_timeout(PATIENCE_MS)
+        page = taken[-1].new_page()
+        page.set_viewport_size({"width": 1440, "height": 900})
+        page.emulate_media(color_scheme=color_scheme)
         page.complaints = []  # type: ignore[attr-defined]
-        page.on("console", lambda said: said.type == "error" and page.complaints.append(said.text))  # type: ignore[attr-defined]
+        page.on("console", lambda said: is_ours(said) and page.complaints.append(said.text))  # type: ignore[attr-defined]
         page.on("pageerror", lambda error: page.complaints.append(str(error)))  # type: ignore[attr-defined]
         page.goto(f"{site.address}/{query}")
-        page.locator("#account p").first.wait_for()  # the page has arrived, and listens
+        arrive(page)
         return page
 
     yield visit
-    for context in contexts:
-        context.close()
+    for context in taken:
+        for page in context.pages:
+            page.evaluate("localStorage.clear()")
+            page.close()
+        context.clear_cookies()
+        strangers.append(context)
+
+
+def is_ours(said: ConsoleMessage) -> bool:
+    """Whether the console of a browser complains about what is served here."""
+    return said.type == "error" and "127.0.0.1" in (said.location["url"] or "127.0.0.1")
+
+
+def arrive(page: Page) -> None:
+    """Return when the page is there, and listens."""
+    page.locator("#account p").first.wait_for()
 
 
 def sign_in(page: Page, user: str) -> None:
@@ -242,7 +264,7 @@ def sign_in(page: Page, user: str) -> None:
 
 
 def copy_name(kind: str = "copy") -> str:
-    """A name that no repo has yet; to one of the kind "slow" a shard takes half a second more."""
+    """A name that no repo has yet; a shard takes half a second more to the kind "slow", and 5 to "endless"."""
     return f"{kind}-{next(NUMBERS)}"
 
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -44,12 +45,15 @@ def test_names_are_suggested_as_one_types(space: Site, visit: Visit, small: str)
     expect(page.locator("#facts")).to_contain_text(small)
 
 
-@pytest.mark.parametrize("typed", ["https://hf.co/bob/small", "bob/small@main", "  bob/small/tree/main "])
-def test_links_and_revisions_can_be_pasted(space: Site, visit: Visit, small: str, typed: str) -> None:
+def test_links_and_revisions_can_be_pasted(space: Site, visit: Visit, small: str) -> None:
     page = visit(space)
-    page.get_by_label("Model", exact=True).fill(typed)
-    page.get_by_label("Model", exact=True).press("Enter")
-    expect(page.locator("#facts")).to_contain_text(small)
+    for typed in ("https://hf.co/bob/small", "bob/small@main", "  bob/small/tree/main "):
+        page.get_by_label("Model", exact=True).fill("not a repo")
+        page.get_by_label("Model", exact=True).press("Enter")
+        expect(page.locator("#facts .repo")).to_have_count(0)
+        page.get_by_label("Model", exact=True).fill(typed)
+        page.get_by_label("Model", exact=True).press("Enter")
+        expect(page.locator("#facts")).to_contain_text(small)
 
 
 def test_changing_a_control_redraws_the_plan_and_nothing_else(space: Site, visit: Visit, small: str) -> None:
@@ -145,25 +149,23 @@ def test_overflow_is_asked_about_where_a_cast_can_have_it(home: Site, visit: Vis
     expect(page.locator("#result")).to_contain_text("3 numbers too large for fp16 became infinite")
 
 
-@pytest.mark.parametrize(
-    ("query", "place", "words"),
-    [
-        ("?repo=bob/gated", "#repo-message", "bob/gated is gated. Accept its terms on"),
-        ("?repo=bob/nothing-here", "#repo-message", "There is no repo bob/nothing-here"),
-        ("?repo=not a repo", "#repo-message", "is not the name of a repo"),
-        ("?repo=/etc", "#repo-message", "is not the name of a repo"),
-    ],
-)
-def test_what_is_wrong_stands_beside_the_field_it_is_about(
-    space: Site, visit: Visit, gated: str, query: str, place: str, words: str
-) -> None:
-    page = visit(space, query)
-    expect(page.locator(place).get_by_role("alert")).to_contain_text(words)
+def test_what_is_wrong_stands_beside_the_field_it_is_about(space: Site, visit: Visit, gated: str, small: str) -> None:
+    page = visit(space, "?repo=not a repo")
+    field, message = page.get_by_label("Model", exact=True), page.locator("#repo-message").get_by_role("alert")
+    expect(message).to_contain_text("'not a repo' is not the name of a repo")
     expect(page.locator("#plan")).to_have_count(0)
-
-
-def test_a_bad_size_is_refused_beside_its_field(space: Site, visit: Visit, small: str) -> None:
-    page = visit(space, f"?repo={small}")
+    for typed, words in (
+        (gated, "bob/gated is gated. Accept its terms on"),
+        ("bob/nothing-here", "There is no repo bob/nothing-here"),
+        ("/etc", "'/etc' is not the name of a repo"),
+    ):
+        field.fill(typed)
+        field.press("Enter")
+        expect(message).to_contain_text(words)
+        expect(page.locator("#plan")).to_have_count(0)
+    field.fill(small)
+    field.press("Enter")
+    expect(message).to_have_count(0)
     page.get_by_label("Other", exact=True).check()
     page.get_by_label("Another size").fill("10 apples")
     page.get_by_label("Another size").press("Enter")
@@ -242,7 +244,7 @@ def test_an_organisation_can_be_written_to(space: Site, visit: Visit, hub: Serve
 def test_cancel_ends_a_job_at_once_and_leaves_nothing(space: Site, visit: Visit, hub: Server, long: str) -> None:
     page = visit(space, f"?repo={long}&size={LONG}")
     sign_in(page, "alice")
-    name = copy_name("slow")
+    name = copy_name("endless")
     start_job(page, name)
     expect(page.get_by_role("progressbar")).to_be_visible()
     page.get_by_role("button", name="Cancel").click()
@@ -255,7 +257,7 @@ def test_cancel_ends_a_job_at_once_and_leaves_nothing(space: Site, visit: Visit,
 def test_a_job_goes_on_in_a_closed_tab_and_is_found_again(space: Site, visit: Visit, long: str) -> None:
     page = visit(space, f"?repo={long}&size={LONG}")
     sign_in(page, "alice")
-    job = start_job(page, copy_name("slow"))
+    job = start_job(page, copy_name("endless"))
     expect(page.locator("#progress")).to_contain_text("Writing shards")
     context = page.context
     page.close()
@@ -267,7 +269,11 @@ def test_a_job_goes_on_in_a_closed_tab_and_is_found_again(space: Site, visit: Vi
 
 
 @pytest.mark.parametrize(
-    ("ending", "desk"), [(signal.SIGTERM, "lost"), (signal.SIGKILL, "kept")], ids=["told to stop", "killed"]
+    ("ending", "desk"),
+    [
+        pytest.param(signal.SIGTERM, "lost", id="told to stop"),
+        pytest.param(signal.SIGKILL, "kept", id="killed", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_job_is_resumed_after_the_space_was_restarted(
     serve: Callable[..., Site], visit: Visit, hub: Server, long: str, ending: signal.Signals, desk: str
@@ -278,7 +284,7 @@ def test_a_job_is_resumed_after_the_space_was_restarted(
     name = copy_name("slow")
     job = start_job(page, name)
     assert job.endswith(f"/alice/{name}")
-    expect(page.locator("#progress figure")).to_contain_text(re.compile(r"\d\d of 30"))
+    expect(page.locator("#progress figure")).to_contain_text(re.compile(r"[3-9] of 12"))
     site.stop(ending)
     if desk == "lost":  # a Space starts with an empty disk
         site.settings["SHARD_FOLDER"] = str(site.folder / "another")
@@ -290,17 +296,11 @@ def test_a_job_is_resumed_after_the_space_was_restarted(
     expect(other.locator("#log")).to_contain_text("kept from an earlier run")
     expect(other.locator("#result")).to_contain_text("All 60 tensors bit-identical")
     assert hub.api(False).model_info(f"alice/{name}").private is False
-    site.stop()
 
 
 # --- Results that nobody vouches for --------------------------------------------------------------------
 
-HOSTILE = {
-    "script": {"schema": 1, "tool": "<script>document.title='owned'</script>"},
-    "paths": {"schema": 1, "shards": [{"file": "../../x", "bytes": 1, "sha256": "0" * 64}]},
-    "types": {"schema": "1", "shards": 7, "plan": [], "source": None},
-    "list": [1, 2, 3],
-}
+HOSTILE = {"schema": 1, "tool": "<script>document.title='owned'</script>"}
 
 
 @pytest.fixture(scope="module")
@@ -317,19 +317,12 @@ def with_report(hub: Server, name: str, report: bytes) -> str:
     return repo_id
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_report_gets_one_clear_message(home: Site, visit: Visit, hub: Server, kind: str) -> None:
-    repo_id = with_report(hub, f"hostile-{kind}", json.dumps(HOSTILE[kind]).encode())
+def test_a_hostile_report_gets_one_clear_message(home: Site, visit: Visit, hub: Server) -> None:
+    repo_id = with_report(hub, "hostile-script", json.dumps(HOSTILE).encode())
     page = visit(home, f"?result={repo_id}")
     expect(page.locator("#result").get_by_role("alert")).to_contain_text("is not a report of this tool")
     assert page.title() == "Shard My Repo"
     assert not page.complaints  # type: ignore[attr-defined]
-
-
-def test_a_report_of_50_mb_is_not_read(space: Site, visit: Visit, hub: Server) -> None:
-    repo_id = with_report(hub, "hostile-large", b"[" + b"0," * 25_000_000 + b"0]")
-    page = visit(space, f"?result={repo_id}")
-    expect(page.locator("#result").get_by_role("alert")).to_contain_text("at most 20.0 MB are read of it")
 
 
 def test_a_well_formed_report_with_markup_in_it_is_shown_as_text_and_not_believed(
@@ -345,9 +338,8 @@ def test_a_well_formed_report_with_markup_in_it_is_shown_as_text_and_not_believe
     assert page.title() == "Shard My Repo"
 
 
-@pytest.mark.parametrize("wanted", ["bob/small", "bob/nothing-here", "../../etc/passwd", "<script>alert(1)</script>"])
-def test_a_link_to_no_result_says_so(home: Site, visit: Visit, small: str, wanted: str) -> None:
-    page = visit(home, f"?result={wanted}")
+def test_a_link_to_no_result_says_so(home: Site, visit: Visit) -> None:
+    page = visit(home, "?result=<script>alert(1)</script>")
     expect(page.locator("#result").get_by_role("alert")).to_be_visible()
     assert not page.complaints  # type: ignore[attr-defined]
 
@@ -360,7 +352,7 @@ def test_the_second_visitor_sees_the_job_of_the_first_as_a_place_in_the_queue_on
 ) -> None:
     first, second = visit(space, f"?repo={long}&size={LONG}"), visit(space, f"?repo={small}&size=70kB")
     sign_in(first, "alice")
-    name = copy_name("slow")
+    name = copy_name("endless")
     job = start_job(first, name)
     sign_in(second, "bob")
     start_job(second, copy_name())
@@ -403,23 +395,26 @@ def test_what_loading_costs_is_measured_where_that_is_asked_for(home: Site, visi
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
 def test_nothing_scrolls_sideways_and_the_console_is_silent(
-    home: Site, visit: Visit, genuine: str, long: str, width: int, theme: str
+    home: Site, visit: Visit, genuine: str, long: str, theme: Literal["light", "dark"]
 ) -> None:
-    looks = {"viewport": {"width": width, "height": 900}, "color_scheme": theme}
-    plan = visit(home, f"?repo={long}&size=40kB", **looks)
+    plan = visit(home, f"?repo={long}&size=40kB", color_scheme=theme)
     expect(plan.locator("#shards tbody tr")).to_have_count(20)
     plan.locator("#start:not([disabled])").wait_for()
-    result = visit(home, f"?result={genuine}", **looks)
+    result = visit(home, f"?result={genuine}", color_scheme=theme)
     expect(result.locator("#result")).to_contain_text("bit-identical")
-    nothing = visit(home, "?repo=bob/nothing-here", **looks)
-    expect(nothing.locator("#repo-message").get_by_role("alert")).to_be_visible()
-    for page in (plan, result, nothing):
-        assert fits(page)
+    for page in (plan, result):
+        for width in (390, 1440):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert fits(page)
         assert not page.complaints  # type: ignore[attr-defined]
     background = plan.evaluate("getComputedStyle(document.querySelector('.step')).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (theme == "light")
+    plan.set_viewport_size({"width": 390, "height": 900})
+    plan.get_by_label("Model", exact=True).fill("bob/nothing-here")
+    plan.get_by_label("Model", exact=True).press("Enter")
+    expect(plan.locator("#repo-message").get_by_role("alert")).to_be_visible()
+    assert fits(plan)
 
 
 def fits(page: Page) -> bool:
@@ -463,16 +458,21 @@ def axe() -> Path:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_no_serious_violation(space: Site, visit: Visit, small: str, theme: str) -> None:
-    script = axe()
-    page = visit(space, f"?repo={small}&size=70kB", color_scheme=theme)
+def test_axe_finds_no_serious_violation(
+    space: Site, home: Site, visit: Visit, small: str, genuine: str, theme: Literal["light", "dark"]
+) -> None:
+    script, site = axe(), space if theme == "light" else home
+    page = visit(site, f"?repo={small}&size=70kB", color_scheme=theme)
     expect(page.locator("#shards tbody tr")).to_have_count(4)
     assert violations(page, script) == []
-    sign_in(page, "alice")
-    start_job(page, copy_name())
+    if theme == "light":
+        sign_in(page, "alice")
+        start_job(page, copy_name())
+    else:
+        page.goto(f"{site.address}/?result={genuine}")
     expect(page.locator("#result")).to_contain_text("bit-identical")
     assert violations(page, script) == []
-    page.goto(f"{space.address}/?repo=bob/nothing-here")
+    page.goto(f"{site.address}/?repo=bob/nothing-here")
     expect(page.locator("#repo-message").get_by_role("alert")).to_be_visible()
     assert violations(page, script) == []
 
@@ -488,11 +488,9 @@ def violations(page: Page, script: Path) -> list[str]:
     ]
 
 
-def test_the_token_is_found_nowhere_after_a_job(
-    serve: Callable[..., Site], visit: Visit, hub: Server, long: str
-) -> None:
-    site = serve(**as_space(hub))
-    page = visit(site, f"?repo={long}&size=100kB")
+def test_the_token_is_found_nowhere_after_a_job(space: Site, visit: Visit, hub: Server, long: str) -> None:
+    site = space
+    page = visit(site, f"?repo={long}&size=200kB")
     sign_in(page, "alice")
     cookie = next(cookie["value"] for cookie in page.context.cookies() if cookie["name"] == "session")
     token = json.loads(base64.b64decode(cookie.split(".")[0] + "=="))["oauth_info"]["access_token"]
@@ -514,4 +512,3 @@ def test_the_token_is_found_nowhere_after_a_job(
         said.append(hub.ask("GET", f"/alice/{name}/resolve/main/{file}").body.decode(errors="replace"))
     assert len(said) > 20
     assert not [text[:200] for text in said if token in text or "hf_alice" in text]
-    site.stop()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from sharding.planning.blocks import blocks_around
 from sharding.planning.order import natural_key
 from sharding.planning.pipeline import cut_stages, in_pipeline_order
 from sharding.planning.plan import plan_shards
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from tests import models
 
 
@@ -169,18 +170,18 @@ def test_what_transformers_never_splits_is_a_block_even_without_a_number() -> No
     assert plan.weight_map["patches.a"] == plan.weight_map["patches.b"] != plan.weight_map["layers.0.w"]
 
 
+@pytest.mark.usefixtures("answers_here")
 @pytest.mark.parametrize("name", ["llama", "mixtral", "t5", "vit", "dinov2", "gpt2", "gpt-neox", "bert"])
-def test_blocks_that_transformers_knows_are_those_that_names_show(name: str, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_blocks_that_transformers_knows_are_those_that_names_show(name: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")
     by_name = job.plan_checkpoint(job.inspect(str(source)), Options("60kB", strategy="stages:4"))
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
     known = job.plan(str(source), Options("60kB", strategy="stages:4"))[1]
     assert tuple(replace(stage, also_needs=()) for stage in known.stages) == by_name.stages
     assert sum(len(stage.blocks) for stage in known.stages) >= 12
 
 
-def test_a_machine_of_a_pipeline_needs_the_files_of_its_stage_only(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
+@pytest.mark.usefixtures("answers_here")
+def test_a_machine_of_a_pipeline_needs_the_files_of_its_stage_only(tmp_path: Path) -> None:
     source = models.save("llama", tmp_path / "source")
     *_, report = job.shard(str(source), str(tmp_path / "out"), Options("40kB", strategy="stages:3"))
     assert isinstance(report, Report)

@@ -17,19 +17,14 @@ from transformers.core_model_loading import revert_weight_conversion
 from sharding import job
 from sharding.cli.terminal import Terminal
 from sharding.core.options import Options
-from sharding.core.values import Plan, Stage
+from sharding.core.values import Stage
 from sharding.page import panels
-from sharding.report.report import Report
-from sharding.report.schema import parse_report
+from sharding.report.schema import PlanSummary, Report, parse_report
 from tests import models
 from tests.scenarios import architectures
 
+pytestmark = pytest.mark.usefixtures("answers_here")
 Held = dict[str, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
 
 
 def download(folder: Path, stage: Stage) -> Held:
@@ -84,7 +79,7 @@ def first_missing(model: PreTrainedModel, machines: list[Held]) -> list[str]:
     return []
 
 
-def cut(source: Path, out: Path, stages: int) -> Plan:
+def cut(source: Path, out: Path, stages: int) -> PlanSummary:
     """The plan by which `source` was cut into `stages` in `out`."""
     *_, report = job.shard(str(source), str(out), Options("20kB", strategy=f"stages:{stages}"))
     assert isinstance(report, Report) and report.verification.identical

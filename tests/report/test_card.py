@@ -20,8 +20,9 @@ from sharding.loading.costs import ClassicCost, Comparison, Prediction, Verdict
 from sharding.localhub.cards import find_errors, find_warnings, read_metadata
 from sharding.page.panels import result_panel
 from sharding.report.card import TAGS, Links, write_card
-from sharding.report.report import Report, event_json, report_json
-from sharding.report.schema import parse_report
+from sharding.report.comparison import summarize_comparison
+from sharding.report.events import event_json
+from sharding.report.schema import Report, parse_report
 from tests import models
 from tests.localhub.conftest import Server
 
@@ -69,42 +70,42 @@ def metadata(card: str) -> dict[str, Any]:
 
 def test_every_metadata_key_of_the_source_is_kept_and_the_copy_is_marked(report: Report) -> None:
     before = yaml.safe_load(SOURCE_CARD.split("---")[1].replace("- no", "- 'no'"))
-    after = metadata(write_card(report, SOURCE_CARD, Links("https://hub/a/b"), is_private=False, picture=None))
+    after = metadata(write_card(report, SOURCE_CARD, Links("https://hub/a/b"), is_private=False))
     assert before.keys() <= after.keys()
     changed = {key for key, given in before.items() if after[key] != given}
     assert changed == {"license_link", "base_model", "tags"}
-    assert after["base_model"] == report.source.source.repo_id
-    assert after["license_link"] == f"https://hub/a/b/blob/{report.source.source.revision}/LICENSE.md"
+    assert after["base_model"] == report.source.repo_id
+    assert after["license_link"] == f"https://hub/a/b/blob/{report.source.revision}/LICENSE.md"
     assert after["tags"] == ["finetuned", *TAGS]
     assert after["language"] == ["en", "no"]
 
 
 def test_an_absolute_license_link_stays_and_a_folder_has_no_base_model(report: Report) -> None:
     card = "---\nlicense: other\nlicense_link: https://example.org/license\n---\n"
-    after = metadata(write_card(report, card, Links("https://hub/a/b"), is_private=False, picture=None))
+    after = metadata(write_card(report, card, Links("https://hub/a/b"), is_private=False))
     assert after["license_link"] == "https://example.org/license"
-    local = metadata(write_card(report, SOURCE_CARD, Links(), is_private=False, picture=None))
+    local = metadata(write_card(report, SOURCE_CARD, Links(), is_private=False))
     assert (local["base_model"], local["license_link"]) == ("somebody/older", "LICENSE.md")
 
 
 def test_the_text_of_the_source_stands_below_once_however_often_it_is_sharded(report: Report) -> None:
-    once = write_card(report, SOURCE_CARD, Links(), is_private=False, picture=None)
-    twice = write_card(report, once, Links(), is_private=False, picture=None)
+    once = write_card(report, SOURCE_CARD, Links(), is_private=False)
+    twice = write_card(report, once, Links(), is_private=False)
     assert once.count("A [relative link](docs/more.md)") == twice.count("A [relative link](docs/more.md)") == 1
     assert once.count("## How to load it") == twice.count("## How to load it") == 1
     assert metadata(twice)["tags"] == ["finetuned", *TAGS]
 
 
 def test_a_gated_or_private_source_is_explained(report: Report) -> None:
-    card = write_card(report, "", Links("https://hub/a/b"), is_private=True, picture=None)
+    card = write_card(report, "", Links("https://hub/a/b"), is_private=True)
     assert "gated or private" in card
-    assert "gated or private" not in write_card(report, "", Links("https://hub/a/b"), is_private=False, picture=None)
+    assert "gated or private" not in write_card(report, "", Links("https://hub/a/b"), is_private=False)
 
 
 @given(st.text(max_size=300), st.booleans())
 def test_any_text_as_a_source_card_gives_a_card_that_the_hub_takes(report: Report, text: str, fenced: bool) -> None:
     source = f"---\n{text}\n---\nbody" if fenced else text
-    card = write_card(report, source, Links("https://hub/a/b"), is_private=False, picture=None)
+    card = write_card(report, source, Links("https://hub/a/b"), is_private=False)
     before = None
     try:
         if not find_errors(source):
@@ -170,8 +171,8 @@ def test_a_comparison_that_could_not_be_made_is_told_as_a_prediction(report: Rep
         "from_pretrained", None, True, None, (), (), verdict, (half, half), "a machine", "The disk is full.",
         ClassicCost(None, 2 * 10**9, 3 * 10**9, "The disk is full."),
     )  # fmt: skip
-    text = json.dumps(report_json(replace(report, comparison=nothing_loaded)))
-    panel = result_panel(parse_report(text), "me/copy", "page", "link", None)
+    told = replace(report, comparison=summarize_comparison(nothing_loaded))
+    panel = result_panel(told, "me/copy", "page", "link", None)
     assert "Predicted, not measured" in panel
     assert "its memory and disk are predictions: The disk is full." in " ".join(panel.split())
     assert "<svg" not in panel

@@ -33,6 +33,10 @@ def test_what_this_tool_writes_is_read(document: dict[str, Any]) -> None:
 
 CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "another schema": (("schema",), 2),
+    "a text for the schema": (("schema",), "1"),
+    "a number for a list": (("shards",), 7),
+    "a list for an object": (("plan",), []),
+    "nothing for an object": (("source",), None),
     "a number for a text": (("tool",), 7),
     "a text for a number": (("resources", "bytes_read"), "12"),
     "less than nothing": (("verification", "tensors"), -1),

@@ -21,7 +21,7 @@ import numpy as np
 from sharding import job
 from sharding.core.errors import ShardingError
 from sharding.core.events import ShardFinished
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import ROOT, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, push, shard

@@ -1,5 +1,7 @@
 """Models of every kind come out with the same bits, load, and compute the same: the table in the docs."""
 
+from typing import Any
+
 import pytest
 
 from tests.scenarios.architectures import ARCHITECTURES
@@ -15,6 +17,7 @@ from tests.scenarios.every_repo import (
 )
 
 pytestmark = [
+    pytest.mark.usefixtures("answers_here"),
     # transformers and diffusers warn about themselves.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -25,15 +28,17 @@ FUSED = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"}
 """Of these `save_pretrained` cuts elsewhere, as it goes by the names and experts that it has in memory."""
 
 
-OFTEN = [
-    (name, way)
-    for name, way in CASES
-    if way == Way() or way.source == ".bin" or name == "llama" or name == "mixtral" and way.order == "transformers"
-]
-"""What every test run finds anew: asking transformers takes seconds each time."""
+SAMPLE = {"llama", "gpt2", "t5", "mixtral", "vit", "resnet", "whisper", "clip", "mamba"}
+"""One of every kind; the others are for `make thorough`."""
+EVERY_WAY = {"llama", "mixtral"}
 
 
-@pytest.mark.parametrize(("name", "way"), OFTEN, ids=[f"{name}: {way.title}" for name, way in OFTEN])
+def case(name: str, way: Way) -> Any:
+    is_quick = name in SAMPLE and way == Way() or name in EVERY_WAY
+    return pytest.param(name, way, id=f"{name}: {way.title}", marks=[] if is_quick else pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("name", "way"), [case(*one) for one in CASES])
 def test_every_architecture_comes_out_with_its_bits_loads_and_computes_the_same(name: str, way: Way) -> None:
     row = found(name, way)
     assert row.line(name, ARCHITECTURES[name].kind, way) in in_docs()

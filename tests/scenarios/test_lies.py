@@ -8,7 +8,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import ShardFinished
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.storage import hub_retry as retry
 from sharding.storage import hub_source
 from tests.conftest import listing, random_tensors, write_checkpoint

@@ -15,7 +15,7 @@ from sharding.core.events import ShardFinished
 from sharding.core.values import ShardRecord
 from sharding.job import Event
 from sharding.localhub import records
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.storage import hub_retry as retry
 from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
 from sharding.storage.records import record_line

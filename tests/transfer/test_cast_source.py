@@ -20,7 +20,7 @@ from sharding.core.options import Options
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import BY_OPTION, CASTABLE
 from sharding.planning.cast import cast_tensors, may_overflow
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.report.write import configured
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.cast_source import CastSource, cast_chunk
@@ -29,6 +29,7 @@ from tests.conftest import listing, options_of
 from tests.localhub.conftest import Server
 
 pytestmark = [
+    pytest.mark.usefixtures("answers_here"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -43,11 +44,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True)
-def _asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
 
 
 def bits(tensor: torch.Tensor) -> bytes:

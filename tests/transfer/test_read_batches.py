@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.core.values import Block, TensorEntry
-from sharding.transfer.read_batches import read_blocks
+from sharding.core.values import Batch, TensorEntry
+from sharding.transfer.read_batches import read_batches
 
-BLOCK, GAP = 64, 8
+BATCH, GAP = 64, 8
 
 
 @st.composite
@@ -22,13 +22,15 @@ def stored_tensors(draw: st.DrawFn) -> list[TensorEntry]:
     return draw(st.permutations(tensors))
 
 
-def absolute(block: Block) -> list[tuple[str, str, int, int]]:
-    """The pieces of a block as (tensor, file, start, end) in the source."""
+def absolute(batch: Batch) -> list[tuple[str, str, int, int]]:
+    """The pieces of a batch as (tensor, file, start, end) in the source."""
     found = []
-    for piece in block.pieces:
-        part = block.ranges[piece.range_index]
-        assert part.start_byte + piece.end_byte <= part.end_byte
-        found.append((piece.tensor, part.file, part.start_byte + piece.start_byte, part.start_byte + piece.end_byte))
+    for piece in batch.pieces:
+        stretch = batch.ranges[piece.range_index]
+        assert stretch.start_byte + piece.end_byte <= stretch.end_byte
+        found.append(
+            (piece.tensor, stretch.file, stretch.start_byte + piece.start_byte, stretch.start_byte + piece.end_byte)
+        )
     return found
 
 
@@ -36,8 +38,8 @@ def absolute(block: Block) -> list[tuple[str, str, int, int]]:
 def test_every_byte_is_delivered_once_and_in_order(tensors: list[TensorEntry]) -> None:
     delivered = [
         (name, file, byte)
-        for block in read_blocks(tensors, BLOCK, GAP)
-        for name, file, start, end in absolute(block)
+        for batch in read_batches(tensors, BATCH, GAP)
+        for name, file, start, end in absolute(batch)
         for byte in range(start, end)
     ]
     assert delivered == [
@@ -46,34 +48,34 @@ def test_every_byte_is_delivered_once_and_in_order(tensors: list[TensorEntry]) -
 
 
 @given(stored_tensors())
-def test_a_block_is_bounded_with_the_gaps_that_it_reads_through(tensors: list[TensorEntry]) -> None:
-    for block in read_blocks(tensors, BLOCK, GAP):
-        assert sum(piece.end_byte - piece.start_byte for piece in block.pieces) <= BLOCK
-        assert sum(part.end_byte - part.start_byte for part in block.ranges) <= 2 * BLOCK
+def test_a_batch_is_bounded_with_the_gaps_that_it_reads_through(tensors: list[TensorEntry]) -> None:
+    for batch in read_batches(tensors, BATCH, GAP):
+        assert sum(piece.end_byte - piece.start_byte for piece in batch.pieces) <= BATCH
+        assert sum(stretch.end_byte - stretch.start_byte for stretch in batch.ranges) <= 2 * BATCH
 
 
 @given(stored_tensors())
 def test_no_tensor_is_cut_inside_an_element(tensors: list[TensorEntry]) -> None:
     starts = {entry.name: entry.start_byte for entry in tensors}
     ends = {entry.name: entry.end_byte for entry in tensors}
-    for block in read_blocks(tensors, BLOCK, GAP):
-        for name, _, _, end in absolute(block):
+    for batch in read_batches(tensors, BATCH, GAP):
+        for name, _, _, end in absolute(batch):
             assert end == ends[name] or (end - starts[name]) % 8 == 0
 
 
 def test_small_tensors_in_any_order_cost_one_request() -> None:
     tensors = [TensorEntry(f"t{n}", "U8", (4,), "f", 4 * n, 4 * n + 4) for n in (9, 2, 7, 0, 5, 1, 8, 3, 6, 4)]
-    (block,) = read_blocks(tensors, BLOCK, GAP)
-    assert len(block.ranges) == 1
+    (batch,) = read_batches(tensors, BATCH, GAP)
+    assert len(batch.ranges) == 1
 
 
 def test_a_gap_is_read_through_only_where_it_is_small() -> None:
     near = [TensorEntry("a", "U8", (4,), "f", 0, 4), TensorEntry("b", "U8", (4,), "f", 4 + GAP, 8 + GAP)]
     far = [near[0], TensorEntry("b", "U8", (4,), "f", 5 + GAP, 9 + GAP)]
-    assert [len(block.ranges) for block in read_blocks(near, BLOCK, GAP)] == [1]
-    assert [len(block.ranges) for block in read_blocks(far, BLOCK, GAP)] == [2]
+    assert [len(batch.ranges) for batch in read_batches(near, BATCH, GAP)] == [1]
+    assert [len(batch.ranges) for batch in read_batches(far, BATCH, GAP)] == [2]
 
 
-def test_a_large_tensor_spans_as_many_blocks_as_it_fills() -> None:
-    blocks = list(read_blocks([TensorEntry("big", "U8", (1000,), "f", 3, 1003)], BLOCK, GAP))
-    assert len(blocks) == -(-1000 // BLOCK)
+def test_a_large_tensor_spans_as_many_batches_as_it_fills() -> None:
+    batches = list(read_batches([TensorEntry("big", "U8", (1000,), "f", 3, 1003)], BATCH, GAP))
+    assert len(batches) == -(-1000 // BATCH)

@@ -1,4 +1,4 @@
-"""A transfer holds as many blocks as it says, whichever side is slow."""
+"""A transfer holds as many batches as it says, whichever side is slow."""
 
 import time
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from sharding import job
-from sharding.core.limits import BLOCKS_AHEAD, BLOCKS_BEHIND
+from sharding.core.limits import BATCHES_AHEAD, BATCHES_BEHIND
 from sharding.storage.folder_destination import FolderShardWriter
 from sharding.storage.folder_source import FolderSource
 from tests.conftest import random_tensors, write_checkpoint
 
-BLOCK = 4096
+BATCH = 4096
 
 
 @pytest.mark.parametrize("slow", ["reading", "writing", "neither"])
@@ -20,7 +20,7 @@ def test_what_is_read_and_not_yet_written_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
-    monkeypatch.setattr("sharding.storage.folder_source.BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr("sharding.storage.folder_source.BATCH_BYTES", BATCH)
     read_bytes, written_bytes, most = 0, 0, 0
     read, write = FolderSource.read, FolderShardWriter.write
 
@@ -46,6 +46,6 @@ def test_what_is_read_and_not_yet_written_is_bounded(
         is_moving = (
             type(event).__name__ in ("Planned", "Progress") and getattr(event, "stage", "transfer") == "transfer"
         )
-    assert read_bytes > 50 * BLOCK
+    assert read_bytes > 50 * BATCH
     # Those ahead and behind, the one between, and those that are being read; some ranges are read with their gaps.
-    assert most <= (BLOCKS_AHEAD + BLOCKS_BEHIND + 4) * 2 * BLOCK
+    assert most <= (BATCHES_AHEAD + BATCHES_BEHIND + 4) * 2 * BATCH

@@ -9,7 +9,7 @@ import pytest
 from sharding import job
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.values import Shard
-from sharding.report.report import Report
+from sharding.report.schema import Report
 from sharding.storage.folder_source import open_folder
 from sharding.verify.digests import check_structure
 from tests.conftest import random_tensors, write_checkpoint

@@ -50,7 +50,7 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     cls, config = model_class(folder)
-    files = _weight_files(folder, asked["method"])
+    files = weight_files(folder, asked["method"])
     torch.manual_seed(0)
     dtype = getattr(torch, asked["dtype"]) if asked["dtype"] else None
     stored = _stored_dtypes(files)
@@ -139,7 +139,7 @@ def _torch_load(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str
     import torch
 
     model = _empty(cls, config, dtype)
-    for file in _weight_files(folder, asked["method"]):
+    for file in weight_files(folder, asked["method"]):
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=not asked["no_mmap"])
         if dtype is not None:
             state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
@@ -228,7 +228,7 @@ def _mapped_ranges(files: list[Path]) -> list[tuple[int, int]] | None:
     return [(int(start, 16), int(end, 16)) for start, end in spans]
 
 
-def _weight_files(folder: Path, method: str) -> list[Path]:
+def weight_files(folder: Path, method: str) -> list[Path]:
     """Return the files that `method` loads: safetensors first, but for torch.load and accelerate."""
     if named := json.loads((folder / "config.json").read_text()).get("transformers_weights"):
         if method not in ("from_pretrained", "offload"):

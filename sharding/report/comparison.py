@@ -1,0 +1,117 @@
+"""Sum up what loading the original and the copy has cost, as reports have it, and draw it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from sharding.core.bounds import Count, Line, Word
+from sharding.core.limits import CURVE_MOMENTS
+from sharding.loading.chart import draw_memory
+from sharding.loading.costs import ClassicCost, Comparison, LoadCost, Moment, Prediction, Spread, Verdict, middle_run
+
+_PHASES = ("import", "load", "forward", "tokens")
+_FIGURES = ("working_seconds", "base_anon_bytes", "peak_anon_bytes", "peak_file_bytes", "peak_total_bytes")
+_OF_THE_MIDDLE = (
+    "architecture", "format", "files", "weight_bytes", "largest_file_bytes", "is_cast", "is_mapped", "cache",
+    "memory_limited_by", "logits_sha256", "tokens",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSummary:
+    """What loading one of two checkpoints has cost in all `runs`; `curve` and what is no figure are of the middle one.
+
+    `seconds` are those of each phase, `working_seconds` of all but the imports.
+    """
+
+    runs: Count
+    outcome: Word
+    message: str
+    architecture: Line
+    format: Word
+    files: Count
+    weight_bytes: Count
+    largest_file_bytes: Count
+    stored_dtypes: Mapping[Word, Count]
+    is_cast: bool
+    is_mapped: bool | None
+    cache: Word
+    memory_limited_by: Word | None
+    logits_sha256: Word
+    tokens: tuple[int, ...]
+    seconds: Mapping[Word, Spread]
+    working_seconds: Spread
+    base_anon_bytes: Spread
+    peak_anon_bytes: Spread
+    peak_file_bytes: Spread
+    peak_total_bytes: Spread
+    disk_bytes_read: Spread
+    curve: Annotated[tuple[Moment, ...], Field(max_length=2 * CURVE_MOMENTS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonSummary:
+    """What loading the original and the copy has cost; the sides are None where nothing was loaded."""
+
+    measured: bool
+    reason_not_measured: Line
+    verdict: Verdict
+    method: Word
+    dtype: Word | None
+    memory_mapping: bool
+    memory_limit_bytes: Count | None
+    machine: Word
+    predicted: Mapping[Literal["original", "sharded"], Prediction]
+    original: LoadSummary | None
+    sharded: LoadSummary | None
+    classic: ClassicCost | None = None
+
+    @property
+    def picture(self) -> str | None:
+        """Memory over time as an SVG, which shows nothing but numbers; None where nothing was loaded."""
+        return draw_memory(self.original.curve, self.sharded.curve) if self.original and self.sharded else None
+
+
+def summarize_comparison(comparison: Comparison) -> ComparisonSummary:
+    """Return a comparison with the figures of its runs together."""
+    original, sharded = comparison.predicted
+    return ComparisonSummary(
+        measured=comparison.is_measured,
+        reason_not_measured=comparison.reason_not_measured,
+        verdict=comparison.verdict,
+        method=comparison.method,
+        dtype=comparison.dtype_asked,
+        memory_mapping=comparison.with_mapping,
+        memory_limit_bytes=comparison.memory_limit_bytes,
+        machine=comparison.machine,
+        predicted={"original": original, "sharded": sharded},
+        original=_loads(comparison.original),
+        sharded=_loads(comparison.sharded),
+        classic=comparison.classic,
+    )
+
+
+def _loads(costs: Sequence[LoadCost]) -> LoadSummary | None:
+    if not costs:
+        return None
+    shown = middle_run(costs)
+    same: dict[str, Any] = {name: getattr(shown, name) for name in _OF_THE_MIDDLE}
+    figures: dict[str, Any] = {name: Spread.of([getattr(cost, name) for cost in costs]) for name in _FIGURES}
+
+    return LoadSummary(
+        runs=len(costs),
+        outcome=next((cost.outcome for cost in costs if cost.outcome != "loaded"), "loaded"),
+        message=next((cost.message for cost in costs if cost.message), ""),
+        stored_dtypes=shown.stored_dtypes or {},
+        seconds={
+            phase: Spread.of([cost.seconds[phase] for cost in costs])
+            for phase in _PHASES
+            if all(phase in cost.seconds for cost in costs)
+        },
+        disk_bytes_read=Spread.of([cost.disk_bytes_read or 0 for cost in costs]),
+        curve=tuple(moment._replace(seconds=round(moment.seconds, 3)) for moment in shown.curve),
+        **same,
+        **figures,
+    )

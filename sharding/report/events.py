@@ -1,0 +1,75 @@
+"""What a job says while it runs, an event a line of JSON: written on one side, read on the other. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.values import Verification
+from sharding.loading.costs import Compared, Probed
+from sharding.report.comparison import ComparisonSummary, summarize_comparison
+from sharding.report.report import summarize_plan, summarize_source
+from sharding.report.schema import Inspection, Json, PlanSummary, Proof, Report, adapter, first_problem, to_json
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade:
+    """What a `planned` event says."""
+
+    source: Inspection
+    plan: PlanSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What went wrong: the name of the error, a sentence, and what helps."""
+
+    kind: str
+    message: str
+    hint: str
+
+
+Said = PlanMade | Progress | ShardFinished | Verification | Probed | ComparisonSummary | Published | Report | Problem
+"""What can be read of a job."""
+
+_NAMES: dict[type, str] = {
+    PlanMade: "planned",
+    Progress: "progress",
+    ShardFinished: "shard-finished",
+    Verification: "verified",
+    Probed: "probed",
+    ComparisonSummary: "compared",
+    Published: "published",
+    Report: "report",
+}
+_KINDS: dict[str, Any] = {name: kind for kind, name in _NAMES.items()} | {"verified": Proof}
+
+
+def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report) -> Json:
+    """Return one line of `--events`: what happened, under the key `event`, and its particulars."""
+    said: Any = event
+    match event:
+        case Planned():
+            said = PlanMade(summarize_source(event.checkpoint), summarize_plan(event.plan))
+        case Verified():
+            said = event.verification
+        case Compared():
+            said = summarize_comparison(event.comparison)
+    name = _NAMES[type(said)]
+    line = {"event": name, **to_json(said, _KINDS[name])}
+    if isinstance(event, Probed):
+        del line["cost"]["curve"]  # the report has one of each side
+    return line
+
+
+def parse_event(line: Json) -> Said:
+    """Return what a line of a job says. Raises ValueError where it is none that jobs have."""
+    kind, told = (Problem, line["error"]) if "error" in line else (_KINDS.get(str(line.get("event"))), line)
+    if kind is None:
+        raise ValueError("no event of a job: there is none of that name")
+    try:
+        said: Said = adapter(kind).validate_python(told)
+    except ValidationError as error:
+        raise ValueError(f"no event of a job: {first_problem(error)}") from error
+    return said
