@@ -156,7 +156,7 @@ def shard(
 @app.command()
 def verify(
     source: Source,
-    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The folder to compare with it.")],
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
     dtype: Annotated[options.Dtype, typer.Option(help="Compare with SOURCE cast to this.")] = "keep",
     variant: Variant = "",

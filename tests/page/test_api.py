@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.localhub.conftest import Server
 from tests.page.conftest import LONG, Site, copy_name
 
@@ -171,3 +172,18 @@ def test_the_tools_of_mcp_read_well(space: Site, small: str) -> None:
         assert len(tool.description or "") > 60
         assert all(field.get("description") for field in tool.inputSchema["properties"].values())
         assert "request" not in tool.inputSchema["properties"]
+
+
+def test_the_example_of_the_docs_runs(space: Site, small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/page-and-api.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+    ours = {"http://127.0.0.1:7860": space.address, "hf_...": "hf_alice", "samples/mistral-60m": small}
+    for shown, here in {**ours, "alice/mine": f"alice/{copy_name()}"}.items():
+        assert shown in example
+        example = example.replace(shown, here)
+    told: dict[str, Any] = {}
+    exec(example, told)
+    assert capsys.readouterr().out.splitlines()[-1] in ("queued", "running", "done")
+    assert len(told["plan"]["shards"]) == 1
+    assert finish(told["client"], told["job"])["state"] == "done"
+    told["client"].close()
