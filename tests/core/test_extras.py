@@ -13,7 +13,8 @@ from packaging.utils import canonicalize_name
 from sharding import job
 from sharding.core.errors import Refused
 from sharding.core.extras import require
-from tests.conftest import ROOT, environment, listing
+from sharding.core.options import Options
+from tests.conftest import ROOT, environment, listing, options_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -40,8 +41,9 @@ def test_a_job_that_needs_an_extra_is_refused_before_anything_is_written(
     plain: None, checkpoint: Path, tmp_path: Path, choices: dict[str, object]
 ) -> None:
     before = listing(tmp_path)
+    options, more = options_of("60kB", choices)
     with pytest.raises(Refused) as refusal:
-        list(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB", **choices))  # type: ignore[arg-type]
+        list(job.shard(str(checkpoint), str(tmp_path / "out"), options, **more))
     assert refusal.value.exit_status == 3 and "torch, transformers, accelerate" in refusal.value.message
     assert refusal.value.hint == "Run pip install 'shard-my-repo[load]'."
     assert listing(tmp_path) == before
@@ -50,7 +52,7 @@ def test_a_job_that_needs_an_extra_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda folder: job.plan(folder, "60kB", dtype="bf16"),
+        lambda folder: job.plan(folder, Options("60kB", dtype="bf16")),
         lambda folder: list(job.verify(folder, folder, dtype="bf16")),
         lambda folder: list(job.compare(folder, folder)),
         lambda folder: job.devices(folder, "cpu=1GB"),

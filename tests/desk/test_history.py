@@ -34,6 +34,7 @@ PROGRESS = {
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
 )
 EVENTS = st.sampled_from(["planned", "progress", "shard-finished", "verified", "published", "report", "error", "x"])
 KEYS = st.sampled_from([*PROGRESS, "plan", "source", "ref", "place", "error", "file", "bytes", "number", "kept"])

@@ -152,6 +152,7 @@ def test_a_writer_that_is_killed_leaves_the_store_in_order(own: Server, tmp_path
     assert [(place / name).read_bytes() for name in ("w.bin", "w2.bin")] == [payload(500_000, n) for n in (1, 2)]
 
 
+@pytest.mark.thorough
 def test_the_samples_are_there_and_load(own: Server, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     own.start("--samples")

@@ -83,6 +83,7 @@ def test_a_slow_upload_holds_back_what_is_read(peak: Callable[..., int], folders
     assert stays(*(partial(peak, folders[shards], shards, UPLOAD) for shards in (SMALL, LARGE)))
 
 
+@pytest.mark.thorough
 def test_from_repo_to_repo_the_slower_direction_sets_the_pace(peak: Callable[..., int]) -> None:
     small, large = (partial(peak, f"alice/source-{shards}", shards, UPLOAD) for shards in (SMALL, LARGE))
     assert stays(small, large)

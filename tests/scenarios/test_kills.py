@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.conftest import ROOT, environment, listing, write_checkpoint
 from tests.hubs import push
 from tests.localhub.conftest import Server
 from tests.scenarios.torture import torture_page, write_source
 
-KILLS = 10
-PAGE_KILLS = 3
 UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
 
 
@@ -28,7 +27,8 @@ def stable(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
 
 
-def test_ten_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", [3, pytest.param(15, marks=pytest.mark.thorough)])
+def test_kills_at_random_moments_lose_nothing(wanted: int, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     moments = random.Random(seed)
@@ -42,7 +42,7 @@ def test_ten_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     finished: dict[str, tuple[int, int]] = {}
     kills = 0
-    while kills < KILLS:
+    while kills < wanted:
         job = subprocess.Popen(shard_command(source, out), env=environment(), stdout=subprocess.DEVNULL)
         try:
             job.wait(moments.uniform(0.1, 1) * whole_seconds)
@@ -90,20 +90,22 @@ def assert_kept(out: Path, before: dict[str, tuple[int, int]]) -> dict[str, tupl
     return now
 
 
-def test_kills_of_forked_jobs_lose_nothing_and_repeat_one_shard_at_most(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.thorough)])
+def test_kills_of_forked_jobs_lose_nothing_and_repeat_one_shard_at_most(kills: int) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     # A process of its own: forks of this one would share whatever other tests have started in it.
-    command = [sys.executable, "-m", "tests.scenarios.torture", "--only", "folder", "--seed", str(seed), "20"]
+    command = [sys.executable, "-m", "tests.scenarios.torture", "--only", "folder", "--seed", str(seed), str(kills)]
     done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "20 kills" in done.stdout
+    assert f"{kills} kills" in done.stdout
 
 
-def test_kills_of_jobs_behind_the_page_lose_nothing(served: Callable[..., Server], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.thorough)])
+def test_kills_of_jobs_behind_the_page_lose_nothing(kills: int, served: Callable[..., Server], tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     hub = served()
     source = push(hub, write_source(tmp_path / "in", 60, 300_000), "alice/source")
-    tally = torture_page(hub, source, "alice/page", tmp_path, PAGE_KILLS, random.Random(seed))
-    assert (tally.kills, tally.again) == (PAGE_KILLS, PAGE_KILLS)
+    tally = torture_page(hub, source, "alice/page", tmp_path, kills, random.Random(seed))
+    assert (tally.kills, tally.again) == (kills, kills)
