@@ -64,17 +64,6 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} {units[-1]}"
 
 
-def exact_size(count: int) -> str:
-    """Return a size that `parse_bytes` reads as exactly `count` bytes, in the largest unit that has no fraction.
-
-    >>> exact_size(200_000_000), exact_size(1 << 30), exact_size(1001)
-    ('200MB', '1GiB', '1001')
-    """
-    whole = [(size, unit) for unit, size in _UNITS.items() if unit and count % size == 0]
-    size, unit = max(whole)
-    return f"{count // size}{unit.replace('IB', 'iB').replace('KB', 'kB')}" if size > 1 else str(count)
-
-
 def count(number: int, one: str = "", many: str = "") -> str:
     """Return a number with its noun.
 

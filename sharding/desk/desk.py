@@ -177,12 +177,6 @@ class Desk:
                 return
             last = seen
 
-    def active_job(self, owner: str) -> JobView | None:
-        """Return the job of `owner` that is queued or runs, if there is one."""
-        with self._lock:
-            taken = next((taken for taken in self._jobs.values() if taken.record.owner == owner), None)
-            return self._view(taken) if taken else None
-
     @property
     def queue_length(self) -> int:
         """Jobs that are queued or run."""

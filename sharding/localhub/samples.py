@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -40,21 +40,9 @@ def build_mistral(folder: Path) -> Path:
     import torch
     from transformers import MistralConfig, MistralForCausalLM
 
-    tokenizer = _train_tokenizer()
-    config = MistralConfig(
-        vocab_size=_VOCABULARY,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=10,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=None,
-    )
-    torch.manual_seed(0)
-    folder.mkdir(parents=True)
+    tokenizer, sizes = _begin(folder, pad_token_id=None)
+    sizes |= {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 10, "max_position_embeddings": 2048}
+    config = MistralConfig(num_attention_heads=8, num_key_value_heads=2, **sizes)
     MistralForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="40MB")
     return _finish(folder, tokenizer)
 
@@ -64,25 +52,11 @@ def build_t5(folder: Path) -> Path:
 
     The same in half the bytes is its variant fp16.
     """
-    import torch
     from transformers import T5Config, T5ForConditionalGeneration
 
-    tokenizer = _train_tokenizer()
-    config = T5Config(
-        vocab_size=_VOCABULARY,
-        d_model=128,
-        d_kv=32,
-        d_ff=256,
-        num_layers=3,
-        num_heads=4,
-        decoder_start_token_id=tokenizer.bos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.bos_token_id,
-    )
-    torch.manual_seed(0)
-    folder.mkdir(parents=True)
-    model = T5ForConditionalGeneration(config)
+    tokenizer, sizes = _begin(folder, d_model=128, d_kv=32, d_ff=256, num_layers=3, num_heads=4)
+    first = sizes["bos_token_id"]
+    model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=first, pad_token_id=first, **sizes))
     deepcopy(model).half().save_pretrained(folder, variant="fp16")
     model.save_pretrained(folder)  # last: config.json is that of the plain weights
     return _finish(folder, tokenizer, task="translation")
@@ -93,19 +67,8 @@ def build_gpt2_bin(folder: Path) -> Path:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    tokenizer = _train_tokenizer()
-    config = GPT2Config(
-        vocab_size=_VOCABULARY,
-        n_positions=256,
-        n_embd=128,
-        n_layer=4,
-        n_head=4,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    config.architectures = ["GPT2LMHeadModel"]
-    torch.manual_seed(0)
-    folder.mkdir(parents=True)
+    tokenizer, sizes = _begin(folder, n_positions=256, n_embd=128, n_layer=4, n_head=4)
+    config = GPT2Config(architectures=["GPT2LMHeadModel"], **sizes)
     config.save_pretrained(folder)
     torch.save(GPT2LMHeadModel(config).state_dict(), folder / "pytorch_model.bin")
     return _finish(folder, tokenizer)
@@ -116,21 +79,9 @@ def build_llama(folder: Path) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = _train_tokenizer()
-    config = LlamaConfig(
-        vocab_size=_VOCABULARY,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=None,
-    )
-    torch.manual_seed(0)
-    folder.mkdir(parents=True)
+    tokenizer, sizes = _begin(folder, pad_token_id=None)
+    sizes |= {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3, "max_position_embeddings": 1024}
+    config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return _finish(folder, tokenizer)
 
@@ -141,6 +92,17 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "gpt2-tied": build_gpt2_bin,
     "llama": build_llama,
 }
+
+
+def _begin(folder: Path, **sizes: Any) -> tuple["PreTrainedTokenizerFast", dict[str, Any]]:
+    """Make `folder`; return a tokenizer, and `sizes` of a configuration with what follows from it."""
+    import torch
+
+    tokenizer = _train_tokenizer()
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
+    sizes |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return tokenizer, {"vocab_size": _VOCABULARY, **sizes}
 
 
 def _finish(folder: Path, tokenizer: "PreTrainedTokenizerFast", task: str = "text-generation") -> Path:

@@ -33,13 +33,12 @@ class Weight:
 class Architecture:
     """What is known of a model class: hints, each as transformers 5.23 has it.
 
-    `blocks` are the modules of `no_split_classes`, `tied` groups of names that stand for one tensor, and
-    `keep_in_fp32` patterns of modules that a cast to fp16 leaves alone. `weights` has every tensor once.
+    `blocks` are the modules of `no_split_classes`, `tied` groups of names that stand for one tensor. `weights` has
+    every tensor once.
     """
 
     class_name: str
     no_split_classes: tuple[str, ...]
-    keep_in_fp32: tuple[str, ...]
     tied: tuple[tuple[str, ...], ...]
     blocks: tuple[str, ...]
     weights: tuple[Weight, ...]
@@ -147,7 +146,6 @@ def from_answer(answer: Mapping[str, Any]) -> Architecture:
     return Architecture(
         class_name=answer["class_name"],
         no_split_classes=tuple(answer["no_split_classes"]),
-        keep_in_fp32=tuple(answer["keep_in_fp32"]),
         tied=tuple(map(tuple, answer["tied"])),
         blocks=tuple(answer["blocks"]),
         weights=tuple(

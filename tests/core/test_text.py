@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.errors import UsageError
-from sharding.core.text import exact_size, format_bytes, parse_bytes
+from sharding.core.text import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,3 @@ def test_a_formatted_size_is_within_a_twentieth_of_the_count(count: int) -> None
     number, unit = format_bytes(count).split()
     assert float(number) < 1000 or unit == "TB"
     assert abs(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit] - count) <= 0.05 * count
-
-
-@given(st.integers(1, 10**15))
-def test_an_exact_size_means_exactly_that_many_bytes(count: int) -> None:
-    assert parse_bytes(exact_size(count)) == count
-
-
-@pytest.mark.parametrize(("count", "text"), [(200_000_000, "200MB"), (1 << 30, "1GiB"), (7_000, "7kB"), (1001, "1001")])
-def test_an_exact_size_is_written_as_people_write_it(count: int, text: str) -> None:
-    assert exact_size(count) == text
