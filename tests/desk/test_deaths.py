@@ -30,7 +30,7 @@ def test_a_killed_job_fails_and_goes_on_where_it_was(
     assert view.error[1]
     again = end(desk, desk.submit(view.request, "alice", ALICE))
     assert again.state == "done"
-    assert len([shard for shard in again.shards if shard["kept"]]) >= 3
+    assert len([shard for shard in again.shards if shard.kept]) >= 3
 
 
 def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
@@ -53,7 +53,7 @@ def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
         assert request == replace(view.request, confirmed=True)
         resumed = end(desk, desk.submit(request, "alice", ALICE))
         assert resumed.state == "done"
-        assert [shard for shard in resumed.shards if shard["kept"]]
+        assert [shard for shard in resumed.shards if shard.kept]
         whole = end(desk, desk.submit(replace(request, destination=f"{name}-whole"), "alice", ALICE))
         assert whole.state == "done"
     assert hub.api().model_info(name).private is False
@@ -77,8 +77,8 @@ def test_a_variant_and_what_was_allowed_of_it_outlive_the_desk(
         assert request == replace(view.request, confirmed=True)
         resumed = end(desk, desk.submit(request, "alice", ALICE))
     assert resumed.state == "done"
-    assert [shard for shard in resumed.shards if shard["kept"]]
-    assert resumed.report and resumed.report["source"]["variant"] == "fp16"
+    assert [shard for shard in resumed.shards if shard.kept]
+    assert resumed.report and resumed.report.source.variant == "fp16"
     assert "model.fp16-00001-of-00100.safetensors" in sha256s(hub, name)
 
 

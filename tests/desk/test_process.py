@@ -22,9 +22,11 @@ from tests.localhub.conftest import Server
 def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Let jobs run a script of ours in the place of the command line."""
 
+    python = sys.executable
+
     def impostor(code: str) -> None:
         script = tmp_path / "impostor"
-        script.write_text(f"#!{sys.executable}\nimport json, os, signal, sys, time\n{code}")
+        script.write_text(f"#!{python}\nimport json, os, signal, sys, time\n{code}")
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr("sharding.desk.process.sys.executable", str(script))
 
@@ -88,7 +90,15 @@ def test_a_job_that_says_too_much_is_ended(
     desk: Desk, small: str, name: str, impostor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.desk.runner.EVENTS_BYTES", 10_000)
-    event = {"event": "shard-finished", "file": "x", "bytes": 1, "number": 1, "shards": 1, "kept": False}
+    event = {
+        "event": "shard-finished",
+        "file": "x",
+        "bytes": 1,
+        "sha256": "0" * 64,
+        "number": 1,
+        "shards": 1,
+        "kept": False,
+    }
     impostor(f"while True: print({json.dumps(json.dumps(event))})")
     view = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
     assert view.state == "failed"
@@ -151,7 +161,15 @@ def test_a_job_that_does_not_want_to_end_is_killed(
     desk: Desk, small: str, name: str, impostor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.desk.process.STOP_SECONDS", 0.2)
-    shard = {"event": "shard-finished", "file": "x", "bytes": 1, "number": 1, "shards": 1, "kept": False}
+    shard = {
+        "event": "shard-finished",
+        "file": "x",
+        "bytes": 1,
+        "sha256": "0" * 64,
+        "number": 1,
+        "shards": 1,
+        "kept": False,
+    }
     impostor(
         "if 'discard' in sys.argv: print(json.dumps({'repo_deleted': True, 'remark': ''})); sys.exit()\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
