@@ -46,9 +46,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do the child's work in this process: what comes out is the same, only what it costs is not."""
 
-    def run(folder: Path, out: Path, max_shard_bytes: int, dtype: str) -> ClassicCost:
+    def run(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None) -> ClassicCost:
         try:
-            load_and_save(folder, out, max_shard_bytes, dtype)
+            load_and_save(folder, out, max_shard_bytes, dtype or "keep")
         except Unsupported as error:
             raise SourceError(str(error), "") from error
         return ClassicCost(0.0, 0, 0)
