@@ -54,7 +54,7 @@ def find_layout(paths: Sequence[str], documents: Documents) -> Layout:
     """Return the layout of a repo with files at `paths`."""
     config, pipeline, modules = documents.config, documents.pipeline, documents.modules
     if isinstance(pipeline, dict) and "_class_name" in pipeline:
-        parts = [name for name, part in pipeline.items() if isinstance(part, list) and any(part)]
+        parts = [name for name, entry in pipeline.items() if isinstance(entry, list) and any(entry)]
         return Layout("diffusers", {f"{name}/": False for name in parts})
     if isinstance(modules, list) and modules and all(map(_is_module, modules)):
         folders = {}

@@ -36,8 +36,8 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
     weight_files: list[FileEntry] = []
     tensors: list[TensorEntry] = []
     gathered: list[Gathered] = []
-    for one in found.sets:
-        component, files, inside, views, remarks = _read_component(source, by_path, one)
+    for weight_set in found.sets:
+        component, files, inside, views, remarks = _read_component(source, by_path, weight_set)
         components.append(component)
         weight_files += files
         tensors += inside
@@ -48,7 +48,9 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
             f"There are {len(tensors):,} tensors in it; at most {MAX_TENSORS:,} are taken.", "It is no one model."
         )
     _refuse_unusable(tensors)
-    taken = {file.path for file in weight_files} | {one.index for one in found.sets if one.index and not one.single}
+    taken = {file.path for file in weight_files} | {
+        weight_set.index for weight_set in found.sets if weight_set.index and not weight_set.single
+    }
     side_files, left_out = sort_files(source.files, taken, found.copied)
     return Checkpoint(
         source=source.ref,
@@ -60,21 +62,21 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
         architecture=documents.architecture,
         library=found.library,
         gathered=tuple(gathered),
-        configs=_configs(source, by_path, [part.folder for part in components]),
+        configs=_configs(source, by_path, [component.folder for component in components]),
         other_variants=found.passed_over,
     )
 
 
 def _read_component(
-    source: Source, by_path: dict[str, FileEntry], one: WeightSet
+    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet
 ) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
     """Return a component, its files and tensors, those that are views, and what a person should know of it."""
-    findings = one.findings()
-    index = _read_index(source, by_path, one)
-    files = [by_path[path] for path in one.files(index, by_path)]
+    findings = weight_set.findings()
+    index = _read_index(source, by_path, weight_set)
+    files = [by_path[path] for path in weight_set.files(index, by_path)]
     pickled = [file for file in files if file.path.endswith(".bin")]
     # What loads weights of this name ties none again after loading.
-    archives = read_archives(source, pickled, unites_tied=one.base != "diffusion_pytorch_model")
+    archives = read_archives(source, pickled, unites_tied=weight_set.base != "diffusion_pytorch_model")
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")])
     tensors = [tensor for header in headers for tensor in header.tensors]
     tensors += [tensor for archive in archives for tensor in archive.tensors]
@@ -82,8 +84,10 @@ def _read_component(
     disagreements = compare_with_index(index, tensors, tied) if index else []
     metadata, conflicts = merge_metadata(headers)
     total_parameters = index.total_parameters if index and not disagreements else None
-    component = Component(one.folder, one.base, one.variant, one.is_whole, metadata, total_parameters)
-    views = [part for archive in archives for part in archive.gathered]
+    component = Component(
+        weight_set.folder, weight_set.base, weight_set.variant, weight_set.is_whole, metadata, total_parameters
+    )
+    views = [strided for archive in archives for strided in archive.gathered]
     findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
     return component, files, tensors, views, findings
 
@@ -97,14 +101,14 @@ def named_weights(source: Source) -> list[str]:
     name = Documents(_read_json(source, by_path.get(CONFIG_NAME))).weights_named
     if name is None:
         return []
-    one = named_set(name, by_path)
-    return one.files(_read_index(source, by_path, one), by_path)
+    weight_set = named_set(name, by_path)
+    return weight_set.files(_read_index(source, by_path, weight_set), by_path)
 
 
-def _read_index(source: Source, by_path: dict[str, FileEntry], one: WeightSet) -> Index | None:
-    if one.single or not one.index:
+def _read_index(source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet) -> Index | None:
+    if weight_set.single or not weight_set.index:
         return None
-    return parse_index(read_small(source, by_path[one.index], MAX_INDEX_BYTES), one.index)
+    return parse_index(read_small(source, by_path[weight_set.index], MAX_INDEX_BYTES), weight_set.index)
 
 
 def read_headers(source: Source, files: Iterable[FileEntry]) -> list[Header]:

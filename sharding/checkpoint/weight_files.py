@@ -136,22 +136,26 @@ def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> 
 
 
 def _by_variant(folder: str, inside: Iterable[str]) -> dict[str, WeightSet]:
-    """Return the sets of a folder by variant, "" for the plain one, of the first base that it has."""
+    """Return the sets of a folder by variant, "" for the plain weight_set, of the first base that it has."""
     return _of_first_base(_matching(folder, inside, *_SAFETENSORS), _BASES)
 
 
 def _pickled(folder: str, inside: Iterable[str]) -> dict[str, WeightSet]:
     """Return the same of weights that torch has saved; their index often stays where they do not."""
-    found = {key: one for key, one in _matching(folder, inside, *_BIN).items() if one.single or one.shards}
+    found = {
+        key: weight_set
+        for key, weight_set in _matching(folder, inside, *_BIN).items()
+        if weight_set.single or weight_set.shards
+    }
     sets = _of_first_base(found, list(_BIN_BASES))
-    for one in sets.values():
-        one.base = _BIN_BASES[one.base]
+    for weight_set in sets.values():
+        weight_set.base = _BIN_BASES[weight_set.base]
     return sets
 
 
 def _of_first_base(found: dict[tuple[str, str], WeightSet], bases: Sequence[str]) -> dict[str, WeightSet]:
     base = min((base for base, _ in found), key=bases.index, default="")
-    return {variant: one for (of, variant), one in found.items() if of == base}
+    return {variant: weight_set for (of, variant), weight_set in found.items() if of == base}
 
 
 def _matching(
@@ -164,15 +168,15 @@ def _matching(
         match = weights.fullmatch(name) or index.fullmatch(name)
         if match is None:
             continue
-        part = match.groupdict()
-        variant = part["variant"] or part["old"] or ""
-        one = found.setdefault((part["base"], variant), WeightSet(folder, part["base"], variant))
-        if "index" in part:
-            one.index = path
-        elif part["number"]:
-            one.shards.append(path)
+        named = match.groupdict()
+        variant = named["variant"] or named["old"] or ""
+        weight_set = found.setdefault((named["base"], variant), WeightSet(folder, named["base"], variant))
+        if "index" in named:
+            weight_set.index = path
+        elif named["number"]:
+            weight_set.shards.append(path)
         else:
-            one.single = path
+            weight_set.single = path
     return found
 
 
@@ -231,9 +235,11 @@ def _remarks(sets: Sequence[WeightSet], passed_over: set[str], copied: Iterable[
         message = f"Other variants are left out: {', '.join(names)}."
         hint = f"Choose one as the variant (--variant {names[0]}) to re-shard that instead."
         yield Finding("info", "variants", message, hint)
-    for name in sorted({one.variant for one in sets} - {""}):
+    for name in sorted({weight_set.variant for weight_set in sets} - {""}):
         yield Finding("info", "variant", f"The variant {name} is taken.", f'Load the result with variant="{name}".')
-    whole = sorted([one.single or one.folder for one in sets if one.is_whole] + list(copied))
+    whole = sorted(
+        [weight_set.single or weight_set.folder for weight_set in sets if weight_set.is_whole] + list(copied)
+    )
     if whole:
         yield Finding(
             "info",

@@ -71,19 +71,19 @@ def compare_with_index(index: Index, tensors: Iterable[TensorEntry], tied: Itera
 
 def build_indexes(plan: Plan) -> dict[str, bytes]:
     """Return the index files of `plan` by path, byte for byte as `save_pretrained` of transformers 5.23 writes them."""
-    needed = [part for part in plan.components if part.index in plan.indexes]
+    needed = [component for component in plan.components if component.index in plan.indexes]
     return {
-        part.index: _build_index(part, [shard for shard in plan.shards if shard.folder == part.folder])
-        for part in needed
+        component.index: _build_index(component, [shard for shard in plan.shards if shard.folder == component.folder])
+        for component in needed
     }
 
 
-def _build_index(part: Component, shards: Iterable[Shard]) -> bytes:
+def _build_index(component: Component, shards: Iterable[Shard]) -> bytes:
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for shard in shards:
-        file = shard.file.removeprefix(part.folder)
-        weight_map |= {tensor.name.removeprefix(part.folder): file for tensor in shard.tensors}
+        file = shard.file.removeprefix(component.folder)
+        weight_map |= {tensor.name.removeprefix(component.folder): file for tensor in shard.tensors}
         total_bytes += shard.bytes
-    metadata = {"total_parameters": part.total_parameters, "total_size": total_bytes}
+    metadata = {"total_parameters": component.total_parameters, "total_size": total_bytes}
     return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2, sort_keys=True).encode() + b"\n"

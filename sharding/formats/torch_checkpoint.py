@@ -74,9 +74,9 @@ def describe_archives(files: Iterable[FileEntry], archives: Sequence[Archive]) -
     if tied:
         pairs = name_some([f"{name} (as {kept})" for name, kept in tied.items()])
         yield Finding("info", "tied", f"Tied weights are written once, as transformers does; left out: {pairs}.")
-    views = [part for archive in archives for part in archive.gathered]
+    views = [strided for archive in archives for strided in archive.gathered]
     if views:
-        size = format_bytes(sum(part.end_byte - part.start_byte for part in views))
+        size = format_bytes(sum(strided.end_byte - strided.start_byte for strided in views))
         message = f"{len(views)} views (transposed, cut out or expanded) of {size} are written row by row."
         yield Finding("info", "views", message)
     ignored = [name for archive in archives for name in archive.ignored]

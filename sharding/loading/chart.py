@@ -35,7 +35,7 @@ def draw_curves(title: str, curves: Sequence[Curve]) -> str:
     """
     seconds = _nice(max((moment.seconds for curve in curves for moment in curve.moments), default=1.0))
     size = _nice(max((moment.total_bytes for curve in curves for moment in curve.moments), default=1.0))
-    parts = [
+    drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="13" fill="{_TEXT}">',
         f"<title>{escape(title)}</title>",
@@ -50,40 +50,40 @@ def draw_curves(title: str, curves: Sequence[Curve]) -> str:
         if curve.moments:
             first, last = (_place(moment.seconds, 0, seconds, size) for moment in (curve.moments[0], curve.moments[-1]))
             area = f"M{first[0]:.1f},{first[1]:.1f} L{anon[1:]} L{last[0]:.1f},{last[1]:.1f} Z"
-            parts.append(f'<path d="{area}" fill="{colour}" fill-opacity="0.12"/>')
-            parts.append(f'<path d="{total}" fill="none" stroke="{colour}" stroke-width="1.2" stroke-dasharray="4 3"/>')
-            parts.append(f'<path d="{anon}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
-    return "\n".join([*parts, "</svg>", ""])
+            drawn.append(f'<path d="{area}" fill="{colour}" fill-opacity="0.12"/>')
+            drawn.append(f'<path d="{total}" fill="none" stroke="{colour}" stroke-width="1.2" stroke-dasharray="4 3"/>')
+            drawn.append(f'<path d="{anon}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
+    return "\n".join([*drawn, "</svg>", ""])
 
 
 def _legend(curves: Iterable[Curve]) -> list[str]:
-    parts, x = [], _LEFT
+    drawn, x = [], _LEFT
     for curve, colour in zip(curves, _COLOURS, strict=False):
         peak = max((moment.anon_bytes for moment in curve.moments), default=0)
         text = f"{curve.title}: {format_bytes(peak)} anonymous at most"
-        parts.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 18}" y="53">{escape(text)}</text>')
+        drawn.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
+        drawn.append(f'<text x="{x + 18}" y="53">{escape(text)}</text>')
         x += 40 + 7 * len(text)
     note = "filled: anonymous memory; dashed: with mapped files, which the system can drop and read again"
-    return [*parts, f'<text x="{_LEFT}" y="72" font-size="11" fill="{_MUTED}">{note}</text>']
+    return [*drawn, f'<text x="{_LEFT}" y="72" font-size="11" fill="{_MUTED}">{note}</text>']
 
 
 def _axes(seconds: float, size: float) -> list[str]:
-    parts = []
+    drawn = []
     for step in range(5):
         x, y = _place(seconds * step / 4, size * step / 4, seconds, size)
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>')
+        drawn.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>')
         label = format_bytes(size * step / 4) if step else "0"
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{_MUTED}">{label}</text>')
+        drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{_MUTED}">{label}</text>')
         label = f"{seconds * step / 4:g} s"
         anchor = "end" if step == 4 else "middle"
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="{anchor}" fill="{_MUTED}">{label}</text>')
+        drawn.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="{anchor}" fill="{_MUTED}">{label}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     note = "time since the start of the process, imports included"
-    parts.append(
+    drawn.append(
         f'<text x="{middle}" y="{_HEIGHT - 8}" font-size="11" text-anchor="middle" fill="{_MUTED}">{note}</text>'
     )
-    return parts
+    return drawn
 
 
 def _path(points: Iterable[tuple[float, float]], seconds: float, size: float) -> str:

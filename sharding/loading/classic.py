@@ -34,7 +34,7 @@ from sharding.transfer.prepare import Prepared
 _SAMPLE_SECONDS = 0.02
 
 
-def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, place: Path) -> None:
+def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, folder: Path) -> None:
     """Raise SourceError, with the figures, where a model does not fit into memory or its files onto the disk."""
     free_bytes = int(MEMORY_SHARE * free_memory_bytes())
     if needed_memory_bytes > free_bytes:
@@ -43,7 +43,7 @@ def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, place: Pa
             f"{format_bytes(free_bytes)} can be used here.",
             "The stream engine needs no more than a few blocks: leave --engine out.",
         )
-    free_bytes = shutil.disk_usage(place).free - DISK_FLOOR_BYTES
+    free_bytes = shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
     if needed_disk_bytes > free_bytes:
         raise SourceError(
             f"The classic engine would need {format_bytes(needed_disk_bytes)} on the disk for its copies, and "
@@ -92,11 +92,11 @@ def prepared_classic(origin: Source, options: Options, hub: Hub) -> Iterator[Pre
     predicted = predict_load(origin, files, Load(dtype=dtype))
     weight_bytes = sum(file.bytes for file in files)
     cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)
-    with TemporaryDirectory(prefix="classic-") as place:
-        refuse_too_large(predicted.peak_anon_bytes, download_bytes(origin, files) + cast_bytes, Path(place))
-        folder = lay_out(origin, files, Path(place) / "original", hub)
-        cost = run_classic(folder, Path(place) / "saved", options.max_shard_bytes, dtype)
-        saved = open_folder(str(Path(place) / "saved"))
+    with TemporaryDirectory(prefix="classic-") as scratch:
+        refuse_too_large(predicted.peak_anon_bytes, download_bytes(origin, files) + cast_bytes, Path(scratch))
+        folder = lay_out(origin, files, Path(scratch) / "original", hub)
+        cost = run_classic(folder, Path(scratch) / "saved", options.max_shard_bytes, dtype)
+        saved = open_folder(str(Path(scratch) / "saved"))
         checkpoint = read_checkpoint(saved)
         as_saved = replace(options, strategy="size", order="stored")
         plan = plan_components(checkpoint.components, checkpoint.tensors, as_saved)

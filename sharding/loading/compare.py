@@ -52,14 +52,14 @@ def compare_loads(
     reason = _reason_not_to(load, predicted)
     expected = _expect_classic(*sides[0], predicted[0])
     classic = None
-    with TemporaryDirectory(prefix="compare-") as place:
+    with TemporaryDirectory(prefix="compare-") as scratch:
         try:
-            refuse_without_room(Path(place), sum(download_bytes(*side) for side in sides))
+            refuse_without_room(Path(scratch), sum(download_bytes(*side) for side in sides))
         except SourceError as error:
             reason = reason or error.message
         if not reason:
             folders = [
-                lay_out(source, files, Path(place) / name, hub, extra)
+                lay_out(source, files, Path(scratch) / name, hub, extra)
                 for (source, files), name, extra in zip(sides, costs, (None, written), strict=True)
             ]
             for probed in measure(folders[0], folders[1], load, rounds):
@@ -67,7 +67,7 @@ def compare_loads(
                 yield probed
             reason = _unsupported(costs)
             if max_shard_bytes is not None:
-                classic = _classic(folders[0], Path(place) / "classic", max_shard_bytes, load.dtype, expected)
+                classic = _classic(folders[0], Path(scratch) / "classic", max_shard_bytes, load.dtype, expected)
     comparison = _conclude(load, costs, (predicted[0], predicted[1]), reason)
     if max_shard_bytes is not None:
         comparison = replace(comparison, classic=classic or replace(expected, reason_not_run=reason))

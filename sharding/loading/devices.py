@@ -66,11 +66,11 @@ def parse_budgets(text: str) -> dict[str, int]:
     Raises UsageError for anything else.
     """
     budgets: dict[str, int] = {}
-    for part in PRESETS.get(text.strip().lower(), text).split(","):
-        device, found, size = part.strip().partition("=")
+    for budget in PRESETS.get(text.strip().lower(), text).split(","):
+        device, found, size = budget.strip().partition("=")
         if not found or not _DEVICE.fullmatch(device) or device in budgets:
             raise UsageError(
-                f"{part.strip()!r} is not a budget of one device.",
+                f"{budget.strip()!r} is not a budget of one device.",
                 f"Write --budget cuda:0=16GB,cpu=12GB, or a preset: {', '.join(PRESETS)}.",
             )
         budgets[device] = parse_bytes(size)

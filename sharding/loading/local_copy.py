@@ -66,11 +66,11 @@ def lay_out(
     folder.mkdir()
     absent = []
     for file in files:
-        place = source.path(file.path)
-        if place is None:
+        path = source.path(file.path)
+        if path is None:
             absent.append(file.path)
         else:
-            (folder / file.path).symlink_to(place)
+            (folder / file.path).symlink_to(path)
     if absent:
         with hub.explained(source.ref.repo_id, SourceError):
             hub.api.snapshot_download(

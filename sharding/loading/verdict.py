@@ -25,13 +25,13 @@ def judge(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
     if not memory and (not time or cause == "unknown"):
         return Verdict("no-difference", None, _no_difference(original, sharded))
     kind: Kind = "gain" if memory <= 0 and time <= 0 else "loss" if memory >= 0 and time >= 0 else "mixed"
-    parts = []
+    reasons = []
     if memory:
-        parts.append(f"{_memory(sharded)} of anonymous memory instead of {_memory(original)}")
+        reasons.append(f"{_memory(sharded)} of anonymous memory instead of {_memory(original)}")
     if time:
-        parts.append(f"{_seconds(sharded)} instead of {_seconds(original)} to load and compute")
+        reasons.append(f"{_seconds(sharded)} instead of {_seconds(original)} to load and compute")
     because = _because(cause, one, other)
-    return Verdict(kind, cause, f"The sharded copy needs {' and '.join(parts)}{because}")
+    return Verdict(kind, cause, f"The sharded copy needs {' and '.join(reasons)}{because}")
 
 
 def judge_predicted(original: Prediction, sharded: Prediction) -> Verdict:

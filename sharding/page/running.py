@@ -87,18 +87,18 @@ class Running:
     def _interrupted(self, job: str, who: Person, token: str) -> JobRequest | None:
         if view := self._desk.view(job, who.name):
             return view.request
-        place = destination_of(job) or ""
-        return self._desk.unfinished(place, token) if place.partition("/")[0] in who.namespaces else None
+        repo_id = destination_of(job) or ""
+        return self._desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
     def _lost(self, job: str, who: Person | None, token: str | None) -> Update:
         """Say what is to be done about a job that the desk does not know, or not as this visitor's."""
-        form, place = self._form, destination_of(job) or ""
+        form, repo_id = self._form, destination_of(job) or ""
         if who is None or token is None:
             text = message("Sign in to see this job.", "It is shown only to the one who started it.")
             return {form.progress: text}
-        if place.partition("/")[0] in who.namespaces and self._desk.unfinished(place, token):
+        if repo_id.partition("/")[0] in who.namespaces and self._desk.unfinished(repo_id, token):
             text = message(
-                f"The job for {place} was interrupted, as this Space was restarted.",
+                f"The job for {repo_id} was interrupted, as this Space was restarted.",
                 "Its finished shards are kept on the Hub, and it can go on from them.",
                 "warning",
             )
@@ -119,10 +119,10 @@ class Running:
         }
         if view.report is None or view.state in ACTIVE:
             return update
-        report, place = view.report, view.request.destination
-        link = self._site.address(request) + query_of(Wish(result=place))
+        report, repo_id = view.report, view.request.destination
+        link = self._site.address(request) + query_of(Wish(result=repo_id))
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
-        panel = result_panel(report, place, self._repo_page(place), link, source)
+        panel = result_panel(report, repo_id, self._repo_page(repo_id), link, source)
         return {**update, form.outcome: gr.Column(visible=True), form.result: panel}
 
     def _repo_page(self, source: str) -> str:

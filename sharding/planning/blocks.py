@@ -17,8 +17,8 @@ def blocks_around(name: str, known: Mapping[str, str]) -> list[str]:
     >>> blocks_around("model.layers.2.mlp.experts.7.up_proj.weight", {})
     ['model.layers.2', 'model.layers.2.mlp.experts.7']
     """
-    parts = name.split(".")
-    numbered = [".".join(parts[: place + 1]) for place, part in enumerate(parts[:-1]) if part.isdecimal()]
+    modules = name.split(".")
+    numbered = [".".join(modules[: depth + 1]) for depth, module in enumerate(modules[:-1]) if module.isdecimal()]
     if name not in known:
         return numbered
     return [known[name], *(block for block in numbered if block.startswith(f"{known[name]}."))]

@@ -100,9 +100,9 @@ def _quantization_method(config: str) -> str:
         document = json.loads(config or "{}")
     except (ValueError, RecursionError):
         return ""
-    parts = [document, *document.values()] if isinstance(document, dict) else []
-    for part in parts:
-        found = part.get("quantization_config") if isinstance(part, dict) else None
+    levels = [document, *document.values()] if isinstance(document, dict) else []
+    for level in levels:
+        found = level.get("quantization_config") if isinstance(level, dict) else None
         if found:
             method = found.get("quant_method") if isinstance(found, dict) else None
             return method[:50] if isinstance(method, str) else "an unnamed method"

@@ -78,8 +78,8 @@ def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
     state = remove_tied_weights_from_state_dict(state, model)
     block_of = {}
-    for block, part in _by_block(model, state).items():
-        names = list(revert_weight_conversion(model, part))
+    for block, inside in _by_block(model, state).items():
+        names = list(revert_weight_conversion(model, inside))
         if not all(name.startswith(f"{block}.") for name in names):  # it is called otherwise in the files
             block = ".".join(os.path.commonprefix([name.split(".") for name in names])) or block
         block_of.update(dict.fromkeys(names, block))
@@ -104,8 +104,8 @@ def _by_block(model: Any, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
     whole = {name for name, module in model.named_modules() if type(module).__name__ in classes}
     blocks: dict[str, dict[str, Any]] = {}
     for name, tensor in state.items():
-        parts = name.split(".")
-        around = (".".join(parts[:count]) for count in range(1, len(parts)))
+        modules = name.split(".")
+        around = (".".join(modules[:count]) for count in range(1, len(modules)))
         if block := next((module for module in around if module in whole), None):
             blocks.setdefault(block, {})[name] = tensor
     return blocks

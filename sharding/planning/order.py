@@ -25,9 +25,9 @@ def in_order(
     if hints is None or hints.unknown:
         reason = hints.unknown if hints else "There is no config.json, which says what model it is."
         raise SourceError(f"The order of transformers is not known: {reason}", "Choose the natural order.")
-    place = {saved.name: index for index, saved in enumerate(hints.saved)}
-    unknown = [tensor.name for tensor in queue if tensor.name not in place]
-    queue.sort(key=lambda tensor: place.get(tensor.name, len(place)))
+    position = {saved.name: index for index, saved in enumerate(hints.saved)}
+    unknown = [tensor.name for tensor in queue if tensor.name not in position]
+    queue.sort(key=lambda tensor: position.get(tensor.name, len(position)))
     if not unknown:
         return queue, []
     message = f"{len(unknown)} tensors are not among those that {hints.class_name} saves: {name_some(unknown)}."
@@ -43,18 +43,18 @@ def natural_key(name: str) -> str:
     >>> sorted(["h.10.w", "h.2.w", "h.norm"], key=natural_key)
     ['h.2.w', 'h.10.w', 'h.norm']
     """
-    return "".join(map(_key_of_part, name.split(".")))
+    return "".join(map(_key_of_word, name.split(".")))
 
 
-@lru_cache(maxsize=1 << 14)  # names are made of few parts
-def _key_of_part(part: str) -> str:
-    word = part.rstrip("0123456789")
-    digits = part[len(word) :]
-    if part.isdecimal() and len(part) <= _LONGEST_NUMBER:
-        return f"\1{_by_value(part)}"
+@lru_cache(maxsize=1 << 14)  # names are made of few words
+def _key_of_word(word: str) -> str:
+    letters = word.rstrip("0123456789")
+    digits = word[len(letters) :]
+    if word.isdecimal() and len(word) <= _LONGEST_NUMBER:
+        return f"\1{_by_value(word)}"
     if digits and len(digits) <= _LONGEST_NUMBER:
-        return f"\2{word}\0\3{_by_value(digits)}"
-    return f"\2{part}\0"
+        return f"\2{letters}\0\3{_by_value(digits)}"
+    return f"\2{word}\0"
 
 
 def _by_value(digits: str) -> str:

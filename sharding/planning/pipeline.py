@@ -53,9 +53,9 @@ def in_pipeline_order(tensors: Iterable[TensorEntry], known: Mapping[str, str]) 
             placed.append((*_place(tensor.name, towers), tensor))
     placed.sort(key=lambda item: item[:2])
     units: list[Unit] = []
-    for (_, part), run in groupby(placed, key=lambda item: item[:2]):
+    for (_, side), run in groupby(placed, key=lambda item: item[:2]):
         members = [tensor for _, _, tensor in run]
-        if part != 1:
+        if side != 1:
             units.append(Unit("", tuple(members)))
             continue
         by_block: dict[str, list[TensorEntry]] = {}

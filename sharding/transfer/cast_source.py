@@ -86,11 +86,11 @@ class CastSource(SourceView):
 
         Raises SourceError as the source does, OverflowRefused where a finite number becomes infinite and may not.
         """
-        for run in _runs(self._parts(file, start_byte, end_byte)):
+        for run in _runs(self._stretches(file, start_byte, end_byte)):
             chunks = self._source.read(run[0].stored.file, run[0].start_byte, run[-1].end_byte)
             feed = _Feed(chunks)
-            for part in run:
-                yield from self._cast(part, feed)
+            for stretch in run:
+                yield from self._cast(stretch, feed)
 
     def count_overflow(self, names: Iterable[str]) -> None:
         """Read the tensors `names` once more, to count what an earlier run has cast of them."""
@@ -101,43 +101,43 @@ class CastSource(SourceView):
                     for _ in self.read(file, after.start_byte, after.end_byte):
                         pass
 
-    def _parts(self, file: str, start_byte: int, end_byte: int) -> Iterator["_Part"]:
+    def _stretches(self, file: str, start_byte: int, end_byte: int) -> Iterator["_Stretch"]:
         pairs = self._tensors[file]
         index = bisect_right(self._ends[file], start_byte)
         while index < len(pairs) and pairs[index][1].start_byte < end_byte:
             stored, after = pairs[index]
             start, end = max(start_byte, after.start_byte), min(end_byte, after.end_byte)
             if start < end:
-                yield _Part(stored, after, start - after.start_byte, end - after.start_byte)
+                yield _Stretch(stored, after, start - after.start_byte, end - after.start_byte)
             index += 1
 
-    def _cast(self, part: "_Part", feed: "_Feed") -> Iterator[bytes]:
-        left = part.end_byte - part.start_byte
-        skip, wanted = part.skip_bytes, part.bytes
+    def _cast(self, stretch: "_Stretch", feed: "_Feed") -> Iterator[bytes]:
+        left = stretch.end_byte - stretch.start_byte
+        skip, wanted = stretch.skip_bytes, stretch.bytes
         while left:
             data = feed.take(min(left, BATCH_BYTES))
             left -= len(data)
-            if part.stored.dtype == part.after.dtype:
+            if stretch.stored.dtype == stretch.after.dtype:
                 yield bytes(data)
                 continue
-            size = part.element_bytes
+            size = stretch.element_bytes
             elements = range(skip // size, -(-(skip + wanted) // size))
-            chunk, overflowed = cast_chunk(data, part.stored.dtype, part.after.dtype, elements)
+            chunk, overflowed = cast_chunk(data, stretch.stored.dtype, stretch.after.dtype, elements)
             if overflowed:
-                self._note(part, overflowed)
+                self._note(stretch, overflowed)
             chunk = chunk[skip : skip + wanted]
             skip, wanted = 0, wanted - len(chunk)
             yield chunk
 
-    def _note(self, part: "_Part", overflowed: int) -> None:
+    def _note(self, stretch: "_Stretch", overflowed: int) -> None:
         if not self._allow_overflow:
-            raise self._refusal(part)
+            raise self._refusal(stretch)
         with self._lock:
-            self.overflowed[part.after.name] = self.overflowed.get(part.after.name, 0) + overflowed
+            self.overflowed[stretch.after.name] = self.overflowed.get(stretch.after.name, 0) + overflowed
 
-    def _refusal(self, part: "_Part") -> OverflowRefused:
+    def _refusal(self, stretch: "_Stretch") -> OverflowRefused:
         """Return an error with the number of overflows in the whole tensor."""
-        stored, after = part.stored, part.after
+        stored, after = stretch.stored, stretch.after
         feed = _Feed(self._source.read(stored.file, stored.start_byte, stored.end_byte))
         count, left = 0, stored.bytes
         while left:
@@ -152,7 +152,7 @@ class CastSource(SourceView):
         )
 
 
-class _Part:
+class _Stretch:
     """Some bytes of a tensor after the cast, and the bytes `[start_byte, end_byte)` of the source that are read."""
 
     def __init__(self, stored: TensorEntry, after: TensorEntry, start: int, end: int) -> None:
@@ -182,10 +182,10 @@ class _Feed:
         filled = 0
         while filled < count:
             self._rest = self._rest or memoryview(next(self._chunks))
-            part = self._rest[: count - filled]
-            data[filled : filled + len(part)] = part
-            filled += len(part)
-            self._rest = self._rest[len(part) :]
+            chunk = self._rest[: count - filled]
+            data[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+            self._rest = self._rest[len(chunk) :]
         return data
 
 
@@ -195,13 +195,13 @@ def _element_bytes(stored: TensorEntry, after: TensorEntry) -> tuple[int, int]:
     return stored.bytes // stored.parameters, after.bytes // after.parameters
 
 
-def _runs(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    """Yield `parts` in groups that lie one after another in the source: one read each."""
-    run: list[_Part] = []
-    for part in parts:
-        if run and (part.stored.file, part.start_byte) != (run[-1].stored.file, run[-1].end_byte):
+def _runs(stretches: Iterable[_Stretch]) -> Iterator[list[_Stretch]]:
+    """Yield `stretches` in groups that lie one after another in the source: one read each."""
+    run: list[_Stretch] = []
+    for stretch in stretches:
+        if run and (stretch.stored.file, stretch.start_byte) != (run[-1].stored.file, run[-1].end_byte):
             yield run
             run = []
-        run.append(part)
+        run.append(stretch)
     if run:
         yield run

@@ -30,8 +30,8 @@ def digest_tensors(source: Source, tensors: Iterable[TensorEntry]) -> Digests:
     """
     spans = list(_spans(tensors))
     work = _Work("verify", sum(tensor.bytes for span in spans for tensor in span))
-    parts = yield from work.run([partial(_digest_span, source, span, work) for span in spans])
-    return {name: digest for part in parts for name, digest in part.items()}
+    found = yield from work.run([partial(_digest_span, source, span, work) for span in spans])
+    return {name: digest for digests in found for name, digest in digests.items()}
 
 
 def digest_files(source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
@@ -58,13 +58,13 @@ def compare(expected: Mapping[str, TensorDigest], found: Mapping[str, TensorDige
     """
     mismatches = []
     for name in (*expected, *(name for name in found if name not in expected)):
-        one, other = expected.get(name), found.get(name)
-        if one is None or other is None:
-            mismatches.append(Mismatch(name, "it is missing" if other is None else "it is not in the original"))
-        elif (one.dtype, one.shape) != (other.dtype, other.shape):
-            was, now = f"{one.dtype} {list(one.shape)}", f"{other.dtype} {list(other.shape)}"
+        planned, written = expected.get(name), found.get(name)
+        if planned is None or written is None:
+            mismatches.append(Mismatch(name, "it is missing" if written is None else "it is not in the original"))
+        elif (planned.dtype, planned.shape) != (written.dtype, written.shape):
+            was, now = f"{planned.dtype} {list(planned.shape)}", f"{written.dtype} {list(written.shape)}"
             mismatches.append(Mismatch(name, f"it is {now} and should be {was}"))
-        elif one.sha256 != other.sha256:
+        elif planned.sha256 != written.sha256:
             mismatches.append(Mismatch(name, "its bytes differ"))
     return tuple(mismatches)
 
@@ -96,7 +96,7 @@ def _open(path: Path, shard: Shard) -> _Structure:
 
     with safe_open(path, framework="numpy") as file:
         slices = {shard.folder + name: file.get_slice(name) for name in file.offset_keys()}
-        found = {name: TensorDigest(part.get_dtype(), tuple(part.get_shape()), "") for name, part in slices.items()}
+        found = {name: TensorDigest(view.get_dtype(), tuple(view.get_shape()), "") for name, view in slices.items()}
         return found, file.metadata()
 
 

@@ -46,7 +46,7 @@ def digest_as_stored(
     originals: dict[str, list[TensorEntry]] = {path: [] for path in files}
     for tensor in prepared.checkpoint.tensors:
         originals[tensor.file].append(tensor)
-    headers: dict[str, list[Header]] = {part.folder: [] for part in prepared.checkpoint.components}
+    headers: dict[str, list[Header]] = {component.folder: [] for component in prepared.checkpoint.components}
     wrong: list[Mismatch] = []
 
     def header(shard: Shard) -> bytes:
@@ -67,9 +67,9 @@ def digest_as_stored(
         if read[file.path].sha256 != file.sha256
     ]
     wrong += [
-        Mismatch(f"{part.folder}__metadata__", "it is not what the headers said when they were first read")
-        for part in prepared.checkpoint.components
-        if merge_metadata(headers[part.folder])[0] != part.metadata
+        Mismatch(f"{component.folder}__metadata__", "it is not what the headers said when they were first read")
+        for component in prepared.checkpoint.components
+        if merge_metadata(headers[component.folder])[0] != component.metadata
     ]
     found = {
         tensor.name: TensorDigest(tensor.dtype, tensor.shape, read[shard.file].tensor_sha256[tensor.name])

@@ -27,8 +27,8 @@ from sharding.verify.source_hashes import digest_as_stored, stated_files
 
 
 def verify(
-    one: str,
-    other: str,
+    original: str,
+    copy: str,
     *,
     quick: bool = False,
     dtype: Dtype = "keep",
@@ -48,9 +48,9 @@ def verify(
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
     digests = []
-    for name in (one, other):
+    for name in (original, copy):
         source = open_source(name, hub)
-        checkpoint = read_checkpoint(source, variant if name is one else "")
+        checkpoint = read_checkpoint(source, variant if name is original else "")
         if quick:
             digests.append(_stored_digests(source, checkpoint))
         elif dtype != "keep" and not digests:
