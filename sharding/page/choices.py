@@ -1,36 +1,30 @@
 """Read what the fields of the form ask for together, and fill them in."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
 from sharding.core.options import Options
+from sharding.page.form import FEWEST_STAGES, OTHER_SIZE, STAGES, Form
 from sharding.page.links import SIZES, source_of
-
-if TYPE_CHECKING:
-    from sharding.page.form import Form
-
-OTHER_SIZE = "Other"
-STAGES = "stages"
-FEWEST_STAGES = 2
 
 Given = Mapping[Any, Any]
 """What stands in the fields, by field."""
 
 
-def source_in(form: "Form", given: Given) -> str:
+def source_in(form: Form, given: Given) -> str:
     """Return the source that is named, "" where there is none."""
     return source_of(given[form.repo], given[form.revision])
 
 
-def size_in(form: "Form", given: Given) -> str:
+def size_in(form: Form, given: Given) -> str:
     """Return the size that is chosen or written, "" where there is none."""
     size: str = given[form.other_size] if given[form.size] == OTHER_SIZE else given[form.size]
     return size.strip()
 
 
-def options_in(form: "Form", given: Given) -> Options:
+def options_in(form: Form, given: Given) -> Options:
     """Return what is chosen. Raises UsageError for what is no choice."""
     kind = given[form.strategy]
     return Options(
@@ -43,7 +37,7 @@ def options_in(form: "Form", given: Given) -> Options:
     )
 
 
-def filled_in(form: "Form", options: Options) -> dict[Any, Any]:
+def filled_in(form: Form, options: Options) -> dict[Any, Any]:
     """Return the fields as they stand for `options`."""
     size, (kind, _, count) = str(options.max_shard_size), options.strategy.partition(":")
     is_offered = size in SIZES

@@ -11,11 +11,14 @@ from markupsafe import Markup
 
 from sharding.core.options import Dtype, Order
 from sharding.loading.devices import PRESETS
-from sharding.page.choices import FEWEST_STAGES, OTHER_SIZE, STAGES
 from sharding.page.links import SIZES
 from sharding.page.render import render
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
+
+OTHER_SIZE = "Other"
+STAGES = "stages"
+FEWEST_STAGES = 2
 
 _ORDERS = {
     "natural": "Natural: layer 2 before layer 10",

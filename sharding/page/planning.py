@@ -9,8 +9,8 @@ import gradio as gr
 from sharding.core.errors import ShardingError, VariantMissing
 from sharding.core.values import Checkpoint
 from sharding.desk import Desk
-from sharding.page.choices import OTHER_SIZE, STAGES, Given, filled_in, options_in, size_in, source_in
-from sharding.page.form import PLAIN, PRIVATE, PUBLIC, Form
+from sharding.page.choices import Given, filled_in, options_in, size_in, source_in
+from sharding.page.form import OTHER_SIZE, PLAIN, PRIVATE, PUBLIC, STAGES, Form
 from sharding.page.links import Wish, query_of, read_wish, source_of
 from sharding.page.panels import devices_panel, facts_panel, forecast_panel, message, plan_panel, problem
 from sharding.page.render import render
