@@ -2,6 +2,6 @@
 
 from sharding.desk.desk import Desk
 from sharding.desk.forecast import Forecast
-from sharding.desk.jobs import JobRequest, JobView, Settings, State, destination_of
+from sharding.desk.jobs import JobRequest, JobStatus, Settings, State, destination_of
 
-__all__ = ["Desk", "Forecast", "JobRequest", "JobView", "Settings", "State", "destination_of"]
+__all__ = ["Desk", "Forecast", "JobRequest", "JobStatus", "Settings", "State", "destination_of"]

@@ -34,9 +34,9 @@ from sharding.desk.forecast import (
     seconds_until_start,
 )
 from sharding.desk.header_cache import Headers
-from sharding.desk.history import view
+from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobView, Settings, destination_of, new_job_id
+from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id
 from sharding.desk.process import kill_stray
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.loading.devices import DevicePlan
@@ -159,18 +159,18 @@ class Desk:
             self._queue.put(taken)
         return record.id
 
-    def view(self, job_id: str, viewer: str | None) -> JobView | None:
+    def status(self, job_id: str, viewer: str | None) -> JobStatus | None:
         """Return how a job is, or None where there is none of that id that is the viewer's."""
         with self._lock:
             taken = self._jobs.get(job_id)
-            found = self._view(taken) if taken else None
+            found = self._status(taken) if taken else None
         found = found or self._ended(job_id)
         return found if found and found.owner == viewer else None
 
-    def watch(self, job_id: str, viewer: str | None) -> Iterator[JobView]:
+    def watch(self, job_id: str, viewer: str | None) -> Iterator[JobStatus]:
         """Yield how a job is, at once and at each change, until it has ended or the desk is closed."""
         last = None
-        while seen := self.view(job_id, viewer):
+        while seen := self.status(job_id, viewer):
             if seen != last:
                 yield seen
             if seen.state not in ACTIVE or self._closing.wait(VIEW_SECONDS):
@@ -187,7 +187,7 @@ class Desk:
 
         Raises Refused where it is not the viewer's. A job that has ended stays as it is.
         """
-        if self.view(job_id, viewer) is None:
+        if self.status(job_id, viewer) is None:
             raise Refused("You have no such job.", "Sign in as the one who started it.")
         with self._lock:
             taken = self._jobs.get(job_id)
@@ -271,16 +271,18 @@ class Desk:
         while not self._closing.wait(SWEEP_SECONDS):
             self.sweep()
 
-    def _read_ended(self, job_id: str) -> JobView | None:
+    def _read_ended(self, job_id: str) -> JobStatus | None:
         record = self._shelf.load(job_id) if destination_of(job_id) else None
         if record and record.state in ACTIVE:  # its end could not be noted
             record = replace(record, state="interrupted", error=INTERRUPTED)
-        return view(record, self._shelf.history(record)) if record else None
+        return status_of(record, self._shelf.history(record)) if record else None
 
-    def _view(self, taken: ActiveJob) -> JobView:
+    def _status(self, taken: ActiveJob) -> JobStatus:
         if taken.record.state != "queued":
-            return view(taken.record, taken.history)
+            return status_of(taken.record, taken.history)
         before = list(takewhile(lambda other: other is not taken, self._jobs.values()))
         rate, now = bytes_per_second(self._finished), self._clock()
         left = [seconds_left(other.record, other.history.progress, rate, now) for other in before]
-        return view(taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once))
+        return status_of(
+            taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
+        )

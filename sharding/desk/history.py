@@ -8,7 +8,7 @@ from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import LOG_LINES, MAX_FILES
 from sharding.core.text import format_bytes
 from sharding.core.values import Verification
-from sharding.desk.jobs import JobRecord, JobView
+from sharding.desk.jobs import JobRecord, JobStatus
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
 from sharding.report.events import PlanMade, Problem, Said, parse_event
@@ -16,7 +16,7 @@ from sharding.report.schema import Json, Report
 
 
 class History:
-    """What a job has said so far; the names are those of `jobs.JobView`."""
+    """What a job has said so far; the names are those of `jobs.JobStatus`."""
 
     def __init__(self, events: Iterable[tuple[float, Json]] = ()) -> None:
         """Begin with `events`: each with the time it came, in seconds since 1970."""
@@ -90,9 +90,11 @@ class History:
                 return said.message
 
 
-def view(record: JobRecord, history: History, position: int = 0, seconds_until_start: float | None = None) -> JobView:
+def status_of(
+    record: JobRecord, history: History, position: int = 0, seconds_until_start: float | None = None
+) -> JobStatus:
     """Return what the owner of a job sees of it."""
-    return JobView(
+    return JobStatus(
         id=record.id,
         state=record.state,
         request=record.request,

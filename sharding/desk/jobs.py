@@ -75,7 +75,7 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class JobView:
+class JobStatus:
     """A snapshot of a job for its owner.
 
     `request` is as asked for, with the source pinned to the commit that was planned. `position` counts the

@@ -127,10 +127,10 @@ class Endpoints:
             job: the id that `shard` answered with
         """
         with _told():
-            view = self._desk.view(job, self._caller(request)[0].name)
-            if view is None:
+            status = self._desk.status(job, self._caller(request)[0].name)
+            if status is None:
                 raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
-            said = to_json(view)
+            said = to_json(status)
             said["request"] |= said["request"].pop("options")
             if said["published"]:
                 said["published"] |= said["published"].pop("ref")

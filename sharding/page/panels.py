@@ -1,4 +1,4 @@
-"""Turn plans, views of jobs and reports into the panels of the page. Pure."""
+"""Turn plans, states of jobs and reports into the panels of the page. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from markupsafe import Markup
 from sharding.core.errors import ShardingError
 from sharding.core.text import count, duration, format_bytes
 from sharding.core.values import Checkpoint, Finding, Plan
-from sharding.desk import JobView
+from sharding.desk import JobStatus
 from sharding.desk.forecast import Forecast
 from sharding.loading.devices import DevicePlan
 from sharding.page.file_table import files_of_plan, files_of_source, files_told
@@ -71,21 +71,21 @@ def devices_panel(plan: DevicePlan) -> str:
     return render("devices", plan=plan)
 
 
-def job_panel(view: JobView, source_link: str) -> str:
+def job_panel(status: JobStatus, source_link: str) -> str:
     """Return how a job is."""
-    new = files_told(view.planned, (shard.file for shard in view.shards))[1] if view.planned else None
-    headline, detail = _headline(view)
+    new = files_told(status.planned, (shard.file for shard in status.shards))[1] if status.planned else None
+    headline, detail = _headline(status)
     return render(
         "job",
-        view=view,
-        source=view.request.source.partition("@")[0],
+        status=status,
+        source=status.request.source.partition("@")[0],
         source_link=source_link,
         headline=headline,
         detail=detail,
-        bar=_bar(view),
-        new=new if view.state != "done" else None,
-        done_count=len(view.shards),
-        again=_form_of(view) if view.state in ("cancelled", "failed") else None,
+        bar=_bar(status),
+        new=new if status.state != "done" else None,
+        done_count=len(status.shards),
+        again=_form_of(status) if status.state in ("cancelled", "failed") else None,
     )
 
 
@@ -123,40 +123,40 @@ def result_panel(report: Report, repo_id: str, page: str, link: str, source_link
     )
 
 
-def _headline(view: JobView) -> tuple[str, str]:
-    match view.state:
+def _headline(status: JobStatus) -> tuple[str, str]:
+    match status.state:
         case "queued":
-            before = f"Waiting for {count(view.position, 'job')} before this one" if view.position else "Starting"
-            seconds = view.seconds_until_start
-            start = f"It will start in about {duration(seconds)}." if seconds is not None and view.position else ""
+            before = f"Waiting for {count(status.position, 'job')} before this one" if status.position else "Starting"
+            seconds = status.seconds_until_start
+            start = f"It will start in about {duration(seconds)}." if seconds is not None and status.position else ""
             return before, f"{start} You may close this page and come back with its link.".strip()
         case "running":
-            if view.loads:
+            if status.loads:
                 return _LOADING, "You may close this page and come back with its link."
-            doing = _PHASES[view.progress.stage] if view.progress else "Reading the headers"
+            doing = _PHASES[status.progress.stage] if status.progress else "Reading the headers"
             return doing, "You may close this page and come back with its link."
         case "cancelling":
             return "Cancelling", "What was staged is being discarded."
         case "cancelled":
-            return "Cancelled", f"Nothing was published, and what was staged is gone. {view.remark}".rstrip()
+            return "Cancelled", f"Nothing was published, and what was staged is gone. {status.remark}".rstrip()
         case "done":
-            return "Done", view.remark
+            return "Done", status.remark
         case "interrupted":
-            return "Interrupted", " ".join(view.error or ())
+            return "Interrupted", " ".join(status.error or ())
         case "failed":
-            return "Failed", " ".join(view.error or ())
+            return "Failed", " ".join(status.error or ())
 
 
-def _form_of(view: JobView) -> str:
-    return query_of(Wish(view.request.source.partition("@")[0], options=view.request.options))
+def _form_of(status: JobStatus) -> str:
+    return query_of(Wish(status.request.source.partition("@")[0], options=status.request.options))
 
 
-def _bar(view: JobView) -> Bar | None:
-    progress = view.progress
-    if progress is None or view.state != "running":
+def _bar(status: JobStatus) -> Bar | None:
+    progress = status.progress
+    if progress is None or status.state != "running":
         return None
-    if view.loads:
-        done, total = view.loads
+    if status.loads:
+        done, total = status.loads
         return Bar(_LOADING, int(100 * done / total), (("Loads", f"{done} of {total}"),))
     done, total = progress.bytes_done, progress.bytes_total
     # Every byte is moved once and read again once.

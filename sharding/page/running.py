@@ -8,7 +8,7 @@ import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import VIEW_SECONDS
-from sharding.desk import Desk, JobRequest, JobView, destination_of
+from sharding.desk import Desk, JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
@@ -40,22 +40,22 @@ class Running:
         token = self._site.bearer(login)
         try:
             who = await asyncio.to_thread(person, self._desk, token)
-            view = self._desk.view(job, who.name if who else None)
-            if view is None:
+            status = self._desk.status(job, who.name if who else None)
+            if status is None:
                 yield await asyncio.to_thread(self._lost, job, who, token)
                 return
         except ShardingError as error:
             yield {self._form.progress: problem(error)}
             return
         shown = None
-        while view is not None:
-            if view != shown:
-                yield self._show(view, request)
-            if view.state not in ACTIVE:
+        while status is not None:
+            if status != shown:
+                yield self._show(status, request)
+            if status.state not in ACTIVE:
                 return
-            shown = view
+            shown = status
             await asyncio.sleep(2 * VIEW_SECONDS)
-            view = self._desk.view(job, view.owner)
+            status = self._desk.status(job, status.owner)
 
     def cancel(self, job: str, login: gr.OAuthToken | None) -> Update:
         """Stop the job."""
@@ -85,8 +85,8 @@ class Running:
         }
 
     def _interrupted(self, job: str, who: Person, token: str) -> JobRequest | None:
-        if view := self._desk.view(job, who.name):
-            return view.request
+        if status := self._desk.status(job, who.name):
+            return status.request
         repo_id = destination_of(job) or ""
         return self._desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
@@ -105,21 +105,21 @@ class Running:
             return {form.progress: text, form.resume: gr.Button(visible=True)}
         return {form.progress: problem(_NOT_YOURS)}
 
-    def _show(self, view: JobView, request: gr.Request) -> Update:
+    def _show(self, status: JobStatus, request: gr.Request) -> Update:
         form = self._form
         update: dict[Any, Any] = {
-            form.progress: job_panel(view, self._repo_page(view.request.source)),
-            form.log: log_panel(view.log),
+            form.progress: job_panel(status, self._repo_page(status.request.source)),
+            form.log: log_panel(status.log),
             form.cancel: gr.Button(
-                "Cancel" if view.state != "cancelling" else "Cancelling …",
-                visible=view.state in ACTIVE,
-                interactive=view.state != "cancelling",
+                "Cancel" if status.state != "cancelling" else "Cancelling …",
+                visible=status.state in ACTIVE,
+                interactive=status.state != "cancelling",
             ),
-            form.resume: gr.Button(visible=view.state == "interrupted"),
+            form.resume: gr.Button(visible=status.state == "interrupted"),
         }
-        if view.report is None or view.state in ACTIVE:
+        if status.report is None or status.state in ACTIVE:
             return update
-        report, repo_id = view.report, view.request.destination
+        report, repo_id = status.report, status.request.destination
         link = self._site.address(request) + query_of(Wish(result=repo_id))
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
         panel = result_panel(report, repo_id, self._repo_page(repo_id), link, source)

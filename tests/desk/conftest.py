@@ -10,7 +10,7 @@ import pytest
 
 from sharding import job
 from sharding.core.events import Verified
-from sharding.desk import Desk, JobView, Settings
+from sharding.desk import Desk, JobStatus, Settings
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
@@ -79,14 +79,14 @@ def name() -> str:
     return f"alice/copy-{next(NUMBERS)}"
 
 
-def end(desk: Desk, job_id: str, viewer: str = "alice") -> JobView:
+def end(desk: Desk, job_id: str, viewer: str = "alice") -> JobStatus:
     *_, last = desk.watch(job_id, viewer)
     return last
 
 
-def until(desk: Desk, job_id: str, shards: int, viewer: str = "alice") -> JobView:
+def until(desk: Desk, job_id: str, shards: int, viewer: str = "alice") -> JobStatus:
     """Wait until a job has finished so many shards."""
-    return next(view for view in desk.watch(job_id, viewer) if len(view.shards) >= shards)
+    return next(status for status in desk.watch(job_id, viewer) if len(status.shards) >= shards)
 
 
 def process_of(settings: Settings, job_id: str) -> int:

@@ -24,11 +24,11 @@ def test_a_killed_job_fails_and_goes_on_where_it_was(
     job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
     until(desk, job_id, 3)
     os.kill(process_of(settings, job_id), signal.SIGKILL)
-    view = end(desk, job_id)
-    assert view.state == "failed"
-    assert view.error and "signal 9" in view.error[0]
-    assert view.error[1]
-    again = end(desk, desk.submit(view.request, "alice", ALICE))
+    status = end(desk, job_id)
+    assert status.state == "failed"
+    assert status.error and "signal 9" in status.error[0]
+    assert status.error[1]
+    again = end(desk, desk.submit(status.request, "alice", ALICE))
     assert again.state == "done"
     assert len([shard for shard in again.shards if shard.kept]) >= 3
 
@@ -40,17 +40,17 @@ def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
         job_id = desk.submit(JobRequest(large, name, Options(SLOW), private=False), "alice", ALICE)
         until(desk, job_id, 3)
     with Desk(settings) as desk:
-        view = desk.view(job_id, "alice")
-        assert view and (view.state, len(view.shards) >= 3) == ("interrupted", True)
-        assert view.error and view.error[1]
-        assert desk.view(job_id, "bob") is None
+        status = desk.status(job_id, "alice")
+        assert status and (status.state, len(status.shards) >= 3) == ("interrupted", True)
+        assert status.error and status.error[1]
+        assert desk.status(job_id, "bob") is None
     # Another machine, which knows the link only.
     with Desk(replace(settings, folder=settings.folder / "elsewhere")) as desk:
-        assert desk.view(job_id, "alice") is None
+        assert desk.status(job_id, "alice") is None
         destination = destination_of(job_id)
         assert destination
         request = desk.unfinished(destination, ALICE)
-        assert request == replace(view.request, confirmed=True)
+        assert request == replace(status.request, confirmed=True)
         resumed = end(desk, desk.submit(request, "alice", ALICE))
         assert resumed.state == "done"
         assert [shard for shard in resumed.shards if shard.kept]
@@ -69,12 +69,12 @@ def test_a_variant_and_what_was_allowed_of_it_outlive_the_desk(
         job_id = desk.submit(asked, "alice", ALICE)
         until(desk, job_id, 3)
     with Desk(settings) as desk:
-        view = desk.view(job_id, "alice")
-        assert view and view.state == "interrupted"
-        assert view.request == replace(asked, source=view.request.source)
+        status = desk.status(job_id, "alice")
+        assert status and status.state == "interrupted"
+        assert status.request == replace(asked, source=status.request.source)
     with Desk(replace(settings, folder=settings.folder / "elsewhere")) as desk:
         request = desk.unfinished(name, ALICE)
-        assert request == replace(view.request, confirmed=True)
+        assert request == replace(status.request, confirmed=True)
         resumed = end(desk, desk.submit(request, "alice", ALICE))
     assert resumed.state == "done"
     assert [shard for shard in resumed.shards if shard.kept]
@@ -102,7 +102,7 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
         "import sys, time; from pathlib import Path; from sharding.core.options import Options; from sharding.desk import *\n"
         f"desk = Desk(Settings(Path({str(settings.folder)!r}), {settings.endpoint!r}))\n"
         f"id = desk.submit(JobRequest({large!r}, {name!r}, Options({SLOW!r})), 'alice', sys.stdin.readline())\n"
-        "next(view for view in desk.watch(id, 'alice') if view.shards); print(id, flush=True); time.sleep(600)\n"
+        "next(status for status in desk.watch(id, 'alice') if status.shards); print(id, flush=True); time.sleep(600)\n"
     )
     command = [sys.executable, "-c", script]
     with subprocess.Popen(
@@ -117,8 +117,8 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
         program.kill()
     with Desk(settings) as desk:
         child.wait(30)
-        view = desk.view(job_id, "alice")
-        assert view and view.state == "interrupted"
+        status = desk.status(job_id, "alice")
+        assert status and status.state == "interrupted"
         assert desk.queue_length == 0
 
 
@@ -144,12 +144,12 @@ def test_jobs_are_kept_for_a_day_and_then_swept(settings: Settings, small: str, 
         end(desk, job_id)
         now[0] += settings.keep_seconds - 1
         desk.sweep()
-        assert desk.view(job_id, "alice")
+        assert desk.status(job_id, "alice")
         assert {path.name for path in (settings.folder / job_id.split("/")[0]).iterdir()} == {
             "job.json",
             "events.jsonl",
         }
         now[0] += 2
         desk.sweep()
-        assert desk.view(job_id, "alice") is None
+        assert desk.status(job_id, "alice") is None
     assert listing(settings.folder) == {"desk.lock": b""}

@@ -11,7 +11,7 @@ from sharding.core.limits import LOG_LINES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, FileEntry, RepoRef, TensorEntry
 from sharding.desk.forecast import forecast, measure_hashing, seconds_until_start
-from sharding.desk.history import History, view
+from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.planning.plan import plan_shards
 from sharding.report.events import event_json
@@ -80,7 +80,7 @@ def test_the_weight_map_is_left_out_since_the_shards_say_it() -> None:
     assert json.dumps(line).count('"wte"') == 2
     history = History()
     history.take(line, NOON)
-    assert json.dumps(to_json(view(record(6, None), history))).count('"wte"') == 1
+    assert json.dumps(to_json(status_of(record(6, None), history))).count('"wte"') == 1
 
 
 # --- Forecasts -------------------------------------------------------------------------------------------

@@ -21,22 +21,22 @@ from tests.localhub.conftest import Server
 def test_a_job_runs_to_its_result_and_tells_all_that_the_page_shows(
     hub: Server, desk: Desk, large: str, name: str
 ) -> None:
-    view = end(desk, desk.submit(JobRequest(large, name, Options("5MB")), "alice", ALICE))
-    assert (view.state, view.error, view.position, view.owner) == ("done", None, 0, "alice")
-    assert view.planned and view.report and view.verification and view.published and view.progress
-    assert len(view.shards) == len(view.planned.plan.shards) == 13
-    assert view.verification.identical
+    status = end(desk, desk.submit(JobRequest(large, name, Options("5MB")), "alice", ALICE))
+    assert (status.state, status.error, status.position, status.owner) == ("done", None, 0, "alice")
+    assert status.planned and status.report and status.verification and status.published and status.progress
+    assert len(status.shards) == len(status.planned.plan.shards) == 13
+    assert status.verification.identical
     commit = RepoRef("hub", name, hub.api().model_info(name).sha)
-    assert view.published == Published(commit, f"{hub.address}/{name}")
-    assert view.progress.anon_bytes > 10_000_000
-    assert view.progress.bytes_uploaded + view.progress.bytes_deduplicated >= 60_000_000
-    assert any("Shard 13 of 13" in line for line in view.log)
+    assert status.published == Published(commit, f"{hub.address}/{name}")
+    assert status.progress.anon_bytes > 10_000_000
+    assert status.progress.bytes_uploaded + status.progress.bytes_deduplicated >= 60_000_000
+    assert any("Shard 13 of 13" in line for line in status.log)
     assert is_identical(hub, large, name)
 
 
 def test_a_job_is_pinned_to_the_commit_that_was_planned(hub: Server, desk: Desk, small: str, name: str) -> None:
-    view = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
-    assert view.request == JobRequest(f"{small}@{hub.api().model_info(small).sha}", name, Options("60kB"))
+    status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
+    assert status.request == JobRequest(f"{small}@{hub.api().model_info(small).sha}", name, Options("60kB"))
 
 
 def test_a_variant_that_is_not_there_is_refused_before_a_job_begins(desk: Desk, variants: str, name: str) -> None:
@@ -50,12 +50,12 @@ def test_the_id_names_the_destination_and_cannot_be_guessed(desk: Desk, small: s
     assert destination_of(job_id) == name
     assert len(job_id.split("/")[0]) * 6 >= 128
     end(desk, job_id)
-    assert desk.view(f"{'A' * 22}/{name}", "alice") is None
+    assert desk.status(f"{'A' * 22}/{name}", "alice") is None
 
 
 @pytest.mark.parametrize("job_id", ["", "..", "../..", "desk.lock", "x/alice/y", "\0" * 22 + "/a/b", "../desk/a/b"])
 def test_what_is_no_job_id_is_no_job(desk: Desk, job_id: str) -> None:
-    assert desk.view(job_id, "alice") is None
+    assert desk.status(job_id, "alice") is None
     assert list(desk.watch(job_id, "alice")) == []
 
 
@@ -64,16 +64,16 @@ def test_what_the_job_said_is_told_to_its_owner_after_a_restart(settings: Settin
         job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
         before = end(desk, job_id)
     with Desk(settings) as desk:
-        assert desk.view(job_id, "alice") == before
-        assert desk.view(job_id, "bob") is None
+        assert desk.status(job_id, "alice") == before
+        assert desk.status(job_id, "bob") is None
 
 
 def test_an_error_of_the_job_is_told_with_its_hint(hub: Server, desk: Desk, small: str) -> None:
-    view = end(desk, desk.submit(JobRequest(small, f"bob/x-{next(NUMBERS)}", Options("60kB")), "alice", ALICE))
-    assert view.state == "failed"
-    assert view.error and "may not write to the namespace bob" in view.error[0]
-    assert "alice" in view.error[1]
-    assert any("may not write" in line for line in view.log)
+    status = end(desk, desk.submit(JobRequest(small, f"bob/x-{next(NUMBERS)}", Options("60kB")), "alice", ALICE))
+    assert status.state == "failed"
+    assert status.error and "may not write to the namespace bob" in status.error[0]
+    assert "alice" in status.error[1]
+    assert any("may not write" in line for line in status.log)
 
 
 # --- Two visitors -----------------------------------------------------------------------------------------
@@ -85,12 +85,12 @@ def test_the_second_visitor_waits_and_neither_sees_or_cancels_the_others_job(
     first = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
     until(desk, first, 2)
     second = desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), "bob", BOB)
-    waiting = desk.view(second, "bob")
+    waiting = desk.status(second, "bob")
     assert waiting
     assert (waiting.state, waiting.position, desk.queue_length) == ("queued", 1, 2)
     assert waiting.seconds_until_start is not None
     for job_id, stranger in ((first, "bob"), (second, "alice"), (first, None), (second, "")):
-        assert desk.view(job_id, stranger) is None
+        assert desk.status(job_id, stranger) is None
         assert list(desk.watch(job_id, stranger)) == []
         with pytest.raises(Refused, match="no such job"):
             desk.cancel(job_id, stranger)
@@ -106,8 +106,8 @@ def test_a_job_that_waits_is_cancelled_without_having_begun(
     first = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
     second = desk.submit(JobRequest(small, "bob/never", Options("60kB")), "bob", BOB)
     desk.cancel(second, "bob")
-    view = desk.view(second, "bob")
-    assert view and view.state == "cancelled"
+    status = desk.status(second, "bob")
+    assert status and status.state == "cancelled"
     third = desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), "bob", BOB)
     desk.cancel(first, "alice")
     assert end(desk, third, "bob").state == "done"
@@ -178,8 +178,8 @@ def test_cancel_in_mid_job_leaves_no_branch_and_no_repo(hub: Server, desk: Desk,
     until(desk, job_id, 3)
     assert STAGING_BRANCH in branches(hub, name)
     desk.cancel(job_id, "alice")
-    view = end(desk, job_id)
-    assert (view.state, view.remark, view.published) == ("cancelled", "", None)
+    status = end(desk, job_id)
+    assert (status.state, status.remark, status.published) == ("cancelled", "", None)
     assert not hub.api().repo_exists(name)
     assert desk.unfinished(name, ALICE) is None
 
@@ -191,9 +191,9 @@ def test_cancel_says_so_where_the_login_may_not_delete_the_empty_repo(
     job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", token)
     until(desk, job_id, 3)
     desk.cancel(job_id, "alice")
-    view = end(desk, job_id)
-    assert view.state == "cancelled"
-    assert f"{hub.address}/{name}/settings" in view.remark
+    status = end(desk, job_id)
+    assert status.state == "cancelled"
+    assert f"{hub.address}/{name}/settings" in status.remark
     assert branches(hub, name) == {"main"}
 
 
@@ -201,5 +201,5 @@ def test_a_cancel_that_comes_too_late_changes_nothing(hub: Server, desk: Desk, s
     job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
     done = end(desk, job_id)
     desk.cancel(job_id, "alice")
-    assert desk.view(job_id, "alice") == done
+    assert desk.status(job_id, "alice") == done
     assert hub.api().repo_exists(name)

@@ -57,10 +57,10 @@ def test_a_job_that_talks_nonsense_fails_with_a_hint_and_the_next_one_runs(
     executable = sys.executable
     for kind, code in GARBAGE.items():
         impostor(code)
-        view = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
-        assert view.state == "failed", kind
-        assert view.error and view.error[0].startswith("The job's process ") and view.error[1], kind
-        assert len(view.error[0]) < 10_000, kind
+        status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
+        assert status.state == "failed", kind
+        assert status.error and status.error[0].startswith("The job's process ") and status.error[1], kind
+        assert len(status.error[0]) < 10_000, kind
     monkeypatch.setattr("sharding.desk.process.sys.executable", executable)
     monkeypatch.setattr("sharding.desk.process.EVENT_BYTES", 64_000_000)
     assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)).state == "done"
@@ -79,9 +79,9 @@ def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
         context.setattr("sharding.desk.job_store.Shelf.note", full)
         context.setattr("sharding.desk.job_store.Shelf.save", full)
         child.wait(60)
-        view = end(desk, job_id)
-    assert view.state == "interrupted"
-    assert view.error and view.error[1]
+        status = end(desk, job_id)
+    assert status.state == "interrupted"
+    assert status.error and status.error[1]
     assert end(desk, desk.submit(JobRequest(small, f"{name}-next", Options("60kB")), "alice", ALICE)).state == "done"
 
 
@@ -91,9 +91,9 @@ def test_a_job_that_says_too_much_is_ended(
     monkeypatch.setattr("sharding.desk.runner.EVENTS_BYTES", 10_000)
     event = {"event": "shard-finished", "file": "x", "bytes": 1, "number": 1, "shards": 1, "sha256": ""}
     impostor(f"while True: print({json.dumps(json.dumps(event))})")
-    view = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
-    assert view.state == "failed"
-    assert view.error and "more than any job" in view.error[0]
+    status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
+    assert status.state == "failed"
+    assert status.error and "more than any job" in status.error[0]
 
 
 def test_a_job_that_hangs_is_ended(settings: Settings, small: str, name: str, impostor: Callable[[str], None]) -> None:
@@ -101,15 +101,15 @@ def test_a_job_that_hangs_is_ended(settings: Settings, small: str, name: str, im
     now = [1_800_000_000.0]
     with Desk(settings, clock=lambda: now[0]) as desk:
         job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
-        next(view for view in desk.watch(job_id, "alice") if view.state == "running")
+        next(status for status in desk.watch(job_id, "alice") if status.state == "running")
         desk.sweep()
-        view = desk.view(job_id, "alice")
-        assert view and view.state == "running"
+        status = desk.status(job_id, "alice")
+        assert status and status.state == "running"
         now[0] += 3600
         desk.sweep()
-        view = end(desk, job_id)
-    assert view.state == "failed"
-    assert view.error and "silent" in view.error[0]
+        status = end(desk, job_id)
+    assert status.state == "failed"
+    assert status.error and "silent" in status.error[0]
 
 
 def test_a_job_that_runs_for_too_long_is_stopped(
@@ -121,16 +121,16 @@ def test_a_job_that_runs_for_too_long_is_stopped(
     now = [1_800_000_000.0]
     with Desk(settings, clock=lambda: now[0]) as desk:
         job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
-        next(view for view in desk.watch(job_id, "alice") if view.state == "running")
+        next(status for status in desk.watch(job_id, "alice") if status.state == "running")
         now[0] += 7100
         desk.sweep()
-        view = desk.view(job_id, "alice")
-        assert view and view.state == "running"
+        status = desk.status(job_id, "alice")
+        assert status and status.state == "running"
         now[0] += 200
         desk.sweep()
-        view = end(desk, job_id)
-    assert view.state == "failed"
-    assert view.error and "ran for 2 hours" in view.error[0] and view.error[1]
+        status = end(desk, job_id)
+    assert status.state == "failed"
+    assert status.error and "ran for 2 hours" in status.error[0] and status.error[1]
 
 
 def test_a_queue_that_is_full_takes_nobody_more(
@@ -185,9 +185,9 @@ def test_the_token_is_nowhere_but_in_the_environment_of_the_job(
     assert variables["HF_HOME"].startswith(str(settings.folder))
     assert stat.S_IMODE(settings.folder.stat().st_mode) == 0o700
     assert not [path for path, data in listing(settings.folder).items() if token.encode() in data]
-    view = end(desk, job_id)
-    assert view.state == "done"
-    assert token not in repr(view)
+    status = end(desk, job_id)
+    assert status.state == "done"
+    assert token not in repr(status)
     places = listing(settings.folder)
     places |= {path: hub.ask("GET", f"/{name}/resolve/main/{path}").body for path in (REPORT_NAME, "README.md")}
     assert not [path for path, data in places.items() if token.encode() in data]
@@ -201,6 +201,6 @@ def test_a_token_that_a_job_prints_is_struck_out(
         "print(json.dumps({'error': {'kind': 'E', 'message': f'no {token}', 'hint': token}}), flush=True)\n"
         "sys.stderr.write(token)\n"
     )
-    view = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
-    assert view.error == ("no [token]", "[token]")
+    status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
+    assert status.error == ("no [token]", "[token]")
     assert not [path for path, data in listing(settings.folder).items() if ALICE.encode() in data]

@@ -42,9 +42,9 @@ def connect(space: Site) -> Iterator[Connect]:
 
 def finish(client: Client, job: str) -> dict[str, Any]:
     while True:
-        view: dict[str, Any] = client.predict(job=job, api_name="/status")
-        if view["state"] not in ("queued", "running", "cancelling"):
-            return view
+        status: dict[str, Any] = client.predict(job=job, api_name="/status")
+        if status["state"] not in ("queued", "running", "cancelling"):
+            return status
 
 
 def test_the_endpoints_are_five_and_take_no_token(connect: Connect) -> None:
@@ -63,8 +63,8 @@ def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, sma
     name = f"alice/{copy_name()}"
     taken = client.predict(source=small, destination=name, max_shard_size="70kB", private=True, api_name="/shard")
     assert taken["link"].endswith(f"?job={taken['job']}")
-    view = finish(client, taken["job"])
-    assert view["state"] == "done"
+    status = finish(client, taken["job"])
+    assert status["state"] == "done"
     result = client.predict(repo=name, api_name="/result")
     assert result["has_those_files"]
     assert result["report"]["verification"]["identical"]
@@ -80,9 +80,9 @@ def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) ->
         client.predict(source=variants, variant="bf16", api_name="/plan")
     choices = {"max_shard_size": "13kB", "variant": "fp16"}
     job = client.predict(source=variants, destination=f"alice/{copy_name()}", **choices, api_name="/shard")["job"]
-    view = finish(client, job)
-    assert (view["state"], view["request"]["variant"]) == ("done", "fp16")
-    assert [shard["file"] for shard in view["shards"]] == [shard["file"] for shard in plan["shards"]]
+    status = finish(client, job)
+    assert (status["state"], status["request"]["variant"]) == ("done", "fp16")
+    assert [shard["file"] for shard in status["shards"]] == [shard["file"] for shard in plan["shards"]]
 
 
 @pytest.mark.parametrize("wanted", ["bob/small", "bob/nothing-here", "../../etc/passwd", "<script>alert(1)</script>"])

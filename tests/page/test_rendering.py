@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sharding.core.options import Dtype, Options, Order
 from sharding.core.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
-from sharding.desk.history import History, view
+from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.page import panels
 from sharding.page.choices import filled_in, options_in
@@ -132,7 +132,7 @@ def test_a_plan_shows_its_stages() -> None:
 def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
     options = Options("1GB", "stages:3", "stored", "fp16", "ema", allow_overflow=True)
     record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", options), 1, 0.0, "failed")  # type: ignore[arg-type]
-    html = panels.job_panel(view(record, History()), "http://hub/me/it")
+    html = panels.job_panel(status_of(record, History()), "http://hub/me/it")
     (link,) = re.findall('href="([?][^"]*)"', html)
     wish = read_wish(dict(parse_qsl(unescape(link)[1:])))
     assert wish == Wish("me/it", options=options)  # type: ignore[arg-type]

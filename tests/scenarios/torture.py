@@ -214,9 +214,9 @@ def torture_page(hub: Server, source: str, name: str, place: Path, kills: int, m
 
 def _killed_after(desk: Desk, folder: Path, job_id: str, shards: int, seconds: float) -> str:
     """Kill the process of a job once it has moved so many shards, and a little later; return how the job ended."""
-    for view in desk.watch(job_id, "alice"):
-        moved = [shard for shard in view.shards if not shard.kept]
-        if view.state == "running" and (len(moved) >= shards > 0 or (shards == 0 and view.planned)):
+    for status in desk.watch(job_id, "alice"):
+        moved = [shard for shard in status.shards if not shard.kept]
+        if status.state == "running" and (len(moved) >= shards > 0 or (shards == 0 and status.planned)):
             time.sleep(seconds)
             number, _ = json.loads((folder / job_id.split("/")[0] / "job.json").read_text())["process"]
             with suppress(ProcessLookupError):  # it was quicker
