@@ -160,7 +160,7 @@ def test_the_result_says_that_it_is_a_cast_and_not_that_it_is_the_source(tmp_pat
     source = llama(tmp_path / "source")
     report = cast(source, tmp_path / "out", strategy="blocks")
     assert report.verification.identical
-    assert (report.plan.options.dtype, report.verification.dtype) == ("fp16", "fp16")
+    assert (report.plan.dtype, report.verification.dtype) == ("fp16", "fp16")
     assert "cast with tensor.to(dtype)" in report.verification.method
     card = (tmp_path / "out/README.md").read_text()
     assert "cast to fp16" in card and "bit-identical to the original" not in card
