@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from sharding.core.limits import MAX_FILES
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Amount = Count | Annotated[float, Field(ge=0, lt=1e18, allow_inf_nan=False)]
+Amount = Count | Annotated[float, Field(ge=0, lt=2**63, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 
 Word = Annotated[str, StringConstraints(max_length=300)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding import job
@@ -150,6 +150,7 @@ def reports(draw: st.DrawFn) -> Report:
     )
 
 
+@settings(max_examples=40)
 @given(reports())
 def test_what_is_written_is_read_back_as_it_was(report: Report) -> None:
     text = to_bytes(to_json(report))

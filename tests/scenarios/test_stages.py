@@ -174,12 +174,13 @@ def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Pat
     assert [stage["also_needs"] for stage in json.loads(told)["plan"]["stages"]] == [[], [expected]]
     card = (tmp_path / "out/README.md").read_text()
     assert f"- Stage 2 needs `{file}` as well: model.embed\\_tokens.weight in it is lm\\_head.weight too." in card
+    checkpoint, planned = job.plan(str(tmp_path / "in"), Options("20kB", strategy="stages:2"))
     before, after = (
-        panels.plan_panel(job.inspect(str(tmp_path / "in")), plan),
+        panels.plan_panel(checkpoint, planned),
         panels.result_panel(parse_report(told), "me/copy", "page", "link", None),
     )
     assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in before
     assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in after
     results = Console(file=StringIO(), width=200)
-    Terminal(results, results).plan(plan)
+    Terminal(results, results).plan(planned)
     assert f"Stage 2 needs {file} as well: model.embed_tokens.weight in it is lm_head.weight too." in written(results)
