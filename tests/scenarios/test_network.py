@@ -221,7 +221,12 @@ def test_an_unfinished_job_is_found_and_discarded_from_anywhere(start: Callable[
     stop_after_a_shard(hub, token="hf_alice", private=False)
     found = job.find_unfinished(MADE, **place)
     assert found
-    assert (found.source.repo_id, found.options.max_shard_bytes, found.private, found.created) == (SOURCE, 20_000, False, True)
+    assert (found.source.repo_id, found.options.max_shard_bytes, found.private, found.created) == (
+        SOURCE,
+        20_000,
+        False,
+        True,
+    )
     assert found.source.revision == hub.api().model_info(SOURCE).sha
     assert job.discard(MADE, **place) == Discarded(found=True, repo_deleted=True)
     assert nothing_is_left(hub)
