@@ -404,7 +404,9 @@ def test_the_wings_and_benchmarks_are_those_in_the_docs() -> None:
 
 
 def test_every_target_of_make_that_help_lists_stands_on_a_page() -> None:
-    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     shown = {words[1] for words in (example.words for example in commands_shown()) if words[0] == "make"}
     assert {line.split()[0] for line in listed} == shown
 
