@@ -101,6 +101,13 @@ def save(name: str, folder: Path, max_shard_size: str = "100kB", layers: int | N
     return folder
 
 
+def save_variants(folder: Path) -> Path:
+    """Save a Llama with plain weights in float32 and a variant in float16 in `folder` and return it."""
+    build("llama", torch.float32).save_pretrained(folder)
+    build("llama", torch.float16).save_pretrained(folder, variant="fp16")
+    return folder
+
+
 def answer(question: dict[str, Any]) -> Any:
     """Answer what `sharding.planning.architecture` asks of a child process, here: a process of its own takes seconds."""
     try:

@@ -19,32 +19,14 @@ from sharding.job import Event
 from sharding.report.schema import Report
 from sharding.storage import folder_destination as destination_room
 from tests.conftest import listing, random_tensors, write_checkpoint
-
-
-def finish(events: Iterator[Event]) -> Report:
-    *_, report = events
-    assert isinstance(report, Report)
-    return report
-
-
-def load(folder: Path) -> dict[str, np.ndarray]:
-    return {name: array for path in sorted(folder.glob("*.safetensors")) for name, array in load_file(path).items()}
-
-
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].tobytes() == other[name].tobytes()
-        and one[name].dtype == other[name].dtype
-        and one[name].shape == other[name].shape
-        for name in one
-    )
+from tests.folders import arrays, finish, same
 
 
 @pytest.mark.parametrize("size", ["1B", "10kB", "50kB", "100kB", "1GB"])
 @pytest.mark.parametrize("order", ["natural", "stored"])
 def test_every_tensor_of_the_result_is_bit_identical(checkpoint: Path, tmp_path: Path, size: str, order: str) -> None:
     report = finish(job.shard(str(checkpoint), str(tmp_path / "out"), Options(size, order=order)))  # type: ignore[arg-type]
-    assert same(load(tmp_path / "out"), random_tensors())
+    assert same(arrays(tmp_path / "out"), random_tensors())
     assert report.verification.identical
     assert report.verification.tensors == len(random_tensors())
 
@@ -81,7 +63,7 @@ def test_any_checkpoint_comes_out_identical(
     folder = write_checkpoint(tmp_path_factory.mktemp("any") / "in", {"model.safetensors": filled}, index=False)
     out = folder.parent / "out"
     report = finish(job.shard(str(folder), str(out), str(limit)))
-    assert same(load(out), filled)
+    assert same(arrays(out), filled)
     assert all(record.bytes == (out / record.file).stat().st_size for record in report.shards)
 
 
@@ -90,7 +72,7 @@ def test_tensors_larger_than_many_blocks_come_out_identical(tmp_path: Path, monk
     monkeypatch.setattr("sharding.verify.digests.SPAN_BYTES", 4000)
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
     finish(job.shard(str(folder), str(tmp_path / "out"), "50kB"))
-    assert same(load(tmp_path / "out"), random_tensors())
+    assert same(arrays(tmp_path / "out"), random_tensors())
 
 
 def test_small_tensors_cost_few_requests(tmp_path: Path) -> None:
@@ -152,7 +134,7 @@ def test_an_interrupted_run_is_resumed_and_finished_shards_are_not_written_again
     for name, stat in parts.items():
         now = (out / name.removesuffix(".part")).stat()
         assert (now.st_ino, now.st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
-    assert same(load(out), random_tensors())
+    assert same(arrays(out), random_tensors())
     assert not list(out.glob("*.part"))
 
 
@@ -167,7 +149,7 @@ def test_a_kept_shard_that_was_damaged_meanwhile_is_written_again(checkpoint: Pa
     kept = {event.file for event in events if isinstance(event, ShardFinished) and event.kept}
     assert victim.name.removesuffix(".part") not in kept
     assert len(kept) >= 3
-    assert same(load(out), random_tensors())
+    assert same(arrays(out), random_tensors())
 
 
 def test_another_plan_or_restart_forgets_what_an_interrupted_run_left(checkpoint: Path, tmp_path: Path) -> None:
@@ -176,7 +158,7 @@ def test_another_plan_or_restart_forgets_what_an_interrupted_run_left(checkpoint
         stop_after(job.shard(str(checkpoint), str(out), "20kB"), 3)
         events = list(job.shard(str(checkpoint), str(out), size, restart=restart))
         assert not [event for event in events if isinstance(event, ShardFinished) and event.kept]
-        assert same(load(out), random_tensors())
+        assert same(arrays(out), random_tensors())
         assert not list(out.glob("*.part"))
 
 
@@ -187,7 +169,7 @@ def test_a_changed_source_is_not_mixed_with_shards_of_its_earlier_state(checkpoi
     changed = {name: -array for name, array in load_file(path).items()}
     save_file(changed, path, metadata={"format": "pt"})
     finish(job.shard(str(checkpoint), str(out), "20kB"))
-    assert same(load(out), {**random_tensors(), **changed})
+    assert same(arrays(out), {**random_tensors(), **changed})
 
 
 def test_a_result_that_differs_is_not_published(

@@ -52,8 +52,8 @@ Order = Annotated[
     ),
 ]
 Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
-Dtype = Annotated[options.Dtype, typer.Option(help="What to load as; keep: as it is stored.")]
-Cast = Annotated[options.Dtype, typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")]
+Dtype = Annotated[options.TargetDtype, typer.Option(help="What to load as; keep: as it is stored.")]
+Cast = Annotated[options.TargetDtype, typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
 AsEvents = Annotated[
@@ -158,7 +158,7 @@ def verify(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
-    dtype: Annotated[options.Dtype, typer.Option(help="Compare with SOURCE cast to this.")] = "keep",
+    dtype: Annotated[options.TargetDtype, typer.Option(help="Compare with SOURCE cast to this.")] = "keep",
     variant: Variant = "",
     as_json: AsJson = False,
     as_events: AsEvents = False,

@@ -12,7 +12,7 @@ Strategy = str
 """`size`, `blocks`, or `stages:N` with a number of stages."""
 
 Order = Literal["natural", "stored", "transformers"]
-Dtype = Literal["keep", "fp32", "fp16", "bf16"]
+TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
 Engine = Literal["stream", "classic"]
 
 _STRATEGY = re.compile(r"size|blocks|stages:(?P<stages>[1-9]\d{0,3})", re.ASCII)
@@ -35,7 +35,7 @@ class Options:
     max_shard_size: str | int = DEFAULT_MAX_SHARD_SIZE
     strategy: Strategy = "size"
     order: Order = "natural"
-    dtype: Dtype = "keep"
+    dtype: TargetDtype = "keep"
     variant: str = ""
     allow_overflow: bool = False
 
@@ -47,8 +47,8 @@ class Options:
                 f"There is no strategy {self.strategy!r} with order {self.order!r}.",
                 f"Strategies: size, blocks, stages:N. Orders: {', '.join(get_args(Order))}.",
             )
-        if self.dtype not in get_args(Dtype):
-            raise UsageError(f"There is no dtype {self.dtype!r}.", f"Dtypes: {', '.join(get_args(Dtype))}.")
+        if self.dtype not in get_args(TargetDtype):
+            raise UsageError(f"There is no dtype {self.dtype!r}.", f"Dtypes: {', '.join(get_args(TargetDtype))}.")
 
     @property
     def max_shard_bytes(self) -> int:

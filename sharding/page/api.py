@@ -8,7 +8,7 @@ from gradio.events import api
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
-from sharding.core.options import Dtype, Options, Order, Strategy
+from sharding.core.options import Options, Order, Strategy, TargetDtype
 from sharding.desk import Desk, JobRequest
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
@@ -49,7 +49,7 @@ class Endpoints:
         max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
         strategy: Strategy = "size",
         order: Order = "natural",
-        dtype: Dtype = "keep",
+        dtype: TargetDtype = "keep",
         variant: str = "",
     ) -> Json:
         """Say which files a model checkpoint would be cut into. Moves no weights and needs no login.
@@ -78,7 +78,7 @@ class Endpoints:
         max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
         strategy: Strategy = "size",
         order: Order = "natural",
-        dtype: Dtype = "keep",
+        dtype: TargetDtype = "keep",
         allow_overflow: bool = False,
         private: bool | None = None,
         public_copy_allowed: bool = False,

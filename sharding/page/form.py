@@ -9,7 +9,7 @@ from typing import get_args
 import gradio as gr
 from markupsafe import Markup
 
-from sharding.core.options import Dtype, Order
+from sharding.core.options import Order, TargetDtype
 from sharding.loading.devices import PRESETS
 from sharding.page.links import SIZES
 from sharding.page.render import render
@@ -136,7 +136,7 @@ def lay_out(on_space: bool) -> Form:
                     FEWEST_STAGES, label="Stages", precision=0, minimum=1, visible=False, elem_id="stages"
                 )
             with gr.Column(scale=2):
-                choices = [("Keep" if dtype == "keep" else dtype, dtype) for dtype in get_args(Dtype)]
+                choices = [("Keep" if dtype == "keep" else dtype, dtype) for dtype in get_args(TargetDtype)]
                 dtype = gr.Radio(choices, value="keep", label="Dtype of the copy", elem_id="dtype")
                 overflow = gr.Checkbox(
                     label="Allow overflow",

@@ -9,7 +9,7 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
-from sharding.core.options import Dtype, Options
+from sharding.core.options import Options, TargetDtype
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import Checkpoint, FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
 from sharding.formats.names import DIGESTS_NAME
@@ -31,7 +31,7 @@ def verify(
     copy: str,
     *,
     quick: bool = False,
-    dtype: Dtype = "keep",
+    dtype: TargetDtype = "keep",
     variant: str = "",
     endpoint: str | None = None,
     token: str | None = None,

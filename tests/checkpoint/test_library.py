@@ -1,8 +1,7 @@
-"""The layouts that repos have beside one model in one set of files: variants, pipelines, adapters, other names."""
+"""What loads a repo: sentence transformers, and descriptions that are none."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +9,14 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
-from safetensors.torch import save_file as save_torch_file
 from transformers import AutoModel
 
 from sharding import job
-from sharding.core.errors import DestinationError, SourceError, UsageError
-from sharding.core.events import ShardFinished
-from sharding.report.schema import Report, parse_report
+from sharding.core.errors import SourceError
 from sharding.report.snippets import loading_code
-from tests import models, pipelines
-from tests.conftest import listing, options_of, write_checkpoint
-from tests.localhub.conftest import Server
+from tests import models
+from tests.conftest import listing, write_checkpoint
+from tests.folders import in_folders, reshard, said
 
 pytestmark = [
     # transformers and diffusers warn about themselves.
@@ -30,285 +26,6 @@ pytestmark = [
 ]
 SIZE = "50kB"
 PLAIN = {"model.safetensors": {"w": np.zeros(3, np.float32)}}
-
-
-def reshard(source: Path, out: Path, size: str = SIZE, **choices: object) -> Report:
-    options, more = options_of(size, choices)
-    *_, report = job.shard(str(source), str(out), options, **more)
-    assert isinstance(report, Report) and report.verification.identical
-    return report
-
-
-def tensors(folder: Path) -> dict[str, bytes]:
-    """The bytes of every tensor below `folder`, by folder and name."""
-    return {
-        f"{path.parent.relative_to(folder).as_posix()}/{name}": tensor.view(torch.uint8).numpy().tobytes()
-        for path in sorted(folder.rglob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
-
-
-def said(folder: Path, variant: str = "") -> dict[str, str]:
-    return {finding.code: finding.message for finding in job.inspect(str(folder), variant=variant).findings}
-
-
-# --- Variants -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with plain weights in float32 and a variant in float16."""
-    folder = tmp_path_factory.mktemp("variants") / "llama"
-    models.build("llama", torch.float32).save_pretrained(folder)
-    models.build("llama", torch.float16).save_pretrained(folder, variant="fp16")
-    return folder
-
-
-# --- Pipelines ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pipelines.save(tmp_path_factory.mktemp("pipeline") / "tiny")
-
-
-def test_every_component_of_a_pipeline_is_cut_in_its_folder_and_the_result_draws_the_same(
-    pipeline: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    report = reshard(pipeline, out)
-    assert tensors(out) == tensors(pipeline)
-    found = listing(out)
-    for index in (
-        "unet/diffusion_pytorch_model.safetensors.index.json",
-        "vae/diffusion_pytorch_model.safetensors.index.json",
-    ):
-        document = json.loads(found[index])
-        stored = load_file(pipeline / index.removesuffix(".index.json"))
-        assert document["weight_map"].keys() == stored.keys()
-        assert document["metadata"] == {
-            "total_parameters": sum(tensor.numel() for tensor in stored.values()),
-            "total_size": sum(tensor.nbytes for tensor in stored.values()),
-        }
-    assert "text_encoder/model.safetensors" in found  # small enough for one file, so it has no index
-    assert "text_encoder/model.safetensors.index.json" not in found
-    beside = {name for name in listing(pipeline) if not name.endswith(".safetensors")}
-    assert all(found[name] == (pipeline / name).read_bytes() for name in beside)
-    assert np.array_equal(pipelines.image(out), pipelines.image(pipeline))
-    assert set(report.files) == set(found)
-    read = parse_report(found["sharding_report.json"])
-    assert (read.source.library, read.source.architecture) == ("diffusers", "StableDiffusionPipeline")
-    assert "DiffusionPipeline.from_pretrained('./out')" in found["README.md"].decode()
-    assert not list(job.verify(str(pipeline), str(out), quick=False))[-1].verification.mismatches  # type: ignore[union-attr]
-
-
-def test_a_model_of_diffusers_alone_keeps_its_name(pipeline: Path, tmp_path: Path) -> None:
-    from diffusers import UNet2DConditionModel
-
-    reshard(pipeline / "unet", tmp_path / "out")
-    assert (tmp_path / "out/diffusion_pytorch_model.safetensors.index.json").exists()
-    one, other = (UNet2DConditionModel.from_pretrained(folder) for folder in (pipeline / "unet", tmp_path / "out"))
-    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
-
-
-def test_a_pipeline_takes_the_variant_where_a_component_has_it(pipeline: Path, tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    half = {
-        name: tensor.half() for name, tensor in load_file(source / "unet/diffusion_pytorch_model.safetensors").items()
-    }
-    save_torch_file(half, source / "unet/diffusion_pytorch_model.fp16.safetensors", metadata={"format": "pt"})
-    assert "unet/diffusion_pytorch_model.safetensors.index.json" in {*reshard(source, tmp_path / "plain").files}
-    assert job.inspect(str(source)).other_variants == ("fp16",)
-    files = reshard(source, tmp_path / "out", variant="fp16").files
-    assert "unet/diffusion_pytorch_model.safetensors.index.fp16.json" in files
-    assert "vae/diffusion_pytorch_model.safetensors.index.json" in files
-    shutil.copytree(tmp_path / "out", tmp_path / "copy")
-    assert np.array_equal(pipelines.image(tmp_path / "copy", "fp16"), pipelines.image(source, "fp16"))
-
-
-def test_what_a_pipeline_does_not_name_is_left_out(pipeline: Path, tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    save_file(PLAIN["model.safetensors"], source / "v1-5-pruned.safetensors")
-    (source / "safety_checker").mkdir()
-    save_file(PLAIN["model.safetensors"], source / "safety_checker/model.safetensors")
-    assert "safety_checker/model.safetensors, v1-5-pruned.safetensors" in said(source)["left-out"]
-
-
-@pytest.mark.parametrize("name", ["vae.bin", "diffusion_flax_model.msgpack", "model.onnx"])
-def test_a_component_whose_weights_cannot_be_streamed_is_refused_by_name(
-    name: str, pipeline: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    (source / "vae/diffusion_pytorch_model.safetensors").rename(source / "vae" / name)
-    with pytest.raises(SourceError, match=f"Of vae/ in the pipeline .* only vae/{name}") as refusal:
-        job.inspect(str(source))
-    assert "save_pretrained" in refusal.value.hint
-
-
-BASES = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
-"""The components of the pipeline, and what their weights are called."""
-
-
-def pickled(folder: Path, *components: str, variant: str = "", parts: int = 1) -> None:
-    """Write the weights of `components` as torch did before safetensors, in so many `parts`, in their place."""
-    for component in components:
-        (file,) = (folder / component).glob("*.safetensors")
-        state = load_file(file)
-        file.unlink()
-        base = {"model": "pytorch_model"}.get(BASES[component], BASES[component])
-        weight_map = {}
-        for number in range(parts):
-            suffix = f"-{number + 1:05d}-of-{parts:05d}" if parts > 1 else ""
-            name = f"{base}{variant and f'.{variant}'}{suffix}.bin"
-            part = {key: tensor for index, (key, tensor) in enumerate(state.items()) if index % parts == number}
-            torch.save(part, folder / component / name)
-            weight_map |= dict.fromkeys(part, name)
-        if parts > 1:
-            index = folder / component / f"{base}.bin.index{variant and f'.{variant}'}.json"
-            index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
-@pytest.mark.parametrize(("variant", "parts"), [("", 1), ("", 3), ("fp16", 1), ("fp16", 2)])
-def test_pickled_components_become_safetensors_by_the_name_that_diffusers_loads(
-    variant: str, parts: int, pipeline: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    pickled(source, "unet", "text_encoder", variant=variant, parts=parts)
-    report = reshard(source, tmp_path / "out", variant=variant)
-    assert tensors(tmp_path / "out") == tensors(pipeline)
-    found = listing(tmp_path / "out")
-    part = f".{variant}" if variant else ""
-    assert f"unet/diffusion_pytorch_model.safetensors.index{part}.json" in found
-    assert f"text_encoder/model{part}.safetensors" in found
-    assert not [name for name in found if ".bin" in name]
-    assert np.array_equal(pipelines.image(tmp_path / "out", variant or None), pipelines.image(pipeline))
-    assert "pickled" in {finding.code for finding in report.plan.findings}
-    assert report.source.variant == variant
-
-
-def test_plain_pickled_weights_come_before_a_variant_and_after_safetensors(pipeline: Path, tmp_path: Path) -> None:
-    """As in diffusers, which looks for another variant only where that is asked for."""
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    pickled(source, "vae")
-    shutil.copy(
-        pipeline / "vae/diffusion_pytorch_model.safetensors", source / "vae/diffusion_pytorch_model.fp16.safetensors"
-    )
-    pickled(source, "unet", variant="fp16")
-    shutil.copy(pipeline / "unet/diffusion_pytorch_model.safetensors", source / "unet")
-    taken = [file.path for file in job.inspect(str(source)).weight_files]
-    plain = ["vae/diffusion_pytorch_model.bin", "unet/diffusion_pytorch_model.safetensors"]
-    assert set(plain) < set(taken) and len(taken) == 3
-    taken = [file.path for file in job.inspect(str(source), variant="fp16").weight_files]
-    halves = ["vae/diffusion_pytorch_model.fp16.safetensors", "unet/diffusion_pytorch_model.fp16.bin"]
-    assert set(halves) < set(taken) and len(taken) == 3
-    assert "fp16" in said(source)["variants"]
-
-
-def test_a_pickled_model_of_diffusers_alone_becomes_safetensors(pipeline: Path, tmp_path: Path) -> None:
-    from diffusers import UNet2DConditionModel
-
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    pickled(source, "unet")
-    reshard(source / "unet", tmp_path / "out")
-    one, other = (UNet2DConditionModel.from_pretrained(folder) for folder in (pipeline / "unet", tmp_path / "out"))
-    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
-
-
-def test_names_that_share_a_tensor_are_all_written_where_diffusers_loads_them(pipeline: Path, tmp_path: Path) -> None:
-    """It ties nothing after loading: a name that is missing would be left without weights."""
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    pickled(source, "vae", "text_encoder")
-    for file in (source / "vae/diffusion_pytorch_model.bin", source / "text_encoder/pytorch_model.bin"):
-        state = torch.load(file)
-        first = next(iter(state))
-        torch.save({**state, "again": state[first]}, file)
-    reshard(source, tmp_path / "out")
-    written = tensors(tmp_path / "out")
-    first = next(iter(load_file(pipeline / "vae/diffusion_pytorch_model.safetensors")))
-    assert written["vae/again"] == written[f"vae/{first}"]
-    assert "text_encoder/again" not in written
-    assert "text_encoder/again" in said(source)["tied"] and "vae/again" not in said(source)["tied"]
-
-
-def test_a_pickled_pipeline_goes_from_hub_to_hub(pipeline: Path, tmp_path: Path, served: Callable[..., Server]) -> None:
-    source = tmp_path / "in"
-    shutil.copytree(pipeline, source)
-    pickled(source, "unet", "vae", "text_encoder")
-    server = served()
-    api = server.api()
-    api.create_repo("alice/pickled")
-    api.upload_folder(folder_path=source, repo_id="alice/pickled")
-    *_, report = job.shard("alice/pickled", "alice/safe", SIZE, endpoint=server.address, token="hf_alice")
-    assert isinstance(report, Report) and report.verification.identical
-    down = Path(api.snapshot_download("alice/safe", local_dir=tmp_path / "down"))
-    assert tensors(down) == tensors(pipeline)
-    assert np.array_equal(pipelines.image(down), pipelines.image(pipeline))
-
-
-def stop_after(events: Iterator[job.Event], shards: int) -> None:
-    for event in events:
-        if isinstance(event, ShardFinished) and event.number == shards:
-            events.close()  # type: ignore[attr-defined]
-
-
-def test_an_interrupted_pipeline_shows_nothing_and_is_resumed(pipeline: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    stop_after(job.shard(str(pipeline), str(out), SIZE), 5)
-    assert all(name.endswith(".part") and "/" not in name for name in listing(out))
-    events = list(job.shard(str(pipeline), str(out), SIZE))
-    assert len([event for event in events if isinstance(event, ShardFinished) and event.kept]) >= 5
-    assert tensors(out) == tensors(pipeline)
-    assert not list(out.rglob("*.part"))
-
-
-def test_discard_and_another_result_leave_no_file_of_a_pipeline_behind(pipeline: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    stop_after(job.shard(str(pipeline), str(out), SIZE), 3)
-    assert job.discard(str(out)).found and not listing(out)
-    reshard(pipeline, out)
-    reshard(pipeline, out, "1GB")
-    assert tensors(out) == tensors(pipeline)
-    assert not [name for name in listing(out) if "-of-" in name or ".index." in name]
-    foreign = tmp_path / "foreign"
-    shutil.copytree(pipeline, foreign)
-    reshard(pipeline, foreign, overwrite=True)
-    assert not (foreign / "unet/diffusion_pytorch_model.safetensors").exists()
-    assert tensors(foreign) == tensors(pipeline)
-
-
-def test_a_pipeline_goes_from_hub_to_hub_and_is_resumed_there(
-    pipeline: Path, tmp_path: Path, served: Callable[..., Server]
-) -> None:
-    server = served()
-    api = server.api()
-    api.create_repo("alice/pipeline")
-    api.upload_folder(folder_path=pipeline, repo_id="alice/pipeline")
-    at = {"endpoint": server.address, "token": "hf_alice"}
-    stop_after(job.shard("alice/pipeline", "alice/copy", SIZE, **at), 3)  # type: ignore[arg-type]
-    events = list(job.shard("alice/pipeline", "alice/copy", SIZE, **at))  # type: ignore[arg-type]
-    assert [event for event in events if isinstance(event, ShardFinished) and event.kept]
-    down = Path(api.snapshot_download("alice/copy", local_dir=tmp_path / "down"))
-    assert tensors(down) == tensors(pipeline)
-    assert np.array_equal(pipelines.image(down), pipelines.image(pipeline))
-
-
-def test_comparing_is_refused_for_what_transformers_does_not_load(
-    pipeline: Path, variants: Path, tmp_path: Path
-) -> None:
-    for source, options in ((pipeline, {}), (variants, {"variant": "fp16"})):
-        with pytest.raises(UsageError, match="--compare cannot load"):
-            reshard(source, tmp_path / "out", compare_rounds=1, **options)
-        assert not (tmp_path / "out").exists()
-
-
-# --- Sentence transformers ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +52,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_sentence_transformer_is_cut_but_for_the_modules_that_know_one_file(sentences: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     report = reshard(sentences, out)
-    assert tensors(out) == tensors(sentences)
+    assert in_folders(out) == in_folders(sentences)
     assert (out / "model.safetensors.index.json").exists()
     assert (out / "2_Dense/model.safetensors").stat().st_size > 50_000
     assert "2_Dense/model" in said(sentences)["kept-whole"]
@@ -372,12 +89,6 @@ def test_a_sentence_transformer_of_the_old_kind_has_a_folder_with_pickled_weight
     assert torch.equal(models.logits(one), models.logits(other))
 
 
-# --- Adapters, other names, quantized weights -------------------------------------------------------------
-
-
-# --- All ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["", "[]", "3", "null", '{"unet": 1}', "[[]]", '[{"path": 3}]', "[" * 100_000])
 @pytest.mark.parametrize("name", ["model_index.json", "modules.json", "config.json"])
 def test_a_description_that_is_none_does_not_hurt(tmp_path: Path, name: str, text: str) -> None:
@@ -400,11 +111,3 @@ def test_the_code_to_load_with_is_python_whatever_the_names_are(library: str) ->
     for named in (None, "LlamaForCausalLM", "x; import os", "StableDiffusionPipeline"):
         compile(loading_code("a/b'", library, named, "fp'16"), "card", "exec")  # type: ignore[arg-type]
         assert "import os" not in loading_code("a/b", library, named)  # type: ignore[arg-type]
-
-
-def test_a_destination_that_a_job_writes_to_is_not_shared_by_a_pipeline(pipeline: Path, tmp_path: Path) -> None:
-    first = job.shard(str(pipeline), str(tmp_path / "out"), SIZE)
-    next(event for event in first if isinstance(event, ShardFinished))
-    with pytest.raises(DestinationError, match="Another job"):
-        reshard(pipeline, tmp_path / "out")
-    assert isinstance(list(first)[-1], Report)

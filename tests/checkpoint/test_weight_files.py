@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from sharding import job
 from sharding.core.errors import SourceError, UsageError, VariantMissing
 from sharding.core.events import Verified
-from sharding.report.schema import Report
 from tests import models
-from tests.conftest import listing, options_of, random_tensors, write_checkpoint
+from tests.conftest import listing, random_tensors, write_checkpoint
+from tests.folders import in_folders, reshard, said, weights
 
 pytestmark = [
     # transformers and diffusers warn about themselves.
@@ -34,37 +34,9 @@ SIZE = "50kB"
 PLAIN = {"model.safetensors": {"w": np.zeros(3, np.float32)}}
 
 
-def reshard(source: Path, out: Path, size: str = SIZE, **choices: object) -> Report:
-    options, more = options_of(size, choices)
-    *_, report = job.shard(str(source), str(out), options, **more)
-    assert isinstance(report, Report) and report.verification.identical
-    return report
-
-
-def tensors(folder: Path) -> dict[str, bytes]:
-    """The bytes of every tensor below `folder`, by folder and name."""
-    return {
-        f"{path.parent.relative_to(folder).as_posix()}/{name}": tensor.view(torch.uint8).numpy().tobytes()
-        for path in sorted(folder.rglob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in listing(folder).items() if "safetensors" in name}
-
-
-def said(folder: Path, variant: str = "") -> dict[str, str]:
-    return {finding.code: finding.message for finding in job.inspect(str(folder), variant=variant).findings}
-
-
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with plain weights in float32 and a variant in float16."""
-    folder = tmp_path_factory.mktemp("variants") / "llama"
-    models.build("llama", torch.float32).save_pretrained(folder)
-    models.build("llama", torch.float16).save_pretrained(folder, variant="fp16")
-    return folder
+    return models.save_variants(tmp_path_factory.mktemp("variants"))
 
 
 def test_the_plain_weights_are_taken_and_the_variants_left_out_are_named(variants: Path) -> None:
@@ -150,7 +122,7 @@ def test_an_adapter_stays_one_file_and_that_is_explained(tmp_path: Path, place: 
     (folder / f"{place}adapter_config.json").write_text("{}")
     report = reshard(folder, tmp_path / "out")
     assert [shard.file for shard in report.plan.shards] == [f"{place}adapter_model.safetensors"]
-    assert tensors(tmp_path / "out") == tensors(folder)
+    assert in_folders(tmp_path / "out") == in_folders(folder)
     assert "adapter_model" in said(folder)["kept-whole"]
     assert "AutoPeftModel" in (tmp_path / "out/README.md").read_text()
 
@@ -244,7 +216,7 @@ def test_a_quantized_repo_is_copied_bit_for_bit_with_the_metadata_of_every_shard
     for size in ("100B", "1GB"):
         out = tmp_path / size
         reshard(source, out, size)
-        assert tensors(out) == tensors(source)
+        assert in_folders(out) == in_folders(source)
         assert json.loads((out / "config.json").read_text()) == config
         for path in out.glob("*.safetensors"):
             with safe_open(path, "pt") as file:

@@ -30,5 +30,5 @@ def test_what_can_be_cast_has_the_largest_number_and_the_infinity_that_torch_giv
 
 
 def test_every_dtype_that_an_option_names_can_be_cast() -> None:
-    assert get_args(options.Dtype) == ("keep", *BY_OPTION)
+    assert get_args(options.TargetDtype) == ("keep", *BY_OPTION)
     assert {dtype.name for dtype in BY_OPTION.values()} <= CASTABLE.keys()

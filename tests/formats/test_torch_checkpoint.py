@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from sharding import job
 from sharding.core.errors import SourceError
@@ -19,7 +19,7 @@ from sharding.formats.torch_checkpoint import read_archive
 from sharding.report.schema import PlanSummary, Report
 from sharding.storage.folder_source import open_folder
 from tests import models
-from tests.conftest import listing
+from tests.folders import bits, reshard, tensors, weights
 from tests.fuzz.seeds import rezipped, saved
 from tests.fuzz.targets import Memory
 from tests.hubs import TOKEN, push
@@ -70,26 +70,6 @@ def write_bin(folder: Path, data: bytes, name: str = "pytorch_model.bin") -> Pat
     return folder
 
 
-def reshard(source: Path, out: Path, size: str = "1kB") -> Report:
-    *_, report = job.shard(str(source), str(out), size)
-    assert isinstance(report, Report)
-    assert report.verification.identical
-    return report
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
-
-
-def bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
-    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-    return tensor.dtype, tuple(tensor.shape), flat.numpy().tobytes()
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in listing(folder).items() if "safetensors" in name}
-
-
 def codes(found: Checkpoint | PlanSummary) -> set[str]:
     return {finding.code for finding in found.findings}
 
@@ -110,7 +90,7 @@ FORMS: dict[str, Callable[[State], bytes]] = {
 def test_every_bit_is_the_one_that_torch_loads(form: str, tmp_path: Path) -> None:
     state = tensors_of_all_kinds() | (tensors_of_new_dtypes() if "older" not in form else {})
     source = write_bin(tmp_path / "source", FORMS[form](state))
-    reshard(source, tmp_path / "out")
+    reshard(source, tmp_path / "out", "1kB")
     theirs = torch.load(source / "pytorch_model.bin", weights_only=True)
     ours = tensors(tmp_path / "out")
     assert {name: bits(tensor) for name, tensor in ours.items()} == {
@@ -122,7 +102,7 @@ def test_every_bit_is_the_one_that_torch_loads(form: str, tmp_path: Path) -> Non
 
 def test_a_dtype_that_torch_cannot_load_from_safetensors_keeps_its_bytes(tmp_path: Path) -> None:
     state = {"w": torch.arange(4).to(torch.float8_e8m0fnu)}
-    reshard(write_bin(tmp_path / "source", saved(state)), tmp_path / "out")
+    reshard(write_bin(tmp_path / "source", saved(state)), tmp_path / "out", "1kB")
     with safe_open(tmp_path / "out/model.safetensors", framework="numpy") as file:
         assert file.get_slice("w").get_dtype() == "F8_E8M0"
     assert (tmp_path / "out/model.safetensors").read_bytes().endswith(bits(state["w"])[2])
@@ -247,7 +227,7 @@ def test_safetensors_come_first_and_the_single_file_before_the_index_as_in_trans
 
 def test_a_training_checkpoint_gives_its_state_dict_and_says_what_is_left_out(tmp_path: Path) -> None:
     source = write_bin(tmp_path / "source", saved({"epoch": 3, "state_dict": {**some(), "steps": 7}, "lr": [0.1]}))
-    report = reshard(source, tmp_path / "out")
+    report = reshard(source, tmp_path / "out", "1kB")
     assert tensors(tmp_path / "out").keys() == some().keys()
     (said,) = [finding.message for finding in report.plan.findings if finding.code == "no-tensors"]
     assert all(word in said for word in ("state_dict", "steps", "epoch", "lr"))

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.core.options import Dtype, Options, Order
+from sharding.core.options import Options, Order, TargetDtype
 from sharding.core.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
@@ -91,7 +91,7 @@ OPTIONS = st.builds(
     max_shard_size=st.sampled_from([*SIZES, "1.5GB", "1GiB", "300kB"]),
     strategy=st.sampled_from(["size", "blocks", "stages:1", "stages:12"]),
     order=st.sampled_from(get_args(Order)),
-    dtype=st.sampled_from(get_args(Dtype)),
+    dtype=st.sampled_from(get_args(TargetDtype)),
     variant=st.sampled_from(["", "fp16", "non_ema"]),
     allow_overflow=st.booleans(),
 )

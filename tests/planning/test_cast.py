@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
@@ -13,9 +13,9 @@ from sharding.core.options import Options
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import CASTABLE
 from sharding.planning.cast import may_overflow
-from sharding.report.schema import Report
 from tests import models
-from tests.conftest import options_of
+from tests.casts import cast, save_mixed
+from tests.folders import tensors
 
 pytestmark = [
     pytest.mark.usefixtures("answers_here"),
@@ -25,35 +25,9 @@ pytestmark = [
 ]
 
 
-MIXED = {
-    "a": torch.linspace(-3, 3, 33, dtype=torch.float32),
-    "b": torch.arange(7, dtype=torch.int64),
-    "c": torch.linspace(-3, 3, 10, dtype=torch.float64).view(2, 5),
-    "d": torch.tensor([True, False, True]),
-    "e": torch.linspace(-3, 3, 9, dtype=torch.bfloat16),
-    "f": torch.tensor(1.5, dtype=torch.float16),
-    "g": torch.zeros(0, 4),
-    "h": torch.linspace(-3, 3, 5).to(torch.float8_e4m3fn),
-    "i": torch.full((203,), 0x7C01, dtype=torch.int16).view(torch.float16),  # NaNs
-}
-
-
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mixed")
-    save_file(MIXED, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-def cast(source: Path, out: Path, dtype: str = "fp16", size: str = "60kB", **choices: object) -> Report:
-    options, more = options_of(size, {**choices, "dtype": dtype})
-    *_, report = job.shard(str(source), str(out), options, **more)
-    assert isinstance(report, Report)
-    return report
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+    return save_mixed(tmp_path_factory.mktemp("mixed"))
 
 
 def test_integers_booleans_and_fp8_stay_and_the_plan_counts_what_is_written(mixed: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from transformers.trainer_utils import load_sharded_checkpoint
 from sharding import job
 from sharding.core.options import Options
 from tests import models
-from tests.conftest import listing
+from tests.folders import tensors, weights
 
 pytestmark = [
     # transformers and accelerate warn about themselves.
@@ -32,15 +32,6 @@ def reshard(source: Path, out: Path, size: str = SIZE, **choices: Any) -> Path:
     for _ in job.shard(str(source), str(out), Options(size, **choices)):
         pass
     return out
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    """Every weight file and the index, byte for byte."""
-    return {name: data for name, data in listing(folder).items() if "safetensors" in name}
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
 
 
 def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

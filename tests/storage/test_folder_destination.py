@@ -4,38 +4,16 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import ShardFinished, Verified
-from sharding.job import Event
-from sharding.report.schema import Report
 from sharding.storage import folder_destination as destination_room
 from tests.conftest import listing, random_tensors, write_checkpoint
+from tests.folders import arrays, finish, same
 
 INDEX = "model.safetensors.index.json"
-
-
-def finish(events: Iterator[Event]) -> Report:
-    *_, report = events
-    assert isinstance(report, Report)
-    return report
-
-
-def load(folder: Path) -> dict[str, np.ndarray]:
-    return {name: array for path in sorted(folder.glob("*.safetensors")) for name, array in load_file(path).items()}
-
-
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].tobytes() == other[name].tobytes()
-        and one[name].dtype == other[name].dtype
-        and one[name].shape == other[name].shape
-        for name in one
-    )
 
 
 def test_nothing_stale_of_an_earlier_result_stays_beside_the_new_files(checkpoint: Path, tmp_path: Path) -> None:
@@ -65,7 +43,7 @@ def test_overwrite_replaces_foreign_weights_and_keeps_the_rest(checkpoint: Path,
     (out / "pytorch_model.bin").write_bytes(b"x")
     (out / "thesis.txt").write_text("x")
     finish(job.shard(str(checkpoint), str(out), "1GB", overwrite=True))
-    assert same(load(out), random_tensors())
+    assert same(arrays(out), random_tensors())
     assert not (out / INDEX).exists()
     assert not (out / "pytorch_model.bin").exists()
     assert (out / "thesis.txt").exists()
@@ -162,4 +140,4 @@ def test_two_jobs_do_not_write_to_one_folder(checkpoint: Path, tmp_path: Path) -
     with pytest.raises(DestinationError, match="Another job"):
         finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
     finish(first)
-    assert same(load(tmp_path / "out"), random_tensors())
+    assert same(arrays(tmp_path / "out"), random_tensors())

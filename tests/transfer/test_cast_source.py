@@ -24,7 +24,9 @@ from sharding.report.write import configured
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.cast_source import CastSource, cast_chunk
 from tests import models
-from tests.conftest import listing, options_of
+from tests.casts import MIXED, cast, save_mixed
+from tests.conftest import listing
+from tests.folders import tensors
 from tests.localhub.conftest import Server
 
 pytestmark = [
@@ -94,24 +96,9 @@ def test_every_kind_of_number_is_cast_as_torch_does_wherever_the_chunks_begin(st
         assert lost == int((wanted.isinf() & numbers.isfinite()).sum())
 
 
-MIXED = {
-    "a": torch.linspace(-3, 3, 33, dtype=torch.float32),
-    "b": torch.arange(7, dtype=torch.int64),
-    "c": torch.linspace(-3, 3, 10, dtype=torch.float64).view(2, 5),
-    "d": torch.tensor([True, False, True]),
-    "e": torch.linspace(-3, 3, 9, dtype=torch.bfloat16),
-    "f": torch.tensor(1.5, dtype=torch.float16),
-    "g": torch.zeros(0, 4),
-    "h": torch.linspace(-3, 3, 5).to(torch.float8_e4m3fn),
-    "i": torch.full((203,), 0x7C01, dtype=torch.int16).view(torch.float16),  # NaNs
-}
-
-
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mixed")
-    save_file(MIXED, folder / "model.safetensors", {"format": "pt"})
-    return folder
+    return save_mixed(tmp_path_factory.mktemp("mixed"))
 
 
 @settings(max_examples=60)
@@ -133,17 +120,6 @@ def test_any_range_of_a_cast_source_holds_the_bytes_of_the_cast_tensors(
     end = min(start + length, len(whole))
     read = CastSource(source, stored, after).read("model.safetensors", start, end)
     assert b"".join(read) == whole[start:end]
-
-
-def cast(source: Path, out: Path, dtype: str = "fp16", size: str = "60kB", **choices: object) -> Report:
-    options, more = options_of(size, {**choices, "dtype": dtype})
-    *_, report = job.shard(str(source), str(out), options, **more)
-    assert isinstance(report, Report)
-    return report
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
 
 
 def llama(folder: Path, large: int = 0) -> Path:

@@ -12,6 +12,7 @@ from sharding.core.values import Gathered
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.strided_source import GatheringSource
+from tests.folders import bits
 from tests.fuzz.targets import Memory
 
 pytestmark = [
@@ -20,11 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-
-
-def bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
-    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-    return tensor.dtype, tuple(tensor.shape), flat.numpy().tobytes()
 
 
 @st.composite

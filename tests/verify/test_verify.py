@@ -1,7 +1,6 @@
 """Verifying names what differs, and refuses digests that are none."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +11,10 @@ from safetensors.numpy import save_file
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Verified
-from sharding.job import Event
-from sharding.report.schema import Report
 from tests.conftest import write_checkpoint
+from tests.folders import finish
 
 INDEX = "model.safetensors.index.json"
-
-
-def finish(events: Iterator[Event]) -> Report:
-    *_, report = events
-    assert isinstance(report, Report)
-    return report
 
 
 def test_verify_names_the_tensor_that_differs(checkpoint: Path, tmp_path: Path) -> None:

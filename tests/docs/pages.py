@@ -1,0 +1,65 @@
+"""Read the pages: README and docs."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from sharding.cli.commands import app
+from tests.conftest import ROOT, environment
+
+README, RESULTS = ROOT / "README.md", ROOT / "bench/RESULTS.md"
+COMMANDS, API, GAINS, DEVELOPMENT, FORMATS = (
+    ROOT / "docs" / f"{name}.md" for name in ("commands", "page-and-api", "gains", "development", "formats")
+)
+PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
+MOST_LINES = 170
+CLI: Any = typer.main.get_command(app)
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def prose(page: Path) -> str:
+    """The text of a page without its front matter and code blocks."""
+    text = page.read_text()
+    text = text.split("---\n", 2)[2] if text.startswith("---\n") else text
+    return re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+
+
+def section(page: Path, heading: str) -> str:
+    """What stands below a heading of a page, up to the next of its rank."""
+    return page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def table(page: Path, head: str) -> list[list[str]]:
+    """The cells of the one table of a page whose first row begins with `head`, row by row."""
+    (below,) = page.read_text().split(f"\n| {head}")[1:]
+    rows = below.split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip()[1:-1].split("|")] for row in rows]
+
+
+def code(text: str) -> list[str]:
+    """What stands between single backquotes."""
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.M | re.S)
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the Hub make them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def localhub_options() -> frozenset[str]:
+    command = [sys.executable, "-m", "sharding", "localhub", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout
+    return frozenset(re.findall(r"^  (--[a-z-]+)", said, flags=re.M))

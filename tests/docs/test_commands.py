@@ -1,0 +1,151 @@
+"""Commands, options, exit statuses, JSON keys and events are those that stand in the docs."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from sharding import job
+from sharding.cli import commands
+from sharding.cli.commands import app
+from sharding.core.errors import Cancelled
+from sharding.formats.names import PICTURE_NAME
+from sharding.loading.devices import PRESETS
+from tests.conftest import random_tensors
+from tests.docs.pages import CLI, COMMANDS, code, localhub_options, prose, section, table
+
+
+def options_of(command: Any) -> dict[str, Any]:
+    """The options of a command, long and short, with their parameters."""
+    return {name: param for param in command.params for name in (*param.opts, *param.secondary_opts) if name[0] == "-"}
+
+
+def test_every_command_stands_in_the_docs_with_its_arguments_and_none_besides() -> None:
+    arguments = {
+        name: [param.metavar for param in command.params if not param.opts[0].startswith("-")]
+        for name, command in CLI.commands.items()
+    }
+    rows = [code(first)[0].split() for first, _ in table(COMMANDS, "command | what it does")]
+    assert {name: rest for name, *rest in rows} == arguments
+
+
+def test_every_option_stands_in_the_docs_with_its_commands_and_none_besides() -> None:
+    help_names = app.info.context_settings["help_option_names"]  # type: ignore[index]
+    actual = {name: {*options_of(one), *help_names} for name, one in CLI.commands.items() if name != "localhub"}
+    documented: dict[str, set[str]] = {name: set() for name in actual}
+    for names, of, *_ in table(COMMANDS, "option | of"):
+        for command in documented if of == "every command" else filter(None, of.split(", ")):
+            documented[command] |= set(code(names))
+    assert documented == actual
+    assert {"--version"} == set(options_of(CLI))
+    assert [names for names, of, *_ in table(COMMANDS, "option | of") if not of] == ["`--version`"]
+
+
+def test_defaults_and_choices_of_options_are_those_in_the_docs() -> None:
+    for names, of, default, meaning in table(COMMANDS, "option | of"):
+        for command in of.split(", ") if of in CLI.commands or ", " in of else ():
+            param = options_of(CLI.commands[command])[code(names)[0]]
+            if code(default):
+                assert [str(param.default)] == code(default), names
+            if default == "no":
+                assert param.default is False, names
+            if default == "must be given":
+                assert param.required, names
+            choices = get_args(get_type_hints(getattr(commands, command))[param.name])
+            assert {choice for choice in choices if isinstance(choice, str)} <= set(code(meaning)), names
+    (budget,) = (meaning for names, *_, meaning in table(COMMANDS, "option | of") if names == "`--budget`")
+    assert set(PRESETS) <= set(code(budget))
+
+
+def test_every_option_of_localhub_stands_in_the_docs_and_none_besides() -> None:
+    documented = re.findall(r"^\| `(--[a-z-]+)` \|", section(COMMANDS, "Options of localhub"), flags=re.M)
+    assert set(documented) == localhub_options()
+
+
+def test_the_exit_statuses_are_those_in_the_docs(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    save_file(random_tensors(seed=1), tmp_path / "other/model.safetensors")
+
+    def status(*arguments: object) -> int:
+        return int(CliRunner().invoke(app, [*map(str, arguments)]).exit_code)
+
+    found = [
+        status("verify", checkpoint, checkpoint),
+        status("verify", checkpoint, tmp_path / "other"),
+        status("plan", checkpoint, "-s", "10 apples"),
+        status("plan", tmp_path / "nowhere"),
+    ]
+    monkeypatch.setattr(job, "inspect", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    found.append(status("inspect", checkpoint))
+    assert [str(one) for one in found] == [row[0] for row in table(COMMANDS, "status | meaning")]
+    assert found[-1] == Cancelled.exit_status
+
+
+def keys(*arguments: object) -> set[str]:
+    """The keys of the object that a command prints."""
+    return set(json.loads(CliRunner().invoke(app, [*map(str, arguments), "--json"]).stdout))
+
+
+def documented_keys() -> dict[str, set[str]]:
+    return {(code(of) or [of])[0]: set(code(named)) for of, named in table(COMMANDS, "command | keys")}
+
+
+def test_the_keys_that_programs_read_are_those_in_the_docs(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = {
+        "inspect": keys("inspect", checkpoint),
+        "plan": keys("plan", checkpoint),
+        "shard": keys("shard", checkpoint, out, "-s", "60kB"),
+        "verify": keys("verify", checkpoint, out),
+        "discard": keys("discard", out),
+    }
+    documented = documented_keys()
+    assert documented.keys() - found.keys() == {"compare", "devices", "any, where it ends without a result"}
+    assert found == {command: documented[command] for command in found}
+    error = json.loads(CliRunner().invoke(app, ["plan", "./nowhere", "--json"]).stdout)
+    assert {*error, *error["error"]} == documented["any, where it ends without a result"]
+
+    report, text = json.loads((out / "sharding_report.json").read_text()), prose(COMMANDS)
+    inner = (report["resources"], report["shards"][0], report["plan"]["shards"][0])
+    assert {key for one in inner for key in one} <= set(code(text))
+    written = {path.name for path in out.iterdir() if not path.name.startswith("model")} - {"config.json"}
+    assert {code(file)[0] for file, _ in table(COMMANDS, "file | what it is")} == written | {PICTURE_NAME}
+
+
+def events(*arguments: object) -> list[dict[str, Any]]:
+    said = CliRunner().invoke(app, [*map(str, arguments), "--events"]).stdout
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def documented_events(command: str) -> set[str]:
+    return {code(name)[0] for name, of, _ in table(COMMANDS, "event | of") if command in of.split(", ")}
+
+
+def test_the_events_of_a_job_are_those_in_the_docs(checkpoint: Path, tmp_path: Path) -> None:
+    found = events("shard", checkpoint, tmp_path / "out", "-s", "60kB")
+    assert {event["event"] for event in found} == documented_events("shard") - {"probed", "compared"}
+    found = events("verify", checkpoint, tmp_path / "out")
+    assert {event["event"] for event in found} == documented_events("verify")
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_the_keys_and_events_of_what_loads_a_model_are_those_in_the_docs(tmp_path: Path) -> None:
+    from tests import models
+
+    source, out = models.save("llama", tmp_path / "source", layers=2), tmp_path / "out"
+    documented = documented_keys()
+    assert keys("devices", source, "--budget", "cpu=1GB") == documented["devices"]
+    said = [*events("shard", source, out), *events("compare", source, out, "--rounds", "1")]
+    assert {event["event"] for event in said} == documented_events("shard")
+    assert {event["event"] for event in said if event["event"] in ("probed", "compared")} == documented_events(
+        "compare"
+    )
+    assert said[-1].keys() - {"event"} == documented["compare"]

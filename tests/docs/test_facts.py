@@ -1,0 +1,92 @@
+"""Variables, endpoints, bounds, wings and figures on the pages are those that there are."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from sharding.core import limits
+from sharding.core.text import format_bytes
+from tests.conftest import ROOT
+from tests.docs.pages import (
+    API,
+    COMMANDS,
+    DEVELOPMENT,
+    FORMATS,
+    GAINS,
+    README,
+    RESULTS,
+    code,
+    section,
+    table,
+)
+
+# --- What is looked up --------------------------------------------------------------------------------
+
+
+def test_every_variable_that_is_read_stands_in_the_docs_and_none_besides() -> None:
+    tree = ast.parse((ROOT / "sharding/core/environment.py").read_text())
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    read = {text for text in strings if re.fullmatch(r"[A-Z][A-Z_]+", text)} | {"HF_TOKEN"}  # that, by get_token()
+    text = section(COMMANDS, "Environment") + section(API, "For many visitors")
+    assert {span for span in code(text) if re.fullmatch(r"[A-Z][A-Z_]+", span)} == read
+
+
+def test_the_endpoints_and_their_arguments_are_those_in_the_docs() -> None:
+    tree = ast.parse((ROOT / "sharding/page/api.py").read_text())  # to import it takes seconds
+    (endpoints,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Endpoints")
+    arguments = {
+        f"/{method.name}": [one.arg for one in method.args.args if one.arg not in ("self", "request")]
+        for method in endpoints.body
+        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_") and method.name != "add"
+    }
+    rows = table(API, "endpoint | arguments")
+    assert {code(endpoint)[0]: code(named) for endpoint, named, _ in rows} == arguments
+
+
+def test_bounds_are_those_in_the_docs() -> None:
+    bounds = dict(table(API, "bound |"))
+    assert bounds["jobs queued or running"] == str(limits.MAX_ACTIVE_JOBS)
+    assert bounds["a job may run"].startswith(f"{limits.JOB_SECONDS // 3600} hours")
+    assert bounds["a job may say nothing"] == f"{limits.SILENT_SECONDS // 60} minutes"
+    assert bounds["headers of a model are read again"] == f"after {limits.CACHED_SECONDS // 60} minutes"
+    text = section(FORMATS, "Bounds")
+    for size in (limits.MAX_HEADER_BYTES, limits.MAX_SIDE_FILE_BYTES, limits.MAX_CARD_BYTES):
+        assert format_bytes(size).replace(".0", "") in text
+    assert (limits.MAX_TENSORS, limits.MAX_FILES) == (1_000_000, 100_000) and "a million\ntensors" in text
+    assert format_bytes(limits.SHARED_JOB_BYTES).replace(".0", "") in section(API, "For many visitors")
+
+
+def test_the_wings_and_benchmarks_are_those_in_the_docs() -> None:
+    wings = {f"{path.name}/" for path in (ROOT / "sharding").iterdir() if path.is_dir() and path.name[0] != "_"}
+    assert {code(wing)[0] for wing, _ in table(DEVELOPMENT, "wing | what")} == wings
+    assert {code(file)[0] for file, _ in table(DEVELOPMENT, "benchmark | what")} == {
+        f"bench/{path.name}" for path in (ROOT / "bench").glob("*.py")
+    }
+
+
+# --- Figures ------------------------------------------------------------------------------------------
+
+
+def measured(command: str) -> list[float]:
+    """Every number that stands in the section of the results that `command` gave."""
+    sections = [text for text in RESULTS.read_text().split("\n## ") if f"Command: `{command}`" in text]
+    return [float(number.replace(",", "")) for text in sections for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
+
+
+@pytest.mark.parametrize("page", [README, GAINS], ids=["README", "gains"])
+def test_every_figure_is_one_that_was_measured(page: Path) -> None:
+    for what, figure, command in table(page, "what | figure"):
+        found = measured(code(command)[0])
+        numbers = re.findall(r"\d+(?:\.\d+)?", figure)
+        assert numbers, what
+        for number in numbers:
+            places = len(number.partition(".")[2])
+            assert any(abs(one - float(number)) <= 0.5001 * 10**-places for one in found), f"{what}: {number}"
+
+
+def test_what_loading_costs_is_what_was_measured() -> None:
+    found = measured("python bench/loading.py --pairs 3")
+    for what, *cells in table(GAINS, "load | original"):
+        assert all(float(cell.removesuffix(" MB")) in found for cell in cells), what

@@ -1,0 +1,41 @@
+"""README is a front page, and every page leads where it says."""
+
+import re
+
+from tests.conftest import ROOT
+from tests.docs.pages import MOST_LINES, PAGES, README, RESULTS, code, prose, slugs
+
+
+def test_the_readme_is_a_front_page() -> None:
+    assert len(README.read_text().splitlines()) <= MOST_LINES
+    assert README.read_text().startswith("---\ntitle: ")
+
+
+def test_every_page_begins_with_what_it_is_for() -> None:
+    for page in PAGES[1:]:
+        lines = page.read_text().splitlines()
+        assert lines[0].startswith("# ") and not lines[1] and lines[2].startswith("Look up "), page.name
+        assert f"docs/{page.name}" in README.read_text()
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in (*PAGES, RESULTS):
+        links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+        for link in links:
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert "://" not in link and target.exists() and target.is_relative_to(ROOT), f"{page.name}: {link}"
+            assert not anchor or anchor in slugs(target), f"{page.name}: {link}"
+
+
+def test_every_page_lists_what_stands_on_it() -> None:
+    for page in PAGES[1:]:
+        listed = re.findall(r"^- \[([^\]]+)\]\(#", page.read_text(), flags=re.M)
+        assert listed in ([], re.findall(r"^## (.+)$", prose(page), flags=re.M)), page.name
+
+
+def test_files_that_a_page_names_are_there() -> None:
+    named = {(page, span) for page in (*PAGES, RESULTS) for span in code(prose(page))}
+    for page, span in named:
+        if re.match(r"(sharding|tests|bench|docs)/\S+$", span) and span != "bench/memory.py":
+            assert (ROOT / span).exists(), f"{page.name}: {span}"

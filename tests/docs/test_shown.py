@@ -1,0 +1,121 @@
+"""What the pages tell somebody to give can be given, and prints what they show."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, environment
+from tests.docs.pages import API, CLI, COMMANDS, PAGES, README, RESULTS, Run, blocks, code, localhub_options, prose
+
+
+def test_what_the_readme_shows_of_a_job_is_what_a_job_prints(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    (shown,) = (block for block in blocks(README, "console") if block.startswith("$ .venv/bin/python"))
+    printed = run("shard", checkpoint, tmp_path / "mine", "-s", "70kB").stdout
+    count = printed.count("\nmodel-")
+
+    def form(text: str) -> list[str]:
+        """The lines with sizes, other numbers and places taken out; the rows of all shards as one."""
+        text = re.sub(r"[\d.]+ k?M?B\b|\d[\d,.]*%|\d+[\d.,]*", "N", re.sub(r"\S*/mine", "PLACE", text))
+        lines = [" ".join(line.split()) for line in text.splitlines() if line and not line.startswith("(")]
+        return list(dict.fromkeys(lines))
+
+    assert count > 1
+    assert form(printed) == form(shown.partition("\n")[2])
+
+
+@dataclass(frozen=True)
+class Example:
+    """A command that a page tells somebody to give."""
+
+    page: Path
+    words: tuple[str, ...]
+
+
+def commands_shown() -> Iterator[Example]:
+    """Every line of a block of commands, and every command that stands in a line of text."""
+    for page in (*PAGES, RESULTS):
+        lines = [line for block in blocks(page, "sh") for line in block.splitlines() if line]
+        lines += [line[2:] for block in blocks(page, "console") for line in block.splitlines() if line[:2] == "$ "]
+        spans = [span for span in code(prose(page)) if " " in span and "…" not in span]
+        if page == RESULTS:
+            gone = {span for line in page.read_text().splitlines() if "which is gone" in line for span in code(line)}
+            spans = [span for span in spans if span not in gone]
+        begins = ("shard-my-repo ", "python ", ".venv/bin/python ", "make ", "pip install ")
+        for line in [*lines, *(span for span in spans if span.startswith(begins))]:
+            words = shlex.split(line, comments=True)
+            yield Example(page, tuple(word for word in words if not re.match(r"[A-Z_]+=http|HF_TOKEN=", word)))
+
+
+@cache
+def targets() -> frozenset[str]:
+    return frozenset(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+
+
+def check(words: tuple[str, ...]) -> None:
+    """Fail where there is no such command, or it has no such options."""
+    match words:
+        case ("shard-my-repo", name, *rest) | ("python" | ".venv/bin/python", "-m", "sharding", name, *rest):
+            CLI.commands[name].make_context(name, list(rest))  # raises for what it cannot read
+            if name == "localhub":
+                assert {word for word in rest if word.startswith("--")} <= localhub_options()
+        case ("make", target, *_):
+            assert target in targets()
+        case ("pip", "install", what):
+            asked = set(re.findall(r"(?<=\[)[a-z]+(?=\])", what))
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert asked <= set(extras) and re.fullmatch(r"(\.|shard-my-repo)(\[[a-z]+\])?", what)
+        case ("python" | ".venv/bin/python", "-m", module, *_):
+            assert importlib.util.find_spec(module)
+        case ("python" | ".venv/bin/python", script, *rest):
+            text = (ROOT / script).read_text() + (ROOT / "bench/harness/scratch.py").read_text()
+            assert {word for word in rest if word.startswith("--")} <= set(re.findall(r'"(--[a-z-]+)"', text))
+        case _:
+            pytest.fail(f"There is no way to tell whether {words} is a command.")
+
+
+def test_every_command_shown_can_be_given() -> None:
+    for example in (shown := list(commands_shown())):
+        try:
+            check(example.words)
+        except (Exception, pytest.fail.Exception, SystemExit) as problem:
+            raise AssertionError(f"{example.page.name}: {shlex.join(example.words)}: {problem!r}") from problem
+    assert {words[1] for words in (one.words for one in shown) if words[0] == "shard-my-repo"} >= set(CLI.commands)
+
+
+def test_the_readme_shows_every_command() -> None:
+    (block,) = blocks(README, "sh")
+    assert {line.split()[1] for line in block.splitlines()} == set(CLI.commands)
+
+
+PYTHON = [(page, number) for page in PAGES if page != API for number in range(len(blocks(page, "python")))]
+
+
+@pytest.mark.parametrize(("page", "number"), PYTHON, ids=[f"{page.name} {number}" for page, number in PYTHON])
+def test_every_example_in_python_runs(page: Path, number: int, tmp_path: Path, checkpoint: Path) -> None:
+    checkpoint.rename(tmp_path / "my-model")
+    script = [sys.executable, "-c", blocks(page, "python")[number]]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("Report(")
+    assert (tmp_path / "my-model-sharded/model.safetensors").exists()
+
+
+def test_the_readme_has_an_example_in_python() -> None:
+    assert [page for page, _ in PYTHON] == [README, COMMANDS]
+
+
+def test_every_target_of_make_that_help_lists_stands_on_a_page() -> None:
+    listed = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    shown = {words[1] for words in (example.words for example in commands_shown()) if words[0] == "make"}
+    assert {line.split()[0] for line in listed} == shown

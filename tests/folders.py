@@ -1,0 +1,77 @@
+"""What tests do with folders: shard one, read what is in one, tell whether two hold the same."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from sharding import job
+from sharding.job import Event
+from sharding.report.schema import Report
+from tests.conftest import listing, options_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+def finish(events: Iterable[Event]) -> Report:
+    """Run a job to its end."""
+    *_, report = events
+    assert isinstance(report, Report)
+    return report
+
+
+def reshard(source: Path, out: Path, size: str = "50kB", **choices: object) -> Report:
+    """Run a job that must find its result identical."""
+    options, more = options_of(size, choices)
+    report = finish(job.shard(str(source), str(out), options, **more))
+    assert report.verification.identical
+    return report
+
+
+def said(folder: Path, variant: str = "") -> dict[str, str]:
+    """What is found in a checkpoint, by code."""
+    return {finding.code: finding.message for finding in job.inspect(str(folder), variant=variant).findings}
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Every weight file and the index, byte for byte."""
+    return {name: data for name, data in listing(folder).items() if "safetensors" in name}
+
+
+def arrays(folder: Path) -> dict[str, np.ndarray]:
+    return {name: array for path in sorted(folder.glob("*.safetensors")) for name, array in load_file(path).items()}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].tobytes() == other[name].tobytes()
+        and one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        for name in one
+    )
+
+
+def tensors(folder: Path) -> "dict[str, torch.Tensor]":
+    from safetensors.torch import load_file
+
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+def bits(tensor: "torch.Tensor") -> "tuple[torch.dtype, tuple[int, ...], bytes]":
+    """What a tensor is: two are the same where these are."""
+    import torch
+
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    return tensor.dtype, tuple(tensor.shape), flat.numpy().tobytes()
+
+
+def in_folders(folder: Path) -> dict[str, bytes]:
+    """The bytes of every tensor below `folder`, by folder and name."""
+    return {
+        f"{place.relative_to(folder).as_posix()}/{name}": bits(tensor)[2]
+        for place in sorted({path.parent for path in folder.rglob("*.safetensors")})
+        for name, tensor in tensors(place).items()
+    }

@@ -1,0 +1,172 @@
+"""Jobs as their owners see them, in a real browser, with the real login of a loopback Hub; other visitors do not."""
+
+import re
+import signal
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.localhub.conftest import Server
+from tests.page.conftest import LONG, Site, as_space, copy_name, sign_in, start_job
+
+Visit = Callable[..., Page]
+
+
+# --- A job --------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
+    space: Site, visit: Visit, hub: Server, small: str
+) -> None:
+    page = visit(space, f"?repo={small}&size=70kB")
+    sign_in(page, "alice")
+    expect(page.get_by_label("Name of the new repo")).to_have_value("small-sharded-70kB")
+    assert page.locator("#shards tbody tr").count() == 4  # what was chosen is kept through the login
+    name = copy_name()
+    start_job(page, name)
+    result = page.locator("#result")
+    expect(result).to_contain_text(f"All 14 tensors bit-identical to {small}@")
+    link = result.locator("pre", has_text="?result=").inner_text()
+    assert link == f"https://huggingface.co/spaces/carol/shard-my-repo?result=alice/{name}"
+    assert hub.api(False).model_info(f"alice/{name}").private is False
+
+    other = visit(space, f"?{link.partition('?')[2]}")
+    shown = other.locator("#result")
+    expect(shown).to_contain_text("All 14 tensors bit-identical")
+    expect(shown).to_contain_text("the shards stored there have the sizes and SHA-256")
+    expect(shown.get_by_role("link", name=f"alice/{name}").first).to_have_attribute("href", re.compile(f"alice/{name}"))
+    expect(shown).to_contain_text(f"AutoModelForCausalLM.from_pretrained('alice/{name}'")
+    expect(other.locator("#choose")).to_have_count(0)
+
+
+def test_a_taken_name_is_told_and_a_free_one_proposed(space: Site, visit: Visit, hub: Server, small: str) -> None:
+    hub.api().create_repo("alice/small-sharded-100kB", exist_ok=True)
+    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="x.txt", repo_id="alice/small-sharded-100kB")
+    page = visit(space, f"?repo={small}&size=100kB")
+    sign_in(page, "alice")
+    name = page.get_by_label("Name of the new repo")
+    expect(name).to_have_value("small-sharded-100kB-2")
+    name.fill("small-sharded-100kB")
+    name.press("Enter")
+    expect(page.locator("#name-message")).to_contain_text("alice/small-sharded-100kB exists already")
+    page.locator("#start").click()
+    expect(page.locator("#progress .failed")).to_contain_text("alice/small-sharded-100kB")
+    expect(page.get_by_role("link", name="Back to the plan")).to_be_visible()
+
+
+def test_an_organisation_can_be_written_to(space: Site, visit: Visit, hub: Server, small: str) -> None:
+    page = visit(space, f"?repo={small}&size=70kB")
+    sign_in(page, "alice")
+    page.locator("#start:not([disabled])").wait_for()
+    page.get_by_label("Namespace").click()
+    page.get_by_role("option", name="acme").click()
+    name = copy_name()
+    page.get_by_label("Private", exact=True).check()
+    start_job(page, name)
+    expect(page.locator("#result")).to_contain_text("bit-identical")
+    assert hub.api("hf_bob").model_info(f"acme/{name}").private is True
+
+
+def test_cancel_ends_a_job_at_once_and_leaves_nothing(space: Site, visit: Visit, hub: Server, long: str) -> None:
+    page = visit(space, f"?repo={long}&size={LONG}")
+    sign_in(page, "alice")
+    name = copy_name("endless")
+    start_job(page, name)
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#progress .cancelled")).to_contain_text("Nothing was published")
+    if hub.api().repo_exists(f"alice/{name}"):  # the scope that lets a visitor push does not let it delete
+        assert [branch.name for branch in hub.api().list_repo_refs(f"alice/{name}").branches] == ["main"]
+        expect(page.locator("#progress").get_by_role("link", name=re.compile("settings"))).to_be_visible()
+
+
+def test_a_job_goes_on_in_a_closed_tab_and_is_found_again(space: Site, visit: Visit, long: str) -> None:
+    page = visit(space, f"?repo={long}&size={LONG}")
+    sign_in(page, "alice")
+    job = start_job(page, copy_name("endless"))
+    expect(page.locator("#progress")).to_contain_text("Writing shards")
+    context = page.context
+    page.close()
+    again = context.new_page()
+    again.goto(f"{space.address}/?job={job}")
+    expect(again.locator("#progress .running")).to_be_visible()
+    again.get_by_role("button", name="Cancel").click()
+    expect(again.locator("#progress .cancelled")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("ending", "desk"),
+    [
+        pytest.param(signal.SIGTERM, "lost", id="told to stop"),
+        pytest.param(signal.SIGKILL, "kept", id="killed", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_job_is_resumed_after_the_space_was_restarted(
+    serve: Callable[..., Site], visit: Visit, hub: Server, long: str, ending: signal.Signals, desk: str
+) -> None:
+    site = serve(**as_space(hub))
+    page = visit(site, f"?repo={long}&size={LONG}")
+    sign_in(page, "alice")
+    name = copy_name("slow")
+    job = start_job(page, name)
+    assert job.endswith(f"/alice/{name}")
+    expect(page.locator("#progress figure")).to_contain_text(re.compile(r"[3-9] of 12"))
+    site.stop(ending)
+    if desk == "lost":  # a Space starts with an empty disk
+        site.settings["SHARD_FOLDER"] = str(site.folder / "another")
+    site.start()
+    other = visit(site, f"?job={job}")
+    expect(other.locator("#progress")).to_contain_text("Sign in to see this job")
+    sign_in(other, "alice")
+    other.get_by_role("button", name="Resume").click()
+    expect(other.locator("#log")).to_contain_text("kept from an earlier run")
+    expect(other.locator("#result")).to_contain_text("All 60 tensors bit-identical")
+    assert hub.api(False).model_info(f"alice/{name}").private is False
+
+
+# --- Two visitors -------------------------------------------------------------------------------------
+
+
+def test_the_second_visitor_sees_the_job_of_the_first_as_a_place_in_the_queue_only(
+    space: Site, visit: Visit, long: str, small: str
+) -> None:
+    first, second = visit(space, f"?repo={long}&size={LONG}"), visit(space, f"?repo={small}&size=70kB")
+    sign_in(first, "alice")
+    name = copy_name("endless")
+    job = start_job(first, name)
+    sign_in(second, "bob")
+    start_job(second, copy_name())
+    expect(second.locator("#progress .queued")).to_contain_text("Waiting for 1 job")
+    assert name not in second.content()
+    second.goto(f"{space.address}/?job={job}")
+    expect(second.locator("#progress")).to_contain_text("There is no such job of yours")
+    assert second.get_by_role("button", name="Cancel").count() == 0
+    first.get_by_role("button", name="Cancel").click()
+    expect(first.locator("#progress .cancelled")).to_be_visible()
+
+
+def test_the_token_of_a_space_is_lent_to_nobody(space: Site, visit: Visit, small: str) -> None:
+    # HF_TOKEN is alice's there, and alice may see this.
+    page = visit(space, "?repo=alice/private-thing")
+    space.hub.api().create_repo("alice/private-thing", private=True, exist_ok=True)
+    expect(page.locator("#repo-message").get_by_role("alert")).to_contain_text("There is no repo")
+    expect(page.locator("#account")).to_contain_text("Sign in")
+
+
+def test_at_home_the_saved_login_is_used(home: Site, visit: Visit, small: str) -> None:
+    page = visit(home, f"?repo={small}&size=70kB")
+    expect(page.locator("#account")).to_contain_text("Signed in as alice")
+    start_job(page, copy_name())
+    expect(page.locator("#result")).to_contain_text("bit-identical")
+    assert f"{home.address}/?result=alice/" in page.locator("#result pre").first.inner_text()
+
+
+def test_what_loading_costs_is_measured_where_that_is_asked_for(home: Site, visit: Visit, tiny: str) -> None:
+    page = visit(home, f"?repo={tiny}&size=70kB")
+    page.get_by_label("Load the original and the copy as well").check()
+    start_job(page, copy_name())
+    expect(page.locator("#progress")).to_contain_text("Loading the original and the copy in turn")
+    expect(page.locator("#log")).to_contain_text("Loaded the original, loaded: at most")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#progress .cancelled")).to_be_visible()

@@ -1,0 +1,57 @@
+"""Links to results, in a real browser: a report may be anybody's."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from sharding import job as engine
+from tests.localhub.conftest import Server
+from tests.page.conftest import Site
+
+Visit = Callable[..., Page]
+
+
+HOSTILE = {"schema": 1, "tool": "<script>document.title='owned'</script>"}
+
+
+@pytest.fixture(scope="module")
+def genuine(hub: Server, small: str) -> str:
+    """A result that this tool made."""
+    *_, _ = engine.shard(small, "alice/genuine", "90kB", endpoint=hub.address, token="hf_alice")
+    return "alice/genuine"
+
+
+def with_report(hub: Server, name: str, report: bytes) -> str:
+    repo_id = f"bob/{name}"
+    hub.api("hf_bob").create_repo(repo_id, exist_ok=True)
+    hub.api("hf_bob").upload_file(path_or_fileobj=report, path_in_repo="sharding_report.json", repo_id=repo_id)
+    return repo_id
+
+
+def test_a_hostile_report_gets_one_clear_message(home: Site, visit: Visit, hub: Server) -> None:
+    repo_id = with_report(hub, "hostile-script", json.dumps(HOSTILE).encode())
+    page = visit(home, f"?result={repo_id}")
+    expect(page.locator("#result").get_by_role("alert")).to_contain_text("is not a report of this tool")
+    assert page.title() == "Shard My Repo"
+    assert not page.complaints  # type: ignore[attr-defined]
+
+
+def test_a_well_formed_report_with_markup_in_it_is_shown_as_text_and_not_believed(
+    space: Site, visit: Visit, hub: Server, genuine: str
+) -> None:
+    report = hub.ask("GET", f"/{genuine}/resolve/main/sharding_report.json").json()
+    evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    report["tool"] = report["source"]["architecture"] = report["verification"]["method"] = evil
+    page = visit(space, f"?result={with_report(hub, 'hostile-markup', json.dumps(report).encode())}")
+    expect(page.locator("#result")).to_contain_text("<img src=x onerror")
+    expect(page.locator("#result")).to_contain_text("do not rely on it")
+    assert page.locator("#result img, #result script").count() == 0
+    assert page.title() == "Shard My Repo"
+
+
+def test_a_link_to_no_result_says_so(home: Site, visit: Visit) -> None:
+    page = visit(home, "?result=<script>alert(1)</script>")
+    expect(page.locator("#result").get_by_role("alert")).to_be_visible()
+    assert not page.complaints  # type: ignore[attr-defined]
