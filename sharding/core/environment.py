@@ -8,8 +8,6 @@ from sharding.core.errors import UsageError
 from sharding.core.limits import SHARED_JOB_BYTES
 from sharding.core.text import parse_bytes
 
-# --- The environment, which nobody else reads -----------------------------------------------------------
-
 
 def hub_endpoint() -> str:
     """Return the address of the Hub: HF_ENDPOINT, or the public one."""
@@ -34,7 +32,7 @@ def keep_xet_logs_off_the_disk() -> None:
     os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
 
 
-def space_host() -> str | None:
+def space_owner() -> str | None:
     """Return whose Space this is, if it is one: SPACE_AUTHOR_NAME."""
     return os.environ.get("SPACE_AUTHOR_NAME") if is_space() else None
 

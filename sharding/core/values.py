@@ -147,7 +147,7 @@ class Checkpoint:
     architecture: str | None = None
     library: Library = "transformers"
     gathered: tuple[Gathered, ...] = ()
-    """Which of the tensors are read through `gather.gathering`."""
+    """Which of the tensors are read through `strided_source.gathering`."""
     configs: Mapping[str, str] = field(default_factory=dict)
     """The text of config.json in the folder of each component that has one."""
     other_variants: tuple[str, ...] = ()

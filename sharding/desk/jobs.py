@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_host
+from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_owner
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import KEEP_SECONDS
 from sharding.core.options import Options
@@ -35,7 +35,7 @@ class Settings:
     @classmethod
     def from_environment(cls) -> "Settings":
         """Return what the environment says. Raises UsageError where that makes no sense."""
-        return cls(desk_folder(), hub_endpoint(), jobs_at_once(), max_job_bytes(), host=space_host())
+        return cls(desk_folder(), hub_endpoint(), jobs_at_once(), max_job_bytes(), host=space_owner())
 
 
 @dataclass(frozen=True, slots=True)
