@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
+from sharding import job
 from tests.conftest import ROOT, environment, random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
@@ -165,6 +166,13 @@ def tiny(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     from tests import models
 
     return push(hub, models.save("llama", tmp_path_factory.mktemp("in") / "tiny"), "bob/tiny")
+
+
+@pytest.fixture(scope="session")
+def genuine(hub: Server, small: str) -> str:
+    """A result that this tool made."""
+    *_, _ = job.shard(small, "alice/genuine", "90kB", endpoint=hub.address, token="hf_alice")
+    return "alice/genuine"
 
 
 def push(hub: Server, folder: Path, repo_id: str) -> str:

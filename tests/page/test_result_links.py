@@ -3,10 +3,8 @@
 import json
 from collections.abc import Callable
 
-import pytest
 from playwright.sync_api import Page, expect
 
-from sharding import job as engine
 from tests.localhub.conftest import Server
 from tests.page.conftest import Site
 
@@ -14,13 +12,6 @@ Visit = Callable[..., Page]
 
 
 HOSTILE = {"schema": 1, "tool": "<script>document.title='owned'</script>"}
-
-
-@pytest.fixture(scope="module")
-def genuine(hub: Server, small: str) -> str:
-    """A result that this tool made."""
-    *_, _ = engine.shard(small, "alice/genuine", "90kB", endpoint=hub.address, token="hf_alice")
-    return "alice/genuine"
 
 
 def with_report(hub: Server, name: str, report: bytes) -> str:
