@@ -157,7 +157,10 @@ def test_the_figures_agree_with_the_kernels(measured: Measured) -> None:
     said = measured("--dtype", "float32", "--memory-limit", NEVER)
     assert said["outcome"] == "loaded"
     assert said["samples_per_second"] >= 20
-    assert said["peak_total_bytes"] == pytest.approx(said["kernel_peak_total_bytes"], rel=0.03)
+    highest = max(said["curve"], key=lambda sample: sample[3])
+    # The kernel's own: what comes and goes between two samples is in it.
+    assert highest[3] <= said["peak_total_bytes"] <= 2 * highest[3]
+    assert highest[3] >= said["peak_anon_bytes"] == max(sample[1] for sample in said["curve"])
     assert said["is_cast"] and not said["mapped_bytes"]
     assert said["peak_anon_bytes"] > said["base_anon_bytes"] + 2 * said["weight_bytes"]
     if can_make_cgroups():

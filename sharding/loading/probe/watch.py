@@ -121,8 +121,7 @@ class _Samples:
         return {
             "peak_anon_bytes": anon,
             "peak_file_bytes": file,
-            "peak_total_bytes": total,
-            "kernel_peak_total_bytes": self._peak_kernel or None,
+            "peak_total_bytes": max(total, self._peak_kernel),
             "cgroup_peak_anon_bytes": self._peak_cgroup or None,
             "memory_by": "/proc/PID/status" if self._has_proc else "psutil: unique and resident set size",
             "samples_per_second": round(len(self._curve) / self.last, 1) if self.last else 0.0,
@@ -130,7 +129,8 @@ class _Samples:
         }
 
     def _from_proc(self) -> tuple[int, int, int]:
-        # proc(5): RssAnon is what the kernel cannot drop and read again; VmHWM is its own peak of the sum.
+        # proc(5): RssAnon is what the kernel cannot drop and read again; VmHWM is its own peak of the sum, which misses
+        # nothing that comes and goes between two samples.
         lines = self._status.read_text().splitlines()
         sizes = {
             key: int(rest.split()[0]) * 1024
