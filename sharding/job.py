@@ -17,7 +17,7 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options
-from sharding.core.protocols import Destination
+from sharding.core.protocols import Destination, Source
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
 from sharding.formats.dtypes import torch_name
 from sharding.loading.classic import prepared_classic
@@ -37,6 +37,7 @@ from sharding.verify.verify import check_kept, compare_with_original, verify, ve
 
 __all__ = [
     "Options",
+    "check",
     "compare",
     "devices",
     "discard",
@@ -100,23 +101,17 @@ def shard(
     The result is published only if the verification finds it identical; the report says which. Closing
     the generator, an exception or a kill keep the shards that are finished, and the same call goes on
     from them. `private` is the visibility of a new repo (None: as the source; private for a folder), and `confirmed`
-    that a copy of a gated or private source may be public. `overwrite` replaces a checkpoint in a folder that this
-    tool did not write, `restart` discards what an earlier run left. `engine` "classic" loads the whole model and saves
-    it again. `compare_rounds` is how often original and result are each loaded before the result is published, for the
-    report and the card. Raises UsageError, SourceError, DestinationError, and Refused where an extra is missing.
+    that a copy of a gated or private source may be public. `overwrite` replaces another model's copy, or a checkpoint
+    in a folder that this tool did not write, `restart` discards what an earlier run left. `engine` "classic" loads the
+    whole model and saves it again. `compare_rounds` is how often original and result are each loaded before the result
+    is published, for the report and the card. Raises UsageError, SourceError, DestinationError, and Refused where an
+    extra is missing.
     """
     options = _as_options(options)
     if engine == "classic" and options.variant:
         raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
     hub = Hub(endpoint or hub_endpoint(), token)
-    origin = open_source(source, hub)
-    hidden = origin.is_private is not False if private is None else private
-    if origin.is_private and not hidden and not confirmed:
-        raise DestinationError(
-            f"{source} is private or gated, and a public copy would show it to everybody.",
-            "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
-        )
-    target = open_destination(destination, hub, origin, private=hidden, overwrite=overwrite, restart=restart)
+    origin, target = _open(source, destination, hub, private, confirmed, overwrite, restart)
     with Meter() as meter, closing(target), ExitStack() as stack:
         if engine == "classic":
             prepared = stack.enter_context(prepared_classic(origin, options, hub))
@@ -166,6 +161,22 @@ def shard(
     yield report
 
 
+def check(
+    source: str,
+    destination: str,
+    *,
+    private: bool | None = None,
+    confirmed: bool = False,
+    overwrite: bool = False,
+    endpoint: str | None = None,
+    token: str | None = None,
+) -> None:
+    """Raise what `shard` with the same arguments would raise before it reads a header. Changes nothing."""
+    hub = Hub(endpoint or hub_endpoint(), token)
+    _, target = _open(source, destination, hub, private, confirmed, overwrite, restart=False)
+    target.close()
+
+
 def find_unfinished(destination: str, *, endpoint: str | None = None, token: str | None = None) -> StagedJob | None:
     """Return the job whose shards are staged at `destination`: `shard` with the same arguments goes on with it.
 
@@ -182,6 +193,27 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
     """
     with closing(find_destination(destination, Hub(endpoint or hub_endpoint(), token))) as target:
         return target.discard()
+
+
+def _open(
+    source: str, destination: str, hub: Hub, private: bool | None, confirmed: bool, overwrite: bool, restart: bool
+) -> tuple[Source, Destination]:
+    """Return both sides of a job that may be done. Raises UsageError, SourceError, DestinationError."""
+    origin = open_source(source, hub)
+    if origin.is_private and private is False and not confirmed:
+        raise DestinationError(
+            f"{source} is private or gated, and a public copy would show it to everybody.",
+            "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
+        )
+    if private is None:  # as the source; what is not shown anywhere yet is not shown by this job
+        private = False if origin.is_private is False else None if confirmed or origin.is_private is None else True
+    target = open_destination(destination, hub, origin, private=private, overwrite=overwrite, restart=restart)
+    try:
+        target.check(origin.ref)
+    except BaseException:
+        target.close()
+        raise
+    return origin, target
 
 
 def _as_options(options: Options | str) -> Options:
@@ -220,8 +252,9 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
         if not target.has_finished_shards or isinstance(error, OverflowRefused):
             try:
                 remark = target.discard().remark
-            except DestinationError as second:  # the first error says more
-                remark = f"What was begun could not be removed: {second.message}"
+            except Exception as second:  # whatever it is, the first error says more
+                said = second.message if isinstance(second, ShardingError) else repr(second)
+                remark = f"What was begun in {target.ref.repo_id} could not be removed: {said}"
             if isinstance(error, ShardingError):
                 error.hint = f"{error.hint} {remark}".rstrip()
         raise

@@ -16,8 +16,21 @@ def hub_endpoint() -> str:
 
 def result_page(repo_id: str) -> str | None:
     """Return the address that shows a result, where this runs in a Space: SPACE_HOST."""
-    host = os.environ.get("SPACE_HOST")
-    return f"https://{host}/?result={repo_id}" if host else None
+    return f"https://{hosts[0]}/?result={repo_id}" if (hosts := space_hosts()) else None
+
+
+def space_hosts() -> list[str]:
+    """Return the names of the Space that this is, its own before others that lead to it: SPACE_HOST."""
+    return _names("SPACE_HOST")
+
+
+def page_hosts() -> list[str]:
+    """Return the names, besides those of this machine, under which a page off a Space is served: SHARD_HOSTS."""
+    return _names("SHARD_HOSTS")
+
+
+def _names(variable: str) -> list[str]:
+    return [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
 
 
 def hub_token() -> str | None:

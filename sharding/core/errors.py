@@ -7,13 +7,18 @@ ShardingError                 the family; `str(error)` is the sentence, `error.h
 │   ├── VariantMissing        there is no such variant of the weights, or there are several and no plain one
 │   └── OverflowRefused       a cast would make finite numbers infinite, and nobody said that it may
 ├── DestinationError          the result cannot be written: occupied, no room, read-only
+│   └── ReplaceRefused        another model's copy stands there, and nobody said that it may go
 ├── Refused                   this machine does not take the job: it is busy, the job too large or somebody else's,
 │                             or an extra of this package missing
+├── Fault                     a fault of this program itself, which nobody foresaw
 └── Cancelled                 somebody asked to stop; what is finished stays and is resumed; exit status 130
 
 Expected outcomes are not in this tree: a tensor that differs is a `values.Mismatch`, and an oversized
 tensor is a `values.Finding`.
 """
+
+import traceback
+from pathlib import Path
 
 
 class ShardingError(Exception):
@@ -59,8 +64,34 @@ class DestinationError(ShardingError):
     """The result cannot be written where it was asked for."""
 
 
+class ReplaceRefused(DestinationError):
+    """A result stands at `place` that is a copy of another model, `there`."""
+
+    def __init__(self, place: str, there: str, source: str) -> None:
+        """Say which copy would be replaced by that of which."""
+        super().__init__(
+            f"{place} holds a copy of {there}, which a copy of {source} would replace.",
+            "Choose another name, or add --overwrite to replace it.",
+        )
+        self.there = there
+
+
 class Refused(ShardingError):
     """The desk does not take a job or let go of one, or this machine lacks a library for it."""
+
+
+class Fault(ShardingError):
+    """Something that nobody foresaw: a mistake in this program. The last resort of whoever shows errors to people."""
+
+    def __init__(self, error: BaseException) -> None:
+        """Say what happened and where, for whoever mends it."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+        super().__init__(
+            f"This is a fault of the program: {type(error).__name__}{place}: {error}.",
+            "What is finished is kept. Please report these words, and what you asked for, to whoever gave you this "
+            "program: on a Space, in its Community tab.",
+        )
 
 
 class Cancelled(ShardingError):

@@ -80,10 +80,17 @@ class Destination(Protocol):
         """Whether a later run would find something to go on from."""
         ...
 
+    def check(self, source: RepoRef) -> None:
+        """Raise DestinationError where a copy of `source` may not be written. Changes nothing; comes first of all.
+
+        ReplaceRefused where a copy of another model stands there and nobody said that it may go.
+        """
+        ...
+
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
 
-        Raises DestinationError where something stands that is not to be overwritten.
+        Raises DestinationError where an unfinished job of another plan is in the way.
         """
         ...
 

@@ -5,19 +5,32 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import anyio
 from starlette.datastructures import MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Kind = Literal["delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow"]
+Kind = Literal[
+    "delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow",
+    "null", "list", "text", "empty", "html", "gone",
+]  # fmt: skip
 
 _RULE = re.compile(
-    r"(?P<kind>delay|status|cut|short|long|corrupt|stall|whole|other|slow)(:(?P<value>\d+(\.\d+)?))?"
+    rf"(?P<kind>{'|'.join(get_args(Kind))})(:(?P<value>\d+(\.\d+)?))?"
     r"@(?P<pattern>.+?)(%(?P<chance>[\d.]+))?(#(?P<times>\d+))?"
 )
+_PAGE = "<!doctype html><title>Welcome</title><p>This network asks you to sign in."
+_ODD: dict[str, Response] = {
+    "null": Response("null", media_type="application/json"),
+    "list": Response("[]", media_type="application/json"),
+    "text": Response('"a text"', media_type="application/json"),
+    "empty": Response(b""),
+    "html": Response(_PAGE, media_type="text/html"),
+    "gone": Response(_PAGE, 404, media_type="text/html"),
+}
+"""Answers of somebody in between, or of a Hub that knows no such endpoint."""
 
 
 @dataclass(slots=True)
@@ -28,8 +41,9 @@ class Fault:
     `status` answers with that status and does nothing; with 429 and 503 goes Retry-After: 0. `cut` breaks the
     connection after `value` bytes of the body, when the request has been carried out. `short` and `long` send
     `value` bytes less and more, and say so; `corrupt` turns a bit in the middle; `whole` ignores a range; `other`
-    sends the name of another commit and another content along. `slow` takes the request's body, and sends the
-    answer's, at `value` bytes a second.
+    sends the name of another commit and another content along. `null`, `list`, `text`, `empty`, `html` and `gone` do
+    nothing and answer with something that no Hub does, `gone` with status 404. `slow` takes the request's body, and
+    sends the answer's, at `value` bytes a second.
     """
 
     kind: Kind
@@ -84,6 +98,8 @@ class Faults:
                     status = int(fault.value)
                     headers = {"Retry-After": "0"} if status in (429, 503) else {}
                     return await JSONResponse({"error": "A fault on purpose."}, status, headers)(scope, receive, send)
+                case kind if kind in _ODD:
+                    return await _ODD[kind](scope, receive, send)
                 case "whole":
                     scope["headers"] = [line for line in scope["headers"] if line[0] != b"range"]
                 case "slow":

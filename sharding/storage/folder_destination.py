@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
-from sharding.core.errors import DestinationError
+from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
 from sharding.core.limits import DISK_FLOOR_BYTES, FLUSH_BYTES, MAX_REPORT_BYTES
 from sharding.core.protocols import Source
@@ -23,7 +23,7 @@ from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, Sta
 from sharding.formats.names import REPORT_NAME, is_index, is_weights
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.journal import Journal
-from sharding.storage.records import parse_files
+from sharding.storage.records import Earlier, parse_earlier
 
 PART = ".part"
 
@@ -37,8 +37,8 @@ class FolderDestination:
     def __init__(self, folder: Path, *, overwrite: bool = False, restart: bool = False) -> None:
         """Aim at `folder`. Writes nothing.
 
-        `overwrite` replaces a checkpoint that this tool did not write, `restart` forgets what an interrupted
-        run left.
+        `overwrite` replaces another model's copy, or a checkpoint that this tool did not write; `restart` forgets
+        what an interrupted run left.
         """
         self.ref = RepoRef("folder", folder.name, "")
         self.bytes_uploaded = 0
@@ -64,13 +64,14 @@ class FolderDestination:
         """Whether a later run would find something to go on from."""
         return bool(self._finished)
 
-    def done(self, plan_id: str) -> dict[str, ShardRecord]:
-        """Return the shards of plan `plan_id` that an earlier run finished here, by file name. Writes nothing.
-
-        Raises DestinationError where the folder is a file, or holds what this tool did not write.
-        """
+    def check(self, source: RepoRef) -> None:
+        """Raise DestinationError where the folder is a file, or holds what a copy of `source` may not replace."""
         with explained(self._folder):
-            self._refuse_foreign()
+            self._refuse_foreign(source)
+
+    def done(self, plan_id: str) -> dict[str, ShardRecord]:
+        """Return the shards of plan `plan_id` that an earlier run finished here, by file name. Writes nothing."""
+        with explained(self._folder):
             if self._restart:
                 return {}
             records = self._journal.read(plan_id)
@@ -171,7 +172,8 @@ class FolderDestination:
         if self._journal.is_ours:
             for path in self._parts():
                 if path not in map(self._part, self._finished):
-                    path.unlink(missing_ok=True)
+                    with suppress(OSError):  # what ended the job says more
+                        path.unlink(missing_ok=True)
             self._journal.close()
 
     def _lock(self) -> None:
@@ -183,15 +185,18 @@ class FolderDestination:
                     f"Another job is writing to {self._folder} right now.", "Wait for it, or choose another folder."
                 ) from error
 
-    def _refuse_foreign(self) -> None:
+    def _refuse_foreign(self, source: RepoRef) -> None:
         if not self._folder.exists():
             return
         if not self._folder.is_dir():
             raise DestinationError(f"{self._folder} is a file, not a folder.", "Name a folder, or a new one.")
-        files = _files_of_report(self._folder / REPORT_NAME)
-        self._earlier = [file for file in files or [] if _is_inside(file)]
-        ours = files is not None or self._journal.path.exists()
-        if not ours and not self._overwrite and any(self._folder.iterdir()):
+        earlier = _report_in(self._folder)
+        self._earlier = [file for file in earlier.files if _is_inside(file)] if earlier else []
+        if self._overwrite:
+            return
+        if earlier and earlier.source != source.repo_id:
+            raise ReplaceRefused(f"The folder {self._folder}", earlier.source, source.repo_id)
+        if not earlier and not self._journal.path.exists() and any(self._folder.iterdir()):
             raise DestinationError(
                 f"The folder {self._folder} is not empty, and this tool did not write what is in it.",
                 "Choose another folder, or add --overwrite to replace the checkpoint in it.",
@@ -274,9 +279,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _files_of_report(path: Path) -> list[str] | None:
+def _report_in(folder: Path) -> Earlier | None:
+    path = folder / REPORT_NAME
     try:
-        return parse_files(path.read_bytes()) if path.stat().st_size <= MAX_REPORT_BYTES else None
+        return parse_earlier(path.read_bytes()) if path.stat().st_size <= MAX_REPORT_BYTES else None
     except OSError:
         return None
 

@@ -1,5 +1,6 @@
 """Reach a Hub: one client for one token, answers in plain words, what may pass tried again."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from sharding import __version__
 from sharding.core.errors import DestinationError, ShardingError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
-from sharding.storage.hub_retry import GARBLED, may_pass, wait_to_retry
+from sharding.storage.hub_retry import GARBLED, may_pass, refuses_argument, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _NAME = "shard-my-repo"
+_COMMIT = re.compile("[0-9a-f]{40}")
 _T = TypeVar("_T")
 
 
@@ -46,6 +48,17 @@ class Hub:
     def page(self, repo_id: str) -> str:
         """Return the address of a repo's page."""
         return f"{self.endpoint}/{repo_id}"
+
+    def may(self, repo_id: str, write: bool = False) -> None:
+        """Ask whether this login may read, or write, a repo that is there. Raises the client's errors where not.
+
+        A Hub that cannot be asked says it later: where it is read, or committed to.
+        """
+        try:
+            self.api.auth_check(repo_id, write=write)
+        except Exception as error:
+            if not is_without(error):
+                raise
 
     def takes_card(self, card: str) -> bool:
         """Return whether the Hub would commit `card` as a README.md. Raises the client's errors."""
@@ -145,6 +158,17 @@ class Hub:
         """Ask for new access to the store next time: what was granted may have expired."""
         self._accesses.clear()
 
+    def _unanswered(self, error: Exception, repo_id: str, family: type[ShardingError]) -> ShardingError:
+        """Return a `family` error for what was not asked at all, not answered, or answered with nonsense."""
+        if refuses_argument(error):
+            hint = "Check what was given: the address of the Hub, the token, the names of files and branches."
+            return family(f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: {error}.", hint)
+        if isinstance(error, GARBLED):
+            hint = "A proxy in between may have put its own answer there; start the same job again later."
+            return family(f"{self.endpoint} gave an answer about {repo_id} that makes no sense.", hint)
+        hint = "Check the network and start the same job again; it goes on where it stopped."
+        return family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint)
+
     @contextmanager
     def explained(self, repo_id: str, family: type[ShardingError]) -> Iterator[None]:
         """Turn what the Hub's client raises about `repo_id` into a `family` error that says what helps."""
@@ -168,14 +192,12 @@ class Hub:
             raise family(f"There is no repo {repo_id} that you may see.", hint) from error
         except errors.HfHubHTTPError as error:
             raise _explain(error, repo_id, family) from error
-        except (httpx2.TransportError, ConnectionError, TimeoutError) as error:
-            hint = "Check the network and start the same job again; it goes on where it stopped."
-            raise family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint) from error
         except errors.HFValidationError as error:
             raise family(f"{repo_id!r} is no name for a repo.", "It has the form owner/name.") from error
-        except GARBLED as error:
-            hint = "A proxy in between may have put its own answer there; start the same job again later."
-            raise family(f"{self.endpoint} gave an answer about {repo_id} that makes no sense.", hint) from error
+        except errors.OfflineModeIsEnabled as error:
+            raise family("HF_HUB_OFFLINE is set, so no Hub is asked.", "Unset it, or work between folders.") from error
+        except (*GARBLED, httpx2.TransportError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
+            raise self._unanswered(error, repo_id, family) from error
         except PermissionError as error:  # what hf-xet raises, as the next two are
             raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1]) from error
         except FileNotFoundError as error:
@@ -185,6 +207,22 @@ class Hub:
             hint = "Start the same job again; it goes on where it stopped."
             said = str(error).rstrip(".")
             raise family(f"The transfer of {repo_id} broke off: {said}.", hint) from error
+
+
+def checked_commit(answer: Any) -> str:
+    """Return the commit that a Hub names. Raises TypeError for what is no SHA-1 in hex."""
+    if not isinstance(answer, str) or not _COMMIT.fullmatch(answer):
+        raise TypeError(f"{answer!r} is no commit")
+    return answer
+
+
+def is_without(error: Exception) -> bool:
+    """Return whether a Hub has no such endpoint: of what is missing behind one of its own, it says what it is."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if not isinstance(error, HfHubHTTPError) or error.response.status_code not in (404, 405, 501):
+        return False
+    return not error.response.headers.get("X-Error-Code")
 
 
 def _bound_waiting() -> None:
@@ -202,7 +240,7 @@ def _bound_waiting() -> None:
 SIGN_IN = "sign in with `hf auth login` or set HF_TOKEN."
 
 _BY_STATUS = {
-    400: ("The Hub does not accept it", "See its message above."),
+    400: ("The Hub does not accept it", "Its own words, where it has any, say why."),
     401: ("The login is not valid or has expired", f"Start the same job again after you {SIGN_IN}"),
     403: ("The login does not allow it", "Use a token that may write there, or another namespace."),
     404: ("The Hub does not find it", "Check the name, and whether it has just been deleted."),
@@ -213,8 +251,26 @@ _BY_STATUS = {
 }
 
 
+_PURPOSES = {
+    "/refs": "staging",
+    "/branch/": "staging",
+    "/xet-": "the transfer through Xet",
+    "/preupload/": "the upload",
+    "/info/lfs/": "the upload",
+    "/commit/": "publishing",
+    "/tree/": "listing the files",
+    "/whoami": "the login",
+}
+"""What for an endpoint is asked, by a part of its path."""
+
+
 def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingError:
     status = error.response.status_code
+    if is_without(error):
+        method, path = error.response.request.method, error.response.request.url.path
+        purpose = next((purpose for part, purpose in _PURPOSES.items() if part in path), "the job")
+        hint = "Check that HF_ENDPOINT is the address of a Hub; not every one has all of its endpoints."
+        return family(f"This Hub has no {method} {path}, which {purpose} needs.", hint)
     problem, hint = _BY_STATUS.get(status, ("The Hub has a problem of its own", "Start the same job again later."))
     if "storage limit" in (error.server_message or "").lower():
         problem, hint = "There is no storage left for it on the Hub", _BY_STATUS[413][1]

@@ -13,53 +13,56 @@ from threading import Semaphore
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError
 
-from sharding.core.errors import DestinationError
+from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
 from sharding.core.protocols import Source
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
-from sharding.storage.hub_client import SIGN_IN, Hub
-from sharding.storage.hub_private import uploaded
+from sharding.storage.hub_client import SIGN_IN, Hub, checked_commit
+from sharding.storage.hub_lookup import person_of
+from sharding.storage.hub_private import uploaded, without_notice
 from sharding.storage.hub_repo import HubRepo, Operation, copied, has_content, holds
 from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
-from sharding.storage.records import parse_files
+from sharding.storage.records import parse_earlier
 
 _OF_EVERY_NEW_REPO = {".gitattributes"}
+_NOTHING_SHOWN = "Nothing was written. Ask whoever runs the Hub, or choose a Hub that keeps repos private."
 
 
 class HubDestination:
     """A repo of a Hub. See `protocols.Destination`."""
 
-    def __init__(self, hub: Hub, name: str, *, private: bool | None = None, restart: bool = False) -> None:
+    def __init__(
+        self, hub: Hub, name: str, *, private: bool | None = None, overwrite: bool = False, restart: bool = False
+    ) -> None:
         """Aim at `name` ("owner/name", or "name" in one's own namespace). Changes nothing on the Hub.
 
-        `private` is the visibility of a new repo; one that exists keeps its own. Raises DestinationError
-        where nobody is signed in.
+        False as `private` shows a new repo, None does not; one that exists keeps its own visibility. True takes
+        nothing but a private one. `overwrite` replaces another model's copy. Raises DestinationError where nobody is
+        signed in, or the namespace is somebody else's.
         """
         self.disk_bytes_written = 0
         self.bytes_uploaded = 0
         self.bytes_deduplicated = 0
         self._hub = hub
         self._private = private
+        self._overwrite = overwrite
         self._restart = restart
         self._job: StagedJob | None = None
         self._created = False
-        self._staging_seen = False
-        self._parent: str | None = None
+        self._branches: dict[str, str] = {}
         self._stale: list[str] = []
         self._has_xet = True
         self._one_at_a_time = Semaphore()
         self._open: list[XetShardWriter | LfsShardWriter] = []
         self.ref = RepoRef("hub", name, "")
         if not hub.is_signed_in:
-            raise DestinationError(f"Nobody is signed in, so nothing can be pushed to {name}.", f"First {SIGN_IN}")
-        self._me = HubRepo(hub, name).ask(hub.api.whoami)
-        auth = self._me.get("auth", {})
-        # A login through an application may have no right to change a repo that it has created.
-        self._may_show_later = auth.get("type") != "oauth" or "manage-repos" in auth.get("scopes", ())
-        self.ref = RepoRef("hub", name if "/" in name else f"{self._me['name']}/{name}", "")
+            hint = f"First {SIGN_IN} For a folder write ./{name}."
+            raise DestinationError(f"Nobody is signed in, so nothing can be pushed to {name}.", hint)
+        self._me = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
+        self.ref = RepoRef("hub", self._me.own_id(name), "")
         self._repo = HubRepo(hub, self.ref.repo_id)
         self._staging = StagingBranch(self._repo)
 
@@ -68,22 +71,27 @@ class HubDestination:
         """Whether a later run would find something to go on from."""
         return bool(self._staging.finished)
 
+    def check(self, source: RepoRef) -> None:
+        """Raise DestinationError where a copy of `source` may not be written. Changes nothing."""
+        if not self._repo.exists():
+            self._repo.refuse_without_refs()
+            return
+        self._repo.ask(lambda: self._hub.may(self.ref.repo_id, write=True))
+        if self._private and not self._repo.is_private():
+            raise DestinationError(
+                f"{self.ref.repo_id} exists and is public, and the copy is to be private.",
+                f"Make it private at {self._hub.page(self.ref.repo_id)}/settings, or choose another name.",
+            )
+        self._branches = self._repo.branches()
+        self._refuse_foreign(source, staged=STAGING_BRANCH in self._branches)
+
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
 
-        Raises DestinationError where the repo may not be written, holds what this tool did not write, or
-        has an unfinished job of another plan staged.
+        Raises DestinationError where the repo has an unfinished job of another plan staged.
         """
-        self._refuse_foreign_namespace()
-        if not self._repo.exists():
+        if STAGING_BRANCH not in self._branches:
             return {}
-        self._repo.ask(lambda: self._hub.api.auth_check(self.ref.repo_id, write=True))
-        branches = self._repo.branches()
-        self._parent = branches.get("main")
-        self._refuse_foreign(staged=STAGING_BRANCH in branches)
-        if STAGING_BRANCH not in branches:
-            return {}
-        self._staging_seen = True
         self._job = self._staging.job()
         self._created = bool(self._job and self._job.created)
         return {} if self._restart else self._staging.records(plan_id, self._job)
@@ -91,21 +99,28 @@ class HubDestination:
     def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
         """Create the repo and the staging branch where they are not there yet.
 
-        Raises DestinationError where the Hub does not allow it.
+        Raises DestinationError where the Hub does not allow it, or shows what was to be private.
         """
-        api, repo_id = self._hub.api, self.ref.repo_id
+        repo_id = self.ref.repo_id
         self._staging.go_on(keep)
-        if self._parent is None:
-            hidden = self._may_show_later or self._private is not False
-            self._created = True  # before it is known: the answer may be lost, and the repo must not be left behind
-            self._repo.ask(lambda: api.create_repo(repo_id, private=hidden, exist_ok=True))
-            self._parent = self._repo.branches()["main"]
+        if "main" not in self._branches:
+            self._create()
+        elif self._private and not self._repo.is_private():
+            raise DestinationError(f"{repo_id} is public by now, and the copy is to be private.", _NOTHING_SHOWN)
         if not self._staging.finished:
-            if self._staging_seen:
+            if STAGING_BRANCH in self._branches:
                 self._staging.delete()
             self._job = replace(job, private=self._private, created=self._created)
-            self._staging.begin(self._job, self._parent)
+            self._staging.begin(self._job, self._branches["main"])
         self._has_xet = self._repo.ask(lambda: self._hub.has_xet(repo_id, STAGING_BRANCH))
+
+    def _create(self) -> None:
+        hidden = self._me.may_show_later or self._private is not False
+        self._created = True  # before it is known: the answer may be lost, and the repo must not be left behind
+        self._repo.ask(lambda: self._hub.api.create_repo(self.ref.repo_id, private=hidden, exist_ok=True))
+        if self._private is not False and not self._repo.is_private():
+            raise DestinationError(f"The Hub made {self.ref.repo_id} public, although asked not to.", _NOTHING_SHOWN)
+        self._branches = self._repo.branches()
 
     def open_shard(self, file: str) -> XetShardWriter | LfsShardWriter:
         """Start a shard: a stream through hf-xet, with nothing on the disk; without Xet, one temporary file."""
@@ -152,7 +167,7 @@ class HubDestination:
             )
         self.ref = RepoRef("hub", self.ref.repo_id, commit)
         self._staging.delete()
-        remark = self._show() if self._created and not self._private else ""
+        remark = self._show() if self._created and self._private is False else ""
         return Published(self.ref, self._hub.page(self.ref.repo_id), remark)
 
     def unfinished(self) -> StagedJob | None:
@@ -175,17 +190,20 @@ class HubDestination:
         repo_id, self._job = self.ref.repo_id, None
         if not self._repo.exists():
             return Discarded(found=False)
-        is_ours = self._created and self._repo.files("main").keys() <= _OF_EVERY_NEW_REPO
-        if is_ours:
+        remark = ""
+        if self._created and self._repo.files("main").keys() <= _OF_EVERY_NEW_REPO:
             try:
                 self._repo.ask(lambda: self._hub.api.delete_repo(repo_id, missing_ok=True))
                 return Discarded(found=True, repo_deleted=True)
             except DestinationError as error:
-                if not isinstance(error.__cause__, HfHubHTTPError) or error.__cause__.response.status_code != 403:
-                    raise
-        self._staging.delete()
-        settings = f"{self._hub.page(repo_id)}/settings"
-        remark = f"The login may not delete {repo_id}, which is empty: {settings}." if is_ours else ""
+                remark = f"{repo_id} was made for this job, is empty, and could not be deleted ({error.message})"
+                remark = f"{remark.rstrip('.')}: {self._hub.page(repo_id)}/settings."
+        try:
+            self._staging.delete()
+        except DestinationError as error:
+            if not remark:
+                raise
+            remark = f"{remark} Its branch {STAGING_BRANCH} is still there: {error.message}"
         return Discarded(found=True, remark=remark)
 
     def close(self) -> None:
@@ -193,7 +211,8 @@ class HubDestination:
         with suppress(DestinationError):  # where the Hub does not answer, these shards are moved again
             self._staging.note()
         for writer in self._open:
-            writer.abort()
+            with suppress(RuntimeError, OSError):  # it is given up in any case
+                writer.abort()
         self._open.clear()
 
     def finish(self, record: ShardRecord, bytes_uploaded: int, bytes_deduplicated: int) -> None:
@@ -205,9 +224,10 @@ class HubDestination:
     def _publish(self, operations: Sequence[Operation], message: str, report: bytes) -> str:
         """Return the commit that shows the result."""
         try:
-            return self._hub.api.create_commit(
-                self.ref.repo_id, operations, commit_message=message, parent_commit=self._parent
-            ).oid
+            made = self._hub.api.create_commit(
+                self.ref.repo_id, operations, commit_message=message, parent_commit=self._branches["main"]
+            )
+            return checked_commit(made.oid)
         except HfHubHTTPError as error:
             # An earlier try may have arrived although its answer did not.
             if error.response.status_code == 412 and self._shows((), report):
@@ -221,7 +241,8 @@ class HubDestination:
     def _upload_lfs(self, operation: CommitOperationAdd) -> None:
         try:
             upload = self._hub.api.preupload_lfs_files
-            self._repo.ask(lambda: upload(self.ref.repo_id, [operation], revision=STAGING_BRANCH))
+            question = partial(upload, self.ref.repo_id, [operation], revision=STAGING_BRANCH)
+            without_notice(lambda: self._repo.ask(question))
             self.bytes_uploaded += operation.upload_info.size
             self.disk_bytes_written += operation.upload_info.size
         finally:
@@ -237,20 +258,13 @@ class HubDestination:
             return f"It stays private, which you can change at {settings}: {error.message}"
         return ""
 
-    def _refuse_foreign_namespace(self) -> None:
-        namespace = self.ref.repo_id.split("/")[0]
-        mine = [self._me["name"], *(org["name"] for org in self._me.get("orgs", ()))]
-        if namespace not in mine:
-            raise DestinationError(
-                f"{self._me['name']} may not write to the namespace {namespace}.",
-                f"Namespaces open to you: {', '.join(mine)}.",
-            )
-
-    def _refuse_foreign(self, staged: bool) -> None:
+    def _refuse_foreign(self, source: RepoRef, staged: bool) -> None:
         files = self._repo.files("main")
-        earlier = parse_files(self._repo.read("main", REPORT_NAME)) if REPORT_NAME in files else None
-        if staged or earlier is not None or files.keys() <= _OF_EVERY_NEW_REPO:
-            self._stale = [path for path in earlier or () if path in files]
+        earlier = parse_earlier(self._repo.read("main", REPORT_NAME)) if REPORT_NAME in files else None
+        if earlier and earlier.source != source.repo_id and not self._overwrite:
+            raise ReplaceRefused(self.ref.repo_id, earlier.source, source.repo_id)
+        if staged or earlier or files.keys() <= _OF_EVERY_NEW_REPO:
+            self._stale = [path for path in earlier.files if path in files] if earlier else []
             return
         names = (f"{self.ref.repo_id}-{number}" for number in range(2, 1000))
         free = next(name for name in names if not HubRepo(self._hub, name).exists())

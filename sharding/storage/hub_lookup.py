@@ -6,12 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
+from typing import Any
+from urllib.parse import quote
 
-from sharding.core.errors import DestinationError, SourceError
+from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import PERSON_SECONDS
 from sharding.core.options import Options
+from sharding.core.text import name_some
 from sharding.storage.hub_client import Hub
-from sharding.storage.locate import parse_repo
+from sharding.storage.locate import new_repo_id, parse_repo
 
 _SUGGESTIONS = 12
 _LONGEST_NAME = 96
@@ -24,6 +27,28 @@ class Person:
 
     name: str
     namespaces: tuple[str, ...]
+    may_show_later: bool = True
+    """Whether this login may change the visibility of a repo that it has made."""
+
+    def own_id(self, name: str) -> str:
+        """Return the repo id that `name` means for this person. Raises DestinationError where they may not write."""
+        namespace, slash, _ = name.rpartition("/")
+        if slash and namespace not in self.namespaces:
+            raise DestinationError(
+                f"{self.name} may not write to the namespace {namespace}.",
+                f"Namespaces open to you: {name_some(self.namespaces, 10)}. For a folder write ./{name}.",
+            )
+        return name if slash else f"{self.name}/{name}"
+
+
+def person_of(answer: Any) -> Person:
+    """Return who a Hub's answer to "who am I" says. Raises ValueError, LookupError or TypeError for an odd one."""
+    own, auth = answer["name"], answer.get("auth") or {}
+    orgs = [org["name"] for org in answer.get("orgs") or () if org.get("roleInOrg") not in ("read", "no_access")]
+    if not all(isinstance(name, str) for name in (own, *orgs)):
+        raise TypeError("a name that is no text")
+    # A login through an application may have no right to change a repo that it has created.
+    return Person(own, (own, *orgs), auth.get("type") != "oauth" or "manage-repos" in auth.get("scopes", ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +77,17 @@ class Lookup:
 
         An address means no folder of this machine, whatever is there. Raises SourceError for what is no repo.
         """
-        place = None if text.strip().startswith((".", "/", "~")) else parse_repo(text)
-        if place is None:
-            raise SourceError(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste its link.")
-        repo_id, revision = place
-        return f"{self._endpoint}/{repo_id}" + (f"@{revision}" if revision else "")
+        _refuse_folder(text, SourceError)
+        repo_id, revision = parse_repo(text, self._endpoint)
+        return f"{self._endpoint}/{repo_id}" + (f"/tree/{quote(revision, safe='')}" if revision else "")
 
-    def repo_id(self, text: str, owner: str) -> str:
+    def repo_id(self, text: str, owner: Person) -> str:
         """Return the repo id that somebody typed for a result; a bare name is in the namespace of `owner`.
 
-        Raises DestinationError for what is none.
+        Raises DestinationError for what is none, and for one in a namespace where `owner` may not write.
         """
-        place = None if text.strip().startswith((".", "/", "~")) else parse_repo(text)
-        if place is None or place[1]:
-            raise DestinationError(f"{text[:200]!r} is not the name of a repo.", "Write owner/name.")
-        return place[0] if "/" in place[0] else f"{owner}/{place[0]}"
+        _refuse_folder(text, DestinationError)
+        return owner.own_id(new_repo_id(text, self._endpoint))
 
     def search(self, text: str, token: str | None = None) -> list[str]:
         """Return ids of a few repos that match `text`, the most popular first. Raises SourceError."""
@@ -88,9 +109,7 @@ class Lookup:
             if key in self._people:
                 return self._people[key][1]
         hub = Hub(self._endpoint, token)
-        me = hub.ask("your account", DestinationError, hub.api.whoami)
-        orgs = [org["name"] for org in me.get("orgs", ()) if org.get("roleInOrg") not in ("read", "no_access")]
-        person = Person(me["name"], (me["name"], *orgs))
+        person = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         with self._lock:
             self._people.pop(key, None)
             self._people[key] = (now, person)
@@ -99,8 +118,9 @@ class Lookup:
     def card(self, source: str, token: str | None = None) -> SourceCard:
         """Return what the Hub says of `source`. Raises SourceError where there is no such repo to be seen."""
         hub = Hub(self._endpoint, token)
-        repo_id, _, revision = self.link(source).removeprefix(f"{self._endpoint}/").partition("@")
-        info = hub.ask(repo_id, SourceError, lambda: hub.api.model_info(repo_id, revision=revision or None))
+        _refuse_folder(source, SourceError)
+        repo_id, revision = parse_repo(source, self._endpoint)
+        info = hub.ask(repo_id, SourceError, lambda: hub.api.model_info(repo_id, revision=revision))
         license = getattr(info.card_data, "license", None)
         return SourceCard(
             info.id,
@@ -141,9 +161,16 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
     'me/Mistral-7B-v0.1-fp16-sharded-200MB'
     """
     variant, dtype, size = options.variant, options.dtype, str(options.max_shard_size)
-    place = parse_repo(source)
-    model = place[0].split("/")[-1] if place else "model"
+    model = "model"
+    with suppress(SourceError):
+        model = parse_repo(source, "")[0].split("/")[-1]
     which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
     cast = "" if dtype in ("keep", variant) else f"-{dtype}"
     end = f"{which}{cast}-sharded-{''.join(size.split())}"
     return f"{namespace}/{model[: _LONGEST_NAME - len(namespace) - len(end) - 1]}{end}"
+
+
+def _refuse_folder(text: str, family: type[ShardingError]) -> None:
+    """Raise a `family` error where somebody means a folder: nobody looks into those of the machine of a page."""
+    if text.strip().startswith((".", "/", "~")):
+        raise family(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste its link.")

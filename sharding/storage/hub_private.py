@@ -3,6 +3,8 @@
 Held to huggingface_hub 2.4 and hf-xet 1.8.
 """
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd
@@ -40,8 +42,27 @@ def uploaded(record: ShardRecord) -> CommitOperationAdd:
 
 
 def small(path: str, data: bytes) -> CommitOperationAdd:
-    """Return the operation that commits a file of JSON, which no Hub keeps in its store: so none is asked."""
+    """Return the operation that commits a file of JSON to git itself: the Hub, which wants it so, is not asked."""
     return _decided(CommitOperationAdd(path, data), "regular")
+
+
+def went_to_store(operation: CommitOperationAdd) -> bool:
+    """Return whether a commit that asked the Hub first has sent this file to the store: `.gitattributes` may say so."""
+    return operation._upload_mode == "lfs"
+
+
+def without_notice(upload: Callable[[], None]) -> None:
+    """Run `upload`, of a file that is open, without what the client remarks on that once a file: it is meant so."""
+    log = logging.getLogger("huggingface_hub._commit_api")
+
+    def keeps(record: logging.LogRecord) -> bool:
+        return "binary IO buffer" not in record.getMessage()
+
+    log.addFilter(keeps)
+    try:
+        upload()
+    finally:
+        log.removeFilter(keeps)
 
 
 def _decided(operation: CommitOperationAdd, mode: str) -> CommitOperationAdd:

@@ -2,16 +2,18 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, RepoFile
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils.sha import git_hash
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, ShardRecord
-from sharding.storage.hub_client import Hub
+from sharding.storage.hub_client import Hub, checked_commit
 
 Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 
@@ -34,10 +36,26 @@ class HubRepo:
         """Return whether there is such a repo."""
         return self.ask(lambda: self.hub.api.repo_exists(self.repo_id))
 
+    def refuse_without_refs(self) -> None:
+        """Raise DestinationError where the Hub cannot say which branches a repo has; this one need not be there yet."""
+
+        def look() -> None:
+            with suppress(RepositoryNotFoundError):
+                self.hub.api.list_repo_refs(self.repo_id)
+
+        self.ask(look)
+
+    def is_private(self) -> bool:
+        """Return whether it is hidden from others."""
+        return self.ask(lambda: checked_flag(self.hub.api.model_info(self.repo_id).private))
+
     def branches(self) -> dict[str, str]:
         """Return the commit that each branch is at."""
-        refs = self.ask(lambda: self.hub.api.list_repo_refs(self.repo_id))
-        return {branch.name: branch.target_commit for branch in refs.branches}
+        return self.ask(self._branches)
+
+    def _branches(self) -> dict[str, str]:
+        refs = self.hub.api.list_repo_refs(self.repo_id)
+        return {branch.name: checked_commit(branch.target_commit) for branch in refs.branches}
 
     def files(self, revision: str) -> dict[str, RepoFile]:
         """Return all files at `revision`, by path."""
@@ -52,6 +70,13 @@ class HubRepo:
         """Commit to a branch, whatever it is at."""
         create = self.hub.api.create_commit
         self.ask(lambda: create(self.repo_id, operations, commit_message=message, revision=revision))
+
+
+def checked_flag(answer: Any) -> bool:
+    """Return a Hub's yes or no. Raises TypeError for what is neither."""
+    if not isinstance(answer, bool):
+        raise TypeError(f"{answer!r} is neither yes nor no")
+    return answer
 
 
 def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperationCopy:

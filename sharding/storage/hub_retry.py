@@ -8,22 +8,35 @@ from sharding.core.limits import LONGEST_WAIT_SECONDS, NETWORK_TRIES, NETWORK_WA
 
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
 
-GARBLED = (ValueError, KeyError)
-"""What the Hub's client raises when an answer is cut, or is that of somebody in between."""
+GARBLED = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+"""What the Hub's client raises when an answer is cut, that of somebody in between, or not what it should be."""
 
 
 def may_pass(error: Exception) -> bool:
     """Return whether the same request may succeed later. hf-xet raises RuntimeError for what breaks on the way."""
     import httpx2
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in _PASSING_STATUS
-    if isinstance(error, HFValidationError):  # a ValueError about what was asked, not about an answer
+    if refuses_argument(error):
         return False
     return type(error) is RuntimeError or isinstance(
         error, (ConnectionError, TimeoutError, httpx2.TransportError, *GARBLED)
     )
+
+
+def refuses_argument(error: Exception) -> bool:
+    """Return whether the client refused to ask at all: what it was given is no address, no name, or no header.
+
+    A mere ValueError is the words of the client's own checks; what cannot be parsed is one of its kinds.
+    """
+    import httpx2
+    from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
+
+    of_client = (HFValidationError, OfflineModeIsEnabled, UnicodeEncodeError)
+    of_requests = (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError)
+    return type(error) is ValueError or isinstance(error, (*of_client, *of_requests))
 
 
 def wait_to_retry(error: Exception, tries: int) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from sharding.core.errors import SourceError
 from sharding.core.limits import (
     HUB_BATCH_BYTES,
@@ -17,12 +19,13 @@ from sharding.core.limits import (
     XET_LEAST_BYTES,
 )
 from sharding.core.values import FileEntry, RepoRef
-from sharding.storage.hub_client import Hub
+from sharding.storage.hub_client import Hub, checked_commit
 from sharding.storage.hub_retry import may_pass, wait_to_retry
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
+_REF, _ENTRY = TypeAdapter(RepoRef), TypeAdapter(FileEntry)
 
 
 def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource":
@@ -30,11 +33,16 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource
 
     Raises SourceError where it is not there, is gated, or the login does not reach it.
     """
-    info = hub.ask(repo_id, SourceError, lambda: hub.api.model_info(repo_id, revision=revision))
-    assert info.sha
-    if info.gated:
-        hub.ask(repo_id, SourceError, lambda: hub.api.auth_check(info.id))
-    return HubSource(hub, RepoRef("hub", info.id, info.sha), is_private=bool(info.private or info.gated))
+
+    def pin() -> tuple[RepoRef, bool, bool]:
+        info = hub.api.model_info(repo_id, revision=revision)
+        named = {"kind": "hub", "repo_id": info.id, "revision": checked_commit(info.sha)}
+        return _REF.validate_python(named), bool(info.private), bool(info.gated)
+
+    ref, is_private, is_gated = hub.ask(repo_id, SourceError, pin)
+    if is_gated:
+        hub.ask(repo_id, SourceError, lambda: hub.may(repo_id))
+    return HubSource(hub, ref, is_private=is_private or is_gated)
 
 
 class HubSource:
@@ -104,7 +112,8 @@ class HubSource:
         for item in self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision):
             if isinstance(item, RepoFile):
                 sha256, git_sha1 = (item.lfs.sha256, None) if item.lfs else (None, item.blob_id)
-                files.append(FileEntry(item.path, item.size, sha256, item.xet_hash, git_sha1))
+                told = {"path": item.path, "bytes": item.size, "sha256": sha256, "git_sha1": git_sha1}
+                files.append(_ENTRY.validate_python(told | {"xet_hash": item.xet_hash}))
             if len(files) > MAX_FILES:
                 message = f"{self.ref.repo_id} holds more than {MAX_FILES} files."
                 raise SourceError(message, "It is no repo of one model.")

@@ -1,15 +1,16 @@
 """Keep finished shards on a branch of a repo until they are published, so that any machine can go on from there."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import COMMIT_SECONDS, COMMITS_AT_ONCE, RANGES_AT_ONCE
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
-from sharding.storage.hub_private import small, uploaded
+from sharding.storage.hub_private import small, uploaded, went_to_store
 from sharding.storage.hub_repo import HubRepo, holds
 from sharding.storage.records import job_line, parse_job, parse_record, record_line
 
@@ -28,6 +29,7 @@ class StagingBranch:
         self._repo = repo
         self._unnoted: list[ShardRecord] = []
         self._notes = 0
+        self._is_json_small = False
         self._began = time.monotonic()
         self.finished: set[str] = set()
 
@@ -53,7 +55,7 @@ class StagingBranch:
         create = self._repo.hub.api.create_branch
         repo_id = self._repo.repo_id
         self._repo.ask(lambda: create(repo_id, branch=STAGING_BRANCH, revision=parent, exist_ok=True))
-        self._repo.commit(STAGING_BRANCH, "Begin", [small(_JOB, job_line(job))])
+        self._commit("Begin", [], {_JOB: job_line(job)})
 
     def go_on(self, kept: Iterable[ShardRecord]) -> None:
         """Take the shards `kept` of an earlier run as finished."""
@@ -70,12 +72,11 @@ class StagingBranch:
 
     def note(self) -> None:
         """Commit the shards that were added and not committed yet."""
-        noted, operations = list(self._unnoted), []
-        for record in noted:
-            operations += [uploaded(record), small(f"{RECORDS}{record.file}.json", record_line(record))]
-        if operations:
+        noted = list(self._unnoted)
+        if noted:
             message = f"{noted[0].file} and {len(noted) - 1} more" if noted[1:] else noted[0].file
-            self._repo.commit(STAGING_BRANCH, message, operations)
+            lines = {f"{RECORDS}{record.file}.json": record_line(record) for record in noted}
+            self._commit(message, [uploaded(record) for record in noted], lines)
             self._notes += 1
             self.finished |= {record.file for record in noted}
             self._unnoted = []
@@ -95,6 +96,13 @@ class StagingBranch:
                     raise
 
         self._repo.ask(delete)
+
+    def _commit(self, message: str, shards: list[CommitOperationAdd], lines: Mapping[str, bytes]) -> None:
+        """Commit shards and files of JSON. Whether these go to the store, the Hub is asked the first time."""
+        kind = small if self._is_json_small else CommitOperationAdd
+        records = [kind(path, data) for path, data in lines.items()]
+        self._repo.commit(STAGING_BRANCH, message, [*shards, *records])
+        self._is_json_small = not went_to_store(records[0])
 
     def _read(self, path: str) -> bytes:
         return self._repo.read(STAGING_BRANCH, path)

@@ -2,15 +2,17 @@
 
 import re
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from sharding.core.errors import DestinationError, SourceError
+from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.protocols import Destination, Source
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub_client import Hub
 
-_LINK = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/|https?://[^/]+/")
-_REPO = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:(?:@|/(?:tree|commit)/)(?P<revision>[^@\s]+))?", re.ASCII)
+_REPO = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^@\s?#]+))?", re.ASCII)
+_HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+_OWN_SCHEME = re.compile(r"hf://(?:models/)?", re.IGNORECASE)
 
 
 def is_folder(text: str) -> bool:
@@ -21,30 +23,95 @@ def is_folder(text: str) -> bool:
         return False
 
 
-def parse_repo(text: str) -> tuple[str, str | None] | None:
-    """Return repo id and revision (None: not given) of "owner/name@revision" or a link to it; None if it is neither.
+def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceError) -> tuple[str, str | None]:
+    """Return repo id and revision (None: not given) of "owner/name@revision", or of a link to a repo or a file in it.
 
-    >>> parse_repo("https://hf.co/owner/name/tree/v2"), parse_repo("gpt2"), parse_repo("a b")
-    (('owner/name', 'v2'), ('gpt2', None), None)
+    Links are those of the public Hub and of the one at `endpoint`, `hf://…` among them. Raises a `family` error for
+    what is neither.
+
+    >>> parse_repo("https://hf.co/owner/name/blob/v2/config.json", "https://huggingface.co"), parse_repo("gpt2", "")
+    (('owner/name', 'v2'), ('gpt2', None))
     """
-    match = _REPO.fullmatch(_LINK.sub("", text.strip(), count=1).rstrip("/"))
-    return (match["repo"], match["revision"]) if match else None
+    text = text.strip()
+    host = _host_in(text, endpoint)
+    bare = _OWN_SCHEME.sub("", text, count=1)
+    match = None if host else _REPO.fullmatch(bare)
+    if match:
+        revision = match["revision"]
+        return match["repo"], unquote(revision) if revision and bare != text else revision
+    if host and host not in (*_HUB_HOSTS, urlsplit(endpoint).hostname):
+        hint = "Only repos of the Hub are read: write owner/name, or paste a link to its page there."
+        raise family(f"{host} is not the Hub.", hint)
+    place = _parse_link(text if host or _OWN_SCHEME.match(text) else f"{_HUB_HOSTS[0]}/{text}", endpoint, family)
+    if place is None:
+        raise family(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste its link.")
+    return place
+
+
+def new_repo_id(text: str, endpoint: str) -> str:
+    """Return the id ("owner/name", or a mere name) that `text` gives a repo which may be new.
+
+    Raises DestinationError for what the Hub takes as none: huggingface_hub knows the rules.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if not text.strip() or "/" in (text.strip()[0], text.strip()[-1]):
+        raise DestinationError(f"{text[:200]!r} has no name for the new repo.", "Write owner/name.")
+    repo_id, revision = parse_repo(text, endpoint, DestinationError)
+    if revision:
+        raise DestinationError(f"{text[:200]!r} names a revision.", "A result is main of its repo: write owner/name.")
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        hint = "Take letters, digits, '-', '_' and '.', at most 96, without '--', '..' or '.git' at the end."
+        raise DestinationError(f"{repo_id!r} is no name that the Hub takes.", hint) from error
+    return repo_id
+
+
+def _host_in(text: str, endpoint: str) -> str:
+    """Return the name of the host that `text` begins with, "" where it is no link."""
+    first, slash, rest = text.partition("/")
+    has_scheme = re.match(r"https?://", text, re.IGNORECASE)
+    # Names of repos may have dots: without a scheme, only a third part tells "github.com/owner/name".
+    named = slash and (first.lower() in (*_HUB_HOSTS, urlsplit(endpoint).netloc) or ("." in first[1:] and "/" in rest))
+    try:
+        return urlsplit(text if has_scheme else f"//{text}").hostname or "" if has_scheme or named else ""
+    except ValueError:
+        return ""
+
+
+def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> tuple[str, str | None] | None:
+    from huggingface_hub import parse_hf_uri
+    from huggingface_hub.errors import HfUriError
+
+    # The Hub's own parser knows neither of these: old models without an owner, and a page of one commit.
+    start, _, path = link.partition("://")[2].partition("/") if "://" in link else link.partition("/")
+    if path and (alone := re.fullmatch(r"([\w.-]+)/?(?:[?#].*)?", path, re.ASCII)) and not _OWN_SCHEME.match(link):
+        return alone[1], None
+    link = link if "://" in link else f"https://{link}"
+    link = link.replace("://www.", "://", 1).replace("/commit/", "/tree/", 1)
+    try:
+        found = parse_hf_uri(link, endpoint=endpoint)
+    except (HfUriError, ValueError):
+        return None
+    if found.type != "model":
+        raise family(f"{found.id} is a {found.type}, not a model.", "Name a repo of the kind model.")
+    return found.id, found.revision
 
 
 def open_source(text: str, hub: Hub) -> Source:
     """Return the source that `text` names: a folder, or `owner/name[@revision]` on `hub`. Raises SourceError."""
     if is_folder(text):
         return open_folder(text)
-    place = parse_repo(text)
-    if place is None:
-        raise SourceError(f"{text!r} is neither a folder nor the name of a repo.", "Write ./folder or owner/name.")
+    place = parse_repo(text, hub.endpoint)
     from sharding.storage.hub_source import open_repo
 
     return open_repo(hub, *place)
 
 
 def open_destination(
-    text: str, hub: Hub, source: Source, *, private: bool, overwrite: bool, restart: bool
+    text: str, hub: Hub, source: Source, *, private: bool | None, overwrite: bool, restart: bool
 ) -> Destination:
     """Return the destination that `text` names: a folder, or `owner/name` on `hub`. Changes nothing.
 
@@ -68,9 +135,7 @@ def find_destination(
     """Return the destination that `text` names, whatever goes there. Changes nothing. Raises DestinationError."""
     if is_folder(text):
         return FolderDestination(Path(text).expanduser().resolve(), overwrite=overwrite, restart=restart)
-    place = parse_repo(text)
-    if place is None or place[1]:
-        raise DestinationError(f"{text!r} is neither a folder nor the name of a repo.", "Write ./folder or owner/name.")
+    name = new_repo_id(text, hub.endpoint)
     from sharding.storage.hub_destination import HubDestination
 
-    return HubDestination(hub, place[0], private=private, restart=restart)
+    return HubDestination(hub, name, private=private, overwrite=overwrite, restart=restart)

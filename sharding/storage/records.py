@@ -1,7 +1,7 @@
 """Write down what a job has staged, read it back, and read what a result holds: JSON from anybody. Pure."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -38,10 +38,19 @@ def parse_record(text: bytes) -> ShardRecord | None:
         return None
 
 
-def parse_files(report: bytes) -> list[str] | None:
-    """Return the files that a `sharding_report.json` names, most of all to remove them; None if it is none of ours."""
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a result that stands somewhere says of itself: its files, and the repo or folder that it is a copy of."""
+
+    files: tuple[str, ...]
+    source: str
+
+
+def parse_earlier(report: bytes) -> Earlier | None:
+    """Return what a `sharding_report.json` says, most of all to remove its files; None if it is none of ours."""
     try:
         document = json.loads(report)
-        return [file for file in document["files"] if isinstance(file, str)] if document["schema"] else None
+        files = tuple(file for file in document["files"] if isinstance(file, str))
+        return Earlier(files, str(document["source"]["repo_id"])) if document["schema"] else None
     except (ValueError, RecursionError, LookupError, TypeError):
         return None

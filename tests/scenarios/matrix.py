@@ -99,6 +99,7 @@ FAULTS = {
     "stall once": "stall:4@{}#1",
     "range ignored": "whole@{}",
     "another commit": "other@{}",
+    **{odd: f"{odd}@{{}}" for odd in ("null", "list", "text", "empty", "html", "gone")},
 }
 FRUITLESS = "status:403@POST /api/.*/branch/"
 """Ends a job that has made a repo and nothing in it."""
