@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from sharding import job
-from sharding.core.errors import Refused
+from sharding.core.errors import Refused, SourceError
 from sharding.core.limits import (
     JOB_SECONDS,
     JOBS_REMEMBERED,
@@ -40,7 +41,9 @@ from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Setting
 from sharding.desk.process import kill_stray
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.loading.devices import DevicePlan
-from sharding.storage.hub_lookup import Lookup
+from sharding.report.fetch import Result, read_result
+from sharding.storage.hub_lookup import Lookup, Person
+from sharding.verify.trust import Trust, judge
 
 
 class Desk:
@@ -128,29 +131,35 @@ class Desk:
     def _hashed_per_second(self) -> float:
         return measure_hashing()
 
-    def submit(self, request: JobRequest, owner: str, token: str) -> str:
-        """Take a job of `owner`, who bears `token`; return its id.
+    def submit(self, request: JobRequest, who: Person, token: str) -> str:
+        """Take a job of `who`, who bears `token`; return its id.
 
-        Raises Refused where they have one already, another job writes to the same repo, or it is too large;
-        UsageError and SourceError where it cannot even be planned.
+        Raises Refused where they have one already, another job writes to the same repo, or it is too large; UsageError,
+        SourceError and DestinationError where it would end so before a byte has moved.
         """
         if not token:
             raise Refused("Nobody is signed in.", "Sign in first: the result goes into a repo of your own.")
-        destination = self.lookup.repo_id(request.destination, owner)
-        self._refuse_busy(owner, destination)
+        destination = self.lookup.repo_id(request.destination, who)
+        self._refuse_busy(who.name, destination)
         checkpoint, plan = self.plan(request.source, request.options, token)
-        limit = self._settings.max_job_bytes
-        if limit is not None and plan.total_bytes > limit and owner != self._settings.host:
-            size, most = format_bytes(plan.total_bytes), format_bytes(limit)
-            raise Refused(
-                f"The model has {size}; this shared machine takes up to {most}.",
-                "Duplicate this Space: your own takes models of any size.",
-            )
+        self._refuse_large(plan.total_bytes, who)
         pinned = f"{checkpoint.source.repo_id}@{checkpoint.source.revision}"
+        job.check(
+            self.lookup.link(pinned),
+            destination,
+            private=request.private,
+            confirmed=request.confirmed,
+            overwrite=request.overwrite,
+            endpoint=self._settings.endpoint,
+            token=token,
+        )
         request = replace(request, source=pinned, destination=destination)
-        record = JobRecord(new_job_id(destination), owner, request, plan.total_bytes, self._clock())
+        return self._queue_up(request, new_job_id(destination), who, plan.total_bytes, token)
+
+    def _queue_up(self, request: JobRequest, job_id: str, who: Person, size: int, token: str) -> str:
+        record = JobRecord(job_id, who.name, request, size, self._clock())
         with self._lock:
-            self._refuse_busy(owner, destination)
+            self._refuse_busy(who.name, request.destination)
             if len(self._jobs) >= MAX_ACTIVE_JOBS:
                 hint = "Come back later, or duplicate this Space: your own has no other visitors."
                 raise Refused(f"{MAX_ACTIVE_JOBS} jobs are waiting here already.", hint)
@@ -158,6 +167,41 @@ class Desk:
             taken = self._jobs[record.id] = ActiveJob(record, token)
             self._queue.put(taken)
         return record.id
+
+    def submit_check(self, place: str, who: Person, token: str) -> str:
+        """Take the job of reading every byte of the result in `place`, and of what it was made from; return its id.
+
+        Raises Refused as `submit` does, and where it was made from a folder; SourceError.
+        """
+        result = read_result(place, endpoint=self._settings.endpoint, token=token)
+        source, plan = result.report.source, result.report.plan
+        if source.kind != "hub":
+            raise Refused("It was made from a folder, which is not here.", "Run `shard-my-repo verify` where it is.")
+        original, copy = f"{source.repo_id}@{source.revision}", f"{result.repo_id}@{result.revision}"
+        read = self.inspect(original, source.variant, token), self.inspect(copy, "", token)
+        self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
+        options = Options(dtype=plan.dtype, variant=source.variant)  # type: ignore[arg-type]
+        request = JobRequest(original, copy, options, kind="verify")
+        return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token)
+
+    def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
+        """Return the result in `place`, and how far it may be relied on. Raises SourceError."""
+        result = read_result(place, endpoint=self._settings.endpoint, token=token)
+        source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
+        pinned = f"{source.repo_id}@{source.revision}"
+        if source.kind == "hub":
+            try:
+                original = self.inspect(pinned, source.variant, token)
+            except SourceError as error:
+                why_not = error.message
+        else:
+            why_not = "it was a folder on somebody's machine."
+        found = judge(result.report, result.files, self.inspect(copy, "", token), original, why_not)
+        if found.level != "contradicted":
+            for record in self._shelf.records():
+                if record.state == "done" and (record.result, record.request.source) == (copy, pinned):
+                    return result, _own(record)
+        return result, found
 
     def status(self, job_id: str, viewer: str | None) -> JobStatus | None:
         """Return how a job is, or None where there is none of that id that is the viewer's."""
@@ -249,6 +293,14 @@ class Desk:
             if self._jobs.pop(taken.record.id, None):
                 self._finished.append(taken.record)
 
+    def _refuse_large(self, size: int, who: Person) -> None:
+        limit = self._settings.max_job_bytes
+        if limit is not None and size > limit and who.name != self._settings.host:
+            raise Refused(
+                f"The model has {format_bytes(size)}; this shared machine takes up to {format_bytes(limit)}.",
+                "Duplicate this Space: your own takes models of any size.",
+            )
+
     def _refuse_busy(self, owner: str, destination: str) -> None:
         with self._lock:
             records = [taken.record for taken in self._jobs.values()]
@@ -286,3 +338,11 @@ class Desk:
         return status_of(
             taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
         )
+
+
+def _own(record: JobRecord) -> Trust:
+    """Return what this desk's own record of a job says of its result."""
+    day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
+    if record.request.kind == "verify":
+        return Trust("read-now", (f"Every byte of both was read here on {day}, and every tensor compared.",))
+    return Trust("made-here", (f"It was made here on {day}, and every byte read again before it was published.",))

@@ -40,22 +40,28 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What somebody asked for: repos of the Hub and what else `job.shard` takes."""
+    """What somebody asked for: repos of the Hub and what else `job.shard` takes.
+
+    To "verify" is to read every byte of the source and of a result, at a commit, which is then the destination.
+    """
 
     source: str
     destination: str
     options: Options
     private: bool | None = None
     confirmed: bool = False
+    overwrite: bool = False
     restart: bool = False
     compare: bool = False
+    kind: Literal["shard", "verify"] = "shard"
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
     """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970.
 
-    `process` are the number and the start time of its process: together they name it for good.
+    `process` are the number and the start time of its process: together they name it for good. `result` is the commit
+    ("owner/name@revision") that it published, or found identical to its source.
     """
 
     id: str
@@ -69,6 +75,7 @@ class JobRecord:
     process: tuple[int, float] | None = None
     error: tuple[str, str] | None = None
     remark: str = ""
+    result: str = ""
     seconds: float | None = None
     peak_anon_bytes: int | None = None
     disk_bytes_written: int | None = None

@@ -8,6 +8,7 @@ from threading import Event, Timer
 from typing import Any
 
 from sharding.core.limits import DISCARD_SECONDS, EVENTS_BYTES, PROGRESS_KEPT_SECONDS
+from sharding.core.text import count
 from sharding.desk.history import History
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, JobRequest, State
@@ -78,6 +79,7 @@ class Runner:
                 process=None,
                 error=error,
                 remark=remark,
+                result=_result(job) if state == "done" else "",
                 seconds=cost.seconds if cost else None,
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
@@ -93,7 +95,7 @@ class Runner:
                 self.end(job, "interrupted", INTERRUPTED)
                 return None
             folder = self._shelf.work_folder(job.record.id)
-            job.child = Child(shard_arguments(job.record.request), folder, self._endpoint, job.token)
+            job.child = Child(command_of(job.record.request), folder, self._endpoint, job.token)
             now = job.heard = self._clock()
             job.record = replace(job.record, state="running", started=now, process=job.child.identity)
             self._shelf.save(job.record)
@@ -106,10 +108,10 @@ class Runner:
             job.problem = f"said something that is no event ({error})"
             child.kill()
         status = child.wait()
-        if job.history.published:
-            return "done", None, job.history.published.remark
+        if _result(job):
+            return "done", None, job.history.published.remark if job.history.published else ""
         if job.record.state == "cancelling":
-            return "cancelled", None, self._discard(job)
+            return "cancelled", None, "" if job.record.request.kind == "verify" else self._discard(job)
         if self._closing.is_set():
             return "interrupted", INTERRUPTED, ""
         return "failed", _reason(job, status, child.last_words), ""
@@ -153,16 +155,29 @@ class Runner:
         return f"What it staged in {destination} could not be removed: {reason}"
 
 
-def shard_arguments(request: JobRequest) -> list[str]:
+def command_of(request: JobRequest) -> list[str]:
     """Return the command line of a job."""
     options = request.options
+    if request.kind == "verify":
+        words = ["--dtype", options.dtype] + (["--variant", options.variant] if options.variant else [])
+        return ["verify", *words, "--events", "--", request.source, request.destination]
     words = ["--max-shard-size", str(options.max_shard_size), "--strategy", options.strategy, "--order", options.order]
     words += ["--dtype", options.dtype] + ["--allow-overflow"] * options.allow_overflow
     words += ["--variant", options.variant] if options.variant else []
     if request.private is not None:
         words.append("--private" if request.private else "--public")
-    words += ["--yes"] * request.confirmed + ["--restart"] * request.restart + ["--compare"] * request.compare
+    words += ["--yes"] * request.confirmed + ["--overwrite"] * request.overwrite
+    words += ["--restart"] * request.restart + ["--compare"] * request.compare
     return ["shard", *words, "--events", "--", request.source, request.destination]
+
+
+def _result(job: ActiveJob) -> str:
+    """Return the commit that a job has published or found identical, "" where it has not."""
+    published, proof = job.history.published, job.history.verification
+    if published:
+        return f"{published.ref.repo_id}@{published.ref.revision}"
+    is_proved = job.record.request.kind == "verify" and proof and proof.identical
+    return job.record.request.destination if is_proved else ""
 
 
 def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
@@ -172,6 +187,13 @@ def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
     if job.history.error:
         return job.history.error
     if verification and not verification.identical:
+        if job.record.request.kind == "verify":
+            first = verification.mismatches[0]
+            number = count(len(verification.mismatches), "tensor")
+            return (
+                f"The copy differs from its source in {number}: {first.tensor}: {first.problem}.",
+                "Do not rely on it.",
+            )
         return "The copy is not identical to the source, so it was not published.", "Start it again."
     how = f"was killed (signal {-status})" if status < 0 else f"ended with status {status}"
     return f"The job's process {how}{f': {last_words}' if last_words else ''}.", RESUME

@@ -10,7 +10,7 @@ from sharding.core.text import format_bytes, name_some
 from sharding.formats.names import PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary, LoadSummary
 from sharding.report.schema import Report
-from sharding.report.snippets import loading_code
+from sharding.report.snippets import how_to_check, loading_code
 
 TAGS = ("sharded", "shard-my-repo")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -44,6 +44,7 @@ def write_card(report: Report, source_card: str, links: Links, *, is_private: bo
     sections = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n",
         *_introduction(report, links, is_private),
+        *_check(report),
         *_loading(report),
         *_shards(report),
         *_stages(report),
@@ -124,16 +125,25 @@ def _origin(report: Report, links: Links) -> str:
 
 def _proof(report: Report) -> str:
     count = f"{report.verification.tensors:,}"
-    if report.engine == "stream" and report.plan.dtype != "keep":
+    if report.engine != "stream":
+        return f"Loaded and saved by transformers and accelerate; all {count} tensors were read again and compared."
+    lost = ""
+    if report.plan.dtype == "keep":
+        found = "were bit-identical to the original's"
+    else:
+        found = f"equalled `tensor.to(dtype)` of the original's, cast to {report.plan.dtype}, bit for bit"
         infinite = sum(report.overflowed.values())
         lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""
-        return (
-            f"Its weights are cast to {report.plan.dtype}: all {count} tensors equal `tensor.to(dtype)` of the "
-            f"original's bit for bit; `sharding_digests.json` has their SHA-256.{lost}"
-        )
-    if report.engine == "stream":
-        return f"All {count} tensors are bit-identical to the original's; `sharding_digests.json` has their SHA-256."
-    return f"Loaded and saved by transformers and accelerate; all {count} tensors were read again and compared."
+    return (
+        f"Before it was published, every byte was read again: all {count} tensors {found}; "
+        f"`sharding_digests.json` has their SHA-256.{lost}"
+    )
+
+
+def _check(report: Report) -> Iterable[str]:
+    place = report.destination.repo_id if report.destination.kind == "hub" else "."
+    for command in how_to_check(report, place).values():
+        yield f"That is what this card says. To check it, read every byte of both:\n\n```sh\n{command}```\n"
 
 
 def _loading(report: Report) -> Iterable[str]:
@@ -167,14 +177,18 @@ def _stages(report: Report) -> Iterable[str]:
     besides = ", and what is named below the table" if needs else ""
     yield f"## Pipeline stages\n\nA machine that computes one stage needs that stage's files only{besides}.\n"
     rows = ["| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|"]
-    for number, stage in enumerate(report.plan.stages, start=1):
+    for number, stage in enumerate(report.plan.stages[:_MOST_ROWS], start=1):
         files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))
         between = f" ({len(stage.files):,} in all)" if len(stage.files) > 2 else ""
         size = format_bytes(stage.bytes)
         rows.append(f"| {number} | {size} | {len(stage.blocks):,} | {len(stage.others):,} | {files}{between} |")
+    if len(report.plan.stages) > _MOST_ROWS:
+        rows.append(f"| and {len(report.plan.stages) - _MOST_ROWS:,} more | | | | |")
     yield "\n".join(rows) + "\n"
     if needs:
-        yield "\n".join(["Weights that two stages share are stored, and counted, once:\n", *needs]) + "\n"
+        more = [f"- and {len(needs) - _MOST_ROWS:,} more."] if len(needs) > _MOST_ROWS else []
+        stored = "Weights that two stages share are stored, and counted, once:\n"
+        yield "\n".join([stored, *needs[:_MOST_ROWS], *more]) + "\n"
 
 
 def _comparison(comparison: ComparisonSummary) -> Iterable[str]:

@@ -1,9 +1,11 @@
 """Write the lines that load a checkpoint with the library that it is for. Pure."""
 
 import re
+import shlex
 from collections.abc import Mapping
 
 from sharding.core.values import Library
+from sharding.report.schema import Report
 
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}", re.ASCII)
 
@@ -73,6 +75,17 @@ model = {model}.from_pretrained({repo_id!r}, dtype="auto", device_map="auto")
 f"{{model.num_parameters():,}} parameters on {{model.device}}"
 """,
     }
+
+
+def how_to_check(report: Report, place: str) -> Mapping[str, str]:
+    """Return the command that compares the result at `place` with its source byte by byte; none for a folder."""
+    source, dtype = report.source, report.plan.dtype
+    if source.kind != "hub":
+        return {}
+    words = ["shard-my-repo verify", f"{source.repo_id}@{source.revision}", place]
+    words += [f"--dtype {dtype}"] if dtype != "keep" else []
+    words += [f"--variant {shlex.quote(source.variant)}"] if source.variant else []
+    return {"check every byte": " ".join(words) + "\n"}
 
 
 def _class_of(architecture: str | None) -> str:

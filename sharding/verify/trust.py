@@ -1,0 +1,107 @@
+"""Say how far a result may be relied on, from what is stated of it: files, sizes, hashes, headers. Pure.
+
+Whoever made a repo can write any report into it. What is stated by the Hub and what stands in the headers is compared
+with it here; that every bit is the source's is known only to who has read them: see `Level`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from sharding.core.text import count, format_bytes, name_some
+from sharding.core.values import Checkpoint, FileEntry
+from sharding.formats.dtypes import BY_OPTION
+from sharding.report.schema import Report
+
+Level = Literal["made-here", "read-now", "fits", "claims", "contradicted"]
+"""From the best to the worst: this desk's own record says that it made the result, or has read every byte of both; the
+headers of both fit together, and files and hashes are those of the report; there is nothing to compare with; something
+does not fit."""
+
+_MOST_REASONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """A level, and in sentences what it rests on, or what speaks against it."""
+
+    level: Level
+    reasons: tuple[str, ...]
+
+
+def judge(
+    report: Report, files: Iterable[FileEntry], copy: Checkpoint, original: Checkpoint | None, why_not: str = ""
+) -> Trust:
+    """Return "fits", "claims" or "contradicted" for the repo with `files`, whose headers say what `copy` holds.
+
+    `original` is what the headers of the source say, None where they cannot be read, for the reason `why_not`.
+    """
+    against = [*_not_there(report, files), *_not_planned(report, copy)]
+    if original:
+        against += [*_not_that_source(report, original), *_not_of(report, original, copy)]
+    if against:
+        more = f"and {len(against) - _MOST_REASONS} more"
+        return Trust("contradicted", (*against[:_MOST_REASONS], *([more] if against[_MOST_REASONS:] else [])))
+    here = f"The {count(len(report.shards), 'file')} in the repo have the sizes and SHA-256 that its report names."
+    if original is None:
+        return Trust("claims", (here, f"What it was made from cannot be compared: {why_not}"))
+    same = "names, shapes and dtypes" if report.plan.dtype == "keep" else "names and shapes"
+    return Trust("fits", (here, f"The headers of both name the same {len(copy.tensors):,} tensors: {same} agree."))
+
+
+def _not_there(report: Report, files: Iterable[FileEntry]) -> Iterable[str]:
+    stored = {file.path: file for file in files}
+    for shard in report.shards:
+        file = stored.get(shard.file)
+        if file is None:
+            yield f"{shard.file} is not in the repo."
+        elif file.bytes != shard.bytes:
+            yield f"{shard.file} has {format_bytes(file.bytes)}; the report says {format_bytes(shard.bytes)}."
+        elif file.sha256 != shard.sha256:
+            yield f"{shard.file} has another SHA-256 than the report says."
+
+
+def _not_planned(report: Report, copy: Checkpoint) -> Iterable[str]:
+    """Yield where the headers in the repo say something else than the plan in the report."""
+    lies = {tensor.name: tensor.file for tensor in copy.tensors}
+    planned = report.plan.weight_map
+    if lies != planned:
+        names = sorted({name for name, _ in lies.items() ^ planned.items()})
+        yield f"The headers in the repo and the report disagree on where tensors lie: {name_some(names)}."
+    if copy.total_bytes != report.plan.total_bytes:
+        yield (
+            f"The tensors in the repo have {format_bytes(copy.total_bytes)}; the report says "
+            f"{format_bytes(report.plan.total_bytes)}."
+        )
+
+
+def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
+    told = {file.file: (file.bytes, file.tensors) for file in report.source.weight_files}
+    tensors = {file.path: 0 for file in original.weight_files}
+    for tensor in original.tensors:
+        tensors[tensor.file] = tensors.get(tensor.file, 0) + 1
+    if told != {file.path: (file.bytes, tensors[file.path]) for file in original.weight_files}:
+        yield f"{original.source.repo_id} has other weight files at that commit than the report says."
+
+
+def _not_of(report: Report, original: Checkpoint, copy: Checkpoint) -> Iterable[str]:
+    """Yield where the headers of copy and source do not fit. The classic engine leaves out what was tied."""
+    was, now = ({tensor.name: tensor for tensor in checkpoint.tensors} for checkpoint in (original, copy))
+    added, missing = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
+    if added:
+        yield f"The copy has tensors that the source has not: {name_some(added)}."
+    if missing and report.engine == "stream":
+        yield f"Tensors of the source are missing: {name_some(missing)}."
+    both = was.keys() & now.keys()
+    if other := sorted(name for name in both if was[name].shape != now[name].shape):
+        yield f"Tensors have another shape than in the source: {name_some(other)}."
+    dtypes = _dtypes_after(report)
+    if other := sorted(name for name in both if now[name].dtype not in {was[name].dtype, *dtypes}):
+        yield f"Tensors have another dtype than in the source: {name_some(other)}."
+
+
+def _dtypes_after(report: Report) -> set[str]:
+    """Return the dtypes that tensors may have got. A class keeps some in fp32."""
+    if report.plan.dtype == "keep" or report.plan.dtype not in BY_OPTION:
+        return set()
+    return {BY_OPTION[report.plan.dtype].name, "F32"}
