@@ -15,7 +15,7 @@ import typer
 from sharding import __version__
 from sharding.core import options
 from sharding.core.environment import hub_token
-from sharding.core.errors import Cancelled, ShardingError
+from sharding.core.errors import Cancelled, Fault, ShardingError
 from sharding.core.extras import require
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.options import Options
@@ -112,7 +112,8 @@ def shard(
         bool, typer.Option("--yes", help="A copy of a private or gated source may be public.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a checkpoint that this tool did not write.")
+        bool,
+        typer.Option("--overwrite", help="Replace another model's copy; in a folder also what others wrote."),
     ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget an interrupted run instead of resuming it.")
@@ -280,16 +281,28 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
     results = passing if machine else Console(soft_wrap=True)
     with Terminal(results, passing) as terminal:
         try:
-            try:
-                yield terminal
-            except KeyboardInterrupt as error:
-                hint = "What is finished is kept: run the same command again to go on, or with --restart to begin anew."
-                raise Cancelled("Cancelled.", hint if resumable else "") from error
+            with _last_resort():
+                try:
+                    yield terminal
+                except KeyboardInterrupt as error:
+                    hint = "What is finished is kept: run the same command again to go on, or with --restart anew."
+                    raise Cancelled("Cancelled.", hint if resumable else "") from error
         except ShardingError as error:
             terminal.error(error)
             if machine:
                 _print_json({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}})
             raise typer.Exit(error.exit_status) from error
+
+
+@contextmanager
+def _last_resort() -> Iterator[None]:
+    """Turn what nobody foresaw into a sentence: a traceback would end with status 1, which means that copies differ."""
+    try:
+        yield
+    except (ShardingError, typer.Exit, typer.Abort, BrokenPipeError):
+        raise
+    except Exception as error:
+        raise Fault(error) from error
 
 
 def _follow(

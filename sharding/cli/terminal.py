@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Self
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.text import format_bytes
+from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Discarded, Finding, Plan, Stage, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
 from sharding.loading.devices import DevicePlan
@@ -57,7 +58,7 @@ class Terminal:
         self._say(f"{_count(tensors_in.total(), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
         self._table([(file.path, tensors_in[file.path], file.bytes) for file in checkpoint.weight_files])
         if checkpoint.side_files:
-            self._say(f"Beside them: {', '.join(file.path for file in checkpoint.side_files)}")
+            self._say(f"Beside them: {name_some([file.path for file in checkpoint.side_files], _MOST_ROWS)}")
         self.findings(checkpoint.findings)
 
     def plan(self, plan: Plan) -> None:
@@ -102,7 +103,7 @@ class Terminal:
                     f"{format_bytes(cost.disk_bytes_written)} written, "
                     f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
-                for name, count in event.overflowed.items():
+                for name, count in islice(event.overflowed.items(), _MOST_ROWS):
                     self._mention(f"{name}: {count:,} numbers were too large and are infinite now.", "yellow")
 
     def discarded(self, discarded: Discarded) -> None:
@@ -168,9 +169,12 @@ class Terminal:
 
     def findings(self, findings: Iterable[Finding]) -> None:
         """Show what a person should know."""
-        for finding in findings:
+        found = list(findings)
+        for finding in found[:_MOST_ROWS]:
             style = "yellow" if finding.level == "warning" else "dim"
             self._mention(f"{finding.level}: {finding.message} {finding.hint}".rstrip(), style)
+        if found[_MOST_ROWS:]:
+            self._mention(f"and {len(found) - _MOST_ROWS:,} more such remarks", "dim")
 
     def error(self, error: ShardingError) -> None:
         """Say what went wrong and what helps."""
