@@ -20,11 +20,14 @@ def main() -> None:
     from sharding.desk import Desk, Settings
     from sharding.page.build import build
     from sharding.page.form import ASSETS
+    from sharding.page.guard import guarded
     from sharding.page.site import Site
     from sharding.page.theme import theme
 
     with Desk(Settings.from_environment()) as desk:
-        build(desk, Site.from_environment()).launch(
+        site = Site.from_environment()
+        build(desk, site).launch(
+            app_kwargs={"lifespan": guarded(site)},
             theme=theme(),
             css_paths=ASSETS / "style.css",
             head=f"<script>{(ASSETS / 'page.js').read_text()}</script>",

@@ -8,6 +8,20 @@ window.shardMyRepo = {
       window.parent.postMessage({ queryString: query.slice(1) }, "https://huggingface.co");
     }
   },
+
+  // Where a start was refused, the visitor is led to the reason; otherwise to the top, where the progress is.
+  started(looks = 60) {
+    const refusal = document.querySelector("#start-message [role=alert]");
+    if (refusal) {
+      refusal.tabIndex = -1;
+      refusal.focus();
+      refusal.scrollIntoView({ block: "center" });
+    } else if (document.querySelector("#progress .job") || !looks) {
+      window.scrollTo({ top: 0, behavior: "smooth" });
+    } else {
+      requestAnimationFrame(() => this.started(looks - 1));
+    }
+  },
 };
 
 document.addEventListener("click", async (event) => {

@@ -12,7 +12,6 @@ from sharding.core.options import Options, Order, Strategy, TargetDtype
 from sharding.desk import Desk, JobRequest
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
-from sharding.report.fetch import read_result
 from sharding.report.report import summarize_plan, summarize_source
 from sharding.report.schema import Json, to_json
 from sharding.storage.hub_lookup import Person
@@ -39,7 +38,7 @@ class Endpoints:
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
         with _told():
-            token = self._site.caller(request)
+            token = self._site.token(request)
             return to_json(summarize_source(self._desk.inspect(source, variant, token)))
 
     def plan(
@@ -65,7 +64,7 @@ class Endpoints:
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
         with _told():
-            token = self._site.caller(request)
+            token = self._site.token(request)
             options = Options(max_shard_size, strategy, order, dtype, variant)
             checkpoint, plan = self._desk.plan(source, options, token)
             return to_json(summarize_plan(plan, checkpoint.findings))
@@ -82,6 +81,7 @@ class Endpoints:
         allow_overflow: bool = False,
         private: bool | None = None,
         public_copy_allowed: bool = False,
+        overwrite: bool = False,
         compare: bool = False,
         variant: str = "",
     ) -> Json:
@@ -102,6 +102,7 @@ class Endpoints:
             allow_overflow: whether a cast may make finite numbers infinite
             private: whether a new repo is private; by default it is as the source
             public_copy_allowed: whether the terms of a gated or private source allow a public copy
+            overwrite: whether a copy of another model that stands in the destination may be replaced
             compare: whether to load the original and the copy as well, and report what that costs
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
@@ -113,9 +114,10 @@ class Endpoints:
                 options=Options(max_shard_size, strategy, order, dtype, variant, allow_overflow),
                 private=private,
                 confirmed=public_copy_allowed,
+                overwrite=overwrite,
                 compare=compare,
             )
-            job = self._desk.submit(asked, caller.name, token)
+            job = self._desk.submit(asked, caller, token)
             return {"job": job, "link": self._site.address(request) + query_of(Wish(job=job))}
 
     def status(self, job: str, request: gr.Request) -> Json:
@@ -139,20 +141,24 @@ class Endpoints:
     def result(self, repo: str, request: gr.Request) -> Json:
         """Return the report of a finished job from the repo that it made: what was done, the proof, what it cost.
 
+        The report may be anybody's: `trust` says how far to rely on it. Its level is "made-here" or "read-now" where
+        this page itself has read every byte, "fits" where files and headers of both repos agree with it, "claims" where
+        there is nothing to compare with, and "contradicted", without the report, where something does not fit.
+
         Args:
             repo: the result, as "owner/name", "owner/name@revision" or a link to it
         """
         with _told():
-            found = read_result(repo, endpoint=self._site.endpoint, token=self._site.caller(request))
+            found, trust = self._desk.judge(repo, self._site.token(request))
             return {
                 "repo_id": found.repo_id,
                 "revision": found.revision,
-                "has_those_files": found.has_those_files,
-                "report": to_json(found.report),
+                "trust": to_json(trust),
+                "report": to_json(found.report) if trust.level != "contradicted" else None,
             }
 
     def _caller(self, request: gr.Request) -> tuple[Person, str]:
-        token = self._site.caller(request)
+        token = self._site.token(request)
         who = person(self._desk, token)
         if who is None or token is None:
             raise Refused("This needs a login.", "Send your token in the header `Authorization: Bearer hf_...`.")

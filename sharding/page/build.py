@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.02
 """Between two looks into Gradio's queue. By itself 6.31 looks every millisecond: 8% of a core, for nothing."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
 _SAME = "(chosen) => chosen"
-_TO_TOP = "() => window.scrollTo({ top: 0, behavior: 'smooth' })"
+_STARTED = "() => window.shardMyRepo.started()"
 
 
 def build(desk: Desk, site: Site) -> gr.Blocks:
@@ -30,12 +30,14 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         form = lay_out(on_space=site.space is not None)
         planning, running = Planning(desk, site, form), Running(desk, site, form)
         arrived = page.load(planning.arrive, None, _all(form), **_QUIET)
-        arrived.then(Showing(site, form).show, form.wanted, form.result, **_QUIET)
+        showing = Showing(desk, site, form)
+        arrived.then(showing.show, form.wanted, [form.result, form.check, form.check_message], **_QUIET)
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
         _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
 
         form.cancel.click(running.cancel, form.job, _job_parts(form), **_QUIET)
         _follow(form, form.resume.click(running.resume, form.job, _job_parts(form), **_QUIET), running)
+        _follow(form, form.check.click(showing.check, form.wanted, _check_parts(form), **_QUIET), running)
         Endpoints(desk, site).add()
     for function in page.fns.values():
         if function.name == "_check_login_status":  # the login button's own, which it offers to programs
@@ -50,7 +52,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     model, name = [form.repo, form.revision], [form.namespace, form.name]
     plan: set[Block] = {*model, form.variant, form.size, form.other_size, form.order, form.strategy}
     plan |= {form.stages, form.dtype, form.overflow}
-    order = {*plan, *name, form.visibility, form.permitted, form.measure}
+    order = {*plan, *name, form.visibility, form.permitted, form.measure, form.replace, form.replaced}
 
     def propose(after: Dependency) -> None:
         proposed = after.then(pushing.propose, {*plan, *name, form.proposed}, _push_parts(form), **_QUIET)
@@ -75,7 +77,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
         trigger(pushing.check_name, name, form.name_message, **_QUIET)
     started = form.start.click(pushing.start, order, _all(form), **_QUIET)
-    started.then(None, js=_TO_TOP)
+    started.then(None, js=_STARTED)
     _follow(form, started, running)
 
 
@@ -102,6 +104,10 @@ def _push_parts(form: Form) -> list[Block]:
 def _job_parts(form: Form) -> list[Block]:
     shown: list[Block] = [form.progress, form.cancel, form.resume, form.run_message, form.log]
     return [*shown, form.outcome, form.result, form.job, form.query]
+
+
+def _check_parts(form: Form) -> list[Block]:
+    return [form.check_message, form.outcome, form.run, form.job, form.query]
 
 
 def _all(form: Form) -> list[Block]:

@@ -76,6 +76,7 @@ class Form:
     namespace: gr.Dropdown
     name: gr.Textbox
     name_message: gr.HTML
+    replace: gr.Checkbox
     visibility: gr.Radio
     permitted: gr.Checkbox
     measure: gr.Checkbox
@@ -91,12 +92,15 @@ class Form:
 
     outcome: gr.Column
     result: gr.HTML
+    check: gr.Button
+    check_message: gr.HTML
 
     variant: gr.Textbox
     job: gr.Textbox
     wanted: gr.Textbox
     query: gr.Textbox
     proposed: gr.State
+    replaced: gr.State
 
 
 def lay_out(on_space: bool) -> Form:
@@ -160,6 +164,7 @@ def lay_out(on_space: bool) -> Form:
             namespace = gr.Dropdown([], label="Namespace", elem_id="namespace", scale=1)
             name = gr.Textbox(label="Name of the new repo", elem_id="name", scale=3)
         name_message = _panel("name-message")
+        replace = gr.Checkbox(visible=False, elem_id="replace")
         with gr.Row(elem_classes="fields"):
             visibility = gr.Radio([PUBLIC, PRIVATE], value=PUBLIC, label="Who may see it", elem_id="visibility")
             permitted = gr.Checkbox(
@@ -181,13 +186,16 @@ def lay_out(on_space: bool) -> Form:
         log = _panel("log")
     with _step("outcome", 4, "Result", visible=False) as outcome:
         result = _panel("result")
+        check = gr.Button("Read every byte of both now", visible=False, size="md", elem_id="check", scale=0)
+        check_message = _panel("check-message")
     return Form(
         account, notice, choose, repo, revision, show, variants, repo_message, examples, facts, plan, size, other_size,
         size_message, order, strategy, stages, dtype, overflow, shards, forecast, machine, budget, place, devices, push,
-        namespace, name, name_message, visibility, permitted, measure, start, start_message, run, progress, cancel,
-        resume, run_message, log, outcome, result,
+        namespace, name, name_message, replace, visibility, permitted, measure, start, start_message, run, progress,
+        cancel, resume, run_message, log, outcome, result, check,
+        check_message,
         variant=gr.Textbox("", visible=False), job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False),
-        query=gr.Textbox(visible=False), proposed=gr.State(("", "")),
+        query=gr.Textbox(visible=False), proposed=gr.State(("", "")), replaced=gr.State(("", "")),
     )  # fmt: skip
 
 

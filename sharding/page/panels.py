@@ -16,8 +16,9 @@ from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.report.report import summarize_source
 from sharding.report.schema import Report
-from sharding.report.snippets import loading_snippets
+from sharding.report.snippets import how_to_check, loading_snippets
 from sharding.storage.hub_lookup import SourceCard
+from sharding.verify.trust import Level, Trust
 
 _PHASES = {
     "check": "Checking what an earlier run has finished",
@@ -75,6 +76,7 @@ def job_panel(status: JobStatus, source_link: str) -> str:
     """Return how a job is."""
     new = files_told(status.planned, (shard.file for shard in status.shards))[1] if status.planned else None
     headline, detail = _headline(status)
+    is_check = status.request.kind == "verify"
     return render(
         "job",
         status=status,
@@ -85,7 +87,8 @@ def job_panel(status: JobStatus, source_link: str) -> str:
         bar=_bar(status),
         new=new if status.state != "done" else None,
         done_count=len(status.shards),
-        again=_form_of(status) if status.state in ("cancelled", "failed") else None,
+        again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
+        is_check=is_check,
     )
 
 
@@ -94,18 +97,11 @@ def log_panel(lines: Sequence[str]) -> str:
     return render("log", lines=lines)
 
 
-def result_panel(report: Report, repo_id: str, page: str, link: str, source_link: str | None, word: str = "") -> str:
-    """Return a finished job; `word` says whose word it is, where that is to be said."""
+def result_panel(report: Report, repo_id: str, page: str, link: str, source_link: str | None, trust: Trust) -> str:
+    """Return a result that may be relied on as far as `trust` says, which is not "contradicted"."""
     old, new = files_told(report)
-    proof, comparison = report.verification, report.comparison
-    source = f"{report.source.repo_id}@{report.source.revision[:12]}"
-    source += f", variant {report.source.variant}" if report.source.variant else ""
-    cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
-    verdict = (
-        f"All {count(proof.tensors, 'tensor')} bit-identical to {source}{cast}"
-        if proof.identical
-        else f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
-    )
+    comparison, made_from = report.comparison, report.source
+    load = loading_snippets(repo_id, made_from.architecture, made_from.library, made_from.variant)
     return render(
         "result",
         report=report,
@@ -113,14 +109,35 @@ def result_panel(report: Report, repo_id: str, page: str, link: str, source_link
         page=page,
         link=link,
         source_link=source_link,
-        word=word,
-        verdict=verdict,
+        trust=trust,
+        is_known=trust.level in _KNOWN,
+        verdict=_verdict(report, trust.level),
         infinite=sum(report.overflowed.values()),
         old=old,
         new=new,
         picture=Markup(comparison.picture) if comparison and comparison.picture else None,
-        snippets=loading_snippets(repo_id, report.source.architecture, report.source.library, report.source.variant),
+        snippets={**load, **how_to_check(report, repo_id)},
     )
+
+
+_KNOWN: tuple[Level, ...] = ("made-here", "read-now")
+"""Levels at which this machine itself has read every byte."""
+
+
+def _verdict(report: Report, level: Level) -> str:
+    """Return the headline: it says no more than is known."""
+    proof, source = report.verification, f"{report.source.repo_id}@{report.source.revision[:12]}"
+    source += f", variant {report.source.variant}" if report.source.variant else ""
+    cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
+    if not proof.identical:
+        return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
+    match level:
+        case "made-here" | "read-now":
+            return f"All {count(proof.tensors, 'tensor')} bit-identical to {source}{cast}"
+        case "fits":
+            return f"Fits together with {source}{cast}"
+        case _:
+            return f"Claims to be {source}{cast}"
 
 
 def _headline(status: JobStatus) -> tuple[str, str]:

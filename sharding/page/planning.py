@@ -20,6 +20,7 @@ from sharding.planning.cast import may_overflow
 Update = dict[Any, Any]
 """New values, or settings, of parts of the form."""
 
+_MOST_VARIANTS = 24
 _SIGN_IN = "Sign in to see your private models and to push. Plans need no login."
 _NO_LOGIN = "Nobody is signed in on this machine. Run `hf auth login` to push, then reload the page."
 
@@ -37,7 +38,7 @@ class Planning:
         """Fill the form in as the link says, and greet who is signed in."""
         wish, form = read_wish(dict(request.query_params)), self._form
         update: Update = {
-            form.account: self._greet(login),
+            form.account: self._greet(request, login),
             form.examples: gr.Dataset(samples=[[name] for name in self._examples()]),
         }
         if wish.repo:  # otherwise somebody may be typing already
@@ -57,13 +58,13 @@ class Planning:
             }
         return update
 
-    def suggest(self, typed: gr.KeyUpData, login: gr.OAuthToken | None) -> Any:
+    def suggest(self, typed: gr.KeyUpData, request: gr.Request, login: gr.OAuthToken | None) -> Any:
         """Offer repos whose names are like what was typed so far."""
         text = (typed.input_value or "").strip()
         if len(text) < 2:
             return gr.skip()
         try:
-            return gr.Dropdown(choices=self._desk.lookup.search(text, self._site.bearer(login)))
+            return gr.Dropdown(choices=self._desk.lookup.search(text, self._site.token(request, login)))
         except ShardingError:
             return gr.skip()  # suggestions are a courtesy: the name can still be typed
 
@@ -72,9 +73,9 @@ class Planning:
         source = source_of(repo, revision)
         return message(f"Reading the headers of {source} …") if source else ""
 
-    def see(self, given: Given, login: gr.OAuthToken | None) -> Update:
+    def see(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Say what the model is, and draw the plan."""
-        form, token = self._form, self._site.bearer(login)
+        form, token = self._form, self._site.token(request, login)
         source, variant = source_in(form, given), given[form.variant]
         hidden = {
             form.facts: "",
@@ -105,10 +106,10 @@ class Planning:
             form.visibility: PRIVATE if hides else PUBLIC,
             form.permitted: gr.Checkbox(value=False, visible=hides),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
-            **self.draw({**given, form.variant: taken}, login),
+            **self.draw({**given, form.variant: taken}, request, login),
         }
 
-    def draw(self, given: Given, login: gr.OAuthToken | None) -> Update:
+    def draw(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Draw the plan for what is chosen."""
         form, source = self._form, source_in(self._form, given)
         shown = {
@@ -119,7 +120,7 @@ class Planning:
             return {form.size_message: "", **shown}
         try:
             options = options_in(form, given)
-            checkpoint, plan = self._desk.plan(source, options, self._site.bearer(login))
+            checkpoint, plan = self._desk.plan(source, options, self._site.token(request, login))
         except ShardingError as error:
             return {form.size_message: problem(error), **shown}
         may = may_overflow(checkpoint.tensors, (tensor for shard in plan.shards for tensor in shard.tensors))
@@ -136,13 +137,15 @@ class Planning:
         """Say that the model is being built, without its weights, which takes some seconds."""
         return message("Building the model without its weights …")
 
-    def place(self, repo: str, revision: str, budget: str | None, login: gr.OAuthToken | None) -> str:
+    def place(
+        self, repo: str, revision: str, budget: str | None, request: gr.Request, login: gr.OAuthToken | None
+    ) -> str:
         """Show which part of the model goes on which device."""
         source = source_of(repo, revision)
         if not source or not budget:
             return message("Choose a machine, or write how much memory each device has for weights.")
         try:
-            return devices_panel(self._desk.devices(source, budget, self._site.bearer(login)))
+            return devices_panel(self._desk.devices(source, budget, self._site.token(request, login)))
         except ShardingError as error:
             return problem(error)
 
@@ -161,9 +164,9 @@ class Planning:
         except ShardingError:
             return ()
 
-    def _greet(self, login: gr.OAuthToken | None) -> str:
+    def _greet(self, request: gr.Request, login: gr.OAuthToken | None) -> str:
         try:
-            who = person(self._desk, self._site.bearer(login))
+            who = person(self._desk, self._site.token(request, login))
         except ShardingError as error:
             return problem(error)
         if who:
@@ -172,5 +175,7 @@ class Planning:
 
 
 def _variants(there: Collection[str], **value: Any) -> gr.Radio:
-    """Return the choice among the variants `there`, which shows where it is one."""
-    return gr.Radio([(name or PLAIN, name) for name in sorted(there)], visible=len(there) > 1, **value)
+    """Return the choice among the first of the variants `there`, which shows where it is one."""
+    taken = {value["value"]} if "value" in value else set()
+    names = sorted({*sorted(there)[:_MOST_VARIANTS], *taken})
+    return gr.Radio([(name or PLAIN, name) for name in names], visible=len(there) > 1, **value)

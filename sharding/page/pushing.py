@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import gradio as gr
 
-from sharding.core.errors import DestinationError, Refused, ShardingError, SourceError, UsageError
+from sharding.core.errors import Refused, ReplaceRefused, ShardingError, UsageError
 from sharding.desk import Desk, JobRequest
 from sharding.page.choices import Given, options_in, source_in
 from sharding.page.form import PRIVATE, Form
@@ -27,9 +27,9 @@ class Pushing:
         self._site = site
         self._form = form
 
-    def propose(self, given: Given, login: gr.OAuthToken | None) -> Update:
+    def propose(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Fill in a namespace and a free name; a name that the visitor wrote stays."""
-        form, token, namespace = self._form, self._site.bearer(login), given[self._form.namespace]
+        form, token, namespace = self._form, self._site.token(request, login), given[self._form.namespace]
         (proposed, short), name = given[form.proposed], given[form.name]
         wanted = ""
         try:
@@ -57,9 +57,9 @@ class Pushing:
             form.name_message: "" if free == wanted else _taken(wanted, free),
         }
 
-    def check_name(self, namespace: str | None, name: str, login: gr.OAuthToken | None) -> Update:
+    def check_name(self, namespace: str | None, name: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Say whether the name is free."""
-        form, token = self._form, self._site.bearer(login)
+        form, token = self._form, self._site.token(request, login)
         wanted = f"{namespace}/{name.strip()}"
         if not (namespace and name.strip() and token):
             return {form.name_message: ""}
@@ -71,43 +71,43 @@ class Pushing:
             return {form.name_message: problem(error)}
         return {form.name_message: _taken(wanted, free)}
 
-    def start(self, given: Given, login: gr.OAuthToken | None) -> Update:
-        """Hand the job to the desk and turn to its progress; or say beside which field something is wrong."""
-        form, token = self._form, self._site.bearer(login)
+    def start(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+        """Hand the job to the desk and turn to its progress; or say beside the button what is wrong."""
+        form, token = self._form, self._site.token(request, login)
+        source, destination = source_in(form, given), f"{given[form.namespace] or ''}/{given[form.name].strip()}"
         try:
-            request = JobRequest(
-                source=source_in(form, given),
-                destination=f"{given[form.namespace]}/{given[form.name].strip()}",
+            wanted = JobRequest(
+                source=source,
+                destination=destination,
                 options=options_in(form, given),
                 private=given[form.visibility] == PRIVATE,
                 confirmed=given[form.permitted],
+                # What was said of one copy is not said of another.
+                overwrite=given[form.replace] and given[form.replaced] == (source, destination),
                 compare=given[form.measure],
             )
             who = person(self._desk, token)
             if who is None or token is None:
                 raise Refused("Pushing needs a login.", self._to_sign_in)
-            taken = self._desk.submit(request, who.name, token)
+            taken = self._desk.submit(wanted, who, token)
+        except ReplaceRefused as error:
+            label = f"Replace the copy of {error.there} in {destination} by this one of {source}"
+            return {
+                form.start_message: message(error.message, "Tick Replace to do that, or choose another name.", "error"),
+                form.replace: gr.Checkbox(label=label, value=False, visible=True),
+                form.replaced: (source, destination),
+            }
         except ShardingError as error:
-            return {form.start_message: "", self._field_of(error): problem(error)}
+            return {form.start_message: problem(error), form.replace: gr.Checkbox(value=False, visible=False)}
         return {
             form.choose: gr.Column(visible=False),
             form.plan: gr.Column(visible=False),
             form.push: gr.Column(visible=False),
             form.run: gr.Column(visible=True),
+            form.start_message: "",
             form.job: taken,
             form.query: query_of(Wish(job=taken)),
         }
-
-    def _field_of(self, error: ShardingError) -> gr.HTML:
-        match error:
-            case SourceError():
-                return self._form.repo_message
-            case UsageError():
-                return self._form.size_message
-            case DestinationError():
-                return self._form.name_message
-            case _:
-                return self._form.start_message
 
     @property
     def _to_sign_in(self) -> str:

@@ -7,6 +7,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sharding.core import text as words
 
+MOST_NAMED = 12
+"""Remarks, names and differences that a page lists; the rest is counted. Nobody reads three thousand of them."""
+
+MOST_STAGES = 64
+"""Rows of a table of stages."""
+
 
 def render(template: str, **values: Any) -> str:
     """Return the HTML of `template` (a name in the folder `templates`, without its ending) with `values` in it.
@@ -30,7 +36,9 @@ def _templates() -> Environment:
         "number": words.count,
         "parameters": words.parameters,
         "duration": words.duration,
+        "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
     templates.globals["share"] = words.share
     templates.globals["ends"] = words.ends
+    templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_STAGES": MOST_STAGES}
     return templates

@@ -2,44 +2,69 @@
 
 import gradio as gr
 
-from sharding.core.errors import ShardingError
+from sharding.core.errors import Refused, ShardingError
+from sharding.desk import Desk
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
-from sharding.page.panels import problem, result_panel
+from sharding.page.panels import message, problem, result_panel
 from sharding.page.planning import Update
-from sharding.page.site import Site
-from sharding.report.fetch import Result, read_result
+from sharding.page.site import Site, person
+from sharding.report.fetch import Result
+from sharding.verify.trust import Trust
 
 
 class Showing:
     """What happens with a result link."""
 
-    def __init__(self, site: Site, form: Form) -> None:
-        """Show in `form`."""
+    def __init__(self, desk: Desk, site: Site, form: Form) -> None:
+        """Ask `desk`, show in `form`."""
+        self._desk = desk
         self._site = site
         self._form = form
 
     def show(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Show the result that a link names, or say in one sentence why there is none."""
+        form, token = self._form, self._site.token(request, login)
+        hidden = {form.check: gr.Button(visible=False)}
         if not wanted:
-            return {self._form.result: ""}
+            return {form.result: "", **hidden}
         try:
-            result = read_result(wanted, endpoint=self._site.endpoint, token=self._site.bearer(login))
+            result, trust = self._desk.judge(wanted, token)
         except ShardingError as error:
-            return {self._form.result: problem(error)}
-        return {self._form.result: self._panel(result, wanted, request)}
+            return {form.result: problem(error), **hidden}
+        if trust.level == "contradicted":
+            text = f"The report in {result.repo_id} does not fit, so nothing of it is shown."
+            return {form.result: message(text, " ".join(trust.reasons), "error"), **hidden}
+        can_check = trust.level == "fits"
+        return {
+            form.result: self._panel(result, trust, wanted, request),
+            form.check: gr.Button(visible=can_check, interactive=token is not None),
+            form.check_message: message("To read every byte needs a login.") if can_check and token is None else "",
+        }
 
-    def _panel(self, result: Result, wanted: str, request: gr.Request) -> str:
+    def check(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+        """Begin the job that reads every byte of the result and of its source."""
+        form, token = self._form, self._site.token(request, login)
+        try:
+            who = person(self._desk, token)
+            if who is None or token is None:
+                raise Refused("To read every byte needs a login.", "Sign in first.")
+            taken = self._desk.submit_check(wanted, who, token)
+        except ShardingError as error:
+            return {form.check_message: problem(error)}
+        return {
+            form.outcome: gr.Column(visible=False),
+            form.run: gr.Column(visible=True),
+            form.job: taken,
+            form.query: query_of(Wish(job=taken)),
+        }
+
+    def _panel(self, result: Result, trust: Trust, wanted: str, request: gr.Request) -> str:
         report, endpoint = result.report, self._site.endpoint
-        word = (
-            "So says the report in the repo; the shards stored there have the sizes and SHA-256 that it names."
-            if result.has_those_files
-            else "So says the report in the repo, but the files there are not those it names: do not rely on it."
-        )
         source = None
         if report.source.kind == "hub":
             source = f"{endpoint}/{report.source.repo_id}/tree/{report.source.revision}"
         page = f"{endpoint}/{result.repo_id}"
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
-        return result_panel(report, result.repo_id, page, link, source, word)
+        return result_panel(report, result.repo_id, page, link, source, trust)

@@ -14,9 +14,12 @@ from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import job_panel, log_panel, message, problem, result_panel
 from sharding.page.planning import Update
+from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.storage.hub_lookup import Person
+from sharding.verify.trust import Trust
 
+_OWN = Trust("made-here", ("It was made here, and every byte read again before it was published.",))
 _NOT_YOURS = Refused(
     "There is no such job of yours here.",
     "Jobs are kept for a day, and shown only to the one who started them. Look at the repo it was to write.",
@@ -37,7 +40,7 @@ class Running:
         if not job:
             yield {self._form.job: ""}
             return
-        token = self._site.bearer(login)
+        token = self._site.token(request, login)
         try:
             who = await asyncio.to_thread(person, self._desk, token)
             status = self._desk.status(job, who.name if who else None)
@@ -57,24 +60,24 @@ class Running:
             await asyncio.sleep(2 * VIEW_SECONDS)
             status = self._desk.status(job, status.owner)
 
-    def cancel(self, job: str, login: gr.OAuthToken | None) -> Update:
+    def cancel(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Stop the job."""
         try:
-            who = person(self._desk, self._site.bearer(login))
+            who = person(self._desk, self._site.token(request, login))
             self._desk.cancel(job, who.name if who else None)
         except ShardingError as error:
             return {self._form.run_message: problem(error)}
         return {self._form.cancel: gr.Button("Cancelling …", interactive=False)}
 
-    def resume(self, job: str, login: gr.OAuthToken | None) -> Update:
+    def resume(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Begin an interrupted job again, which goes on from the shards that are finished."""
-        form, token = self._form, self._site.bearer(login)
+        form, token = self._form, self._site.token(request, login)
         try:
             who = person(self._desk, token)
-            request = self._interrupted(job, who, token) if who and token else None
-            if who is None or token is None or request is None:
+            wanted = self._interrupted(job, who, token) if who and token else None
+            if who is None or token is None or wanted is None:
                 raise _NOT_YOURS
-            again = self._desk.submit(request, who.name, token)
+            again = self._desk.submit(wanted, who, token)
         except ShardingError as error:
             return {form.run_message: problem(error)}
         return {
@@ -117,12 +120,15 @@ class Running:
             ),
             form.resume: gr.Button(visible=status.state == "interrupted"),
         }
+        if status.request.kind == "verify" and status.state == "done":
+            link = query_of(Wish(result=status.request.destination))
+            return {**update, form.outcome: gr.Column(visible=True), form.result: render("checked", link=link)}
         if status.report is None or status.state in ACTIVE:
             return update
         report, repo_id = status.report, status.request.destination
         link = self._site.address(request) + query_of(Wish(result=repo_id))
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
-        panel = result_panel(report, repo_id, self._repo_page(repo_id), link, source)
+        panel = result_panel(report, repo_id, self._repo_page(repo_id), link, source, _OWN)
         return {**update, form.outcome: gr.Column(visible=True), form.result: panel}
 
     def _repo_page(self, source: str) -> str:

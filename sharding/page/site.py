@@ -29,21 +29,19 @@ class Site:
         """Return what the environment says."""
         return cls(hub_endpoint(), space_id())
 
-    def bearer(self, login: gr.OAuthToken | None) -> str | None:
-        """Return the token of a visitor in a browser: on a Space their own or none, elsewhere this machine's login.
+    def token(self, request: gr.Request, login: gr.OAuthToken | None = None) -> str | None:
+        """Return the token of who asks: what is sent as `Authorization`, else that of a visitor who signed in.
 
-        A secret HF_TOKEN of a Space is its owner's, and lent to nobody.
+        Whoever sends one acts with that and nothing else. Off a Space all others act with this machine's login:
+        nobody else's request comes so far (see `guard`). A secret HF_TOKEN of a Space is its owner's, lent to nobody.
         """
+        sent = request.headers.get("authorization")
+        if sent is not None:
+            scheme, _, token = sent.partition(" ")
+            return token.strip() or None if scheme.lower() == "bearer" else None
         if self.space:
             return login.token if login else None
         return hub_token()
-
-    def caller(self, request: gr.Request) -> str | None:
-        """Return the token of a caller of the API: what is sent as `Authorization`; off a Space also this login."""
-        scheme, _, token = (request.headers.get("authorization") or "").partition(" ")
-        if scheme.lower() == "bearer" and token.strip():
-            return str(token.strip())
-        return None if self.space else hub_token()
 
     def address(self, request: gr.Request) -> str:
         """Return the address that links to this page begin with."""

@@ -1,0 +1,140 @@
+"""Stand outside of all that the page serves, so that no other site acts for a visitor or for whoever runs it.
+
+A browser adds the cookies of the page to what any site asks of it, and reaches a page on this machine for any site. So
+what another site asks is no visitor's own: on a Space it counts as nobody's, elsewhere it is refused. What says so are
+the fetch metadata of browsers (https://www.w3.org/TR/fetch-metadata/), or `Origin` where an old browser sends none.
+"""
+
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sharding.core.environment import page_hosts, space_hosts
+from sharding.page.site import Site
+
+_HUB = "https://huggingface.co"
+"""Shows Spaces in a frame."""
+
+_READING = ("GET", "HEAD")
+_FOREIGN = "Another site asked for this, so it is not done. Open the page itself, or send a token of your own."
+
+
+class Guard:
+    """An ASGI application around that of the page.
+
+    Off a Space only this machine's own names are answered, and those in `hosts`.
+    """
+
+    def __init__(self, app: ASGIApp, *, on_space: bool, hosts: Collection[str] = ()) -> None:
+        """Let through to `app`. `hosts` are names, without ports, that the page has."""
+        self._app = app
+        self._on_space = on_space
+        self._hosts = {host.lower() for host in hosts}
+        self._policy = f"frame-ancestors 'self' {_HUB}" if on_space else "frame-ancestors 'self'"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, refuse, or take the cookies away."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if not self._on_space and not self._is_here(headers.get("host", "")):
+            await self._refuse(
+                f"This page is not served as {headers.get('host', 'nothing')[:100]!r}. To serve it under that name, "
+                "add it to SHARD_HOSTS.", 421, scope, receive, send,
+            )  # fmt: skip
+            return
+        is_own = self._is_own(scope, headers)
+        if not is_own and not self._on_space and "authorization" not in headers and not _is_preflight(scope, headers):
+            await self._refuse(_FOREIGN, 403, scope, receive, send)
+            return
+        if not is_own:
+            kept = [(name, value) for name, value in scope["headers"] if name.lower() != b"cookie"]
+            scope = {**scope, "headers": kept}
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._mark(MutableHeaders(scope=message), is_own)
+            await send(message)
+
+        await self._app(scope, receive, answer)
+
+    def _mark(self, headers: MutableHeaders, is_own: bool) -> None:
+        headers.append("Content-Security-Policy", self._policy)
+        del headers["Access-Control-Allow-Credentials"]
+        if not is_own:
+            del headers["Set-Cookie"]
+
+    def _is_here(self, host: str) -> bool:
+        name = _name(host)
+        return name in self._hosts or _is_loopback(name)
+
+    def _is_own(self, scope: Scope, headers: Headers) -> bool:
+        """Return whether the visitor asks, from the page itself or by going to it."""
+        method = scope.get("method", "")
+        match headers.get("sec-fetch-site"):
+            case "same-origin" | "none":
+                return True
+            case None:
+                origin = headers.get("origin")
+                if origin is None:
+                    return not self._on_space or method in _READING
+                return self._is_same_origin(origin, headers.get("host", ""))
+            case _:
+                # Going to the page shows it and changes nothing, but for the way out.
+                goes_there = method in _READING and headers.get("sec-fetch-mode") == "navigate"
+                return goes_there and scope["path"] != "/logout"
+
+    def _is_same_origin(self, origin: str, host: str) -> bool:
+        place = origin.partition("://")[2].lower()
+        return place != "" and (place == host.lower() or (self._on_space and place in self._hosts))
+
+    async def _refuse(self, text: str, status: int, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": text})
+            return
+        response = PlainTextResponse(f"{text}\n", status)
+        response.headers["Content-Security-Policy"] = self._policy
+        await response(scope, receive, send)
+
+
+def guarded(site: Site) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    """Return a lifespan that puts a `Guard` outside of all else that the application has by the time it starts.
+
+    (Middleware that is given to Gradio's `launch` stands inside of its sessions and its CORS.)
+    """
+    hosts = space_hosts() if site.space else page_hosts()
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        assert app.middleware_stack, "a lifespan begins once the application is put together"
+        app.middleware_stack = Guard(app.middleware_stack, on_space=site.space is not None, hosts=hosts)
+        yield
+
+    return lifespan
+
+
+def _is_preflight(scope: Scope, headers: Headers) -> bool:
+    """Return whether a browser asks if it may send what it was asked for; the answer reveals and changes nothing."""
+    return scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
+
+
+def _name(host: str) -> str:
+    """Return the name in a `Host` header, "" for what is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
