@@ -11,11 +11,13 @@ import pytest
 from sharding import job
 from sharding.core.events import Verified
 from sharding.desk import Desk, JobStatus, Settings
+from sharding.storage.hub_lookup import Person
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
 ALICE, BOB = "hf_alice", "hf_bob"
+AS_ALICE, AS_BOB = (Person("alice", ("alice", "acme")), ALICE), (Person("bob", ("bob", "acme")), BOB)
 
 
 @pytest.fixture(scope="module")

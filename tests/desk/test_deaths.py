@@ -14,21 +14,21 @@ from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings, destination_of
 from sharding.desk.process import kill_stray
 from tests.conftest import environment, listing
-from tests.desk.conftest import ALICE, SLOW, TINY, end, is_identical, process_of, sha256s, until
+from tests.desk.conftest import ALICE, AS_ALICE, SLOW, TINY, end, is_identical, process_of, sha256s, until
 from tests.localhub.conftest import Server
 
 
 def test_a_killed_job_fails_and_goes_on_where_it_was(
     hub: Server, desk: Desk, settings: Settings, large: str, name: str
 ) -> None:
-    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
+    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
     until(desk, job_id, 3)
     os.kill(process_of(settings, job_id), signal.SIGKILL)
     status = end(desk, job_id)
     assert status.state == "failed"
     assert status.error and "signal 9" in status.error[0]
     assert status.error[1]
-    again = end(desk, desk.submit(status.request, "alice", ALICE))
+    again = end(desk, desk.submit(status.request, *AS_ALICE))
     assert again.state == "done"
     assert len([shard for shard in again.shards if shard.kept]) >= 3
 
@@ -37,7 +37,7 @@ def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
     hub: Server, settings: Settings, large: str, name: str
 ) -> None:
     with Desk(settings) as desk:
-        job_id = desk.submit(JobRequest(large, name, Options(SLOW), private=False), "alice", ALICE)
+        job_id = desk.submit(JobRequest(large, name, Options(SLOW), private=False), *AS_ALICE)
         until(desk, job_id, 3)
     with Desk(settings) as desk:
         status = desk.status(job_id, "alice")
@@ -51,10 +51,10 @@ def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(
         assert destination
         request = desk.unfinished(destination, ALICE)
         assert request == replace(status.request, confirmed=True)
-        resumed = end(desk, desk.submit(request, "alice", ALICE))
+        resumed = end(desk, desk.submit(request, *AS_ALICE))
         assert resumed.state == "done"
         assert [shard for shard in resumed.shards if shard.kept]
-        whole = end(desk, desk.submit(replace(request, destination=f"{name}-whole"), "alice", ALICE))
+        whole = end(desk, desk.submit(replace(request, destination=f"{name}-whole"), *AS_ALICE))
         assert whole.state == "done"
     assert hub.api().model_info(name).private is False
     assert sha256s(hub, name) == sha256s(hub, f"{name}-whole")
@@ -66,7 +66,7 @@ def test_a_variant_and_what_was_allowed_of_it_outlive_the_desk(
 ) -> None:
     asked = JobRequest(variants, name, Options(TINY, variant="fp16", allow_overflow=True), private=False)
     with Desk(settings) as desk:
-        job_id = desk.submit(asked, "alice", ALICE)
+        job_id = desk.submit(asked, *AS_ALICE)
         until(desk, job_id, 3)
     with Desk(settings) as desk:
         status = desk.status(job_id, "alice")
@@ -75,7 +75,7 @@ def test_a_variant_and_what_was_allowed_of_it_outlive_the_desk(
     with Desk(replace(settings, folder=settings.folder / "elsewhere")) as desk:
         request = desk.unfinished(name, ALICE)
         assert request == replace(status.request, confirmed=True)
-        resumed = end(desk, desk.submit(request, "alice", ALICE))
+        resumed = end(desk, desk.submit(request, *AS_ALICE))
     assert resumed.state == "done"
     assert [shard for shard in resumed.shards if shard.kept]
     assert resumed.report and resumed.report.source.variant == "fp16"
@@ -86,7 +86,7 @@ def test_what_is_staged_can_be_discarded_after_a_restart(
     hub: Server, settings: Settings, large: str, name: str
 ) -> None:
     with Desk(settings) as desk:
-        job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
+        job_id = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
         until(desk, job_id, 1)
     with Desk(settings) as desk:
         assert desk.unfinished(name, ALICE)
@@ -100,8 +100,10 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
 ) -> None:
     script = (
         "import sys, time; from pathlib import Path; from sharding.core.options import Options; from sharding.desk import *\n"
+        "from sharding.storage.hub_lookup import Person\n"
+        "alice = Person('alice', ('alice',))\n"
         f"desk = Desk(Settings(Path({str(settings.folder)!r}), {settings.endpoint!r}))\n"
-        f"id = desk.submit(JobRequest({large!r}, {name!r}, Options({SLOW!r})), 'alice', sys.stdin.readline())\n"
+        f"id = desk.submit(JobRequest({large!r}, {name!r}, Options({SLOW!r})), alice, sys.stdin.readline())\n"
         "next(status for status in desk.watch(id, 'alice') if status.shards); print(id, flush=True); time.sleep(600)\n"
     )
     command = [sys.executable, "-c", script]
@@ -140,7 +142,7 @@ def test_two_desks_do_not_share_a_folder(desk: Desk, settings: Settings) -> None
 def test_jobs_are_kept_for_a_day_and_then_swept(settings: Settings, small: str, name: str) -> None:
     now = [1_800_000_000.0]
     with Desk(settings, clock=lambda: now[0]) as desk:
-        job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
+        job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
         end(desk, job_id)
         now[0] += settings.keep_seconds - 1
         desk.sweep()

@@ -171,4 +171,4 @@ def test_another_size_is_planned_without_reading_anything(
         counts = [len(desk.plan("alice/open", Options(size))[1].shards) for size in ("20kB", "60kB", "1GB")]
         desk.plan(f"{hub.address}/alice/open/tree/main", Options("60kB"))
     assert counts == [14, 5, 1]
-    assert reads == [f"{hub.address}/alice/open", f"{hub.address}/alice/open@main"]
+    assert reads == [f"{hub.address}/alice/open", f"{hub.address}/alice/open/tree/main"]

@@ -5,14 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from sharding.core.errors import Refused, ShardingError, SourceError, VariantMissing
+from sharding.core.errors import DestinationError, Refused, ShardingError, SourceError, VariantMissing
 from sharding.core.events import Published
 from sharding.core.options import Options
 from sharding.core.values import RepoRef
 from sharding.desk import Desk, JobRequest, Settings, destination_of
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
-from tests.desk.conftest import ALICE, BOB, NUMBERS, SLOW, branches, end, is_identical, until
+from tests.desk.conftest import (
+    ALICE,
+    AS_ALICE,
+    AS_BOB,
+    BOB,
+    NUMBERS,
+    SLOW,
+    branches,
+    end,
+    is_identical,
+    push,
+    until,
+)
 from tests.localhub.conftest import Server
 
 # --- A job ----------------------------------------------------------------------------------------------
@@ -21,7 +33,7 @@ from tests.localhub.conftest import Server
 def test_a_job_runs_to_its_result_and_tells_all_that_the_page_shows(
     hub: Server, desk: Desk, large: str, name: str
 ) -> None:
-    status = end(desk, desk.submit(JobRequest(large, name, Options("5MB")), "alice", ALICE))
+    status = end(desk, desk.submit(JobRequest(large, name, Options("5MB")), *AS_ALICE))
     assert (status.state, status.error, status.position, status.owner) == ("done", None, 0, "alice")
     assert status.planned and status.report and status.verification and status.published and status.progress
     assert len(status.shards) == len(status.planned.plan.shards) == 13
@@ -35,18 +47,18 @@ def test_a_job_runs_to_its_result_and_tells_all_that_the_page_shows(
 
 
 def test_a_job_is_pinned_to_the_commit_that_was_planned(hub: Server, desk: Desk, small: str, name: str) -> None:
-    status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
+    status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE))
     assert status.request == JobRequest(f"{small}@{hub.api().model_info(small).sha}", name, Options("60kB"))
 
 
 def test_a_variant_that_is_not_there_is_refused_before_a_job_begins(desk: Desk, variants: str, name: str) -> None:
     with pytest.raises(VariantMissing, match="no variant 'bf16'"):
-        desk.submit(JobRequest(variants, name, Options("60kB", variant="bf16")), "alice", ALICE)
+        desk.submit(JobRequest(variants, name, Options("60kB", variant="bf16")), *AS_ALICE)
     assert desk.queue_length == 0
 
 
 def test_the_id_names_the_destination_and_cannot_be_guessed(desk: Desk, small: str, name: str) -> None:
-    job_id = desk.submit(JobRequest(small, name.removeprefix("alice/"), Options("60kB")), "alice", ALICE)
+    job_id = desk.submit(JobRequest(small, name.removeprefix("alice/"), Options("60kB")), *AS_ALICE)
     assert destination_of(job_id) == name
     assert len(job_id.split("/")[0]) * 6 >= 128
     end(desk, job_id)
@@ -61,19 +73,27 @@ def test_what_is_no_job_id_is_no_job(desk: Desk, job_id: str) -> None:
 
 def test_what_the_job_said_is_told_to_its_owner_after_a_restart(settings: Settings, small: str, name: str) -> None:
     with Desk(settings) as desk:
-        job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
+        job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
         before = end(desk, job_id)
     with Desk(settings) as desk:
         assert desk.status(job_id, "alice") == before
         assert desk.status(job_id, "bob") is None
 
 
-def test_an_error_of_the_job_is_told_with_its_hint(hub: Server, desk: Desk, small: str) -> None:
-    status = end(desk, desk.submit(JobRequest(small, f"bob/x-{next(NUMBERS)}", Options("60kB")), "alice", ALICE))
+def test_an_error_of_the_job_is_told_with_its_hint(
+    hub: Server, desk: Desk, large: str, name: str, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "gone", {"model.safetensors": random_tensors()}, False)
+    source = push(hub, folder, f"{name}-gone")
+    first = desk.submit(JobRequest(large, f"bob/copy-{next(NUMBERS)}", Options(SLOW)), *AS_BOB)
+    waiting = desk.submit(JobRequest(source, name, Options("60kB")), *AS_ALICE)
+    hub.api(ALICE).delete_repo(source)
+    desk.cancel(first, "bob")
+    status = end(desk, waiting)
     assert status.state == "failed"
-    assert status.error and "may not write to the namespace bob" in status.error[0]
-    assert "alice" in status.error[1]
-    assert any("may not write" in line for line in status.log)
+    assert status.error and f"no repo {source}" in status.error[0]
+    assert status.error[1]
+    assert any(f"no repo {source}" in line for line in status.log)
 
 
 # --- Two visitors -----------------------------------------------------------------------------------------
@@ -82,9 +102,9 @@ def test_an_error_of_the_job_is_told_with_its_hint(hub: Server, desk: Desk, smal
 def test_the_second_visitor_waits_and_neither_sees_or_cancels_the_others_job(
     hub: Server, desk: Desk, large: str, small: str, name: str
 ) -> None:
-    first = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
+    first = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
     until(desk, first, 2)
-    second = desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), "bob", BOB)
+    second = desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), *AS_BOB)
     waiting = desk.status(second, "bob")
     assert waiting
     assert (waiting.state, waiting.position, desk.queue_length) == ("queued", 1, 2)
@@ -103,12 +123,12 @@ def test_the_second_visitor_waits_and_neither_sees_or_cancels_the_others_job(
 def test_a_job_that_waits_is_cancelled_without_having_begun(
     hub: Server, desk: Desk, large: str, small: str, name: str
 ) -> None:
-    first = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
-    second = desk.submit(JobRequest(small, "bob/never", Options("60kB")), "bob", BOB)
+    first = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
+    second = desk.submit(JobRequest(small, "bob/never", Options("60kB")), *AS_BOB)
     desk.cancel(second, "bob")
     status = desk.status(second, "bob")
     assert status and status.state == "cancelled"
-    third = desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), "bob", BOB)
+    third = desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), *AS_BOB)
     desk.cancel(first, "alice")
     assert end(desk, third, "bob").state == "done"
     assert not hub.api(BOB).repo_exists("bob/never")
@@ -116,22 +136,22 @@ def test_a_job_that_waits_is_cancelled_without_having_begun(
 
 def test_a_visitor_has_one_job_at_a_time_and_a_repo_has_one_writer(desk: Desk, large: str, small: str) -> None:
     shared = f"acme/copy-{next(NUMBERS)}"
-    first = desk.submit(JobRequest(large, shared, Options(SLOW)), "alice", ALICE)
+    first = desk.submit(JobRequest(large, shared, Options(SLOW)), *AS_ALICE)
     with pytest.raises(Refused, match="a job here already"):
-        desk.submit(JobRequest(small, f"alice/copy-{next(NUMBERS)}", Options("60kB")), "alice", ALICE)
+        desk.submit(JobRequest(small, f"alice/copy-{next(NUMBERS)}", Options("60kB")), *AS_ALICE)
     with pytest.raises(Refused, match="Another job is writing"):
-        desk.submit(JobRequest(small, shared, Options("60kB")), "bob", BOB)
+        desk.submit(JobRequest(small, shared, Options("60kB")), *AS_BOB)
     desk.cancel(first, "alice")
     end(desk, first)
-    assert end(desk, desk.submit(JobRequest(small, shared, Options("60kB")), "bob", BOB), "bob").state == "done"
+    assert end(desk, desk.submit(JobRequest(small, shared, Options("60kB")), *AS_BOB), "bob").state == "done"
 
 
 def test_what_is_too_large_is_refused_but_not_for_the_host(settings: Settings, small: str, name: str) -> None:
     with Desk(replace(settings, max_job_bytes=100_000, host="alice")) as desk:
         with pytest.raises(Refused, match=r"240\.\d kB.*100\.0 kB") as refusal:
-            desk.submit(JobRequest(small, "bob/too-large", Options("60kB")), "bob", BOB)
+            desk.submit(JobRequest(small, "bob/too-large", Options("60kB")), *AS_BOB)
         assert "Duplicate this Space" in refusal.value.hint
-        assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)).state == "done"
+        assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)).state == "done"
 
 
 @pytest.mark.parametrize(
@@ -144,21 +164,28 @@ def test_what_is_too_large_is_refused_but_not_for_the_host(settings: Settings, s
         ({"source": "--help"}, SourceError),
         ({"destination": "./out"}, ShardingError),
         ({"destination": "/tmp/out"}, ShardingError),
-        ({"destination": "alice/x@main"}, ShardingError),
+        ({"destination": "alice/x@main"}, DestinationError),
+        ({"destination": ""}, DestinationError),
+        ({"destination": "alice/"}, DestinationError),
+        ({"destination": "/alice"}, DestinationError),
+        ({"destination": "alice/x--y"}, DestinationError),
+        ({"destination": "bob/x"}, DestinationError),
+        ({"destination": "https://example.org/alice/x"}, DestinationError),
+        ({"options": Options("60kB", variant="fp16")}, SourceError),
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_a_job_is_made(
-    desk: Desk, small: str, change: dict[str, str], family: type[ShardingError]
+    desk: Desk, small: str, change: dict[str, object], family: type[ShardingError]
 ) -> None:
     with pytest.raises(family) as refusal:
-        desk.submit(replace(JobRequest(small, "alice/x", Options("60kB")), **change), "alice", ALICE)
+        desk.submit(replace(JobRequest(small, "alice/x", Options("60kB")), **change), *AS_ALICE)  # type: ignore[arg-type]
     assert refusal.value.hint
     assert desk.queue_length == 0
 
 
 def test_nobody_submits_without_a_login(desk: Desk, small: str) -> None:
     with pytest.raises(Refused, match="signed in"):
-        desk.submit(JobRequest(small, "alice/x", Options("60kB")), "alice", "")
+        desk.submit(JobRequest(small, "alice/x", Options("60kB")), AS_ALICE[0], "")
 
 
 def test_a_folder_of_this_machine_is_never_taken_for_a_repo(
@@ -174,7 +201,7 @@ def test_a_folder_of_this_machine_is_never_taken_for_a_repo(
 
 
 def test_cancel_in_mid_job_leaves_no_branch_and_no_repo(hub: Server, desk: Desk, large: str, name: str) -> None:
-    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
+    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
     until(desk, job_id, 3)
     assert STAGING_BRANCH in branches(hub, name)
     desk.cancel(job_id, "alice")
@@ -188,7 +215,7 @@ def test_cancel_says_so_where_the_login_may_not_delete_the_empty_repo(
     hub: Server, desk: Desk, large: str, name: str
 ) -> None:
     token = hub.login("alice", "openid profile contribute-repos")["access_token"]
-    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", token)
+    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), AS_ALICE[0], token)
     until(desk, job_id, 3)
     desk.cancel(job_id, "alice")
     status = end(desk, job_id)
@@ -198,7 +225,7 @@ def test_cancel_says_so_where_the_login_may_not_delete_the_empty_repo(
 
 
 def test_a_cancel_that_comes_too_late_changes_nothing(hub: Server, desk: Desk, small: str, name: str) -> None:
-    job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
+    job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
     done = end(desk, job_id)
     desk.cancel(job_id, "alice")
     assert desk.status(job_id, "alice") == done

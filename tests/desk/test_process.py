@@ -14,7 +14,7 @@ from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.formats.names import REPORT_NAME
 from tests.conftest import listing
-from tests.desk.conftest import ALICE, BOB, NUMBERS, SLOW, end, process_of, until
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, SLOW, end, process_of, until
 from tests.localhub.conftest import Server
 
 
@@ -57,13 +57,13 @@ def test_a_job_that_talks_nonsense_fails_with_a_hint_and_the_next_one_runs(
     executable = sys.executable
     for kind, code in GARBAGE.items():
         impostor(code)
-        status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
+        status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE))
         assert status.state == "failed", kind
         assert status.error and status.error[0].startswith("The job's process ") and status.error[1], kind
         assert len(status.error[0]) < 10_000, kind
     monkeypatch.setattr("sharding.desk.process.sys.executable", executable)
     monkeypatch.setattr("sharding.desk.process.EVENT_BYTES", 64_000_000)
-    assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)).state == "done"
+    assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)).state == "done"
 
 
 def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
@@ -72,7 +72,7 @@ def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", ALICE)
+    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
     until(desk, job_id, 1)
     child = psutil.Process(process_of(settings, job_id))
     with monkeypatch.context() as context:
@@ -82,7 +82,7 @@ def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
         status = end(desk, job_id)
     assert status.state == "interrupted"
     assert status.error and status.error[1]
-    assert end(desk, desk.submit(JobRequest(small, f"{name}-next", Options("60kB")), "alice", ALICE)).state == "done"
+    assert end(desk, desk.submit(JobRequest(small, f"{name}-next", Options("60kB")), *AS_ALICE)).state == "done"
 
 
 def test_a_job_that_says_too_much_is_ended(
@@ -91,7 +91,7 @@ def test_a_job_that_says_too_much_is_ended(
     monkeypatch.setattr("sharding.desk.runner.EVENTS_BYTES", 10_000)
     event = {"event": "shard-finished", "file": "x", "bytes": 1, "number": 1, "shards": 1, "sha256": ""}
     impostor(f"while True: print({json.dumps(json.dumps(event))})")
-    status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
+    status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE))
     assert status.state == "failed"
     assert status.error and "more than any job" in status.error[0]
 
@@ -100,7 +100,7 @@ def test_a_job_that_hangs_is_ended(settings: Settings, small: str, name: str, im
     impostor("time.sleep(600)")
     now = [1_800_000_000.0]
     with Desk(settings, clock=lambda: now[0]) as desk:
-        job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
+        job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
         next(status for status in desk.watch(job_id, "alice") if status.state == "running")
         desk.sweep()
         status = desk.status(job_id, "alice")
@@ -120,7 +120,7 @@ def test_a_job_that_runs_for_too_long_is_stopped(
     impostor("time.sleep(600)")
     now = [1_800_000_000.0]
     with Desk(settings, clock=lambda: now[0]) as desk:
-        job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
+        job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
         next(status for status in desk.watch(job_id, "alice") if status.state == "running")
         now[0] += 7100
         desk.sweep()
@@ -139,10 +139,10 @@ def test_a_queue_that_is_full_takes_nobody_more(
     monkeypatch.setattr("sharding.desk.desk.MAX_ACTIVE_JOBS", 1)
     executable = sys.executable
     impostor("time.sleep(600)")
-    first = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
+    first = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
     monkeypatch.setattr("sharding.desk.process.sys.executable", executable)
     with pytest.raises(Refused, match="waiting here already") as refusal:
-        desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), "bob", BOB)
+        desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), *AS_BOB)
     assert "duplicate this Space" in refusal.value.hint
     desk.cancel(first, "alice")
     end(desk, first)
@@ -159,7 +159,7 @@ def test_a_job_that_does_not_want_to_end_is_killed(
         f"print({json.dumps(json.dumps(shard))}, flush=True)\n"
         "time.sleep(600)"
     )
-    job_id = desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE)
+    job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
     until(desk, job_id, 1)
     desk.cancel(job_id, "alice")
     assert end(desk, job_id).state == "cancelled"
@@ -174,7 +174,7 @@ def test_the_token_is_nowhere_but_in_the_environment_of_the_job(
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_the_space")
     monkeypatch.setenv("OPENAI_API_KEY", "another_secret_of_the_space")
     token = hub.login("alice", "openid profile write-repos manage-repos")["access_token"]
-    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), "alice", token)
+    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), AS_ALICE[0], token)
     assert token not in repr(until(desk, job_id, 2))
     process = psutil.Process(process_of(settings, job_id))
     family = [process, *process.children(recursive=True)]
@@ -201,6 +201,6 @@ def test_a_token_that_a_job_prints_is_struck_out(
         "print(json.dumps({'error': {'kind': 'E', 'message': f'no {token}', 'hint': token}}), flush=True)\n"
         "sys.stderr.write(token)\n"
     )
-    status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), "alice", ALICE))
+    status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE))
     assert status.error == ("no [token]", "[token]")
     assert not [path for path, data in listing(settings.folder).items() if ALICE.encode() in data]

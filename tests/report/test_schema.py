@@ -133,15 +133,19 @@ def reports(draw: st.DrawFn) -> Report:
         other_variants=tuple(draw(st.lists(TEXT))),
     )
     planned = plan_checkpoint(checkpoint, Options(draw(st.integers(8, 99))), {})
-    plan = replace(planned, stages=tuple(draw(st.lists(STAGES, max_size=3))))
+    files = st.lists(st.sampled_from([shard.file for shard in planned.shards]), min_size=1).map(tuple)
+    stages = st.lists(st.builds(lambda stage, files: replace(stage, files=files), STAGES, files), max_size=3)
+    plan = replace(planned, stages=tuple(draw(stages)))
+    # What differs was not published; where nothing does, all was verified that was planned.
+    mismatches = tuple(draw(st.lists(st.builds(Mismatch, TEXT, TEXT))))
+    counts = (draw(COUNTS), draw(COUNTS)) if mismatches else (len(names), plan.total_bytes)
     return make_report(
         *[checkpoint, plan, draw(TEXT)],
-        {shard.file: ShardRecord(shard.file, draw(COUNTS), "0a" * 32, {}) for shard in plan.shards},
-        draw(
-            st.builds(
-                Verification, COUNTS, COUNTS, SECONDS, TEXT, st.lists(st.builds(Mismatch, TEXT, TEXT)).map(tuple), TEXT
-            )
-        ),
+        {
+            shard.file: ShardRecord(shard.file, shard.bytes + draw(st.integers(1, 2**61)), "0a" * 32, {})
+            for shard in plan.shards
+        },
+        Verification(*counts, draw(SECONDS), draw(TEXT), mismatches),
         draw(st.builds(Resources, COUNTS, SECONDS, *[COUNTS] * 5)),
         destination=draw(FOLDERS | HUBS),
         engine=draw(st.sampled_from(["stream", "classic"])),
@@ -182,6 +186,20 @@ CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "a repo that is none": (("source",), {"kind": "hub", "repo_id": "../../x"}),
     "a text that is very long": (("verification", "method"), "x" * 3000),
     "no date": (("finished",), "yesterday"),
+    "a shard that was not planned": (("plan", "shards", 0, "file"), "model-00009-of-00009.safetensors"),
+    "fewer bytes than planned": (("plan", "total_bytes"), 7),
+    "a shard with less than its tensors": (("shards", 0, "bytes"), 7),
+    "a shard that is none of its files": (("files",), ["README.md"]),
+    "a proof of fewer tensors": (("verification", "tensors"), 3),
+    "a proof of fewer bytes": (("verification", "bytes"), 3),
+    "a proof of another dtype": (("verification", "dtype"), "fp16"),
+    "a source with more tensors": (("source", "tensors"), 99),
+    "a source with more bytes": (("source", "total_bytes"), 10**9),
+    "a stage of files that are none": (
+        ("plan", "stages"),
+        [{"modules": [], "blocks": [], "files": ["x.safetensors"], "bytes": 1, "also_needs": []}],
+    ),
+    "nothing identical in what is published": (("verification", "identical"), False),
 }
 
 
@@ -202,6 +220,14 @@ def test_anything_at_all_is_refused_in_one_sentence(text: bytes | str) -> None:
     with pytest.raises(SourceError) as caught:
         parse_report(text)
     assert len(caught.value.message) < 500
+
+
+def test_a_tensor_that_is_planned_twice_is_refused(document: dict[str, Any]) -> None:
+    changed = copy.deepcopy(document)
+    for shard in changed["plan"]["shards"][:2]:
+        shard["tensors"] = document["plan"]["shards"][0]["tensors"]
+    with pytest.raises(SourceError, match="a tensor is planned twice"):
+        parse_report(json.dumps(changed))
 
 
 def test_brackets_without_end_are_refused() -> None:

@@ -25,6 +25,7 @@ from sharding import job
 from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
+from sharding.storage.hub_lookup import Person
 from tests.conftest import ROOT, environment, listing, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
@@ -202,7 +203,7 @@ def torture_page(hub: Server, source: str, name: str, place: Path, kills: int, m
             destination = f"{name}-{number}"
             staged = desk.unfinished(destination, TOKEN)
             request = staged or JobRequest(source, destination, Options("1MB"))
-            job_id = desk.submit(request, "alice", TOKEN)
+            job_id = desk.submit(request, Person("alice", ("alice",)), TOKEN)
             state = _killed_after(desk, place / "desk", job_id, moments.randrange(3), moments.random() * 0.3)
             tally.kills += state != "done"
             tally.again += state != "done"

@@ -7,9 +7,10 @@ import pytest
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.options import Options
 from sharding.storage.hub_client import Hub
-from sharding.storage.hub_lookup import Lookup, Person, propose_name
+from sharding.storage.hub_lookup import Lookup, Person, person_of, propose_name
 from tests.localhub.conftest import Server
 
+ALICE = Person("alice", ("alice", "acme"))
 CARD = b"---\nlicense: apache-2.0\n---\n# A model\n"
 
 
@@ -80,28 +81,93 @@ def test_a_free_name_is_proposed_where_one_is_taken(lookup: Lookup) -> None:
     ("text", "link"),
     [
         ("owner/name", "owner/name"),
-        (" owner/name@v2 ", "owner/name@v2"),
+        (" owner/name@v2 ", "owner/name/tree/v2"),
+        ("owner/name@refs/pr/7", "owner/name/tree/refs%2Fpr%2F7"),
+        ("owner/name@feature/x", "owner/name/tree/feature%2Fx"),
         ("https://hf.co/owner/name", "owner/name"),
-        ("hf.co/owner/name/tree/main", "owner/name@main"),
+        ("HTTPS://HuggingFace.co/owner/name", "owner/name"),
+        ("http://www.huggingface.co/owner/name", "owner/name"),
+        ("hf.co/owner/name/tree/main", "owner/name/tree/main"),
         ("https://huggingface.co/owner/name/", "owner/name"),
+        ("https://huggingface.co/owner/name?library=transformers", "owner/name"),
+        ("https://huggingface.co/owner/name#usage", "owner/name"),
+        ("https://huggingface.co/owner/name/tree/main?not-for-all-audiences=true", "owner/name/tree/main"),
+        ("https://huggingface.co/owner/name/blob/v2/config.json", "owner/name/tree/v2"),
+        ("https://huggingface.co/owner/name/resolve/v2/model.safetensors?download=true", "owner/name/tree/v2"),
+        ("https://huggingface.co/owner/name/tree/main/sub", "owner/name/tree/main"),
+        ("https://huggingface.co/owner/name/tree/refs%2Fpr%2F7", "owner/name/tree/refs%2Fpr%2F7"),
+        ("https://huggingface.co/owner/name/tree/feature%2Fx/sub", "owner/name/tree/feature%2Fx"),
+        ("https://huggingface.co/owner/name/commit/0123456789abcdef", "owner/name/tree/0123456789abcdef"),
+        ("hf://owner/name", "owner/name"),
+        ("hf://models/owner/name@v2", "owner/name/tree/v2"),
+        ("HF://owner/name@feature%2Fx", "owner/name/tree/feature%2Fx"),
         ("gpt2", "gpt2"),
+        ("https://huggingface.co/gpt2", "gpt2"),
+        ("some.name/with.dots", "some.name/with.dots"),
     ],
 )
 def test_what_was_typed_or_pasted_becomes_a_link(lookup: Lookup, hub: Server, text: str, link: str) -> None:
     assert lookup.link(text) == f"{hub.address}/{link}"
+    assert lookup.link(lookup.link(text)) == lookup.link(text)
 
 
 @pytest.mark.parametrize("text", ["", " ", "./here", "/etc", "~", "../up", "two words", "a/b/c", "a@b@c", "\0"])
 def test_what_is_no_repo_is_refused_with_a_hint(lookup: Lookup, text: str) -> None:
-    for ask in (lookup.link, lambda text: lookup.repo_id(text, "alice")):
+    for ask in (lookup.link, lambda text: lookup.repo_id(text, ALICE)):
         with pytest.raises(ShardingError) as refusal:
             ask(text)
         assert refusal.value.hint
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://github.com/owner/name",
+        "github.com/owner/name",
+        "http://127.0.0.1:1@example.org/owner/name",
+        "https://huggingface.co.example.org/owner/name",
+        "https://example.org/https://huggingface.co/owner/name",
+    ],
+)
+def test_a_link_to_another_host_is_refused_by_name(lookup: Lookup, text: str) -> None:
+    for ask in (lookup.link, lambda text: lookup.repo_id(text, ALICE)):
+        with pytest.raises(ShardingError, match=r"^(github\.com|(huggingface\.co\.)?example\.org) is not the Hub\.$"):
+            ask(text)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "space"])
+def test_a_link_to_what_is_no_model_is_refused_by_its_kind(lookup: Lookup, kind: str) -> None:
+    for text in (f"https://huggingface.co/{kind}s/owner/name", f"hf://{kind}s/owner/name"):
+        with pytest.raises(SourceError, match=f"is a {kind}, not a model"):
+            lookup.link(text)
+
+
 def test_a_bare_destination_is_in_ones_own_namespace(lookup: Lookup) -> None:
-    assert lookup.repo_id("copy", "alice") == "alice/copy"
-    assert lookup.repo_id("acme/copy", "alice") == "acme/copy"
+    assert lookup.repo_id("copy", ALICE) == "alice/copy"
+    assert lookup.repo_id("acme/copy", ALICE) == "acme/copy"
+
+
+def test_a_namespace_that_is_not_ones_own_may_have_been_meant_as_a_folder(lookup: Lookup) -> None:
+    with pytest.raises(DestinationError, match="alice may not write to the namespace demo") as refusal:
+        lookup.repo_id("demo/out", ALICE)
+    assert "For a folder write ./demo/out." in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "alice/", "/alice", "alice/x@main", "alice/x--y", "alice/x.git", f"a/{'x' * 97}"]
+)
+def test_what_the_hub_takes_as_no_name_is_refused(lookup: Lookup, text: str) -> None:
+    with pytest.raises(DestinationError) as refusal:
+        lookup.repo_id(text, ALICE)
+    assert refusal.value.hint
+
+
+def test_organisations_where_one_may_only_read_are_not_offered() -> None:
+    orgs = [
+        {"name": role or "none", "roleInOrg": role} for role in ("read", "no_access", "write", "contributor", "admin")
+    ]
+    answer = {"name": "alice", "orgs": [*orgs, {"name": "untold"}], "auth": {"type": "access_token"}}
+    assert person_of(answer).namespaces == ("alice", "write", "contributor", "admin", "untold")
 
 
 def test_a_hub_that_cannot_be_reached_is_an_answer_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
