@@ -47,7 +47,7 @@ def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # As root, which build machines are, Chromium cannot make its sandbox. On a Space, Gradio asks the public Hub
         # about it and for fonts; here nothing but this machine has a name.
-        alone = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+        alone = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", alone])
         yield browser
         browser.close()
