@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo run test thorough browser check matrix torture fuzz clean help
+.PHONY: demo run test thorough browser check matrix torture live fuzz clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.localhub.demo
@@ -38,6 +38,10 @@ matrix: .venv/tested  ## break every endpoint of the Hub in every way
 N = 500
 torture: .venv/tested  ## kill jobs at random moments
 	$(BIN)/python -m tests.scenarios.torture $(N) --note
+
+# What only a Hub itself can answer, on nine throw-away repos of whoever HF_TOKEN names: about 40 commits and 40 MB.
+live: .venv/installed  ## ask the Hub itself, with a token
+	$(BIN)/python -m tests.scenarios.live
 
 # Coverage-guided fuzzing of what reads strangers' bytes, a million executions each (Linux on x86-64 only);
 # `make fuzz TARGET=archive` for one of them. What is found is kept in fuzz/.
