@@ -25,6 +25,7 @@ _PHASES = {
     "transfer": "Writing shards",
     "verify": "Reading the result again to prove it",
 }
+_CHECKING = "Reading every byte of both"
 _LOADING = "Loading the original and the copy in turn, to compare"
 
 
@@ -150,10 +151,11 @@ def _headline(status: JobStatus) -> tuple[str, str]:
         case "running":
             if status.loads:
                 return _LOADING, "You may close this page and come back with its link."
-            doing = _PHASES[status.progress.stage] if status.progress else "Reading the headers"
-            return doing, "You may close this page and come back with its link."
+            return _phase(status), "You may close this page and come back with its link."
         case "cancelling":
-            return "Cancelling", "What was staged is being discarded."
+            return "Cancelling", "" if status.request.kind == "verify" else "What was staged is being discarded."
+        case "cancelled" if status.request.kind == "verify":
+            return "Cancelled", "So nothing is known of the bytes."
         case "cancelled":
             return "Cancelled", f"Nothing was published, and what was staged is gone. {status.remark}".rstrip()
         case "done":
@@ -162,6 +164,12 @@ def _headline(status: JobStatus) -> tuple[str, str]:
             return "Interrupted", " ".join(status.error or ())
         case "failed":
             return "Failed", " ".join(status.error or ())
+
+
+def _phase(status: JobStatus) -> str:
+    if status.progress is None:
+        return "Reading the headers"
+    return _CHECKING if status.request.kind == "verify" else _PHASES[status.progress.stage]
 
 
 def _form_of(status: JobStatus) -> str:
@@ -176,16 +184,19 @@ def _bar(status: JobStatus) -> Bar | None:
         done, total = status.loads
         return Bar(_LOADING, int(100 * done / total), (("Loads", f"{done} of {total}"),))
     done, total = progress.bytes_done, progress.bytes_total
-    # Every byte is moved once and read again once.
-    before = {"check": 0.0, "transfer": 0.0, "verify": 0.5}[progress.stage]
+    is_check = status.request.kind == "verify"
+    # Every byte of a job is moved once and read again once.
+    before = 0.5 if progress.stage == "verify" and not is_check else 0.0
+    span = 1.0 if is_check else 0.5
     left = progress.seconds_left
-    numbers = (
+    numbers: tuple[tuple[str, str], ...] = (
         ("This phase", f"{format_bytes(done)} of {format_bytes(total)}"),
         ("Rate", f"{format_bytes(progress.bytes_per_second)}/s"),
         ("Left in it", duration(left) if left is not None else "…"),
         ("In work", progress.file or "…"),
         ("Memory now", format_bytes(progress.anon_bytes)),
-        ("Uploaded", format_bytes(progress.bytes_uploaded)),
-        ("Deduplicated", format_bytes(progress.bytes_deduplicated)),
     )
-    return Bar(_PHASES[progress.stage], int(100 * (before + (0.5 * done / total if total else 0))), numbers)
+    if not is_check:
+        uploaded, deduplicated = format_bytes(progress.bytes_uploaded), format_bytes(progress.bytes_deduplicated)
+        numbers += (("Uploaded", uploaded), ("Deduplicated", deduplicated))
+    return Bar(_phase(status), int(100 * (before + (span * done / total if total else 0))), numbers)

@@ -77,7 +77,10 @@ class Running:
             wanted = self._interrupted(job, who, token) if who and token else None
             if who is None or token is None or wanted is None:
                 raise _NOT_YOURS
-            again = self._desk.submit(wanted, who, token)
+            if wanted.kind == "verify":
+                again = self._desk.submit_check(wanted.destination, who, token)
+            else:
+                again = self._desk.submit(wanted, who, token)
         except ShardingError as error:
             return {form.run_message: problem(error)}
         return {

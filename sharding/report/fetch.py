@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sharding.checkpoint.read import read_small
 from sharding.core.errors import SourceError
-from sharding.core.limits import MAX_SHOWN_REPORT_BYTES
+from sharding.core.limits import MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
 from sharding.core.values import FileEntry
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report, parse_report
@@ -36,5 +36,11 @@ def read_result(place: str, *, endpoint: str, token: str | None = None) -> Resul
             f"{source.ref.repo_id} has no {REPORT_NAME}, so there is no result to show.",
             "Only repos that this tool has made have one.",
         )
-    report = parse_report(read_small(source, entry, MAX_SHOWN_REPORT_BYTES))
+    text = read_small(source, entry, MAX_SHOWN_REPORT_BYTES)
+    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_SHOWN_REPORT_VALUES:
+        raise SourceError(
+            f"The {REPORT_NAME} of {source.ref.repo_id} holds more than a page can show.",
+            "`shard-my-repo verify` compares models of any size.",
+        )
+    report = parse_report(text)
     return Result(source.ref.repo_id, source.ref.revision, source.files, report)

@@ -63,11 +63,11 @@ def _not_there(report: Report, files: Iterable[FileEntry]) -> Iterable[str]:
 
 def _not_planned(report: Report, copy: Checkpoint) -> Iterable[str]:
     """Yield where the headers in the repo say something else than the plan in the report."""
-    lies = {tensor.name: tensor.file for tensor in copy.tensors}
     planned = report.plan.weight_map
-    if lies != planned:
-        names = sorted({name for name, _ in lies.items() ^ planned.items()})
-        yield f"The headers in the repo and the report disagree on where tensors lie: {name_some(names)}."
+    other = [tensor.name for tensor in copy.tensors if planned.pop(tensor.name, None) != tensor.file]
+    if other or planned:
+        names = name_some(sorted([*other, *planned]))
+        yield f"The headers in the repo and the report disagree on where tensors lie: {names}."
     if copy.total_bytes != report.plan.total_bytes:
         yield (
             f"The tensors in the repo have {format_bytes(copy.total_bytes)}; the report says "

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from typing import cast
 
 from sharding.checkpoint.read import read_checkpoint, read_headers, read_small
 from sharding.core.environment import hub_endpoint
@@ -21,7 +22,14 @@ from sharding.storage.hub_client import Hub
 from sharding.storage.locate import open_source
 from sharding.transfer.prepare import Prepared, cast_source
 from sharding.transfer.strided_source import gathering
-from sharding.verify.digests import check_structure, digest_files, digest_tensors, expected_digests, structure_reader
+from sharding.verify.digests import (
+    Digests,
+    check_structure,
+    digest_files,
+    digest_tensors,
+    expected_digests,
+    structure_reader,
+)
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.source_hashes import digest_as_stored, stated_files
 
@@ -47,24 +55,39 @@ def verify(
         raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
-    digests = []
-    for name in (original, copy):
-        source = open_source(name, hub)
-        checkpoint = read_checkpoint(source, variant if name is original else "")
+    sources = [open_source(name, hub) for name in (original, copy)]
+    checkpoints = [read_checkpoint(source, asked) for source, asked in zip(sources, (variant, ""), strict=True)]
+    total = sum(checkpoint.total_bytes for checkpoint in checkpoints)
+    digests: list[Mapping[str, TensorDigest]] = []
+    for source, checkpoint in zip(sources, checkpoints, strict=True):
         if quick:
             digests.append(_stored_digests(source, checkpoint))
-        elif dtype != "keep" and not digests:
+            continue
+        view, tensors = gathering(source, checkpoint), checkpoint.tensors
+        if dtype != "keep" and not digests:
             refuse_cast(checkpoint)
             hints = hints_for(checkpoint, options)
-            view = cast_source(source, checkpoint, options, hints)
-            digests.append((yield from digest_tensors(view, cast_tensors(checkpoint.tensors, dtype, hints))))
-        else:
-            digests.append((yield from digest_tensors(gathering(source, checkpoint), checkpoint.tensors)))
+            view, tensors = cast_source(source, checkpoint, options, hints), cast_tensors(tensors, dtype, hints)
+            total += sum(tensor.bytes for tensor in tensors) - checkpoint.total_bytes
+        before = total - checkpoint.total_bytes if digests else 0
+        digests.append((yield from _told_of_both(digest_tensors(view, tensors), before, total)))
     method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
     if dtype != "keep":
         method = "every tensor of both read, the original's cast with tensor.to(dtype), its SHA-256 compared"
     mismatches = compare_digests(*digests)
-    yield Verified(Verification(len(digests[0]), checkpoint.total_bytes, meter.seconds, method, mismatches, dtype))
+    yield Verified(Verification(len(digests[0]), checkpoints[1].total_bytes, meter.seconds, method, mismatches, dtype))
+
+
+def _told_of_both(work: Digests, before: int, total: int) -> Digests:
+    """Do `work`, its progress told as that of `total` bytes in both checkpoints, of which `before` are done."""
+    while True:
+        try:
+            told = next(work)
+        except StopIteration as end:
+            return cast("dict[str, TensorDigest]", end.value)
+        done = before + told.bytes_done
+        left = (total - done) / told.bytes_per_second if told.bytes_per_second else None
+        yield replace(told, bytes_done=done, bytes_total=total, seconds_left=left)
 
 
 def check_kept(target: Destination, plan: Plan, plan_id: str) -> Generator[Progress, None, dict[str, ShardRecord]]:
@@ -116,8 +139,8 @@ def verify_staged(
         problems.extend(compare_digests(expected_digests(plan.shards, records), found))
     structure = f"structure by {structure_reader()}, " if any(staged.path(file) for file in records) else ""
     dtype = plan.options.dtype
-    cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
-    method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's{cast}"
+    as_cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
+    method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's{as_cast}"
     if originals:
         have = "should have" if problems else "have"
         method += f"; put together again, {len(originals)} of its files {have} the SHA-256 that the Hub states"

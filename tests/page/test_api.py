@@ -4,6 +4,7 @@ import asyncio
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, sma
     status = finish(client, taken["job"])
     assert status["state"] == "done"
     result = client.predict(repo=name, api_name="/result")
-    assert result["has_those_files"]
+    assert result["trust"]["level"] == "made-here"
     assert result["report"]["verification"]["identical"]
     assert [shard["file"] for shard in result["report"]["shards"]] == [shard["file"] for shard in plan["shards"]]
 
@@ -97,7 +98,7 @@ def test_a_report_of_50_mb_is_not_read(connect: Connect, hub: Server) -> None:
     api.create_repo("bob/hostile-large")
     report = b"[" + b"0," * 25_000_000 + b"0]"
     api.upload_file(path_or_fileobj=report, path_in_repo="sharding_report.json", repo_id="bob/hostile-large")
-    with pytest.raises(AppError, match="at most 20.0 MB are read of it"):
+    with pytest.raises(AppError, match="at most 16.0 MB are read of it"):
         connect().predict(repo="bob/hostile-large", api_name="/result")
 
 
@@ -126,8 +127,7 @@ def test_the_handlers_of_the_page_know_whose_job_it_is(connect: Connect, space: 
         "job"
     ]
     cancel = next(number for number, text in handlers(space).items() if text == "cancel")
-    for headers in ({}, {"Authorization": "Bearer hf_bob"}, {"Authorization": "Bearer hf_alice"}):
-        # Neither of them is a login in a browser, which is what this handler asks for.
+    for headers in ({}, {"Authorization": "Bearer hf_bob"}):
         call(space, cancel, [job], headers)
     assert finish(alice, job)["state"] == "done"  # not cancelled
 
@@ -165,7 +165,8 @@ def test_the_tools_of_mcp_read_well(space: Site, small: str) -> None:
             answer = await session.call_tool(name, {"source": small, "max_shard_size": "70kB"})
             return tools, answer.content[0].text  # type: ignore[union-attr]
 
-    tools, answer = asyncio.run(ask())
+    with ThreadPoolExecutor() as apart:  # a browser of other tests may have an event loop in this thread
+        tools, answer = apart.submit(asyncio.run, ask()).result()
     assert {re.sub(".*_", "", name) for name in tools} == {name[1:] for name in ENDPOINTS}
     assert "model-00001-of-00004.safetensors" in answer
     for tool in tools.values():

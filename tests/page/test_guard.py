@@ -1,7 +1,7 @@
 """No other site acts for a visitor, or for whoever runs the page: tried over HTTP, and in a browser with two origins."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -12,24 +12,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.hubs import exists
 from tests.localhub.conftest import Server
-from tests.page.conftest import Site, copy_name, sign_in
+from tests.page.conftest import Headers, Site, ask, call, copy_name, sign_in
 
 EVIL = "https://evil.example"
-Headers = Mapping[str, str]
-
-
-def ask(site: Site, method: str, path: str, headers: Headers, body: Any = None) -> httpx.Response:
-    """Ask as no browser would let one: any header, `Host` among them."""
-    return httpx.request(method, site.address + path, headers=headers, json=body, timeout=60)
-
-
-def call(site: Site, endpoint: str, arguments: list[Any], headers: Headers) -> tuple[int, str]:
-    """Call an endpoint as any page could; return the status, and what it answered in the end."""
-    began = ask(site, "POST", f"/gradio_api/call/{endpoint}", headers, {"data": arguments})
-    if began.status_code != 200:
-        return began.status_code, began.text
-    followed = ask(site, "GET", f"/gradio_api/call/{endpoint}/{began.json()['event_id']}", headers)
-    return followed.status_code, followed.text
 
 
 def finish(site: Site, said: str) -> str:

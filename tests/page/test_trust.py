@@ -1,0 +1,166 @@
+"""What a result link says of a result, which may be anybody's: over HTTP and in a browser."""
+
+import json
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from sharding import job
+from tests.hubs import download
+from tests.localhub.conftest import Server
+from tests.page.conftest import Site, call, copy_name, sign_in
+
+Visit = Callable[..., Page]
+
+
+@pytest.fixture
+def result(hub: Server, small: str, tmp_path: Path) -> Path:
+    """A result that was made elsewhere, as files; `publish` puts them into a repo."""
+    name = f"alice/{copy_name('elsewhere')}"
+    *_, _ = job.shard(small, name, "90kB", endpoint=hub.address, token="hf_alice")
+    return download(hub, name, tmp_path / "result")
+
+
+def publish(hub: Server, folder: Path) -> str:
+    name = f"bob/{copy_name('told')}"
+    hub.api("hf_bob").create_repo(name)
+    hub.api("hf_bob").upload_folder(repo_id=name, folder_path=folder)
+    return name
+
+
+def change_a_bit(folder: Path) -> None:
+    """Change one bit of a shard, and what report and digests say of the file."""
+    shard = min(folder.glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    was = sha256(content).hexdigest()
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    for told in (folder / "sharding_report.json", folder / "sharding_digests.json"):
+        told.write_text(told.read_text().replace(was, sha256(content).hexdigest()))
+
+
+def api_result(site: Site, repo: str, token: str = "hf_bob") -> dict[str, Any]:
+    _, said = call(site, "result", [repo], {"Authorization": f"Bearer {token}"})
+    assert "event: complete" in said, said
+    answer: dict[str, Any] = json.loads(said.partition("data: ")[2].partition("\n")[0])[0]
+    return answer
+
+
+def headline(page: Page, level: str) -> Locator:
+    state = page.locator(f'#result .state[data-trust="{level}"]')
+    state.wait_for()
+    return state
+
+
+def test_what_fits_together_is_no_proof_until_every_byte_was_read(
+    space: Site, visit: Visit, hub: Server, result: Path, small: str
+) -> None:
+    name = publish(hub, result)
+    page = visit(space, f"?result={name}")
+    said = headline(page, "fits")
+    expect(said).to_contain_text(f"Fits together with {small}@")
+    assert "good" not in (said.get_attribute("class") or "")
+    expect(page.locator("#result")).to_contain_text("nobody here has checked that")
+    expect(page.locator("#result")).to_contain_text(f"shard-my-repo verify {small}@")
+    expect(page.locator("#check")).to_be_disabled()
+    assert api_result(space, name)["trust"]["level"] == "fits"
+
+    sign_in(page, "bob")
+    page.locator("#check:not([disabled])").click()
+    page.get_by_role("link", name="Show the result").click()
+    said = headline(page, "read-now")
+    expect(said).to_contain_text(f"All 14 tensors bit-identical to {small}@")
+    assert "good" in (said.get_attribute("class") or "")
+    assert api_result(space, name)["trust"]["level"] == "read-now"
+
+
+def test_another_commit_of_what_was_read_is_not_what_was_read(space: Site, hub: Server, result: Path) -> None:
+    name = publish(hub, result)
+    assert api_result(space, name)["trust"]["level"] == "fits"
+    change_a_bit(result)
+    hub.api("hf_bob").upload_folder(repo_id=name, folder_path=result)
+    assert api_result(space, name)["trust"]["level"] == "fits"
+
+
+def test_a_bit_that_headers_do_not_tell_is_found_by_reading(
+    space: Site, visit: Visit, hub: Server, result: Path
+) -> None:
+    change_a_bit(result)
+    name = publish(hub, result)
+    page = visit(space, f"?result={name}")
+    headline(page, "fits")
+    sign_in(page, "bob")
+    page.locator("#check:not([disabled])").click()
+    expect(page.locator("#progress .failed")).to_contain_text("The copy differs from its source in 1 tensor")
+    page.goto(f"{space.address}/?result={name}")
+    assert "good" not in (headline(page, "fits").get_attribute("class") or "")
+
+
+def test_what_cannot_be_compared_only_claims(
+    home: Site, space: Site, visit: Visit, hub: Server, tmp_path: Path, small: str
+) -> None:
+    source = f"alice/{copy_name('hidden')}"
+    hub.api("hf_alice").create_repo(source, private=True)
+    hub.api("hf_alice").upload_folder(repo_id=source, folder_path=download(hub, small, tmp_path / "in"))
+    name = f"alice/{copy_name('shown')}"
+    *_, _ = job.shard(source, name, "90kB", private=False, confirmed=True, endpoint=hub.address, token="hf_alice")
+    page = visit(space, f"?result={name}")
+    said = headline(page, "claims")
+    expect(said).to_contain_text(f"Claims to be {source}@")
+    assert "good" not in (said.get_attribute("class") or "")
+    expect(page.locator("#result")).to_contain_text("What it was made from cannot be compared")
+    expect(page.locator("#check")).to_have_count(0)
+    assert api_result(space, name)["trust"]["level"] == "claims"
+    assert api_result(space, name, "hf_alice")["trust"]["level"] == "fits"
+
+
+@pytest.fixture(params=["a shard is another", "the report is of another model"])
+def lie(request: pytest.FixtureRequest, hub: Server, result: Path) -> Iterator[str]:
+    if request.param == "a shard is another":
+        shard = min(result.glob("*.safetensors"))
+        shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
+    else:
+        report = json.loads((result / "sharding_report.json").read_text())
+        report["source"]["repo_id"] = "bob/long"
+        report["source"]["revision"] = hub.api().model_info("bob/long").sha
+        (result / "sharding_report.json").write_text(json.dumps(report))
+    yield publish(hub, result)
+
+
+def test_what_does_not_fit_is_red_and_nothing_of_it_is_shown(space: Site, visit: Visit, long: str, lie: str) -> None:
+    page = visit(space, f"?result={lie}")
+    refusal = page.locator("#result").get_by_role("alert")
+    expect(refusal).to_contain_text(f"The report in {lie} does not fit")
+    expect(page.locator("#result")).not_to_contain_text("identical")
+    answer = api_result(space, lie)
+    assert (answer["trust"]["level"], answer["report"]) == ("contradicted", None)
+    assert answer["trust"]["reasons"]
+
+
+def test_three_thousand_remarks_are_counted(space: Site, visit: Visit, hub: Server, result: Path) -> None:
+    report = json.loads((result / "sharding_report.json").read_text())
+    remark = {"level": "warning", "code": "x", "message": "Look at me.", "hint": ""}
+    report["plan"]["findings"] = [remark] * 3001
+    files = [report["shards"][0]["file"]]
+    tied = {"tensor": "x", "file": files[0], "used_as": ["y"]}
+    stage = {"blocks": ["0"], "others": [], "files": files, "bytes": 1, "also_needs": [tied] * 20}
+    report["plan"]["stages"] = [stage] * 900
+    (result / "sharding_report.json").write_text(json.dumps(report))
+    page = visit(space, f"?result={publish(hub, result)}")
+    headline(page, "fits")
+    assert page.evaluate("document.documentElement.scrollHeight") < 12_000
+    expect(page.locator("#result")).to_contain_text("836 more")
+
+
+def test_a_report_that_costs_more_than_it_says_is_not_read(
+    space: Site, visit: Visit, hub: Server, result: Path
+) -> None:
+    report = json.loads((result / "sharding_report.json").read_text())
+    report["zeros"] = [0] * 1_000_000
+    (result / "sharding_report.json").write_text(json.dumps(report))
+    page = visit(space, f"?result={publish(hub, result)}")
+    expect(page.locator("#result").get_by_role("alert")).to_contain_text("holds more than a page can show")

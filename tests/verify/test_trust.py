@@ -1,0 +1,118 @@
+"""How far a result may be relied on, from what is stated of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sharding import job
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, FileEntry
+from sharding.report.schema import Report, parse_report
+from sharding.verify.trust import judge
+from tests.conftest import random_tensors, write_checkpoint
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is stated of a result: what `judge` is given."""
+
+    report: Report
+    files: tuple[FileEntry, ...]
+    copy: Checkpoint
+    original: Checkpoint | None
+
+
+def made(folder: Path, options: Options, **more: Any) -> Told:
+    tensors = {name: tensor.astype(np.float32) for name, tensor in random_tensors().items()}
+    source = write_checkpoint(folder / "in", {"model.safetensors": tensors}, False)
+    *_, _ = job.shard(str(source), str(folder / "out"), options, **more)
+    report = parse_report((folder / "out/sharding_report.json").read_bytes())
+    files = tuple(FileEntry(shard.file, shard.bytes, sha256=shard.sha256) for shard in report.shards)
+    return Told(report, files, job.inspect(str(folder / "out")), job.inspect(str(source)))
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return made(tmp_path_factory.mktemp("trust"), Options("60kB"))
+
+
+def test_what_fits_is_said_to_fit_and_no_more(told: Told) -> None:
+    found = judge(told.report, told.files, told.copy, told.original)
+    assert found.level == "fits"
+    assert f"The {len(told.files)} files in the repo have the sizes and SHA-256 that its report names." in found.reasons
+    assert "names, shapes and dtypes agree" in found.reasons[1]
+
+
+def test_a_cast_changes_dtypes_and_fits(tmp_path: Path) -> None:
+    cast = made(tmp_path, Options("60kB", dtype="bf16"))
+    found = judge(cast.report, cast.files, cast.copy, cast.original)
+    assert (found.level, "names and shapes agree" in found.reasons[1]) == ("fits", True)
+    kept = judge(cast.report, cast.files, cast.original or cast.copy, cast.original)
+    assert kept.level == "contradicted"  # its headers are not those of the plan
+
+
+def test_where_nothing_can_be_compared_it_only_claims(told: Told) -> None:
+    found = judge(told.report, told.files, told.copy, None, "There is no repo a/b.")
+    assert found.level == "claims"
+    assert found.reasons[-1] == "What it was made from cannot be compared: There is no repo a/b."
+
+
+def _first(told: Told, **change: Any) -> Told:
+    return replace(told, files=(replace(told.files[0], **change), *told.files[1:]))
+
+
+def _tensor(side: str, n: int, **change: Any) -> Callable[[Told], Told]:
+    def changed(told: Told) -> Told:
+        checkpoint: Checkpoint = getattr(told, side)
+        tensors = list(checkpoint.tensors)
+        tensors[n] = tensors[n]._replace(**change)
+        return replace(told, **{side: replace(checkpoint, tensors=tuple(tensors))})
+
+    return changed
+
+
+def _without(side: str) -> Callable[[Told], Told]:
+    def changed(told: Told) -> Told:
+        checkpoint: Checkpoint = getattr(told, side)
+        return replace(told, **{side: replace(checkpoint, tensors=checkpoint.tensors[1:])})
+
+    return changed
+
+
+LIES: dict[str, tuple[Callable[[Told], Told], str]] = {
+    "a file is missing": (lambda told: replace(told, files=told.files[1:]), "is not in the repo"),
+    "a file has another size": (lambda told: _first(told, bytes=7), "the report says"),
+    "a file has another hash": (lambda told: _first(told, sha256="0" * 64), "another SHA-256 than the report says"),
+    "a file has no hash": (lambda told: _first(told, sha256=None), "another SHA-256 than the report says"),
+    "a tensor lies in another file": (_tensor("copy", 0, file="model-00009-of-00009.safetensors"), "where tensors lie"),
+    "a tensor is not there": (_without("copy"), "where tensors lie"),
+    "a tensor has another name": (_tensor("copy", 0, name="x"), "where tensors lie"),
+    "the source has fewer tensors": (_without("original"), "other weight files at that commit"),
+    "the source has another tensor": (_tensor("original", 0, name="x"), "the copy has tensors that the source has not"),
+    "the source has another shape": (_tensor("original", 0, shape=(1, 2)), "another shape than in the source"),
+    "the source has another dtype": (_tensor("original", 0, dtype="I8"), "another dtype than in the source"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_does_not_fit_is_contradicted_with_the_reason(told: Told, lie: str) -> None:
+    change, reason = LIES[lie]
+    changed = change(told)
+    found = judge(changed.report, changed.files, changed.copy, changed.original)
+    assert found.level == "contradicted"
+    assert reason.lower() in " ".join(found.reasons).lower()
+
+
+def test_reasons_are_counted_where_there_are_many(told: Told) -> None:
+    many = judge(told.report, (), replace(told.copy, tensors=()), told.original)
+    assert (len(many.reasons), many.reasons[-1].startswith("and ")) == (6, True)
+
+
+def test_a_tensor_that_the_report_does_not_know_of_does_not_fit(told: Told) -> None:
+    extra = told.copy.tensors[0]._replace(name="hidden")
+    copy = replace(told.copy, tensors=(*told.copy.tensors, extra))
+    assert judge(told.report, told.files, copy, told.original).level == "contradicted"
