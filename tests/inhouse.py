@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pytest
 import uvicorn
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sharding.localhub import records
 from sharding.localhub.faults import Fault, Faults, parse_fault
 from sharding.localhub.hub import Hub, Settings
 from sharding.localhub.server import HOST, make_app
@@ -80,3 +83,14 @@ class _Log:
 
 
 InHouseHub = Callable[..., InHouse]
+
+
+def ignore_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the Hub make every repo public."""
+    usual = records.add_repo
+
+    def add_repo(*given: Any) -> Any:
+        db, kind, owner, name, _, app = given
+        return usual(db, kind, owner, name, False, app)
+
+    monkeypatch.setattr(records, "add_repo", add_repo)

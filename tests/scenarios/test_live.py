@@ -10,14 +10,14 @@ import pytest
 
 from sharding.core.events import ShardFinished
 from sharding.core.values import Mismatch
-from sharding.localhub import commits, records, repos
+from sharding.localhub import commits, repos
 from sharding.storage.hub_client import Hub
 from sharding.storage.hub_destination import HubDestination
 from sharding.storage.hub_lookup import person_of
 from sharding.storage.hub_repo import HubRepo
 from sharding.storage.hub_source import HubSource
 from tests.hubs import TOKEN
-from tests.inhouse import InHouse, hub_in_house
+from tests.inhouse import InHouse, hub_in_house, ignore_private
 from tests.scenarios import live
 
 Patch = pytest.MonkeyPatch
@@ -55,16 +55,6 @@ def left(hub: InHouse) -> list[str]:
 
 def made(hub: InHouse) -> int:
     return hub.asked("POST /api/repos/create")
-
-
-def ignore_private(monkeypatch: Patch) -> None:
-    usual = records.add_repo
-
-    def add_repo(*given: Any) -> Any:
-        db, kind, owner, name, _, app = given
-        return usual(db, kind, owner, name, False, app)
-
-    monkeypatch.setattr(records, "add_repo", add_repo)
 
 
 def test_everything_holds_on_the_loopback_hub_and_no_repo_is_left(hub: InHouse, run: Any) -> None:
