@@ -102,6 +102,35 @@ def test_a_report_of_50_mb_is_not_read(connect: Connect, hub: Server) -> None:
         connect().predict(repo="bob/hostile-large", api_name="/result")
 
 
+def test_another_models_copy_is_replaced_with_a_word_only(connect: Connect, small: str, tiny: str) -> None:
+    client, name = connect("hf_alice"), f"alice/{copy_name()}"
+    taken = client.predict(source=tiny, destination=name, api_name="/shard")
+    assert finish(client, taken["job"])["state"] == "done"
+    with pytest.raises(AppError, match=f"{name} holds a copy of {tiny}"):
+        client.predict(source=small, destination=name, api_name="/shard")
+    taken = client.predict(source=small, destination=name, overwrite=True, api_name="/shard")
+    assert finish(client, taken["job"])["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_shard_size": "99999999999999999999PB"}, "size"),
+        ({"max_shard_size": "9" * 5000}, "size"),
+        ({"max_shard_size": "1e400GB"}, "size"),
+        ({"strategy": "stages:99999999999999999999"}, "stages"),
+        ({"strategy": "x"}, "strategy"),
+        ({"source": "https://example.org/a/b"}, "example.org is not the Hub"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_makes_no_sense_is_a_sentence(connect: Connect, small: str, wrong: dict[str, str], says: str) -> None:
+    with pytest.raises(AppError) as refusal:
+        connect().predict(**{"source": small, **wrong}, api_name="/plan")
+    assert says in str(refusal.value)
+    assert len(str(refusal.value)) < 700
+
+
 def test_without_a_login_one_may_look_but_not_push(connect: Connect, small: str) -> None:
     client = connect()
     assert client.predict(source=small, api_name="/plan")["total_bytes"] > 0

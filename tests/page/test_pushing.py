@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from sharding import job
 from tests.localhub.conftest import Server
 from tests.page.conftest import LONG, Site, as_space, copy_name, sign_in, start_job
 
@@ -56,6 +57,55 @@ def test_a_taken_name_is_told_and_a_free_one_proposed(space: Site, visit: Visit,
     expect(refusal).to_be_focused()
     expect(refusal).to_be_in_viewport()
     assert page.locator("#start").bounding_box()["y"] < 900  # type: ignore[index]
+
+
+def test_another_models_copy_is_replaced_by_a_tick_that_names_both(
+    home: Site, visit: Visit, hub: Server, small: str, tiny: str
+) -> None:
+    name = copy_name()
+    *_, _ = job.shard(tiny, f"alice/{name}", endpoint=hub.address, token="hf_alice")
+    before = hub.api().model_info(f"alice/{name}").sha
+    page = visit(home, f"?repo={small}&size=70kB")
+    page.locator("#start:not([disabled])").wait_for()
+    page.get_by_label("Name of the new repo").fill(name)
+    page.locator("#start").click()
+    expect(page.locator("#start-message")).to_contain_text(f"alice/{name} holds a copy of {tiny}")
+    replace = page.get_by_label(f"Replace the copy of {tiny} in alice/{name} by this one of {small}")
+    expect(replace).not_to_be_checked()
+    page.locator("#start").click()
+    expect(page.locator("#start-message").get_by_role("alert")).to_be_focused()
+    assert hub.api().model_info(f"alice/{name}").sha == before
+    replace.check()
+    page.locator("#start").click()
+    expect(page.locator("#result")).to_contain_text(f"All 14 tensors bit-identical to {small}@")
+
+
+def test_a_tick_for_one_name_is_none_for_another(home: Site, visit: Visit, hub: Server, small: str, tiny: str) -> None:
+    names = [copy_name(), copy_name()]
+    for name in names:
+        *_, _ = job.shard(tiny, f"alice/{name}", endpoint=hub.address, token="hf_alice")
+    page = visit(home, f"?repo={small}&size=70kB")
+    page.locator("#start:not([disabled])").wait_for()
+    for name in names:
+        page.get_by_label("Name of the new repo").fill(name)
+        page.locator("#start").click()
+        page.get_by_label(f"Replace the copy of {tiny} in alice/{name} by").check()
+    page.get_by_label("Name of the new repo").fill(names[0])
+    page.locator("#start").click()
+    expect(page.get_by_label(f"Replace the copy of {tiny} in alice/{names[0]} by")).not_to_be_checked()
+    assert hub.api().model_info(f"alice/{names[0]}").card_data.base_model == tiny  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a--b", "x/y/z", "a.git"])
+def test_a_name_that_is_none_is_refused_beside_the_button(home: Site, visit: Visit, small: str, name: str) -> None:
+    page = visit(home, f"?repo={small}&size=70kB")
+    page.locator("#start:not([disabled])").wait_for()
+    page.get_by_label("Name of the new repo").fill(name)
+    page.locator("#start").click()
+    refusal = page.locator("#start-message").get_by_role("alert")
+    expect(refusal).to_be_focused()
+    expect(refusal).to_be_in_viewport()
+    assert "?job=" not in page.url
 
 
 def test_an_organisation_can_be_written_to(space: Site, visit: Visit, hub: Server, small: str) -> None:
