@@ -185,7 +185,7 @@ class FolderDestination:
             return ()
         shown_by = min(map(_by_removal, begun.files), default=0)
         shows = [file for file in begun.files if _by_removal(file) == shown_by]
-        return () if all((self._folder / file).is_file() for file in shows) else (REPORT_NAME, *begun.files)
+        return () if all(os.path.isfile(self._folder / file) for file in shows) else (REPORT_NAME, *begun.files)
 
     def close(self) -> None:
         """Let go of the folder, so that another job may write to it; remove shards that are not finished."""
@@ -247,7 +247,7 @@ class FolderDestination:
         # Indexes first: from here on nobody takes the folder for a complete checkpoint.
         for _, kind in groupby(sorted(sorted(files), key=_by_removal), _by_removal):
             places = [self._folder / file for file in kind if self._leads_inside(file)]
-            there = [place for place in places if place.is_file() or place.is_symlink()]
+            there = [place for place in places if os.path.isfile(place) or os.path.islink(place)]
             for place in there:
                 place.unlink(missing_ok=True)
             _sync_folders({place.parent for place in there})
