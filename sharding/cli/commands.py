@@ -288,10 +288,17 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
                     hint = "What is finished is kept: run the same command again to go on, or with --restart anew."
                     raise Cancelled("Cancelled.", hint if resumable else "") from error
         except ShardingError as error:
+            _strike_out_token(error)
             terminal.error(error)
             if machine:
                 _print_json({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}})
             raise typer.Exit(error.exit_status) from error
+
+
+def _strike_out_token(error: ShardingError) -> None:
+    """Take the login out of what an error says: what others put into theirs, nobody can know."""
+    if token := hub_token():
+        error.message, error.hint = (text.replace(token, "[token]") for text in (error.message, error.hint))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import FileIO
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
@@ -26,6 +27,9 @@ from sharding.storage.journal import Journal
 from sharding.storage.records import Earlier, parse_earlier
 
 PART = ".part"
+
+_BESIDE = "sharding_file.part"
+"""What a file beside the shards is called until it is whole: one at a time, so that it is found again."""
 
 _ENTRANCES = ("model_index.json", "modules.json")
 """What makes a folder a pipeline or a sentence transformer."""
@@ -85,7 +89,7 @@ class FolderDestination:
         """
         kept = {record.file: record for record in keep}
         stale = [path for path in self._parts() if path not in map(self._part, kept)]
-        self._refuse_without_room(new_bytes, sum(path.stat().st_size for path in stale))
+        self._refuse_without_room(new_bytes, sum(path.lstat().st_size for path in stale))
         with explained(self._folder):
             self._make_folder()
             self._lock()
@@ -104,7 +108,7 @@ class FolderDestination:
     def finish(self, record: ShardRecord) -> None:
         """Note that a shard is safely on the disk."""
         with explained(self._folder):
-            _sync_folder(self._folder)
+            _sync_folders([self._folder])
             self._journal.note(record)
         self._written += record.bytes
         self._finished.add(record.file)
@@ -130,20 +134,25 @@ class FolderDestination:
             **{path: [data] for path, data in written.items()},
         }
         with explained(self._folder):
+            places = [self._inside(path) for path in (*contents, *records)]
+            folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
             self._remove_earlier({folder_of(shard) for shard in records})
-            for path in contents:
+            for folder in sorted(folders):
+                folder.mkdir(exist_ok=True)
+            # The report first: it names what is to be removed again if nobody goes on from here.
+            for path in sorted(contents, key=REPORT_NAME.__ne__):
                 if not _is_last(path):
                     self._write_whole(path, contents[path])
+            _sync_folders(folders)
             for shard in records:
-                place = self._inside(shard)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(self._place(shard), place)
-            for folder in {self._folder, *(self._inside(shard).parent for shard in records)}:
-                _sync_folder(folder)
-            for path in filter(_is_last, contents):
-                self._write_whole(path, contents[path])
+                os.replace(self._place(shard), self._folder / shard)
+            for is_due in (is_index, _ENTRANCES.__contains__):
+                _sync_folders(folders)
+                for path in filter(is_due, contents):
+                    self._write_whole(path, contents[path])
+            _sync_folders(folders)
             self._journal.remove()
-            _sync_folder(self._folder)
+            _sync_folders([self._folder])
         return Published(self.ref, str(self._folder))
 
     def unfinished(self) -> StagedJob | None:
@@ -151,18 +160,32 @@ class FolderDestination:
         return self._journal.job()
 
     def discard(self) -> Discarded:
-        """Remove the parts, the journal, and the folders that this job made, where nothing else is in them."""
+        """Remove the parts, what a job killed in publishing has put down, the journal, and folders this job made.
+
+        A result that is shown stays: an earlier one, or that of a job killed right after. Folders go where nothing
+        else is in them.
+        """
         found = self._journal.path.exists()
         with explained(self._folder):
             if found:
                 self._lock()
                 for path in self._parts():
                     path.unlink(missing_ok=True)
+                self._remove(self._half_made())
                 self._journal.remove()
         for folder in reversed(self._made):
             with suppress(OSError):
                 folder.rmdir()
         return Discarded(found)
+
+    def _half_made(self) -> tuple[str, ...]:
+        """Return the files of a result that the journal's job has begun to publish, and nobody takes for one yet."""
+        job, begun = self._journal.job(), _report_in(self._folder)
+        if job is None or begun is None or begun.plan_id != job.plan_id:
+            return ()
+        shown_by = min(map(_by_removal, begun.files), default=0)
+        shows = [file for file in begun.files if _by_removal(file) == shown_by]
+        return () if all(os.path.isfile(self._folder / file) for file in shows) else (REPORT_NAME, *begun.files)
 
     def close(self) -> None:
         """Let go of the folder, so that another job may write to it; remove shards that are not finished."""
@@ -212,17 +235,22 @@ class FolderDestination:
             )
 
     def _remove_earlier(self, folders: Iterable[str]) -> None:
-        earlier = [REPORT_NAME, *self._earlier]
+        earlier = {REPORT_NAME, *self._earlier}
         for folder in {"", *folders}:
             inside = [path for path in (self._folder / folder).glob("*") if path.is_file()]
             overwritten = is_weights if self._overwrite else is_index
-            earlier += [folder + path.name for path in inside if overwritten(path.name)]
+            earlier |= {folder + path.name for path in inside if overwritten(path.name)}
+        self._remove(file for file in earlier if file not in self._finished or self._part(file).exists())
+
+    def _remove(self, files: Iterable[str]) -> None:
+        """Remove files of a result, each kind safely before the next; what leads out of the folder stays."""
         # Indexes first: from here on nobody takes the folder for a complete checkpoint.
-        for file in sorted(earlier, key=lambda file: not _is_last(file)):
-            place = self._folder / file
-            if file not in self._finished or self._place(file) != place:
+        for _, kind in groupby(sorted(sorted(files), key=_by_removal), _by_removal):
+            places = [self._folder / file for file in kind if self._leads_inside(file)]
+            there = [place for place in places if os.path.isfile(place) or os.path.islink(place)]
+            for place in there:
                 place.unlink(missing_ok=True)
-        _sync_folder(self._folder)
+            _sync_folders({place.parent for place in there})
 
     def _place(self, file: str) -> Path:
         part = self._part(file)
@@ -232,9 +260,14 @@ class FolderDestination:
         # All parts lie at the top, so that what is left of an earlier run is found without a search.
         return self._folder / (quote(file, safe="") + PART)
 
+    def _leads_inside(self, path: str) -> bool:
+        # A folder of this name may be a link to elsewhere; a file that is one is replaced itself.
+        return _is_inside(path) and self._folder in Path(os.path.realpath((self._folder / path).parent), "_").parents
+
     def _inside(self, path: str) -> Path:
-        if not _is_inside(path):
-            raise DestinationError(f"The file name {path!r} leads out of the folder.", "Rename it in the source.")
+        if not self._leads_inside(path):
+            hint = "Rename it in the source, or remove the link in the destination that it leads over."
+            raise DestinationError(f"The file name {path!r} leads out of the folder.", hint)
         return self._folder / path
 
     def _size(self, file: str) -> int | None:
@@ -242,41 +275,48 @@ class FolderDestination:
         return place.stat().st_size if place.is_file() else None
 
     def _parts(self) -> list[Path]:
-        return sorted(self._folder.glob("*.safetensors" + PART))
+        beside = self._folder / _BESIDE
+        return [*sorted(self._folder.glob("*.safetensors" + PART)), *([beside] if os.path.lexists(beside) else [])]
 
     def _make_folder(self) -> None:
         missing = [folder for folder in (self._folder, *self._folder.parents) if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir()
             self._made.append(folder)
+            _sync_folders([folder.parent])
 
     def _write_whole(self, path: str, chunks: Iterable[bytes]) -> None:
-        target = self._inside(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + PART)
+        part = self._folder / _BESIDE
         with open(part, "wb") as stream:
             for chunk in chunks:
                 self._written += stream.write(chunk)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(part, target)
+        os.replace(part, self._folder / path)
 
 
 def _is_inside(path: str) -> bool:
     parts = PurePosixPath(path).parts
-    return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path
+    return bool(parts) and not path.startswith("/") and ".." not in parts and not {"\\", "\0"} & set(path)
 
 
 def _is_last(path: str) -> bool:
     return path in _ENTRANCES or is_index(path)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _by_removal(path: str) -> int:
+    """Return when a file of an earlier result goes: what shows it first, what names its files last."""
+    kinds = (path in _ENTRANCES, is_index(path), is_weights(path), path != REPORT_NAME)
+    return next((number for number, is_kind in enumerate(kinds) if is_kind), len(kinds))
+
+
+def _sync_folders(folders: Iterable[Path]) -> None:
+    for folder in sorted(folders):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _report_in(folder: Path) -> Earlier | None:

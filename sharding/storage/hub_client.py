@@ -196,6 +196,10 @@ class Hub:
             raise family(f"{repo_id!r} is no name for a repo.", "It has the form owner/name.") from error
         except errors.OfflineModeIsEnabled as error:
             raise family("HF_HUB_OFFLINE is set, so no Hub is asked.", "Unset it, or work between folders.") from error
+        except httpx2.LocalProtocolError:
+            hint = "Check the token: it may have characters that no token has."
+            message = f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: no request looks like that."
+            raise family(message, hint) from None  # its own words quote the header, and so the token
         except (*GARBLED, httpx2.TransportError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
             raise self._unanswered(error, repo_id, family) from error
         except PermissionError as error:  # what hf-xet raises, as the next two are

@@ -166,8 +166,9 @@ class HubDestination:
                 "Everything is still staged: start the same job again.",
             )
         self.ref = RepoRef("hub", self.ref.repo_id, commit)
-        self._staging.delete()
+        # Before the branch goes: it says that this job has made the repo.
         remark = self._show() if self._created and self._private is False else ""
+        self._staging.delete()
         return Published(self.ref, self._hub.page(self.ref.repo_id), remark)
 
     def unfinished(self) -> StagedJob | None:
@@ -182,14 +183,15 @@ class HubDestination:
         A login that may create repos need not be one that may delete them: then the remark says so.
         """
         self._staging.forget()
-        if not self._created:
-            self._job = self._job or self.unfinished()
-        self._created = self._created or bool(self._job and self._job.created)
-        if self._job is None and not self._created:
-            return Discarded(found=False)
-        repo_id, self._job = self.ref.repo_id, None
+        repo_id = self.ref.repo_id
         if not self._repo.exists():
             return Discarded(found=False)
+        if self._job is None and not self._created:
+            if STAGING_BRANCH not in self._repo.branches():
+                return Discarded(found=False)
+            self._job = self._staging.job()
+        self._created = self._created or bool(self._job and self._job.created)
+        self._job = None
         remark = ""
         if self._created and self._repo.files("main").keys() <= _OF_EVERY_NEW_REPO:
             try:

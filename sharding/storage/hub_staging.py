@@ -39,12 +39,14 @@ class StagingBranch:
 
     def records(self, plan_id: str, job: StagedJob | None) -> dict[str, ShardRecord]:
         """Return what was finished of plan `plan_id`, by file name; `job` is the one that stands here."""
+        files = self._repo.files(STAGING_BRANCH)
+        if _JOB not in files:
+            return {}  # killed before it was begun
         if job is None or job.plan_id != plan_id:
             raise DestinationError(
                 f"{self._repo.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
                 "Finish that one first, choose another name, or discard it with --restart.",
             )
-        files = self._repo.files(STAGING_BRANCH)
         paths = [path for path in files if path.startswith(RECORDS) and path != _JOB]
         with readers(RANGES_AT_ONCE) as pool:
             records = [parse_record(text) for text in pool.map(self._read, paths)]

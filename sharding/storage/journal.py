@@ -1,5 +1,6 @@
 """Remember which shards of which plan are finished, so that a job that was killed can go on."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Collection
@@ -45,6 +46,8 @@ class Journal:
 
     def lock(self) -> None:
         """Make the journal this job's own. Raises BlockingIOError while another job holds it."""
+        if self.path.is_symlink():  # it would be written to, and emptied, wherever it leads
+            raise OSError(errno.ELOOP, "its journal is a link to elsewhere")
         # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
         stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         try:

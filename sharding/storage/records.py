@@ -40,10 +40,11 @@ def parse_record(text: bytes) -> ShardRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a result that stands somewhere says of itself: its files, and the repo or folder that it is a copy of."""
+    """What a result that stands somewhere says of itself: its files, what it is a copy of, and the plan it follows."""
 
     files: tuple[str, ...]
     source: str
+    plan_id: str
 
 
 def parse_earlier(report: bytes) -> Earlier | None:
@@ -51,6 +52,7 @@ def parse_earlier(report: bytes) -> Earlier | None:
     try:
         document = json.loads(report)
         files = tuple(file for file in document["files"] if isinstance(file, str))
-        return Earlier(files, str(document["source"]["repo_id"])) if document["schema"] else None
+        source, plan_id = str(document["source"]["repo_id"]), str(document.get("plan_id", ""))
+        return Earlier(files, source, plan_id) if document["schema"] else None
     except (ValueError, RecursionError, LookupError, TypeError):
         return None

@@ -165,7 +165,7 @@ class _Pipeline:
         self._in_work.append(work.writer)
         header = self._header(shard)
         self._hashing_file.submit(work.file_sha256.update, header)
-        self._writing.submit(work.write, header)
+        work.header_written = self._writing.submit(work.write, header)
         return work
 
     def _spread(self, work: "_ShardInWork", batch: Batch, data: bytes) -> list[Future[None]]:
@@ -181,6 +181,8 @@ class _Pipeline:
         size = self._writing.submit(lambda: work.bytes_written)
 
         def finish() -> ShardRecord:
+            if work.header_written:
+                work.header_written.result()  # raises where it could not be
             record = ShardRecord(work.shard.file, size.result(), file.result(), tensors.result())
             work.writer.finish(record)
             self._in_work.remove(work.writer)
@@ -196,6 +198,7 @@ class _ShardInWork:
         self.shard = shard
         self.writer = writer
         self.bytes_written = 0
+        self.header_written: Future[None] | None = None
         self.file_sha256 = hashlib.sha256()
         self._tensor = ""
         self._tensor_sha256 = hashlib.sha256()

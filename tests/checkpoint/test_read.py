@@ -36,7 +36,9 @@ def test_a_sharded_checkpoint_is_read_from_its_headers(checkpoint: Path) -> None
 def test_the_bytes_of_a_tensor_are_where_its_entry_says(checkpoint: Path) -> None:
     source = open_source(str(checkpoint))
     tensors = random_tensors()
-    for tensor in read_checkpoint(source).tensors:
+    found = read_checkpoint(source).tensors
+    assert {tensor.name for tensor in found} == tensors.keys()
+    for tensor in found:
         data = b"".join(source.read(tensor.file, tensor.start_byte, tensor.end_byte))
         assert data == tensors[tensor.name].tobytes()
 

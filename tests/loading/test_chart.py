@@ -24,6 +24,8 @@ def test_every_picture_is_well_formed_and_stays_inside_its_frame(points: list[tu
     title = "".join(char for char in title if char.isprintable())
     curve = Curve(title, tuple(Moment(seconds, size, 0, size) for seconds, size in sorted(points)))
     root = ET.fromstring(draw_curves(title, [curve, curve]))
-    for path in root.iter("{http://www.w3.org/2000/svg}path"):
+    drawn = list(root.iter("{http://www.w3.org/2000/svg}path"))
+    assert len(drawn) == (6 if points else 0)
+    for path in drawn:
         numbers = [float(number) for number in path.attrib["d"].translate(str.maketrans("MLZ,", "    ")).split()]
         assert all(0 <= x <= 760 for x in numbers[::2]) and all(0 <= y <= 380 for y in numbers[1::2])

@@ -118,6 +118,17 @@ def test_a_header_that_was_read_wrongly_is_not_published(lfs: InHouse) -> None:
     assert not exists(lfs, MADE)
 
 
+def test_metadata_that_were_read_wrongly_are_not_published(lfs: InHouse) -> None:
+    mend = flip(blob(lfs), blob(lfs).read_bytes().index(b'"format":"pt"') + 11)  # as good a value as the right one
+    events = job.shard(SOURCE, MADE, "60kB", endpoint=lfs.address, token=TOKEN)
+    next(event for event in events if isinstance(event, ShardFinished))
+    mend()
+    *_, report = events
+    assert isinstance(report, Report)
+    assert "not what the headers said" in problems(report)
+    assert not exists(lfs, MADE)
+
+
 @pytest.mark.parametrize("path", ["config.json", "README.md"])
 def test_a_side_file_that_arrives_damaged_is_not_published(lfs: InHouse, path: str) -> None:
     with (

@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -185,10 +186,13 @@ def test_an_overflow_that_is_allowed_is_reported_also_after_an_interruption(tmp_
     for event in events:
         if isinstance(event, ShardFinished) and event.number == holder:
             events.close()
+    copytree(tmp_path / "out", tmp_path / "staged")
     with pytest.raises(OverflowRefused):  # what is staged belongs to a job that was allowed to
-        cast(source, tmp_path / "out", size="20kB")
-    report = cast(source, tmp_path / "out", size="20kB", allow_overflow=True)
-    assert report.overflowed == wanted
+        cast(source, tmp_path / "staged", size="20kB")
+    events = job.shard(str(source), str(tmp_path / "out"), Options("20kB", dtype="fp16", allow_overflow=True))
+    *before, report = events
+    assert holder in [event.number for event in before if isinstance(event, ShardFinished) and event.kept]
+    assert isinstance(report, Report) and report.overflowed == wanted
     assert json.loads((tmp_path / "out/sharding_report.json").read_text())["overflowed"] == wanted
     assert "300 numbers were too large" in (tmp_path / "out/README.md").read_text()
 

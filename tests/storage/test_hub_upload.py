@@ -1,0 +1,98 @@
+"""What the Hub's store says that it has is compared with what was sent."""
+
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sharding.core.errors import DestinationError
+from sharding.core.values import ShardRecord
+from sharding.storage.hub_repo import has_content, holds
+from sharding.storage.hub_upload import XetShardWriter
+
+DATA = b"the bytes of a shard"
+RECORD = ShardRecord("model.safetensors", len(DATA), sha256(DATA).hexdigest(), {})
+OTHER = sha256(b"other bytes").hexdigest()
+
+
+class Store:
+    """An upload commit of hf-xet that says it has stored `said`."""
+
+    def __init__(self, **said: Any) -> None:
+        self.said = SimpleNamespace(**said)
+        self.sent = b""
+        self.aborted = False
+
+    def start_upload_stream(self, name: str) -> "Store":
+        return self
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def finish(self) -> Any:
+        return SimpleNamespace(xet_info=self.said)
+
+    def wait_to_finish(self) -> Any:
+        return SimpleNamespace(dedup_metrics=SimpleNamespace(total_bytes_uploaded=7, deduped_bytes=5))
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def send(store: Store) -> list[tuple[ShardRecord, int, int]]:
+    finished: list[tuple[ShardRecord, int, int]] = []
+    writer = XetShardWriter(lambda: store, RECORD.file, lambda *what: finished.append(what))
+    writer.write(DATA)
+    try:
+        writer.finish(RECORD)
+    finally:
+        writer.abort()
+        assert store.sent == DATA
+    return finished
+
+
+def test_a_shard_that_the_store_has_as_it_was_sent_is_handed_on() -> None:
+    store = Store(sha256=RECORD.sha256, file_size=RECORD.bytes)
+    assert send(store) == [(RECORD, 7, 5)]
+    assert not store.aborted
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"sha256": OTHER, "file_size": RECORD.bytes},
+        {"sha256": RECORD.sha256, "file_size": RECORD.bytes - 1},
+        {"sha256": RECORD.sha256, "file_size": RECORD.bytes + 1},
+        {"sha256": None, "file_size": RECORD.bytes},
+        {"sha256": RECORD.sha256, "file_size": None},
+    ],
+)
+def test_a_shard_that_the_store_says_is_another_is_not_handed_on(said: dict[str, Any]) -> None:
+    with pytest.raises(DestinationError, match=r"model\.safetensors arrived damaged") as refusal:
+        send(Store(**said))
+    assert refusal.value.hint
+
+
+def listed(size: int = RECORD.bytes, digest: str = RECORD.sha256) -> Any:
+    """A file as the Hub lists it."""
+    return SimpleNamespace(size=size, lfs=SimpleNamespace(sha256=digest), blob_id="0" * 40)
+
+
+def test_a_listed_file_is_a_shard_if_size_and_hash_are_its_own() -> None:
+    assert holds(listed(), RECORD)
+    assert not holds(listed(size=RECORD.bytes + 1), RECORD)
+    assert not holds(listed(digest=OTHER), RECORD)
+    assert not holds(SimpleNamespace(size=RECORD.bytes, lfs=None), RECORD)  # type: ignore[arg-type]
+    assert not holds(None, RECORD)
+
+
+def test_a_listed_file_has_a_content_if_its_hash_says_so_in_the_store_or_in_git() -> None:
+    assert has_content(listed(), DATA)
+    assert not has_content(listed(digest=OTHER), DATA)
+    in_git = SimpleNamespace(lfs=None, blob_id="b9bc29dcad5a29ec6b1a0e1d7ba7d3a1b7c5e6ef")
+    assert not has_content(in_git, DATA)  # type: ignore[arg-type]
+    hello = SimpleNamespace(lfs=None, blob_id="ce013625030ba8dba906f756967f9e9ca394464a")  # `git hash-object` of it
+    assert has_content(hello, b"hello\n")  # type: ignore[arg-type]
+    assert not has_content(hello, b"hello")  # type: ignore[arg-type]
+    assert not has_content(None, DATA)

@@ -1,0 +1,146 @@
+"""Whatever stands in a folder, nothing is written, emptied or removed outside of it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import DestinationError
+from sharding.core.events import Verified
+from sharding.formats.names import REPORT_NAME
+from sharding.storage.folder_destination import FolderDestination
+from sharding.storage.journal import JOURNAL_NAME
+from tests.conftest import listing
+from tests.folders import arrays, finish, same
+from tests.storage.publications import write_source
+from tests.storage.recorder import recorded
+
+VICTIMS = {"victim": b"victim", "sharding_report.json": b"{}", "model.safetensors": b"weights"}
+NAMED = ["../theirs/{}", "{theirs}/{}", "linked/{}", "sub/../../theirs/{}", "./../theirs/{}", "sub/linked/{}"]
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A folder that nobody may touch."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name, data in VICTIMS.items():
+        (theirs / name).write_bytes(data)
+    return theirs
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_source(tmp_path / "in")
+
+
+@pytest.fixture
+def out(source: Path, tmp_path: Path, theirs: Path) -> Path:
+    """A result from which links lead elsewhere."""
+    out = tmp_path / "out"
+    finish(job.shard(str(source), str(out), "200B"))
+    (out / "linked").symlink_to(theirs)
+    (out / "sub/linked").symlink_to(theirs)
+    return out
+
+
+def claim(out: Path, theirs: Path, named: str) -> list[str]:
+    """Have the report name files elsewhere."""
+    claimed = [named.format(victim, theirs=theirs) for victim in VICTIMS]
+    report = json.loads((out / REPORT_NAME).read_text())
+    report["files"] += claimed
+    (out / REPORT_NAME).write_text(json.dumps(report))
+    return claimed
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_what_a_report_names_elsewhere_is_there_after_the_folder_is_written_over(
+    source: Path, out: Path, theirs: Path, named: str
+) -> None:
+    claimed = claim(out, theirs, named)
+    assert all((out / path).read_bytes() in VICTIMS.values() for path in claimed)  # it would have been removed
+    with recorded() as recorder:
+        finish(job.shard(str(source), str(out), "400B"))
+    assert listing(theirs) == VICTIMS
+    assert not [step for step in recorder.steps if theirs in step.path.resolve().parents]
+    assert not (out / "model-00001-of-00003.safetensors").exists()
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_what_a_report_names_elsewhere_is_there_after_a_job_is_discarded(
+    source: Path, out: Path, theirs: Path, named: str
+) -> None:
+    for event in job.shard(str(source), str(out), "200B"):
+        if isinstance(event, Verified):
+            break
+    (out / "model.safetensors.index.json").unlink()  # now it is half-made, and by the same plan
+    claim(out, theirs, named)
+    assert job.discard(str(out)).found
+    assert listing(theirs) == VICTIMS
+    assert not list(out.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["", ".", "..", "/", "sub", "config.json/x", "a\0b", "x" * 5000, "linked", "\udcff"],
+    ids=lambda odd: repr(odd[:12]),
+)
+def test_a_name_that_is_no_file_does_not_stand_in_the_way(source: Path, out: Path, theirs: Path, odd: str) -> None:
+    report = json.loads((out / REPORT_NAME).read_text())
+    (out / REPORT_NAME).write_text(json.dumps({**report, "files": [odd, *report["files"]]}))
+    finish(job.shard(str(source), str(out), "400B"))
+    assert not (out / "model-00001-of-00003.safetensors").exists()
+    assert listing(theirs) == VICTIMS
+
+
+def test_a_file_that_would_go_over_a_link_ends_the_job_before_the_earlier_result_is_touched(
+    source: Path, out: Path, theirs: Path
+) -> None:
+    (source / "linked").mkdir()
+    (source / "linked/victim").write_text("another")
+    before = listing(out)
+    with pytest.raises(DestinationError, match="'linked/victim' leads out") as refusal:
+        finish(job.shard(str(source), str(out), "400B"))
+    assert refusal.value.hint
+    assert {path: data for path, data in listing(out).items() if not path.endswith(".part")} == before
+    assert listing(theirs) == VICTIMS
+
+
+@pytest.mark.parametrize("part", ["model-00001-of-00002.safetensors.part", "sharding_file.part"])
+def test_a_part_that_is_a_link_is_not_written_through(source: Path, out: Path, theirs: Path, part: str) -> None:
+    (out / part).symlink_to(theirs / "victim")
+    finish(job.shard(str(source), str(out), "400B"))
+    assert listing(theirs) == VICTIMS
+    assert not list(out.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda source, out: finish(job.shard(str(source), str(out), "400B")),
+        lambda source, out: job.discard(str(out)),
+    ],
+    ids=["shard", "discard"],
+)
+def test_a_journal_that_is_a_link_is_not_written_through(
+    source: Path, out: Path, theirs: Path, work: Callable[[Path, Path], object]
+) -> None:
+    (out / JOURNAL_NAME).symlink_to(theirs / "victim")
+    before = arrays(out)
+    with pytest.raises(DestinationError, match="link to elsewhere"):
+        work(source, out)
+    assert listing(theirs) == VICTIMS
+    assert same(arrays(out), before)
+
+
+@pytest.mark.parametrize("path", ["../victim", "/etc/x", "sub/../../victim", "..", "a\\..\\b"])
+def test_no_file_is_published_under_a_name_that_leads_out(out: Path, theirs: Path, path: str) -> None:
+    target = FolderDestination(out)
+    origin = job.open_source(str(out), job.Hub("http://127.0.0.1:1", None))
+    with pytest.raises(DestinationError, match="leads out of the folder"):
+        target.publish({}, [], origin, {path: b"x"})
+    target.close()
+    assert listing(theirs) == VICTIMS
+    assert (out / "model.safetensors.index.json").exists()

@@ -1,0 +1,112 @@
+"""Whatever fails and whenever a job dies, a folder shows a whole result or none, and the next run finishes it."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sharding.core.errors import DestinationError
+from tests.storage.publications import BEFORE, Place
+from tests.storage.recorder import Step, recorded
+
+
+def usually(*names: str) -> list[object]:
+    """All that may be there before; the others than `names` are for the long run."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.thorough) for name in BEFORE]
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here rests on what is really on the disk."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture(params=usually("nothing", "shards", "one file"))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A folder that holds what the parameter says."""
+    return BEFORE[request.param](tmp_path)
+
+
+def steps_of(work: Callable[[], object]) -> list[Step]:
+    """The steps that something takes from here."""
+    with recorded() as recorder:
+        work()
+    assert recorder.steps
+    return recorder.steps
+
+
+@contextmanager
+def naming(number: int, step: Step) -> Iterator[None]:
+    """Say of what goes wrong in the block at which step it was."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"at step {number}: {step}")
+        raise
+
+
+def die(place: Place, number: int) -> None:
+    """Run the job from the beginning until it is killed before a step."""
+    place.again()
+    with recorded(dies_at=number) as recorder:
+        place.publish()
+    assert recorder.is_reached
+
+
+def test_a_job_that_dies_before_any_step_is_finished_by_the_next(place: Place) -> None:
+    place.again()
+    for number, step in enumerate(steps_of(place.publish)):
+        with naming(number, step):
+            die(place, number)
+            place.assert_whole_or_unfinished()
+            place.publish()
+            place.assert_finished()
+
+
+def test_a_job_that_dies_before_any_step_is_discarded_without_a_trace(place: Place) -> None:
+    place.again()
+    for number, step in enumerate(steps_of(place.publish)):
+        with naming(number, step):
+            die(place, number)
+            place.discard()
+            place.assert_discarded()
+
+
+@pytest.mark.parametrize("place", usually("shards"), indirect=True)
+def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for(place: Place) -> None:
+    place.again()
+    named = [(number, step.to) for number, step in enumerate(steps_of(place.publish)) if step.kind == "rename"]
+    middle = max(number for number, to in named if to and to.suffix == ".safetensors")  # with much that is half-made
+    die(place, middle)
+    for number, step in enumerate(steps_of(place.discard)):
+        for go_on, assert_ended in ((place.discard, place.assert_discarded), (place.publish, place.assert_finished)):
+            with naming(number, step):
+                die(place, middle)
+                with recorded(dies_at=number) as recorder:
+                    place.discard()
+                assert recorder.is_reached
+                place.assert_whole_or_unfinished()
+                go_on()
+                assert_ended()
+
+
+@pytest.mark.parametrize("place", usually("shards"), indirect=True)
+def test_a_step_that_fails_ends_the_job_in_words_and_the_next_run_finishes_it(place: Place) -> None:
+    place.again()
+    said = []
+    for number, step in enumerate(steps_of(place.publish)):
+        with naming(number, step):
+            place.again()
+            with recorded(fails_at=number) as recorder:
+                try:
+                    place.publish()
+                except DestinationError as error:
+                    said.append(error)
+            assert recorder.is_reached
+            place.assert_whole_or_unfinished()
+            place.publish()
+            place.assert_finished()
+    assert said
+    assert all("cannot be written: a fault on purpose" in error.message and error.hint for error in said)

@@ -1,0 +1,158 @@
+"""In which order a folder is written, synced and tidied up: what a power cut leaves is whole or visibly unfinished."""
+
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.formats.names import REPORT_NAME, is_index, is_weights
+from sharding.storage.journal import JOURNAL_NAME
+from tests.storage.publications import BEFORE, Place
+from tests.storage.recorder import Kind, Step, recorded
+
+PIPELINE = "model_index.json"
+
+
+@pytest.fixture(params=BEFORE)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A folder that holds what the parameter says."""
+    place = BEFORE[request.param](tmp_path)
+    place.again()
+    return place
+
+
+@pytest.fixture
+def steps(place: Place) -> list[Step]:
+    """What a job does there from its beginning to its end."""
+    with recorded() as recorder:
+        place.publish()
+    assert {"create", "write", "sync", "rename", "remove"} <= {step.kind for step in recorder.steps}
+    return recorder.steps
+
+
+def numbers(steps: list[Step], *kinds: Kind) -> list[int]:
+    """Where steps of these kinds are; there must be some."""
+    found = [number for number, step in enumerate(steps) if step.kind in kinds]
+    assert found
+    return found
+
+
+def is_synced(steps: list[Step], path: Path, after: int, before: int) -> bool:
+    return any(step == Step("sync", path) for step in steps[after + 1 : before])
+
+
+def last_to(steps: list[Step], path: Path, before: int) -> int:
+    """Where a file was last written to."""
+    return max(number for number in numbers(steps[:before], "create", "write") if steps[number].path == path)
+
+
+def name_in(place: Place, path: Path | None) -> str:
+    assert path is not None
+    return path.relative_to(place.out).as_posix()
+
+
+def shows(place: Place, path: str) -> int:
+    """0 for what does not make anything a checkpoint; the more it shows, the more."""
+    if PIPELINE in place.new:
+        return 2 * (path == PIPELINE) + is_index(path)
+    return int(is_index(path) or path == "model.safetensors")
+
+
+def renames(place: Place, steps: list[Step]) -> list[tuple[int, str]]:
+    """Where files get their names, and which."""
+    return [(number, name_in(place, steps[number].to)) for number in numbers(steps, "rename")]
+
+
+def test_nothing_is_written_under_the_name_that_it_is_to_have(place: Place, steps: list[Step]) -> None:
+    assert all(steps[number].path.name.endswith(".part") for number in numbers(steps, "create", "write", "truncate"))
+
+
+def test_the_bytes_of_a_file_are_on_the_disk_before_it_gets_its_name(place: Place, steps: list[Step]) -> None:
+    for number, _ in renames(place, steps):
+        part = steps[number].path
+        assert is_synced(steps, part, last_to(steps, part, number), number), steps[number]
+
+
+def test_every_file_of_the_result_gets_its_name_once(place: Place, steps: list[Step]) -> None:
+    named = sorted(path for _, path in renames(place, steps))
+    assert named == sorted({*place.new, REPORT_NAME, "README.md"})
+
+
+def test_what_shows_a_result_comes_after_all_else_and_an_index_before_the_pipeline(
+    place: Place, steps: list[Step]
+) -> None:
+    order = [shows(place, path) for _, path in renames(place, steps)]
+    assert order == sorted(order)
+    assert order[-1] > 0
+
+
+def test_the_names_of_all_else_are_on_the_disk_before_what_shows_it(place: Place, steps: list[Step]) -> None:
+    named = renames(place, steps)
+    checked = 0
+    for shown, entrance in named:
+        for number, path in named:
+            if shows(place, path) < shows(place, entrance):
+                assert is_synced(steps, (place.out / path).parent, number, shown), f"{path} before {entrance}"
+                checked += 1
+    assert checked
+
+
+@pytest.mark.parametrize("place", ["nothing"], indirect=True)
+def test_a_new_folder_is_on_the_disk_before_what_shows_the_result(place: Place, steps: list[Step]) -> None:
+    shown = next(number for number, path in renames(place, steps) if shows(place, path))
+    for number in numbers(steps, "mkdir"):
+        assert is_synced(steps, steps[number].path.parent, number, shown), steps[number]
+
+
+def test_a_shard_is_noted_once_it_is_on_the_disk_and_so_is_the_note(place: Place, steps: list[Step]) -> None:
+    journal = place.out / JOURNAL_NAME
+    notes = [number for number in numbers(steps, "write") if steps[number].path == journal]
+    shards = [number for number in numbers(steps, "create") if steps[number].path.name.endswith(".safetensors.part")]
+    assert len(notes) == 1 + len(shards) > 1  # the first is the job itself
+    for note, made in zip(notes[1:], shards, strict=True):
+        part = steps[made].path
+        assert is_synced(steps, part, last_to(steps, part, note), note), part
+        assert is_synced(steps, place.out, made, note), part
+    assert all(steps[note + 1] == Step("sync", journal) for note in notes)
+
+
+def test_the_journal_goes_when_the_result_is_on_the_disk_and_then_for_good(place: Place, steps: list[Step]) -> None:
+    (gone,) = [number for number in numbers(steps, "remove") if steps[number].path.name == JOURNAL_NAME]
+    for number, path in renames(place, steps):
+        assert is_synced(steps, (place.out / path).parent, number, gone), path
+    assert is_synced(steps, place.out, gone, len(steps))
+
+
+def test_an_earlier_result_ceases_to_be_one_before_anything_of_it_goes(place: Place, steps: list[Step]) -> None:
+    if not place.old:
+        assert [steps[number].path.name for number in numbers(steps, "remove")] == [JOURNAL_NAME]
+        return
+    removed = [(number, name_in(place, steps[number].path)) for number in numbers(steps, "remove")][:-1]
+    assert {path for _, path in removed} == set(place.old) - set(place.mine)
+    ranks = [(shows(place, path), is_weights(path), path != REPORT_NAME) for _, path in removed]
+    assert ranks == sorted(ranks, reverse=True)  # the report last: it names what is still to go
+    for (number, path), (later, _) in zip(removed, removed[1:], strict=False):
+        if shows(place, path) and not shows(place, name_in(place, steps[later].path)):
+            assert is_synced(steps, (place.out / path).parent, number, later), path
+    first, _ = renames(place, steps)[0]
+    for number, path in removed:
+        assert is_synced(steps, (place.out / path).parent, number, first), path
+
+
+def test_nothing_but_the_folder_is_touched(place: Place, steps: list[Step]) -> None:
+    for step in steps:
+        if step.kind == "sync" and step.path == place.out.parent:
+            assert not place.old  # the folder is new, and so is its name in there
+        else:
+            assert all(path.is_relative_to(place.out) for path in (step.path, step.to) if path), step
+    assert not {name_in(place, step.path) for step in steps if step.kind == "remove"} & set(place.mine)
+
+
+def test_a_discard_takes_the_journal_last(place: Place) -> None:
+    with recorded(dies_at=22):
+        place.publish()
+    with recorded() as recorder:
+        job.discard(str(place.out))
+    removed = [recorder.steps[number].path.name for number in numbers(recorder.steps, "remove")]
+    assert len(removed) > 1
+    assert removed[-1] == JOURNAL_NAME
