@@ -39,15 +39,16 @@ def parse_bytes(text: str) -> int:
     if match is None or unit is None:
         almost = match and f"{match[2].upper()}B" in _UNITS
         hint = (
-            f"Did you mean {match[1]}{match[2].upper()}B?" if match and almost else "Write it like 200MB, 2GB or 1GiB."
+            f"Did you mean {match[1][:50]}{match[2].upper()}B?"
+            if match and almost
+            else "Write it like 200MB, 2GB or 1GiB."
         )
-        raise UsageError(f"{text!r} is not a size.", hint)
-    size = int(Decimal(match[1]) * unit)
-    if size < 1:
-        raise UsageError(
-            f"A shard of {text!r} cannot hold anything.", "Give a size of at least one byte, such as 200MB."
-        )
-    return size
+        raise UsageError(f"{text[:50]!r} is not a size.", hint)
+    size = Decimal(match[1]) * unit
+    if not 1 <= size < 2**63:
+        problem = "cannot hold anything" if size < 1 else "fits on no disk"
+        raise UsageError(f"A shard of {text[:50]!r} {problem}.", "Give a size from one byte up, such as 200MB.")
+    return int(size)
 
 
 def format_bytes(count: float) -> str:

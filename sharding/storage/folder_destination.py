@@ -4,35 +4,31 @@ While a job runs, the folder holds `<shard>.part` files and a journal of those t
 renames the parts; what says that the folder is a checkpoint, its index or that of a pipeline, comes last.
 """
 
-import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import FileIO
-from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from urllib.parse import quote
 
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
-from sharding.core.limits import DISK_FLOOR_BYTES, FLUSH_BYTES, MAX_REPORT_BYTES
+from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
 from sharding.formats.names import REPORT_NAME, is_index, is_weights
+from sharding.storage.folder_earlier import ENTRANCES, by_removal, is_inside, is_last, leads_inside, remove, report_in
 from sharding.storage.folder_source import FolderSource
+from sharding.storage.folder_writing import FolderShardWriter, explained, sync_folders, write_whole
 from sharding.storage.journal import Journal
-from sharding.storage.records import Earlier, parse_earlier
 
 PART = ".part"
 
 _BESIDE = "sharding_file.part"
 """What a file beside the shards is called until it is whole: one at a time, so that it is found again."""
-
-_ENTRANCES = ("model_index.json", "modules.json")
-"""What makes a folder a pipeline or a sentence transformer."""
 
 
 class FolderDestination:
@@ -98,7 +94,7 @@ class FolderDestination:
             for path in stale:
                 path.unlink()
 
-    def open_shard(self, file: str) -> "FolderShardWriter":
+    def open_shard(self, file: str) -> FolderShardWriter:
         """Start a shard. It has no other name than `<file>.part` until the result is published."""
         with explained(self._folder):
             stream = open(self._part(file), "wb", buffering=0)  # noqa: SIM115 - closed by finish or close
@@ -108,7 +104,7 @@ class FolderDestination:
     def finish(self, record: ShardRecord) -> None:
         """Note that a shard is safely on the disk."""
         with explained(self._folder):
-            _sync_folders([self._folder])
+            sync_folders([self._folder])
             self._journal.note(record)
         self._written += record.bytes
         self._finished.add(record.file)
@@ -141,18 +137,18 @@ class FolderDestination:
                 folder.mkdir(exist_ok=True)
             # The report first: it names what is to be removed again if nobody goes on from here.
             for path in sorted(contents, key=REPORT_NAME.__ne__):
-                if not _is_last(path):
-                    self._write_whole(path, contents[path])
-            _sync_folders(folders)
+                if not is_last(path):
+                    self._written += write_whole(self._folder / path, contents[path], self._folder / _BESIDE)
+            sync_folders(folders)
             for shard in records:
                 os.replace(self._place(shard), self._folder / shard)
-            for is_due in (is_index, _ENTRANCES.__contains__):
-                _sync_folders(folders)
+            for is_due in (is_index, ENTRANCES.__contains__):
+                sync_folders(folders)
                 for path in filter(is_due, contents):
-                    self._write_whole(path, contents[path])
-            _sync_folders(folders)
+                    self._written += write_whole(self._folder / path, contents[path], self._folder / _BESIDE)
+            sync_folders(folders)
             self._journal.remove()
-            _sync_folders([self._folder])
+            sync_folders([self._folder])
         return Published(self.ref, str(self._folder))
 
     def unfinished(self) -> StagedJob | None:
@@ -171,7 +167,7 @@ class FolderDestination:
                 self._lock()
                 for path in self._parts():
                     path.unlink(missing_ok=True)
-                self._remove(self._half_made())
+                remove(self._folder, self._half_made())
                 self._journal.remove()
         for folder in reversed(self._made):
             with suppress(OSError):
@@ -180,11 +176,11 @@ class FolderDestination:
 
     def _half_made(self) -> tuple[str, ...]:
         """Return the files of a result that the journal's job has begun to publish, and nobody takes for one yet."""
-        job, begun = self._journal.job(), _report_in(self._folder)
+        job, begun = self._journal.job(), report_in(self._folder)
         if job is None or begun is None or begun.plan_id != job.plan_id:
             return ()
-        shown_by = min(map(_by_removal, begun.files), default=0)
-        shows = [file for file in begun.files if _by_removal(file) == shown_by]
+        shown_by = min(map(by_removal, begun.files), default=0)
+        shows = [file for file in begun.files if by_removal(file) == shown_by]
         return () if all(os.path.isfile(self._folder / file) for file in shows) else (REPORT_NAME, *begun.files)
 
     def close(self) -> None:
@@ -213,8 +209,8 @@ class FolderDestination:
             return
         if not self._folder.is_dir():
             raise DestinationError(f"{self._folder} is a file, not a folder.", "Name a folder, or a new one.")
-        earlier = _report_in(self._folder)
-        self._earlier = [file for file in earlier.files if _is_inside(file)] if earlier else []
+        earlier = report_in(self._folder)
+        self._earlier = [file for file in earlier.files if is_inside(file)] if earlier else []
         if self._overwrite:
             return
         if earlier and earlier.source != source.repo_id:
@@ -240,17 +236,7 @@ class FolderDestination:
             inside = [path for path in (self._folder / folder).glob("*") if path.is_file()]
             overwritten = is_weights if self._overwrite else is_index
             earlier |= {folder + path.name for path in inside if overwritten(path.name)}
-        self._remove(file for file in earlier if file not in self._finished or self._part(file).exists())
-
-    def _remove(self, files: Iterable[str]) -> None:
-        """Remove files of a result, each kind safely before the next; what leads out of the folder stays."""
-        # Indexes first: from here on nobody takes the folder for a complete checkpoint.
-        for _, kind in groupby(sorted(sorted(files), key=_by_removal), _by_removal):
-            places = [self._folder / file for file in kind if self._leads_inside(file)]
-            there = [place for place in places if os.path.isfile(place) or os.path.islink(place)]
-            for place in there:
-                place.unlink(missing_ok=True)
-            _sync_folders({place.parent for place in there})
+        remove(self._folder, (file for file in earlier if file not in self._finished or self._part(file).exists()))
 
     def _place(self, file: str) -> Path:
         part = self._part(file)
@@ -260,12 +246,8 @@ class FolderDestination:
         # All parts lie at the top, so that what is left of an earlier run is found without a search.
         return self._folder / (quote(file, safe="") + PART)
 
-    def _leads_inside(self, path: str) -> bool:
-        # A folder of this name may be a link to elsewhere; a file that is one is replaced itself.
-        return _is_inside(path) and self._folder in Path(os.path.realpath((self._folder / path).parent), "_").parents
-
     def _inside(self, path: str) -> Path:
-        if not self._leads_inside(path):
+        if not leads_inside(self._folder, path):
             hint = "Rename it in the source, or remove the link in the destination that it leads over."
             raise DestinationError(f"The file name {path!r} leads out of the folder.", hint)
         return self._folder / path
@@ -283,99 +265,4 @@ class FolderDestination:
         for folder in reversed(missing):
             folder.mkdir()
             self._made.append(folder)
-            _sync_folders([folder.parent])
-
-    def _write_whole(self, path: str, chunks: Iterable[bytes]) -> None:
-        part = self._folder / _BESIDE
-        with open(part, "wb") as stream:
-            for chunk in chunks:
-                self._written += stream.write(chunk)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(part, self._folder / path)
-
-
-def _is_inside(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    return bool(parts) and not path.startswith("/") and ".." not in parts and not {"\\", "\0"} & set(path)
-
-
-def _is_last(path: str) -> bool:
-    return path in _ENTRANCES or is_index(path)
-
-
-def _by_removal(path: str) -> int:
-    """Return when a file of an earlier result goes: what shows it first, what names its files last."""
-    kinds = (path in _ENTRANCES, is_index(path), is_weights(path), path != REPORT_NAME)
-    return next((number for number, is_kind in enumerate(kinds) if is_kind), len(kinds))
-
-
-def _sync_folders(folders: Iterable[Path]) -> None:
-    for folder in sorted(folders):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _report_in(folder: Path) -> Earlier | None:
-    path = folder / REPORT_NAME
-    try:
-        return parse_earlier(path.read_bytes()) if path.stat().st_size <= MAX_REPORT_BYTES else None
-    except OSError:
-        return None
-
-
-class FolderShardWriter:
-    """One `.part` file. See `protocols.ShardWriter`."""
-
-    def __init__(self, stream: FileIO, flusher: ThreadPoolExecutor, finish: Callable[[ShardRecord], None]) -> None:
-        """Write to `stream`; start write-back in `flusher`; call `finish` with the record once all is on the disk."""
-        self._finish = finish
-        self._stream = stream
-        self._folder = Path(stream.name).parent
-        self._flusher = flusher
-        self._dirty_bytes = 0
-        self._flush: Future[None] | None = None
-
-    def write(self, data: bytes) -> None:
-        """Append bytes; start write-back now and then, so that `finish` has little left to wait for."""
-        view = memoryview(data)
-        with explained(self._folder):
-            while view:
-                view = view[self._stream.write(view) :]
-        self._dirty_bytes += len(data)
-        if self._dirty_bytes >= FLUSH_BYTES and (self._flush is None or self._flush.done()):
-            self._dirty_bytes = 0
-            self._flush = self._flusher.submit(os.fsync, self._stream.fileno())
-
-    def finish(self, record: ShardRecord) -> None:
-        """Sync the shard to the disk and note that it is finished."""
-        with explained(self._folder):
-            if self._flush:
-                self._flush.result()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
-        self._finish(record)
-
-    def abort(self) -> None:
-        """Do nothing: a disk does not keep anybody waiting, and `FolderDestination.close` removes the part."""
-
-
-@contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Turn what the system says of a folder that cannot be written into a DestinationError that says what helps."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = format_bytes(shutil.disk_usage(folder if folder.exists() else folder.parent).free)
-            message, hint = (
-                f"The disk of {folder} is full ({free} free).",
-                "Free some room and start the same job again.",
-            )
-        else:
-            message = f"{folder} cannot be written: {error.strerror or error}."
-            hint = "Check that the folder may be written, or choose another."
-        raise DestinationError(message, hint) from error
+            sync_folders([folder.parent])

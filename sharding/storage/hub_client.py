@@ -226,7 +226,8 @@ def is_without(error: Exception) -> bool:
 
     if not isinstance(error, HfHubHTTPError) or error.response.status_code not in (404, 405, 501):
         return False
-    return not error.response.headers.get("X-Error-Code")
+    is_of_file = "/resolve/" in error.response.request.url.path
+    return not is_of_file and not error.response.headers.get("X-Error-Code")
 
 
 def _bound_waiting() -> None:

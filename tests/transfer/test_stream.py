@@ -8,8 +8,8 @@ import pytest
 
 from sharding import job
 from sharding.core.limits import BATCHES_AHEAD, BATCHES_BEHIND
-from sharding.storage.folder_destination import FolderShardWriter
 from sharding.storage.folder_source import FolderSource
+from sharding.storage.folder_writing import FolderShardWriter
 from tests.conftest import random_tensors, write_checkpoint
 
 BATCH = 4096

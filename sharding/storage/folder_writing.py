@@ -1,0 +1,91 @@
+"""Write files so that they are on the disk once that is said."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+from sharding.core.errors import DestinationError
+from sharding.core.limits import FLUSH_BYTES
+from sharding.core.text import format_bytes
+from sharding.core.values import ShardRecord
+
+
+class FolderShardWriter:
+    """One `.part` file. See `protocols.ShardWriter`."""
+
+    def __init__(self, stream: FileIO, flusher: ThreadPoolExecutor, finish: Callable[[ShardRecord], None]) -> None:
+        """Write to `stream`; start write-back in `flusher`; call `finish` with the record once all is on the disk."""
+        self._finish = finish
+        self._stream = stream
+        self._folder = Path(stream.name).parent
+        self._flusher = flusher
+        self._dirty_bytes = 0
+        self._flush: Future[None] | None = None
+
+    def write(self, data: bytes) -> None:
+        """Append bytes; start write-back now and then, so that `finish` has little left to wait for."""
+        view = memoryview(data)
+        with explained(self._folder):
+            while view:
+                view = view[self._stream.write(view) :]
+        self._dirty_bytes += len(data)
+        if self._dirty_bytes >= FLUSH_BYTES and (self._flush is None or self._flush.done()):
+            self._dirty_bytes = 0
+            self._flush = self._flusher.submit(os.fsync, self._stream.fileno())
+
+    def finish(self, record: ShardRecord) -> None:
+        """Sync the shard to the disk and note that it is finished."""
+        with explained(self._folder):
+            if self._flush:
+                self._flush.result()
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+        self._finish(record)
+
+    def abort(self) -> None:
+        """Do nothing: a disk does not keep anybody waiting, and `FolderDestination.close` removes the part."""
+
+
+def write_whole(place: Path, chunks: Iterable[bytes], part: Path) -> int:
+    """Write a file under the name `part` and, once it is on the disk, call it `place`; return its bytes."""
+    written = 0
+    with open(part, "wb") as stream:
+        for chunk in chunks:
+            written += stream.write(chunk)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(part, place)
+    return written
+
+
+def sync_folders(folders: Iterable[Path]) -> None:
+    """Have the names in `folders` on the disk."""
+    for folder in sorted(folders):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turn what the system says of a folder that cannot be written into a DestinationError that says what helps."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = format_bytes(shutil.disk_usage(folder if folder.exists() else folder.parent).free)
+            message, hint = (
+                f"The disk of {folder} is full ({free} free).",
+                "Free some room and start the same job again.",
+            )
+        else:
+            message = f"{folder} cannot be written: {error.strerror or error}."
+            hint = "Check that the folder may be written, or choose another."
+        raise DestinationError(message, hint) from error
