@@ -196,10 +196,13 @@ class HubDestination:
         if self._created and self._repo.files("main").keys() <= _OF_EVERY_NEW_REPO:
             try:
                 self._repo.ask(lambda: self._hub.api.delete_repo(repo_id, missing_ok=True))
-                return Discarded(found=True, repo_deleted=True)
+                if not self._repo.exists():
+                    return Discarded(found=True, repo_deleted=True)
+                why = "the Hub said that it was"
             except DestinationError as error:
-                remark = f"{repo_id} was made for this job, is empty, and could not be deleted ({error.message})"
-                remark = f"{remark.rstrip('.')}: {self._hub.page(repo_id)}/settings."
+                why = error.message.rstrip(".")
+            settings = f"{self._hub.page(repo_id)}/settings"
+            remark = f"{repo_id} was made for this job, is empty, and could not be deleted ({why}): {settings}."
         try:
             self._staging.delete()
         except DestinationError as error:
