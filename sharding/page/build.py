@@ -107,7 +107,7 @@ def _job_parts(form: Form) -> list[Block]:
 
 
 def _check_parts(form: Form) -> list[Block]:
-    return [form.check_message, form.outcome, form.run, form.job, form.query]
+    return [form.check, form.check_message, form.outcome, form.run, form.job, form.query]
 
 
 def _all(form: Form) -> list[Block]:

@@ -112,6 +112,7 @@ def result_panel(report: Report, repo_id: str, page: str, link: str, source_link
         source_link=source_link,
         trust=trust,
         is_known=trust.level in _KNOWN,
+        can_check=trust.level == "fits",
         verdict=_verdict(report, trust.level),
         infinite=sum(report.overflowed.values()),
         old=old,

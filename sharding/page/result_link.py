@@ -53,6 +53,7 @@ class Showing:
         except ShardingError as error:
             return {form.check_message: problem(error)}
         return {
+            form.check: gr.Button(visible=False),
             form.outcome: gr.Column(visible=False),
             form.run: gr.Column(visible=True),
             form.job: taken,

@@ -37,10 +37,15 @@ def read_result(place: str, *, endpoint: str, token: str | None = None) -> Resul
             "Only repos that this tool has made have one.",
         )
     text = read_small(source, entry, MAX_SHOWN_REPORT_BYTES)
-    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_SHOWN_REPORT_VALUES:
-        raise SourceError(
-            f"The {REPORT_NAME} of {source.ref.repo_id} holds more than a page can show.",
-            "`shard-my-repo verify` compares models of any size.",
-        )
+    refuse_costly(text, source.ref.repo_id)
     report = parse_report(text)
     return Result(source.ref.repo_id, source.ref.revision, source.files, report)
+
+
+def refuse_costly(text: bytes, repo_id: str) -> None:
+    """Raise SourceError where the report in `repo_id` would take far more memory than its bytes, once it is read."""
+    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_SHOWN_REPORT_VALUES:
+        raise SourceError(
+            f"The {REPORT_NAME} of {repo_id} holds more than a page can show.",
+            "`shard-my-repo verify` compares models of any size.",
+        )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 from urllib.parse import parse_qsl
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from sharding.page.choices import filled_in, options_in
 from sharding.page.file_table import MOST_BARS, MOST_ROWS, files_of_plan, files_of_source
 from sharding.page.form import Form
 from sharding.page.links import SIZES, Wish, query_of, read_wish, source_of
+from sharding.page.render import MOST_NAMED
 from sharding.planning.plan import plan_shards
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
@@ -155,3 +157,26 @@ def test_findings_are_told_in_their_own_words() -> None:
     assert "at least 1 min 15 s" in text
     assert "100.0 MB" in text
     assert "One tensor is large. Choose a larger size." in text
+
+
+def test_of_three_thousand_remarks_a_dozen_is_listed_and_the_rest_counted() -> None:
+    from sharding.desk.forecast import Forecast
+
+    found = [Finding("warning", "x", f"Remark {number}.") for number in range(3001)]
+    html = panels.forecast_panel(Forecast(75.0, True, 10**8, 0, "As measured."), found)
+    assert html.count("<li") == MOST_NAMED + 1
+    assert f"{3001 - MOST_NAMED:,} more remarks" in Tags(html).text
+    assert len(html) < 10_000
+
+
+def test_a_terminal_counts_what_it_does_not_list(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from sharding.cli.terminal import Terminal
+
+    with Terminal(Console(), Console(soft_wrap=True)) as terminal:
+        terminal.findings([Finding("warning", "x", f"Remark {number}.") for number in range(3001)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 60
+    shown = sum("Remark" in line for line in lines)
+    assert f"and {3001 - shown:,} more such remarks" in lines[-1]
