@@ -25,7 +25,7 @@ MAX_SHOWN_REPORT_BYTES = 16_000_000
 """What the page reads of a report in a stranger's repo: one of 100,000 tensors has about 15 MB."""
 
 MAX_SHOWN_REPORT_VALUES = 220_000
-"""Values in such a report: 100,000 tensors in a thousand files. A million zeros would cost far more than their bytes."""
+"""Values in such a report: 100,000 tensors in a thousand files. A million zeros would cost more than their bytes."""
 
 MAX_CARD_BYTES = 1_000_000
 """Cards are kilobytes; of a longer one nothing is kept but the file in the source."""

@@ -179,4 +179,4 @@ def test_a_terminal_counts_what_it_does_not_list(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 60
     shown = sum("Remark" in line for line in lines)
-    assert f"and {3001 - shown:,} more such remarks" in lines[-1]
+    assert any(f"and {3001 - shown:,} more such remarks" in line for line in lines)
