@@ -83,16 +83,26 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path) -> None:
-    tried = mutants.try_faults(tree, ["planning"], None, 0)
-    outcomes = {(one.fault.within, one.fault.becomes): one.outcome for one in tried}
-    assert outcomes["seen", "return a + b"] == "noticed"
-    assert outcomes["child", "print(1 - 1)"] == "noticed"
-    assert outcomes["unseen", "return a * 3"] == "survived"
-    assert outcomes["waits", "if seconds <= 0:"] == "survived"
-    assert {outcome for (within, _), outcome in outcomes.items() if within == "listed"} == {"harmless"}
+def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path, tmp_path: Path) -> None:
+    trial = mutants.Trial(tree, tmp_path, ["planning"])
+    faults = {(fault.within, fault.becomes): fault for fault in trial.faults("planning")}
+
+    def outcome(within: str, becomes: str) -> str:
+        return trial.attempt("planning", faults[within, becomes]).outcome
+
+    assert outcome("seen", "return a + b") == "noticed"
+    assert outcome("child", "print(1 - 1)") == "noticed"
+    assert outcome("unseen", "return a * 3") == "survived"
+    assert outcome("listed", "return 65 // 8") == "harmless"
+    assert outcome("seen", "return a + b") == "noticed"  # the others have gone without a trace
+
+
+def test_what_was_tried_is_counted_by_wing_and_leaves_the_tree_alone(tree: Path) -> None:
+    said: list[str] = []
+    tried = mutants.try_faults(tree, ["planning"], 2, 0, said.append)
+    assert len(tried) == len(said) == 2
+    assert "| planning | 2 | " in mutants.table(tried)
     assert (tree / "sharding/planning/toy.py").read_text() == SOURCE
-    assert "| planning | " in mutants.table(tried)
 
 
 def test_what_only_people_and_type_checkers_read_is_left_alone(tree: Path) -> None:
