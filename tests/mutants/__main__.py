@@ -5,6 +5,7 @@ those of its wing and those of `tests/scenarios` that execute its line, the wing
 """
 
 import argparse
+import json
 import os
 import random
 import re
@@ -15,22 +16,26 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
 import psutil
 
 from tests.conftest import ROOT
 from tests.mutants.faults import Fault, faults_in
+from tests.mutants.nursery import OUTPUT
 from tests.mutants.watch import seconds_of_tests, settings, tests_of_lines
 
 WINGS = ("planning", "transfer", "verify", "storage", "desk")
-SHARED = ("tests/scenarios", "tests/test_job.py")
+SHARED = ("tests/scenarios", "tests/loading", "tests/cli", "tests/test_job.py")
 """Tests that cross wings."""
 NOT_COPIED = {".git", ".venv", "build", "demo", "fuzz", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
 HARMLESS = Path("tests/mutants/harmless.toml")
-PYTEST = (sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not thorough")
+PYTEST = ("-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not thorough")
 ROOM_SECONDS = 30.0
 """The tests of a room end here, the slowest left out; it holds for one fault."""
 STARTING_SECONDS = 30.0
@@ -55,7 +60,7 @@ class Trial:
     """A copy of the tree in which faults are tried."""
 
     def __init__(self, root: Path, folder: Path, wings: Sequence[str]) -> None:
-        """Copy `root` and run the tests without a fault. Raises Refused where they fail."""
+        """Copy `root`, and start what runs tests there."""
         self._tree, self._seen, temporary = folder / "tree", folder / "seen", folder / "temporary"
         shutil.copytree(
             root, self._tree, ignore=lambda place, _: NOT_COPIED if Path(place) == root else {"node_modules"}
@@ -67,25 +72,28 @@ class Trial:
         # By hash: a file that is changed within a second is compiled again, and the rest never.
         compiling = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "sharding", "tests"]
         subprocess.run([sys.executable, *compiling], cwd=self._tree, check=True)
-        self._environment = {
+        self._output = folder / "output"
+        environment = {
             **{name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
             "PYTHONDONTWRITEBYTECODE": "1",
-            "TMPDIR": str(temporary),
             "PYTHONPATH": str(self._tree),
+            "TMPDIR": str(temporary),
+            "HF_HOME": str(temporary),
+            OUTPUT: str(self._output),
         }
+        command = [sys.executable, "-m", "tests.mutants.nursery"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self._nursery = subprocess.Popen(command, cwd=self._tree, env=environment, **pipes)
         self._settings = settings(self._seen, [self._tree / "sharding" / wing for wing in wings])
-        watched = {**self._environment, "COVERAGE_PROCESS_START": str(self._settings)}
-        own = [f"tests/{wing}" for wing in wings]
+        self._wings = wings
+
+    def begin(self) -> None:
+        """Run the tests without a fault. Raises Refused where they fail."""
+        own = [f"tests/{wing}" for wing in self._wings]
         tests = [path for path in (*own, *SHARED) if (self._tree / path).exists()]
-        done = subprocess.run(
-            [*PYTEST, "-p", "tests.mutants.watch", *tests],
-            cwd=self._tree,
-            env=watched,
-            text=True,
-            stdout=subprocess.PIPE,
-        )
-        if done.returncode:
-            raise Refused(f"The tests fail without a fault, so that nothing can be learnt from one:\n{done.stdout}")
+        if self._fails(["-p", "tests.mutants.watch", "--watch", str(self._settings), *tests], None):
+            said = self._output.read_text()
+            raise Refused(f"The tests fail without a fault, so that nothing can be learnt from one:\n{said}")
         self._seconds = seconds_of_tests(self._seen)
         self._lines = cache(lambda file: tests_of_lines(self._settings, self._tree / file))
 
@@ -94,51 +102,53 @@ class Trial:
         files = sorted((self._tree / "sharding" / wing).rglob("*.py"))
         return [fault for path in files for fault in faults_in(self._tree, path.relative_to(self._tree).as_posix())]
 
-    def room(self, wing: str, fault: Fault) -> list[str]:
-        """Return the tests that execute the fault's line, the wing's and the quickest first.
+    def room(self, wing: str, fault: Fault) -> tuple[list[str], list[str]]:
+        """Return the tests that execute the fault's line, those of the wing apart from others, the quickest first.
 
         Where none is known to, as a child process of another environment may, all of its wing and of its file.
         """
         lines: dict[int, set[str]] = self._lines(fault.file)
         own = {test for test in self._seconds if test.startswith(f"tests/{wing}/")}
         tests = {test for line in fault.lines for test in lines.get(line, ())} or own.union(*lines.values())
-        chosen, left = [], ROOM_SECONDS
+        rooms: tuple[list[str], list[str]] = ([], [])
+        left = ROOM_SECONDS
         for test in sorted(tests & self._seconds.keys(), key=lambda test: (test not in own, self._seconds[test], test)):
             left -= self._seconds[test]
-            if chosen and left < 0:
+            if any(rooms) and left < 0:
                 break
-            chosen.append(test)
-        return chosen
+            rooms[test not in own].append(test)
+        return rooms
 
     def attempt(self, wing: str, fault: Fault) -> Tried:
         """Put one fault into the copy, run the tests of its room, and take it out again."""
-        tests, path = self.room(wing, fault), self._tree / fault.file
+        path = self._tree / fault.file
         sound = path.read_text()
         path.write_text(fault.text)
         try:
-            noticed = bool(tests) and self._fails(tests)
+            # The wing's alone first: what others import may take longer than they do.
+            noticed = any(tests and self._fails(tests, self._patience(tests)) for tests in self.room(wing, fault))
         finally:
             path.write_text(sound)
         return Tried(wing, fault, "noticed" if noticed else "harmless" if self._is_listed(fault) else "survived")
 
-    def _fails(self, tests: Sequence[str]) -> bool:
-        """Whether a test fails, or they hang."""
-        seconds = STARTING_SECONDS + 3 * sum(self._seconds[test] for test in tests)
-        running = subprocess.Popen(
-            [*PYTEST, *tests],
-            cwd=self._tree,
-            env=self._environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            return running.wait(seconds) != 0
-        except subprocess.TimeoutExpired:
-            # Children too: a job has a session of its own.
-            for process in (*psutil.Process(running.pid).children(recursive=True), running):
-                process.kill()
-            running.wait()
-            return True
+    def _patience(self, tests: Sequence[str]) -> float:
+        return STARTING_SECONDS + 3 * sum(self._seconds[test] for test in tests)
+
+    def _fails(self, arguments: Sequence[str], seconds: float | None) -> bool:
+        """Whether a test fails, or they hang for so many seconds."""
+        assert self._nursery.stdin and self._nursery.stdout
+        self._nursery.stdin.write(json.dumps([*PYTEST, *arguments]) + "\n")
+        run = psutil.Process(int(self._nursery.stdout.readline()))
+        hangs = Timer(seconds or 1e6, _kill, [run])
+        hangs.start()
+        status = int(self._nursery.stdout.readline())
+        hangs.cancel()
+        return status != 0
+
+    def close(self) -> None:
+        """End the process that runs the tests."""
+        with self._nursery:
+            self._nursery.communicate()
 
     def _is_listed(self, fault: Fault) -> bool:
         return any(
@@ -146,6 +156,13 @@ class Trial:
             and one.get("becomes", fault.becomes) == fault.becomes
             for one in self._harmless
         )
+
+
+def _kill(run: psutil.Process) -> None:
+    """Kill a run with its children: a job has a session of its own."""
+    with suppress(psutil.NoSuchProcess):
+        for process in (*run.children(recursive=True), run):
+            process.kill()
 
 
 def draw(faults: Sequence[Fault], count: int | None, seed: str) -> Iterator[Fault]:
@@ -163,8 +180,8 @@ def try_faults(
 ) -> list[Tried]:
     """Try `count` faults, as many of each wing, or all of them. Raises Refused where tests fail without one."""
     tried = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trial = Trial(root, Path(folder), wings)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, closing(Trial(root, Path(folder), wings)) as trial:
+        trial.begin()
         for number, wing in enumerate(wings):
             share = None if count is None else (count + len(wings) - 1 - number) // len(wings)
             for fault in draw(trial.faults(wing), share, f"{seed} {wing}"):

@@ -23,26 +23,35 @@ disable_warnings = module-not-imported, no-data-collected
 class Watch:
     """Tells coverage which test runs."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, settings: Path) -> None:
+        self._folder = settings.parent
         self._seconds: Counter[str] = Counter()
+        os.environ["COVERAGE_PROCESS_START"] = str(settings)
+        self._coverage = Coverage(config_file=str(settings))
+        self._coverage.start()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        watching = Coverage.current()
-        assert watching
-        watching.switch_context(item.nodeid)
+        self._coverage.switch_context(item.nodeid)
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self) -> None:
+        self._coverage.stop()
+        self._coverage.save()
         (self._folder / TESTS).write_text(json.dumps(self._seconds))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Watch(Path(os.environ["COVERAGE_PROCESS_START"]).parent))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--watch", type=Path, help="what coverage is to watch, and beside it what was seen")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    # Before any of ours is imported.
+    early_config.pluginmanager.register(Watch(early_config.known_args_namespace.watch))
 
 
 def settings(folder: Path, sources: list[Path]) -> Path:
