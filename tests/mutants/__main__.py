@@ -35,7 +35,17 @@ SHARED = ("tests/scenarios", "tests/loading", "tests/cli", "tests/test_job.py")
 """Tests that cross wings."""
 NOT_COPIED = {".git", ".venv", "build", "demo", "fuzz", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
 HARMLESS = Path("tests/mutants/harmless.toml")
-PYTEST = ("-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not thorough")
+# The nursery has imported what plugins would like to rewrite.
+PYTEST = (
+    "-W",
+    "ignore:Module already imported",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+    "--hypothesis-seed=0",
+    "-m",
+    "not thorough",
+)
 ROOM_SECONDS = 30.0
 """The tests of a room end here, the slowest left out; it holds for one fault."""
 STARTING_SECONDS = 30.0
