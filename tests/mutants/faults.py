@@ -10,6 +10,8 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
+FOR_PEOPLE = {"thread_name_prefix"}
+"""Arguments that only people read."""
 NEVER_CALLS = {"TypeVar", "isinstance", "len"}
 """Calls that cannot run with another argument, or run once for a type checker."""
 
@@ -81,7 +83,7 @@ class _Visitor(cst.CSTVisitor):
         self._statement: range | None = None
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.Annotation | cst.Decorator | cst.Import | cst.ImportFrom) or _is_for_types(node):
+        if isinstance(node, cst.Annotation | cst.Decorator | cst.Import | cst.ImportFrom) or _is_for_others(node):
             return False
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
             self._names.append(node.name.value)
@@ -107,12 +109,18 @@ class _Visitor(cst.CSTVisitor):
         return range(place.start.line, place.end.line + 1) if place else range(0)
 
 
-def _is_for_types(node: cst.CSTNode) -> bool:
+def _is_for_others(node: cst.CSTNode) -> bool:
+    """Whether only people or type checkers read it, or it cannot be otherwise."""
     return (
-        (isinstance(node, cst.If) and isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING")
+        _is_for_people(node)
+        or (isinstance(node, cst.If) and isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING")
         or (isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value in NEVER_CALLS)
         or (isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name) and node.value.value == "Literal")
     )
+
+
+def _is_for_people(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in FOR_PEOPLE
 
 
 def _is_sentence(node: cst.CSTNode) -> bool:
@@ -125,9 +133,9 @@ def _is_sentence(node: cst.CSTNode) -> bool:
 
 
 def _changes_words(old: cst.CSTNode, new: cst.CSTNode) -> bool:
-    """Whether all that a call loses are sentences."""
+    """Whether all that a call loses is for people."""
     if not (isinstance(old, cst.Call) and isinstance(new, cst.Call)) or len(old.args) == 0:
         return False
     kept = {id(argument) for argument in new.args}
-    lost = [argument.value for argument in old.args if id(argument) not in kept]
-    return bool(lost) and all(map(_is_sentence, lost))
+    lost = [argument for argument in old.args if id(argument) not in kept]
+    return bool(lost) and all(_is_for_people(argument) or _is_sentence(argument.value) for argument in lost)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Watch:
 
     def __init__(self, settings: Path) -> None:
         self._folder = settings.parent
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = defaultdict(float)
         os.environ["COVERAGE_PROCESS_START"] = str(settings)
         self._coverage = Coverage(config_file=str(settings))
         self._coverage.start()
