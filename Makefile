@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo run test thorough browser check matrix torture live fuzz clean help
+.PHONY: demo run test thorough browser check matrix torture live fuzz mutants clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.localhub.demo
@@ -49,6 +49,14 @@ TARGET ?= header index archive pickle report
 fuzz: .venv/tested  ## look for bytes that crash what reads strangers' files
 	$(BIN)/pip install --quiet -r tests/fuzz/requirements.txt
 	for target in $(TARGET); do $(BIN)/python -m tests.fuzz $$target -runs=1000000 || exit 1; done
+
+# Small faults put into the code, each tried with the tests of its room, noted in bench/RESULTS.md: some seconds each.
+# As many as MUTANTS says at random, spread over the wings, or `all`, which takes hours; another SEED draws others.
+MUTANTS = 300
+SEED = 0
+mutants: .venv/tested  ## put faults into the code and see whether a test notices
+	$(BIN)/pip install --quiet -r tests/mutants/requirements.txt
+	$(BIN)/python -m tests.mutants $(MUTANTS) --seed $(SEED) --note
 
 clean:  ## remove what all of these have made
 	rm -rf .venv demo fuzz

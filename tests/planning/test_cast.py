@@ -72,6 +72,24 @@ def test_a_quantized_checkpoint_is_not_cast(config: dict[str, object], names: li
     assert job.plan(str(tmp_path), "1MB")[1].options.dtype == "keep"
 
 
+@pytest.mark.parametrize(
+    ("config", "name", "said"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, "w", "quantized with gptq: "),
+        ({"quantization_config": {"bits": 4}}, "w", "quantized with an unnamed method: "),
+        ({}, "h.0.qweight", "quantized, as h.0.qweight tells: "),
+    ],
+    ids=["named", "unnamed", "by a tensor"],
+)
+def test_a_refusal_says_what_tells_that_a_checkpoint_is_quantized(
+    config: dict[str, object], name: str, said: str, tmp_path: Path
+) -> None:
+    save_file({name: torch.ones(4)}, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SourceError, match=said):
+        job.plan(str(tmp_path), Options("1MB", dtype="fp16"))
+
+
 def test_modules_that_the_class_keeps_in_fp32_are_named(tmp_path: Path) -> None:
     plan = job.plan(str(models.save("t5", tmp_path)), Options("60kB", dtype="fp16"))[1]
     (finding,) = plan.findings

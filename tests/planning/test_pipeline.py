@@ -14,7 +14,7 @@ from sharding.core.options import Options
 from sharding.core.values import TensorEntry
 from sharding.planning.blocks import blocks_around
 from sharding.planning.order import natural_key
-from sharding.planning.pipeline import cut_stages, in_pipeline_order
+from sharding.planning.pipeline import cut_stages, in_pipeline_order, unit_that_uses
 from sharding.planning.plan import plan_shards
 from sharding.report.schema import Report
 from tests import models
@@ -91,6 +91,19 @@ def test_embeddings_come_before_the_blocks_of_a_pipeline_and_heads_after(order: 
     names = [name if name.endswith(("weight", "bias", "token", "embed")) else f"{name}.w" for unit in order for name in unit.split(",")]  # fmt: skip
     found = pipeline(*names)
     assert [set(unit.split(",")) for unit in found] == [set(unit.split(",")) for unit in order]
+
+
+def test_towers_stand_in_the_order_in_which_a_model_runs_them() -> None:
+    names = ["decoder.blocks.0", "layers.0", "qformer.layers.0", "vision.blocks.0"]
+    assert pipeline(*(f"{name}.w" for name in names)) == [names[3], names[2], names[1], names[0]]
+
+
+def test_a_weight_in_no_file_is_used_where_others_of_its_kind_are() -> None:
+    names = ["wte.weight", "h.0.w", "h.1.w", "ln_f.weight"]
+    units = in_pipeline_order([tensor(name, 1) for name in names], {})
+    assert [unit.block for unit in units] == ["", "h.0", "h.1", ""]
+    found = {name: unit_that_uses(name, units) for name in ("wpe.weight", "h.1.bias", "lm_head.weight")}
+    assert found == {"wpe.weight": 0, "h.1.bias": 2, "lm_head.weight": 3}
 
 
 def test_more_stages_than_blocks_are_refused() -> None:

@@ -1,0 +1,138 @@
+"""A fault that a test sees is noticed, in a child process too; one that none sees survives unless it is listed."""
+
+import re
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mutmut", reason="`make mutants` installs it")
+
+from tests.conftest import ROOT
+from tests.mutants import __main__ as mutants
+from tests.mutants.faults import faults_in
+
+SOURCE = '''
+def seen(a: int | None, b: int) -> int:
+    """Seen by a test."""
+    return a - b
+
+
+def child() -> None:
+    print(1 + 1)
+
+
+def unseen(a: int) -> int:
+    return a * 2
+
+
+def waits(seconds: float) -> None:
+    if seconds < 0:
+        raise ValueError("never less than nothing", seconds)
+
+
+def listed() -> int:
+    return 64 // 8
+'''
+TESTS = """
+import subprocess
+import sys
+
+from sharding.planning import toy
+
+
+def test_seen():
+    assert toy.seen(3, 2) == 1
+
+
+def test_child():
+    code = "from sharding.planning import toy; toy.child()"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, env={}).stdout == b"2\\n"
+
+
+def test_the_rest():
+    assert toy.unseen(0) == 0
+    assert toy.listed()
+    toy.waits(1)
+"""
+LIST = """
+[[harmless]]
+file = "sharding/planning/toy.py"
+within = "listed"
+was = "return 64 // 8"
+reason = "a size of which nothing depends"
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    for path, text in {
+        "sharding/__init__.py": "",
+        "sharding/planning/__init__.py": "",
+        "sharding/planning/toy.py": SOURCE,
+        "tests/__init__.py": "",
+        "tests/planning/__init__.py": "",
+        "tests/planning/test_toy.py": TESTS,
+        "tests/mutants/harmless.toml": LIST,
+        "pyproject.toml": "",
+    }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    for name in ("__init__.py", "nursery.py", "watch.py"):
+        text = (ROOT / "tests/mutants" / name).read_text()
+        (root / "tests/mutants" / name).write_text(re.sub("^HEAVY = .*", "HEAVY = ()", text, flags=re.M))
+    return root
+
+
+def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path, tmp_path: Path) -> None:
+    expected = {
+        ("seen", "return a + b"): "noticed",
+        ("child", "print(1 - 1)"): "noticed",
+        ("unseen", "return a * 3"): "survived",
+        ("listed", "return 65 // 8"): "harmless",
+        ("seen", "return a - b"): "survived",  # no fault: those before have gone without a trace
+    }
+    with closing(mutants.Trial(tree, tmp_path, ["planning"])) as trial:
+        trial.begin()
+        faults = {(fault.within, fault.becomes): fault for fault in trial.faults("planning")}
+        one = faults["seen", "return a + b"]
+        faults["seen", "return a - b"] = replace(one, new=one.old)
+        assert {key: trial.attempt("planning", faults[key]).outcome for key in expected} == expected
+
+
+def test_what_was_tried_is_counted_by_wing_and_leaves_the_tree_alone(tree: Path) -> None:
+    said: list[str] = []
+    tried = mutants.try_faults(tree, ["planning"], 2, 0, said.append)
+    assert len(tried) == len(said) == 2
+    assert "| planning | 2 | " in mutants.table(tried)
+    assert (tree / "sharding/planning/toy.py").read_text() == SOURCE
+
+
+def test_what_only_people_and_type_checkers_read_is_left_alone(tree: Path) -> None:
+    changed = " ".join(fault.becomes for fault in faults_in(tree, "sharding/planning/toy.py"))
+    assert "None, b" not in changed and "XX" not in changed
+
+
+def test_nothing_is_tried_where_tests_fail_without_a_fault(tree: Path) -> None:
+    (tree / "tests/planning/test_toy.py").write_text("def test_wrong(): assert False")
+    with pytest.raises(mutants.Refused, match="fail without a fault"):
+        mutants.try_faults(tree, ["planning"], 1, 0)
+
+
+def test_a_seed_draws_the_same_faults_again(tree: Path) -> None:
+    faults = faults_in(tree, "sharding/planning/toy.py")
+    first, again, other = ([str(one) for one in mutants.draw(faults, 4, seed)] for seed in ("1", "1", "2"))
+    assert first == again != other and len(first) == 4
+
+
+def test_a_fault_that_hangs_is_noticed(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, tests = tree / "sharding/planning/toy.py", tree / "tests/planning/test_toy.py"
+    source.write_text("def count():\n    n = 3\n    while n > 0:\n        n -= 1\n")
+    tests.write_text("from sharding.planning import toy\n\n\ndef test_count():\n    toy.count()\n")
+    monkeypatch.setattr(mutants, "STARTING_SECONDS", 5)
+    with closing(mutants.Trial(tree, tmp_path, ["planning"])) as trial:
+        trial.begin()
+        (endless,) = [fault for fault in trial.faults("planning") if fault.becomes == "n += 1"]
+        assert trial.attempt("planning", endless).outcome == "noticed"
