@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from sharding import job
-from sharding.core.errors import Refused, SourceError
+from sharding.core.errors import Refused
 from sharding.core.limits import (
     JOB_SECONDS,
     JOBS_REMEMBERED,
@@ -38,12 +37,13 @@ from sharding.desk.header_cache import Headers
 from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id
+from sharding.desk.judgement import judge_result
 from sharding.desk.process import kill_stray
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.loading.devices import DevicePlan
 from sharding.report.fetch import Result, read_result
 from sharding.storage.hub_lookup import Lookup, Person
-from sharding.verify.trust import Trust, judge
+from sharding.verify.trust import Trust
 
 
 class Desk:
@@ -187,21 +187,11 @@ class Desk:
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
         """Return the result in `place`, and how far it may be relied on. Raises SourceError."""
         result = read_result(place, endpoint=self._settings.endpoint, token=token)
-        source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
-        pinned = f"{source.repo_id}@{source.revision}"
-        if source.kind == "hub":
-            try:
-                original = self.inspect(pinned, source.variant, token)
-            except SourceError as error:
-                why_not = error.message
-        else:
-            why_not = "it was a folder on somebody's machine."
-        found = judge(result.report, result.files, self.inspect(copy, "", token), original, why_not)
-        if found.level != "contradicted":
-            for record in self._shelf.records():
-                if record.state == "done" and (record.result, record.request.source) == (copy, pinned):
-                    return result, _own(record)
-        return result, found
+
+        def inspect(source: str, variant: str = "") -> Checkpoint:
+            return self.inspect(source, variant, token)
+
+        return result, judge_result(result, inspect, self._shelf.records())
 
     def status(self, job_id: str, viewer: str | None) -> JobStatus | None:
         """Return how a job is, or None where there is none of that id that is the viewer's."""
@@ -338,11 +328,3 @@ class Desk:
         return status_of(
             taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
         )
-
-
-def _own(record: JobRecord) -> Trust:
-    """Return what this desk's own record of a job says of its result."""
-    day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
-    if record.request.kind == "verify":
-        return Trust("read-now", (f"Every byte of both was read here on {day}, and every tensor compared.",))
-    return Trust("made-here", (f"It was made here on {day}, and every byte read again before it was published.",))

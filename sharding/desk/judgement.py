@@ -1,0 +1,40 @@
+"""Say how far a result may be relied on, by what this desk has done itself, and else by what is stated of it."""
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from sharding.core.errors import SourceError
+from sharding.core.values import Checkpoint
+from sharding.desk.jobs import JobRecord
+from sharding.report.fetch import Result
+from sharding.verify.trust import Trust, judge
+
+
+def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: Iterable[JobRecord]) -> Trust:
+    """Return how far `result` may be relied on: `inspect` reads headers of a source and a variant.
+
+    Only a record of this very commit and this very commit of its source says more than what is stated.
+    """
+    source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
+    pinned = f"{source.repo_id}@{source.revision}"
+    if source.kind == "hub":
+        try:
+            original = inspect(pinned, source.variant)
+        except SourceError as error:
+            why_not = error.message
+    else:
+        why_not = "it was a folder on somebody's machine."
+    found = judge(result.report, result.files, inspect(copy), original, why_not)
+    if found.level != "contradicted":
+        for record in records:
+            if record.state == "done" and (record.result, record.request.source) == (copy, pinned):
+                return _own(record)
+    return found
+
+
+def _own(record: JobRecord) -> Trust:
+    """Return what this desk's own record of a job says of its result."""
+    day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
+    if record.request.kind == "verify":
+        return Trust("read-now", (f"Every byte of both was read here on {day}, and every tensor compared.",))
+    return Trust("made-here", (f"It was made here on {day}, and every byte read again before it was published.",))
