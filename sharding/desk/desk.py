@@ -180,7 +180,7 @@ class Desk:
         original, copy = f"{source.repo_id}@{source.revision}", f"{result.repo_id}@{result.revision}"
         read = self.inspect(original, source.variant, token), self.inspect(copy, "", token)
         self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
-        options = Options(dtype=plan.dtype, variant=source.variant)  # type: ignore[arg-type]
+        options = Options(dtype=plan.dtype, variant=source.variant)
         request = JobRequest(original, copy, options, kind="verify")
         return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token)
 

@@ -61,7 +61,7 @@ class JobRecord:
     """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970.
 
     `process` are the number and the start time of its process: together they name it for good. `result` is the commit
-    ("owner/name@revision") that it published, or found identical to its source.
+    ("owner/name@revision") that it published, or compared with its source: if that failed, they differ.
     """
 
     id: str

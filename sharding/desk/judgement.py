@@ -27,7 +27,7 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
     found = judge(result.report, result.files, inspect(copy), original, why_not)
     if found.level != "contradicted":
         for record in records:
-            if record.state == "done" and (record.result, record.request.source) == (copy, pinned):
+            if (record.result, record.request.source) == (copy, pinned):
                 return _own(record)
     return found
 
@@ -35,6 +35,10 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
 def _own(record: JobRecord) -> Trust:
     """Return what this desk's own record of a job says of its result."""
     day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
+    if record.state != "done" and record.error:
+        return Trust("contradicted", (f"Every byte of both was read here on {day}.", record.error[0]))
     if record.request.kind == "verify":
-        return Trust("read-now", (f"Every byte of both was read here on {day}, and every tensor compared.",))
+        read = f"Every byte of the weights of both was read here on {day}, and every tensor compared; nothing else was."
+        cast = "How many numbers became infinite in the cast was not counted."
+        return Trust("read-now", (read, *([cast] if record.request.options.dtype != "keep" else [])))
     return Trust("made-here", (f"It was made here on {day}, and every byte read again before it was published.",))

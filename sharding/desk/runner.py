@@ -79,7 +79,7 @@ class Runner:
                 process=None,
                 error=error,
                 remark=remark,
-                result=_result(job) if state == "done" else "",
+                result=_result(job) if state == "done" else _differing(job) if state == "failed" else "",
                 seconds=cost.seconds if cost else None,
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
@@ -178,6 +178,13 @@ def _result(job: ActiveJob) -> str:
         return f"{published.ref.repo_id}@{published.ref.revision}"
     is_proved = job.record.request.kind == "verify" and proof and proof.identical
     return job.record.request.destination if is_proved else ""
+
+
+def _differing(job: ActiveJob) -> str:
+    """Return the commit that a job has compared and found different, "" where it has not."""
+    proof = job.history.verification
+    is_compared = job.record.request.kind == "verify" and proof and not proof.identical
+    return job.record.request.destination if is_compared else ""
 
 
 def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:

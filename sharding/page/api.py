@@ -37,7 +37,7 @@ class Endpoints:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
-        with _told():
+        with _told(source, variant):
             token = self._site.token(request)
             return to_json(summarize_source(self._desk.inspect(source, variant, token)))
 
@@ -63,7 +63,7 @@ class Endpoints:
             dtype: what weights are cast to, "keep" for not at all
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
-        with _told():
+        with _told(source, strategy, order, dtype, variant):
             token = self._site.token(request)
             options = Options(max_shard_size, strategy, order, dtype, variant)
             checkpoint, plan = self._desk.plan(source, options, token)
@@ -106,7 +106,7 @@ class Endpoints:
             compare: whether to load the original and the copy as well, and report what that costs
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
-        with _told():
+        with _told(source, destination, strategy, order, dtype, variant):
             caller, token = self._caller(request)
             asked = JobRequest(
                 source=source,
@@ -128,7 +128,7 @@ class Endpoints:
         Args:
             job: the id that `shard` answered with
         """
-        with _told():
+        with _told(job):
             status = self._desk.status(job, self._caller(request)[0].name)
             if status is None:
                 raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
@@ -148,7 +148,7 @@ class Endpoints:
         Args:
             repo: the result, as "owner/name", "owner/name@revision" or a link to it
         """
-        with _told():
+        with _told(repo):
             found, trust = self._desk.judge(repo, self._site.token(request))
             return {
                 "repo_id": found.repo_id,
@@ -166,8 +166,10 @@ class Endpoints:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Tell the caller what went wrong and what helps."""
+def _told(*texts: object) -> Iterator[None]:
+    """Tell the caller what went wrong and what helps; `texts` come from anybody, so that they may be anything."""
+    if not all(isinstance(text, str) for text in texts):
+        raise gr.Error("A name, a size or a choice is a text.", print_exception=False)
     try:
         yield
     except ShardingError as error:

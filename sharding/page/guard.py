@@ -11,8 +11,8 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
+from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.environment import page_hosts, space_hosts
@@ -50,6 +50,9 @@ class Guard:
                 "add it to SHARD_HOSTS.", 421, scope, receive, send,
             )  # fmt: skip
             return
+        if scope["path"] == "/login/callback" and "error" in QueryParams(scope["query_string"]):
+            await RedirectResponse("/")(scope, receive, send)  # they did not want to; Gradio has no answer to that
+            return
         is_own = self._is_own(scope, headers)
         if not is_own and not self._on_space and "authorization" not in headers and not _is_preflight(scope, headers):
             await self._refuse(_FOREIGN, 403, scope, receive, send)
@@ -83,6 +86,8 @@ class Guard:
                 return True
             case None:
                 origin = headers.get("origin")
+                if origin is None and self._on_space and scope["path"] == "/logout":
+                    return self._is_same_origin(headers.get("referer", "").rstrip("/"), headers.get("host", ""))
                 if origin is None:
                     return not self._on_space or method in _READING
                 return self._is_same_origin(origin, headers.get("host", ""))
@@ -92,7 +97,10 @@ class Guard:
                 return goes_there and scope["path"] != "/logout"
 
     def _is_same_origin(self, origin: str, host: str) -> bool:
-        place = origin.partition("://")[2].lower()
+        try:
+            place = urlsplit(origin).netloc.lower()
+        except ValueError:
+            return False
         return place != "" and (place == host.lower() or (self._on_space and place in self._hosts))
 
     async def _refuse(self, text: str, status: int, scope: Scope, receive: Receive, send: Send) -> None:

@@ -26,7 +26,7 @@ from pydantic import (
 from sharding.core.bounds import Count, File, Line, Sha256, Word
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_FILES
-from sharding.core.options import Engine
+from sharding.core.options import Engine, TargetDtype
 from sharding.core.values import Finding, Library, RepoRef, Resources, Stage, Verification
 from sharding.formats.names import REPORT_NAME
 from sharding.report.comparison import ComparisonSummary
@@ -36,6 +36,7 @@ Json = dict[str, Any]
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO_ID = re.compile(rf"{_NAME}(/{_NAME})?")
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class SourceSummary:
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
-        if self.kind == "hub" and not (_REPO_ID.fullmatch(self.repo_id) and re.fullmatch(_NAME, self.revision)):
+        if self.kind == "hub" and not (_REPO_ID.fullmatch(self.repo_id) and _COMMIT.fullmatch(self.revision)):
             raise ValueError("not the name and commit of a repo")
         return self
 
@@ -113,7 +114,7 @@ class PlanSummary:
     max_shard_bytes: Count
     strategy: Word
     order: Word
-    dtype: Word = "keep"
+    dtype: TargetDtype = "keep"
     total_bytes: Count
     total_parameters: Count
     shards: Annotated[tuple[PlannedShard, ...], Field(min_length=1, max_length=MAX_FILES)]

@@ -83,7 +83,7 @@ def how_to_check(report: Report, place: str) -> Mapping[str, str]:
     if source.kind != "hub":
         return {}
     words = ["shard-my-repo verify", f"{source.repo_id}@{source.revision}", place]
-    words += [f"--dtype {dtype}"] if dtype != "keep" else []
+    words += [f"--dtype {shlex.quote(dtype)}"] if dtype != "keep" else []
     words += [f"--variant {shlex.quote(source.variant)}"] if source.variant else []
     return {"check every byte": " ".join(words) + "\n"}
 

@@ -38,6 +38,8 @@ def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceErr
     match = None if host else _REPO.fullmatch(bare)
     if match:
         revision = match["revision"]
+        if revision and {".", ".."} & set(unquote(revision).split("/")):
+            raise family(f"{text[:200]!r} names no revision.", "Write owner/name@revision.")
         return match["repo"], unquote(revision) if revision and bare != text else revision
     if host and host not in (*_HUB_HOSTS, urlsplit(endpoint).hostname):
         hint = "Only repos of the Hub are read: write owner/name, or paste a link to its page there."

@@ -11,6 +11,7 @@ from typing import Literal
 from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import Checkpoint, FileEntry
 from sharding.formats.dtypes import BY_OPTION
+from sharding.report.report import summarize_source
 from sharding.report.schema import Report
 
 Level = Literal["made-here", "read-now", "fits", "claims", "contradicted"]
@@ -37,6 +38,8 @@ def judge(
     `original` is what the headers of the source say, None where they cannot be read, for the reason `why_not`.
     """
     against = [*_not_there(report, files), *_not_planned(report, copy)]
+    if (report.source.kind, report.source.repo_id) == ("hub", copy.source.repo_id):
+        against.append("The report names the repo itself as its source.")
     if original:
         against += [*_not_that_source(report, original), *_not_of(report, original, copy)]
     if against:
@@ -46,6 +49,10 @@ def judge(
     if original is None:
         return Trust("claims", (here, f"What it was made from cannot be compared: {why_not}"))
     same = "names, shapes and dtypes" if report.plan.dtype == "keep" else "names and shapes"
+    missing = len(original.tensors) - len(copy.tensors)
+    if missing:  # the classic engine's
+        both = f"The copy has {len(copy.tensors):,} of the {count(len(original.tensors), 'tensor')} of its source"
+        return Trust("claims", (here, f"{both}; whether the other {missing:,} were tied cannot be seen in headers."))
     return Trust("fits", (here, f"The headers of both name the same {len(copy.tensors):,} tensors: {same} agree."))
 
 
@@ -76,6 +83,13 @@ def _not_planned(report: Report, copy: Checkpoint) -> Iterable[str]:
 
 
 def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
+    source = report.source
+    if original.source.revision != source.revision:
+        yield f"{source.repo_id} has no commit {source.revision[:12]} of that name."
+    there = summarize_source(original)
+    for fact in ("architecture", "total_parameters", "total_bytes", "tensors", "dtypes"):
+        if report.engine == "stream" and getattr(source, fact) != getattr(there, fact):
+            yield f"The report says something else of {source.repo_id} than its headers: {fact.replace('_', ' ')}."
     told = {file.file: (file.bytes, file.tensors) for file in report.source.weight_files}
     tensors = {file.path: 0 for file in original.weight_files}
     for tensor in original.tensors:

@@ -121,10 +121,14 @@ def test_another_models_copy_is_replaced_with_a_word_only(connect: Connect, smal
         ({"strategy": "stages:99999999999999999999"}, "stages"),
         ({"strategy": "x"}, "strategy"),
         ({"source": "https://example.org/a/b"}, "example.org is not the Hub"),
+        ({"source": None}, "is a text"),
+        ({"source": ["a"]}, "is a text"),
+        ({"strategy": None}, "is a text"),
+        ({"source": "bob/small@.."}, "names no revision"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_makes_no_sense_is_a_sentence(connect: Connect, small: str, wrong: dict[str, str], says: str) -> None:
+def test_what_makes_no_sense_is_a_sentence(connect: Connect, small: str, wrong: dict[str, object], says: str) -> None:
     with pytest.raises(AppError) as refusal:
         connect().predict(**{"source": small, **wrong}, api_name="/plan")
     assert says in str(refusal.value)

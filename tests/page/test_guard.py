@@ -170,6 +170,17 @@ def test_another_site_neither_signs_a_visitor_out_nor_changes_their_session(spac
             assert is_way_in or "Set-Cookie" not in answer.headers, (headers, path)
 
 
+def test_without_fetch_metadata_only_the_page_itself_leads_out(space: Site, cookie: str) -> None:
+    for referer, leads in (("https://evil.example/", False), ("", False), (f"{space.address}/?repo=bob/small", True)):
+        answer = ask(space, "GET", "/logout", {"Cookie": cookie, **({"Referer": referer} if referer else {})})
+        assert ("Set-Cookie" in answer.headers) is leads, referer
+
+
+def test_who_declines_to_sign_in_is_led_back(space: Site) -> None:
+    answer = ask(space, "GET", "/login/callback?error=access_denied", {})
+    assert (answer.status_code, answer.headers["Location"]) == (307, "/")
+
+
 # --- In a browser -----------------------------------------------------------------------------------------
 
 

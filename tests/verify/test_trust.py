@@ -116,3 +116,20 @@ def test_a_tensor_that_the_report_does_not_know_of_does_not_fit(told: Told) -> N
     extra = told.copy.tensors[0]._replace(name="hidden")
     copy = replace(told.copy, tensors=(*told.copy.tensors, extra))
     assert judge(told.report, told.files, copy, told.original).level == "contradicted"
+
+
+def test_a_classic_copy_with_fewer_tensors_only_claims(told: Told) -> None:
+    """What loading leaves out was tied, says its report; headers do not tell."""
+    gone = told.copy.tensors[-1]
+    plan = told.report.plan
+    shards = tuple(replace(shard, tensors=tuple(set(shard.tensors) - {gone.name})) for shard in plan.shards)
+    copy = replace(told.copy, tensors=tuple(tensor for tensor in told.copy.tensors if tensor != gone))
+    lies = replace(
+        told.report,
+        engine="classic",
+        plan=replace(plan, shards=shards),
+        verification=replace(told.report.verification, tensors=len(copy.tensors)),
+    )
+    found = judge(lies, told.files, replace(copy, tensors=copy.tensors), told.original)
+    assert found.level in ("claims", "contradicted")
+    assert "same" not in " ".join(found.reasons)
