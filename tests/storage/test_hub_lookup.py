@@ -147,6 +147,11 @@ def test_a_bare_destination_is_in_ones_own_namespace(lookup: Lookup) -> None:
     assert lookup.repo_id("acme/copy", ALICE) == "acme/copy"
 
 
+def test_a_destination_may_be_pasted_as_well(lookup: Lookup, hub: Server) -> None:
+    for link in (f"{hub.address}/acme/copy", "https://huggingface.co/acme/copy", "hf://acme/copy"):
+        assert lookup.repo_id(link, ALICE) == "acme/copy"
+
+
 def test_a_namespace_that_is_not_ones_own_may_have_been_meant_as_a_folder(lookup: Lookup) -> None:
     with pytest.raises(DestinationError, match="alice may not write to the namespace demo") as refusal:
         lookup.repo_id("demo/out", ALICE)

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.core.events import Verified
+from sharding.core.events import Progress, Verified
 from tests.conftest import write_checkpoint
 from tests.folders import finish
 
@@ -76,3 +76,27 @@ def test_digests_of_other_weights_are_refused(checkpoint: Path, tmp_path: Path) 
     (out / "sharding_digests.json").write_text(json.dumps(document))
     with pytest.raises(SourceError, match="does not describe the weights"):
         list(job.verify(str(out), str(out), quick=True))
+
+
+def test_a_variant_is_that_of_the_original_alone(tmp_path: Path) -> None:
+    weights = {"w": np.arange(8, dtype=np.float16)}
+    files = {"model.safetensors": {"w": np.zeros(8, np.float32)}, "model.fp16.safetensors": weights}
+    original = write_checkpoint(tmp_path / "original", files, index=False)
+    copy = write_checkpoint(tmp_path / "copy", {"model.safetensors": weights}, index=False)
+    for variant, identical in (("fp16", True), ("", False)):
+        *_, verified = job.verify(str(original), str(copy), variant=variant)
+        assert isinstance(verified, Verified)
+        assert verified.verification.identical is identical
+    with pytest.raises(SourceError, match="no variant"):
+        list(job.verify(str(copy), str(original), variant="fp16"))
+
+
+def test_progress_is_that_of_both_and_goes_from_nothing_to_all(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    told = [event for event in job.verify(str(checkpoint), str(out)) if isinstance(event, Progress)]
+    both = 2 * job.inspect(str(checkpoint)).total_bytes
+    assert {progress.bytes_total for progress in told} == {both}
+    assert [progress.bytes_done for progress in told] == sorted(progress.bytes_done for progress in told)
+    assert told[-1].bytes_done == both
+    assert told[-1].seconds_left in (0.0, None)
