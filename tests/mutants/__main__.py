@@ -163,7 +163,7 @@ class Trial:
     def _is_listed(self, fault: Fault) -> bool:
         return any(
             (one["file"], one["within"], one["was"]) == (fault.file, fault.within, fault.was)
-            and one.get("becomes", fault.becomes) == fault.becomes
+            and fault.becomes in one.get("becomes", [fault.becomes])
             for one in self._harmless
         )
 
