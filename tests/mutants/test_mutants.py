@@ -25,7 +25,10 @@ def child() -> None:
 
 
 def unseen(a: int) -> int:
-    return a * 2
+    return a * TWICE
+
+
+TWICE = 2
 
 
 def waits(seconds: float) -> None:
@@ -91,7 +94,8 @@ def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path, tmp_path: 
     expected = {
         ("seen", "return a + b"): "noticed",
         ("child", "print(1 - 1)"): "noticed",
-        ("unseen", "return a * 3"): "survived",
+        ("unseen", "return a / TWICE"): "survived",
+        ("", "TWICE = None"): "noticed",
         ("listed", "return 65 // 8"): "harmless",
         ("seen", "return a - b"): "survived",  # no fault: those before have gone without a trace
     }
