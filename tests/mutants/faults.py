@@ -10,15 +10,18 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
-FOR_PEOPLE = {"thread_name_prefix"}
-"""Arguments that only people read."""
+PASSED_OVER = {"strict", "thread_name_prefix"}
+"""Arguments that only people read, or that only a fault elsewhere would meet (those of `zip`)."""
 NEVER_CALLS = {"TypeVar", "isinstance", "len"}
 """Calls that cannot run with another argument, or run once for a type checker."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One change to one node of `file`, in the function `within`; `lines` are those of its statement."""
+    """One change to one node of `file`, in the function `within`.
+
+    `lines` are those of its statement; none where it is executed when the module is imported, whoever does that.
+    """
 
     file: str
     within: str
@@ -80,6 +83,7 @@ class _Visitor(cst.CSTVisitor):
         self.found: list[Fault] = []
         self._file, self._module = file, module
         self._names: list[str] = []
+        self._bodies = 0
         self._statement: range | None = None
 
     def on_visit(self, node: cst.CSTNode) -> bool:
@@ -100,8 +104,14 @@ class _Visitor(cst.CSTVisitor):
         if isinstance(original_node, cst.SimpleStatementLine):
             self._statement = None
 
+    def visit_FunctionDef_body(self, node: cst.FunctionDef) -> None:
+        self._bodies += 1
+
+    def leave_FunctionDef_body(self, node: cst.FunctionDef) -> None:
+        self._bodies -= 1
+
     def _fault(self, old: cst.CSTNode, new: cst.CSTNode) -> Fault:
-        lines = self._statement or self._lines(old)
+        lines = (self._statement or self._lines(old)) if self._bodies else range(0)
         return Fault(self._file, ".".join(self._names), lines, self._module, old, new)
 
     def _lines(self, node: cst.CSTNode) -> range:
@@ -112,15 +122,15 @@ class _Visitor(cst.CSTVisitor):
 def _is_for_others(node: cst.CSTNode) -> bool:
     """Whether only people or type checkers read it, or it cannot be otherwise."""
     return (
-        _is_for_people(node)
+        _is_passed_over(node)
         or (isinstance(node, cst.If) and isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING")
         or (isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value in NEVER_CALLS)
         or (isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name) and node.value.value == "Literal")
     )
 
 
-def _is_for_people(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in FOR_PEOPLE
+def _is_passed_over(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in PASSED_OVER
 
 
 def _is_sentence(node: cst.CSTNode) -> bool:
@@ -133,9 +143,9 @@ def _is_sentence(node: cst.CSTNode) -> bool:
 
 
 def _changes_words(old: cst.CSTNode, new: cst.CSTNode) -> bool:
-    """Whether all that a call loses is for people."""
+    """Whether all that a call loses is passed over, or a sentence."""
     if not (isinstance(old, cst.Call) and isinstance(new, cst.Call)) or len(old.args) == 0:
         return False
     kept = {id(argument) for argument in new.args}
     lost = [argument for argument in old.args if id(argument) not in kept]
-    return bool(lost) and all(_is_for_people(argument) or _is_sentence(argument.value) for argument in lost)
+    return bool(lost) and all(_is_passed_over(argument) or _is_sentence(argument.value) for argument in lost)

@@ -1,6 +1,7 @@
 """A fault that a test sees is noticed, in a child process too; one that none sees survives unless it is listed."""
 
 import re
+import tomllib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,10 @@ def child() -> None:
 
 
 def unseen(a: int) -> int:
-    return a * 2
+    return a * TWICE
+
+
+TWICE = 2
 
 
 def waits(seconds: float) -> None:
@@ -90,7 +94,8 @@ def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path, tmp_path: 
     expected = {
         ("seen", "return a + b"): "noticed",
         ("child", "print(1 - 1)"): "noticed",
-        ("unseen", "return a * 3"): "survived",
+        ("unseen", "return a / TWICE"): "survived",
+        ("", "TWICE = None"): "noticed",
         ("listed", "return 65 // 8"): "harmless",
         ("seen", "return a - b"): "survived",  # no fault: those before have gone without a trace
     }
@@ -136,3 +141,13 @@ def test_a_fault_that_hangs_is_noticed(tree: Path, tmp_path: Path, monkeypatch: 
         trial.begin()
         (endless,) = [fault for fault in trial.faults("planning") if fault.becomes == "n += 1"]
         assert trial.attempt("planning", endless).outcome == "noticed"
+
+
+def test_every_entry_of_the_list_is_a_fault_that_there_is_and_says_why() -> None:
+    listed = tomllib.loads((ROOT / mutants.HARMLESS).read_text())["harmless"]
+    found = {file: faults_in(ROOT, file) for file in {one["file"] for one in listed}}
+    for one in listed:
+        inside = [fault for fault in found[one["file"]] if fault.within == one["within"]]
+        becomes = {fault.becomes for fault in inside if fault.was == one["was"]}
+        assert becomes and becomes >= set(one.get("becomes", [])), one["was"]
+        assert one["reason"]

@@ -13,6 +13,10 @@ def test_progress_has_bytes_rate_and_time_left() -> None:
     assert pace.add(400, 54.0, "g") == Progress("transfer", 600, 1000, "g", 150.0, 400 / 150)
 
 
+def test_a_crawl_has_a_time_left_too() -> None:
+    assert Pace("transfer", 10, now=0.0).add(1, 4.0) == Progress("transfer", 1, 10, "", 0.25, 36.0)
+
+
 def test_what_comes_too_soon_is_counted_and_said_with_the_next() -> None:
     pace = Pace("verify", 1000, now=0.0)
     assert pace.add(100, PROGRESS_SECONDS / 2) is None
