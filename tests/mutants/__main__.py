@@ -142,9 +142,11 @@ class Trial:
         run = psutil.Process(int(self._nursery.stdout.readline()))
         hangs = Timer(seconds or 1e6, _kill, [run])
         hangs.start()
-        status = int(self._nursery.stdout.readline())
-        hangs.cancel()
-        return status != 0
+        try:
+            return int(self._nursery.stdout.readline()) != 0
+        finally:
+            hangs.cancel()
+            _kill(run)  # where this is interrupted it is still there
 
     def close(self) -> None:
         """End the process that runs the tests."""
