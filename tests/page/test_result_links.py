@@ -37,7 +37,7 @@ def test_a_well_formed_report_with_markup_in_it_is_shown_as_text(
     folder = download(hub, genuine, tmp_path / "result")
     report = json.loads((folder / "sharding_report.json").read_text())
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-    report["tool"] = report["source"]["architecture"] = report["verification"]["method"] = evil
+    report["tool"] = report["verification"]["method"] = evil
     hub.api("hf_bob").create_repo("bob/hostile-markup")
     hub.api("hf_bob").upload_folder(repo_id="bob/hostile-markup", folder_path=folder)
     page = visit(space, f"?result={with_report(hub, 'hostile-markup', json.dumps(report).encode())}")

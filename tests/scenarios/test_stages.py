@@ -20,6 +20,7 @@ from sharding.core.options import Options
 from sharding.core.values import Stage
 from sharding.page import panels
 from sharding.report.schema import PlanSummary, Report, parse_report
+from sharding.verify.trust import Trust
 from tests import models
 from tests.scenarios import architectures
 
@@ -177,7 +178,7 @@ def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Pat
     checkpoint, planned = job.plan(str(tmp_path / "in"), Options("20kB", strategy="stages:2"))
     before, after = (
         panels.plan_panel(checkpoint, planned),
-        panels.result_panel(parse_report(told), "me/copy", "page", "link", None),
+        panels.result_panel(parse_report(told), "me/copy", "page", "link", None, Trust("claims", ())),
     )
     assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in before
     assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in after
