@@ -105,6 +105,8 @@ class Terminal:
                 )
                 for name, count in islice(event.overflowed.items(), _MOST_ROWS):
                     self._mention(f"{name}: {count:,} numbers were too large and are infinite now.", "yellow")
+                if len(event.overflowed) > _MOST_ROWS:
+                    self._mention(f"and {len(event.overflowed) - _MOST_ROWS:,} more such tensors", "yellow")
 
     def discarded(self, discarded: Discarded) -> None:
         """Say what was removed of an unfinished job."""

@@ -106,26 +106,21 @@ def test_bytes_that_were_wrong_in_an_earlier_run_are_not_published_by_a_later_on
     assert shard(lfs, SOURCE, MADE, "20kB").verification.identical
 
 
-def test_a_header_that_was_read_wrongly_is_not_published(lfs: InHouse) -> None:
-    text = blob(lfs).read_bytes()
-    mend = flip(blob(lfs), text.index(b"norm.steps") + 9)  # a name that is as good as the right one
+@pytest.mark.parametrize(
+    ("text", "offset", "says"),
+    [
+        pytest.param(b"norm.steps", 9, "something else than it did", id="a name as good as the right one"),
+        pytest.param(b'"format":"pt"', 11, "not what the headers said", id="metadata as good as the right ones"),
+    ],
+)
+def test_a_header_that_was_read_wrongly_is_not_published(lfs: InHouse, text: bytes, offset: int, says: str) -> None:
+    mend = flip(blob(lfs), blob(lfs).read_bytes().index(text) + offset)
     events = job.shard(SOURCE, MADE, "60kB", endpoint=lfs.address, token=TOKEN)
     next(event for event in events if isinstance(event, ShardFinished))
     mend()
     *_, report = events
     assert isinstance(report, Report)
-    assert "something else than it did" in problems(report)
-    assert not exists(lfs, MADE)
-
-
-def test_metadata_that_were_read_wrongly_are_not_published(lfs: InHouse) -> None:
-    mend = flip(blob(lfs), blob(lfs).read_bytes().index(b'"format":"pt"') + 11)  # as good a value as the right one
-    events = job.shard(SOURCE, MADE, "60kB", endpoint=lfs.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished))
-    mend()
-    *_, report = events
-    assert isinstance(report, Report)
-    assert "not what the headers said" in problems(report)
+    assert says in problems(report)
     assert not exists(lfs, MADE)
 
 
