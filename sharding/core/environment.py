@@ -10,8 +10,14 @@ from sharding.core.text import parse_bytes
 
 
 def hub_endpoint() -> str:
-    """Return the address of the Hub: HF_ENDPOINT, or the public one."""
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    """Return the address of the Hub: HF_ENDPOINT, or the public one.
+
+    Raises UsageError where a login stands in it: the address is part of links and of messages.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    if "@" in endpoint.partition("://")[2].partition("/")[0]:
+        raise UsageError("There is a login in HF_ENDPOINT, which is shown in links.", "Leave it out, and set HF_TOKEN.")
+    return endpoint
 
 
 def result_page(repo_id: str) -> str | None:

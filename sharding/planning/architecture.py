@@ -33,13 +33,11 @@ class Weight:
 class Architecture:
     """What is known of a model class: hints, each as transformers 5.23 has it.
 
-    `blocks` are the modules of `no_split_classes`, `tied` groups of names that stand for one tensor. `weights` has
-    every tensor once.
+    `blocks` are the modules of `no_split_classes`; `weights` has every tensor once.
     """
 
     class_name: str
     no_split_classes: tuple[str, ...]
-    tied: tuple[tuple[str, ...], ...]
     blocks: tuple[str, ...]
     weights: tuple[Weight, ...]
     device_map: Mapping[str, str]
@@ -146,7 +144,6 @@ def from_answer(answer: Mapping[str, Any]) -> Architecture:
     return Architecture(
         class_name=answer["class_name"],
         no_split_classes=tuple(answer["no_split_classes"]),
-        tied=tuple(map(tuple, answer["tied"])),
         blocks=tuple(answer["blocks"]),
         weights=tuple(
             Weight(weight["name"], tuple(weight["saved_as"]), weight["bytes"]) for weight in answer["weights"]

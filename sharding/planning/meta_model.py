@@ -48,7 +48,6 @@ def describe(asked: dict[str, Any]) -> dict[str, Any]:
     answer = {
         "class_name": cls.__name__,
         "no_split_classes": classes,
-        "tied": _tied(model),
         "blocks": [name for name, module in model.named_modules() if type(module).__name__ in classes],
         "weights": _weights(model),
     }

@@ -36,7 +36,8 @@ def refuses_argument(error: Exception) -> bool:
 
     of_client = (HFValidationError, OfflineModeIsEnabled, UnicodeEncodeError)
     of_requests = (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError)
-    return type(error) is ValueError or isinstance(error, (*of_client, *of_requests))
+    is_check = type(error) is ValueError and "improperly formatted" not in str(error)  # that is said of an answer
+    return is_check or isinstance(error, (*of_client, *of_requests))
 
 
 def wait_to_retry(error: Exception, tries: int) -> None:

@@ -119,6 +119,13 @@ def test_what_the_client_itself_refuses_is_not_asked_again_and_again_nor_blamed_
     assert token not in str(refusal.value)
 
 
+def test_a_login_in_the_address_of_the_hub_is_refused_and_not_shown(hub: InHouse) -> None:
+    ended = command(hub, "inspect", SOURCE, "--json", HF_ENDPOINT=hub.address.replace("://", "://me:secret@"))
+    assert ended.returncode == 2
+    assert "There is a login in HF_ENDPOINT" in json.loads(ended.stdout)["error"]["message"]
+    assert "secret" not in ended.stdout + ended.stderr
+
+
 def test_the_remark_on_a_repo_that_stays_behind_is_told_also_where_its_branch_stays(hub: InHouse) -> None:
     for event in job.shard(SOURCE, MADE, "60kB", endpoint=hub.address, token=TOKEN):
         if isinstance(event, ShardFinished):

@@ -10,7 +10,7 @@ import pytest
 
 from sharding import job
 from sharding.report.schema import Report
-from sharding.storage.folder_destination import FolderShardWriter
+from sharding.storage.folder_writing import FolderShardWriter
 
 
 class SlowHash:
