@@ -153,7 +153,7 @@ def shard(
                 comparison=comparison,
             )
             if verification.identical:
-                beside = write_beside(report, plan, records, origin, hub) | configs
+                beside = write_beside(report, checkpoint, plan, records, origin, hub) | configs
                 side_files = [file for file in checkpoint.side_files if file.path not in beside]
                 yield target.publish(records, side_files, origin, beside)
             else:

@@ -7,6 +7,7 @@ from sharding.core.text import format_bytes, name_some
 from sharding.core.values import FileEntry, Finding
 from sharding.formats.names import (
     DIGESTS_NAME,
+    MAP_NAME,
     PICTURE_NAME,
     REPORT_NAME,
     SHARD_NAME,
@@ -15,7 +16,7 @@ from sharding.formats.names import (
     is_weights,
 )
 
-_NEVER = {".gitattributes", REPORT_NAME, DIGESTS_NAME, PICTURE_NAME}
+_NEVER = {".gitattributes", REPORT_NAME, DIGESTS_NAME, PICTURE_NAME, MAP_NAME}
 
 
 def sort_files(

@@ -15,10 +15,10 @@ import typer
 from sharding import __version__
 from sharding.core import options
 from sharding.core.environment import hub_token
-from sharding.core.errors import Cancelled, Fault, ShardingError
+from sharding.core.errors import Cancelled, Fault, ShardingError, UsageError
 from sharding.core.extras import require
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
-from sharding.core.options import Options
+from sharding.core.options import SINGLE_FILE, Options
 
 if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
@@ -39,7 +39,15 @@ Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folde
 Private = Annotated[
     bool | None, typer.Option("--private/--public", help="Who may see a new repo; default: as the source.")
 ]
-Size = Annotated[str, typer.Option("--max-shard-size", "-s", help="Largest shard: 200MB, 2GB, 1GiB, or bytes.")]
+Size = Annotated[
+    str | None,
+    typer.Option(
+        "--max-shard-size", "-s", help="Largest shard: 200MB, 2GB, 1GiB, or bytes.", show_default=DEFAULT_MAX_SHARD_SIZE
+    ),
+]
+SingleFile = Annotated[
+    bool, typer.Option("--single-file", help="One model.safetensors, whatever its size, as ComfyUI and kohya want it.")
+]
 Strategy = Annotated[
     str,
     typer.Option(help="size fills each shard; blocks cuts no decoder block; stages:N makes N pipeline stages."),
@@ -78,20 +86,25 @@ def inspect(source: Source, variant: Variant = "", as_json: AsJson = False) -> N
 @app.command()
 def plan(
     source: Source,
-    max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
+    max_shard_size: Size = None,
+    single_file: SingleFile = False,
     strategy: Strategy = "size",
     order: Order = "natural",
     dtype: Cast = "keep",
     variant: Variant = "",
+    picture: Annotated[str, typer.Option(metavar="FILE", help="Draw today's files and the shards into this SVG.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Show which shards a checkpoint would be cut into. Moves no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
-        from sharding.report import report, schema
+        from sharding.core.picture import save_picture
+        from sharding.report import map_svg, report, schema
 
-        chosen = Options(max_shard_size, strategy, order, dtype, variant)
+        chosen = Options(_size(max_shard_size, single_file), strategy, order, dtype, variant)
         checkpoint, plan = job.plan(source, chosen, token=hub_token())
+        if picture:
+            save_picture(picture, map_svg.draw_plan(checkpoint, plan))
         if as_json:
             _print_json(schema.to_json(report.summarize_plan(plan, checkpoint.findings)))
         else:
@@ -103,7 +116,8 @@ def plan(
 def shard(
     source: Source,
     destination: Destination,
-    max_shard_size: Size = DEFAULT_MAX_SHARD_SIZE,
+    max_shard_size: Size = None,
+    single_file: SingleFile = False,
     strategy: Strategy = "size",
     order: Order = "natural",
     variant: Variant = "",
@@ -140,7 +154,7 @@ def shard(
         events = job.shard(
             source,
             destination,
-            Options(max_shard_size, strategy, order, dtype, variant, allow_overflow),
+            Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, allow_overflow),
             private=private,
             confirmed=confirmed,
             overwrite=overwrite,
@@ -264,6 +278,13 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
     if version:
         typer.echo(f"shard-my-repo {__version__}")
         raise typer.Exit
+
+
+def _size(given: str | None, single_file: bool) -> str:
+    """Return the size that was asked for. Raises UsageError for two answers to one question."""
+    if given is not None and single_file:
+        raise UsageError("--single-file takes no size.", "Leave out --max-shard-size or --single-file.")
+    return SINGLE_FILE if single_file else given or DEFAULT_MAX_SHARD_SIZE
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -63,10 +63,10 @@ class Terminal:
 
     def plan(self, plan: Plan) -> None:
         """Show which shards there will be."""
-        limit = format_bytes(plan.options.max_shard_bytes)
         order, dtype = plan.options.order, plan.options.dtype
         cast = "" if dtype == "keep" else f", cast to {dtype}"
-        self._say(f"{_count(len(plan.shards), 'shard')} of at most {limit}, order {order}{cast}", "bold")
+        limit = "" if plan.options.is_single_file else f" of at most {format_bytes(plan.options.max_shard_bytes)}"
+        self._say(f"{_count(len(plan.shards), 'shard')}{limit}, order {order}{cast}", "bold")
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
         self._stages(plan.stages)
         self.findings(plan.findings)

@@ -15,6 +15,10 @@ Order = Literal["natural", "stored", "transformers"]
 TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
 Engine = Literal["stream", "classic"]
 
+SINGLE_FILE = "single-file"
+"""In the place of a size: one file, however large."""
+
+_LARGEST_BYTES = 2**63 - 1
 _STRATEGY = re.compile(r"size|blocks|stages:(?P<stages>[1-9]\d{0,3})", re.ASCII)
 
 
@@ -22,10 +26,10 @@ _STRATEGY = re.compile(r"size|blocks|stages:(?P<stages>[1-9]\d{0,3})", re.ASCII)
 class Options:
     """What a copy shall be like: the same options and the same source give the same files, byte for byte.
 
-    `max_shard_size` is a size such as "200MB", or a number of bytes. `strategy` says where to cut, `order` in which
-    order tensors stand, `dtype` what they are cast to ("keep": not at all). `variant` is such as "fp16", where a repo
-    has several; "" takes the plain weights. A cast that makes a finite number infinite is refused, unless
-    `allow_overflow`. Raises UsageError for what is no choice.
+    `max_shard_size` is a size such as "200MB", a number of bytes, or SINGLE_FILE. `strategy` says where to cut,
+    `order` in which order tensors stand, `dtype` what they are cast to ("keep": not at all). `variant` is such as
+    "fp16", where a repo has several; "" takes the plain weights. A cast that makes a finite number infinite is refused,
+    unless `allow_overflow`. Raises UsageError for what is no choice.
 
     >>> options = Options("200MB", strategy="stages:4")
     >>> options.max_shard_bytes, options.stages
@@ -41,7 +45,10 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what is no choice."""
-        parse_bytes(str(self.max_shard_size))
+        if not self.is_single_file:
+            parse_bytes(str(self.max_shard_size))
+        elif self.strategy != "size":
+            raise UsageError("A single file is not cut.", "Leave out the strategy, or give a size.")
         if not _STRATEGY.fullmatch(self.strategy) or self.order not in get_args(Order):
             raise UsageError(
                 f"There is no strategy {self.strategy!r} with order {self.order!r}.",
@@ -51,9 +58,14 @@ class Options:
             raise UsageError(f"There is no dtype {self.dtype!r}.", f"Dtypes: {', '.join(get_args(TargetDtype))}.")
 
     @property
+    def is_single_file(self) -> bool:
+        """Whether everything that is loaded together stands in one file."""
+        return self.max_shard_size == SINGLE_FILE
+
+    @property
     def max_shard_bytes(self) -> int:
-        """The largest size of a shard, its header not counted."""
-        return parse_bytes(str(self.max_shard_size))
+        """The largest size of a shard, its header not counted; for a single file the largest that a file can have."""
+        return _LARGEST_BYTES if self.is_single_file else parse_bytes(str(self.max_shard_size))
 
     @property
     def stages(self) -> int:

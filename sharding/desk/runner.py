@@ -161,7 +161,8 @@ def command_of(request: JobRequest) -> list[str]:
     if request.kind == "verify":
         words = ["--dtype", options.dtype] + (["--variant", options.variant] if options.variant else [])
         return ["verify", *words, "--events", "--", request.source, request.destination]
-    words = ["--max-shard-size", str(options.max_shard_size), "--strategy", options.strategy, "--order", options.order]
+    size = ["--single-file"] if options.is_single_file else ["--max-shard-size", str(options.max_shard_size)]
+    words = [*size, "--strategy", options.strategy, "--order", options.order]
     words += ["--dtype", options.dtype] + ["--allow-overflow"] * options.allow_overflow
     words += ["--variant", options.variant] if options.variant else []
     if request.private is not None:

@@ -6,6 +6,7 @@ SINGLE_NAME = "model.safetensors"
 REPORT_NAME = "sharding_report.json"
 DIGESTS_NAME = "sharding_digests.json"
 PICTURE_NAME = "sharding_comparison.svg"
+MAP_NAME = "sharding_map.svg"
 CARD_NAME = "README.md"
 
 SHARD_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")

@@ -11,6 +11,7 @@ from sharding.core.environment import hub_endpoint
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.extras import require
 from sharding.core.limits import MEMORY_SHARE, ROUNDS
+from sharding.core.picture import save_picture
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import format_bytes, name_some, parse_bytes
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
@@ -154,7 +155,7 @@ def compare(
     """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
 
     A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
-    (SVG). Raises UsageError, SourceError, Refused.
+    (SVG). Raises UsageError, SourceError, Refused, and DestinationError where the picture cannot be written.
     """
     require(_COMPARISON)
     hub = Hub(endpoint or hub_endpoint(), token)
@@ -163,7 +164,7 @@ def compare(
     )
     if picture and comparison.is_measured:
         curves = (middle_run(costs).curve for costs in (comparison.original, comparison.sharded))
-        Path(picture).write_text(draw_memory(*curves), encoding="utf-8")
+        save_picture(picture, draw_memory(*curves))
     yield Compared(comparison)
 
 

@@ -55,7 +55,8 @@ class Endpoints:
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
-            max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary)
+            max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary); "single-file" for
+                one file, whatever its size
             strategy: how to cut; "size" fills each file up to the limit, "blocks" cuts no decoder block, "stages:4"
                 makes four stages of a pipeline, each with its own files
             order: "natural" puts layer 2 before layer 10; "stored" keeps the source's order; "transformers" cuts as
@@ -93,7 +94,8 @@ class Endpoints:
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
             destination: the repo to write, as "owner/name"; it is created if there is none
-            max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary)
+            max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary); "single-file" for
+                one file, whatever its size
             strategy: how to cut; "size" fills each file up to the limit, "blocks" cuts no decoder block, "stages:4"
                 makes four stages of a pipeline, each with its own files
             order: "natural" puts layer 2 before layer 10; "stored" keeps the source's order; "transformers" cuts as

@@ -92,7 +92,8 @@ def plan_shards(
     tensors = list(tensors)
     queue, findings = in_order(tensors, options.order, component.folder, hints)
     total_bytes = sum(tensor.bytes for tensor in queue)
-    limit_bytes = total_bytes if component.is_whole else options.max_shard_bytes
+    is_whole = component.is_whole or options.is_single_file
+    limit_bytes = total_bytes if is_whole else options.max_shard_bytes
     known = known_blocks(hints)
     units: Units = {}
     if options.strategy != "size":
@@ -108,7 +109,7 @@ def plan_shards(
     counted = component.total_parameters
     if counted is None:
         counted = sum(tensor.parameters for tensor in queue)
-    oversized = () if component.is_whole else _oversized(shards, options.max_shard_bytes)
+    oversized = () if is_whole else _oversized(shards, options.max_shard_bytes)
     return Plan(
         shards=tuple(shards),
         components=(replace(component, total_parameters=counted),),

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sharding.core.text import format_bytes, name_some
-from sharding.formats.names import PICTURE_NAME
+from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary, LoadSummary
 from sharding.report.schema import Report
 from sharding.report.snippets import how_to_check, loading_code
@@ -16,6 +16,8 @@ TAGS = ("sharded", "shard-my-repo")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _ORIGINAL = "<!-- the card of the original -->"
 _MOST_ROWS = 60
+_BADGE = "https://huggingface.co/datasets/huggingface/badges/resolve/main/open-in-hf-spaces-sm.svg"
+"""Published for such links by the Hub itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,16 @@ def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
 
 def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[str]:
     yield f"# {report.destination.repo_id.rpartition('/')[2]}\n"
+    if links.result:
+        yield f"[![See and check it on its page]({_BADGE})]({links.result})\n"
     count = len(report.plan.shards)
-    size = format_bytes(report.plan.max_shard_bytes)
+    files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
     yield (
-        f"{_origin(report, links)} in {count} {'file' if count == 1 else 'files'} of at most {size}. {_proof(report)}\n"
+        f"{_origin(report, links)} in {files}. {_proof(report)}\n"
         if report.verification.identical
         else f"{_origin(report, links)}.\n"
     )
+    yield f"![Every tensor as large as its bytes, in today's files and in those of the copy]({MAP_NAME})\n"
     if is_private and links.source:
         yield (
             f"The original is gated or private: [its page]({links.source}) says under which terms it is given, "

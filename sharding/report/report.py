@@ -7,7 +7,7 @@ from typing import Any
 from sharding import __version__
 from sharding.core.options import Engine
 from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, Resources, ShardRecord, Verification
-from sharding.formats.names import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
+from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Comparison
 from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import (
@@ -32,7 +32,7 @@ def summarize_source(checkpoint: Checkpoint) -> Inspection:
 def summarize_plan(plan: Plan, findings: Iterable[Finding] = ()) -> PlanSummary:
     """Return which shard holds what; `findings` are those of the source, before the plan's own."""
     return PlanSummary(
-        max_shard_bytes=plan.options.max_shard_bytes,
+        max_shard_bytes=plan.total_bytes if plan.options.is_single_file else plan.options.max_shard_bytes,
         strategy=plan.options.strategy,
         order=plan.options.order,
         dtype=plan.options.dtype,
@@ -64,7 +64,7 @@ def make_report(
     written = [records[shard.file] for shard in plan.shards]
     side_files = (file.path for file in checkpoint.side_files if file.path != CARD_NAME)
     picture = [PICTURE_NAME] if comparison and comparison.is_measured else []
-    ours = (CARD_NAME, *picture, DIGESTS_NAME, REPORT_NAME)
+    ours = (CARD_NAME, MAP_NAME, *picture, DIGESTS_NAME, REPORT_NAME)
     return Report(
         schema=1,
         tool=f"shard-my-repo {__version__}",

@@ -9,22 +9,29 @@ from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES
 from sharding.core.protocols import Source
-from sharding.core.values import FileEntry, Plan, ShardRecord
+from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
 from sharding.formats.dtypes import CASTABLE
 from sharding.formats.index import build_indexes
-from sharding.formats.names import CARD_NAME, DIGESTS_NAME, PICTURE_NAME, REPORT_NAME
+from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.report.card import Links, write_card
 from sharding.report.digests import digests_json
+from sharding.report.map_svg import draw_plan
 from sharding.report.schema import Json, Report, to_json
 from sharding.storage.hub_client import Hub
 
 
 def write_beside(
-    report: Report, plan: Plan, records: Mapping[str, ShardRecord], origin: Source, hub: Hub
+    report: Report,
+    checkpoint: Checkpoint,
+    plan: Plan,
+    records: Mapping[str, ShardRecord],
+    origin: Source,
+    hub: Hub,
 ) -> dict[str, bytes]:
     """Return name and content of every file that this tool writes beside the shards; an index only where one is due."""
     files = {
         CARD_NAME: _card(report, origin, hub).encode(),
+        MAP_NAME: draw_plan(checkpoint, plan).encode(),
         DIGESTS_NAME: to_bytes(digests_json(plan, report.plan_id, records)),
         REPORT_NAME: to_bytes(to_json(report)),
     }

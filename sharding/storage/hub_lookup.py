@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import PERSON_SECONDS
-from sharding.core.options import Options
+from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import name_some
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import new_repo_id, parse_repo
@@ -160,13 +160,14 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
     >>> propose_name("me", "mistralai/Mistral-7B-v0.1", Options("200 MB", dtype="fp16"))
     'me/Mistral-7B-v0.1-fp16-sharded-200MB'
     """
-    variant, dtype, size = options.variant, options.dtype, str(options.max_shard_size)
+    variant, dtype = options.variant, options.dtype
+    size = SINGLE_FILE if options.is_single_file else f"sharded-{''.join(str(options.max_shard_size).split())}"
     model = "model"
     with suppress(SourceError):
         model = parse_repo(source, "")[0].split("/")[-1]
     which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
     cast = "" if dtype in ("keep", variant) else f"-{dtype}"
-    end = f"{which}{cast}-sharded-{''.join(size.split())}"
+    end = f"{which}{cast}-{size}"
     return f"{namespace}/{model[: _LONGEST_NAME - len(namespace) - len(end) - 1]}{end}"
 
 

@@ -76,6 +76,28 @@ def test_verify_says_no_with_status_1_and_names_the_tensor(run: Run, checkpoint:
     assert json.loads(done.stdout)["mismatches"] == [{"tensor": "layers.3.weight", "problem": "its bytes differ"}]
 
 
+def test_a_single_file_has_no_index_and_takes_no_size(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    done = run("shard", checkpoint, tmp_path / "out", "--single-file")
+    assert done.returncode == 0 and "1 shard, order natural" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "out").glob("model*")) == ["model.safetensors"]
+    written = load_file(tmp_path / "out/model.safetensors")
+    assert {name: array.tobytes() for name, array in written.items()} == {
+        name: array.tobytes() for name, array in random_tensors().items()
+    }
+    assert "in one file." in (tmp_path / "out/README.md").read_text()
+    for more in (["-s", "1GB"], ["--strategy", "blocks"]):
+        refused = run("shard", checkpoint, tmp_path / "refused", "--single-file", *more)
+        assert refused.returncode == 2 and not (tmp_path / "refused").exists()
+
+
+def test_a_plan_is_drawn_where_it_is_asked_for(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    assert run("plan", checkpoint, "-s", "60kB", "--picture", tmp_path / "map.svg").returncode == 0
+    assert "checkpoint: 2 files → 5" in (tmp_path / "map.svg").read_text()
+    refused = run("plan", checkpoint, "--picture", tmp_path / "no/such/folder.svg", "--json")
+    assert refused.returncode == 3
+    assert "could not be written" in json.loads(refused.stdout)["error"]["message"]
+
+
 @pytest.mark.parametrize("size", ["0", "-1GB", "10 apples", "nan", "200M"])
 def test_a_wrong_size_is_wrong_usage(run: Run, checkpoint: Path, tmp_path: Path, size: str) -> None:
     done = run("shard", checkpoint, tmp_path / "out", f"--max-shard-size={size}")

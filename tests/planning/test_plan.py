@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.errors import UsageError
-from sharding.core.options import Options
+from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Component, RepoRef, TensorEntry
 from sharding.planning.plan import identify_plan, plan_shards, shard_header
 
@@ -110,3 +110,17 @@ def test_a_plan_is_known_by_its_source_and_its_shards() -> None:
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(UsageError, match="alphabetical"):
         plan_shards([tensor("a", 3)], Options(4, order="alphabetical"))  # type: ignore[arg-type]
+
+
+@given(tensors=tensor_lists)
+def test_a_single_file_has_every_tensor_whatever_its_size(tensors: list[TensorEntry]) -> None:
+    huge = TensorEntry("huge", "F32", (10**12,), "f", 0, 4 * 10**12)
+    plan = plan_shards([*tensors, huge], Options(SINGLE_FILE))
+    [shard] = plan.shards
+    assert (shard.file, len(shard.tensors), plan.findings) == ("model.safetensors", len(tensors) + 1, ())
+
+
+@pytest.mark.parametrize("strategy", ["blocks", "stages:2"])
+def test_a_single_file_cannot_be_cut(strategy: str) -> None:
+    with pytest.raises(UsageError, match="A single file is not cut"):
+        Options(SINGLE_FILE, strategy=strategy)

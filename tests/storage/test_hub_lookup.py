@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError
-from sharding.core.options import Options
+from sharding.core.options import SINGLE_FILE, Options
 from sharding.storage.hub_client import Hub
 from sharding.storage.hub_lookup import Lookup, Person, person_of, propose_name
 from tests.localhub.conftest import Server
@@ -188,6 +188,7 @@ def test_a_hub_that_cannot_be_reached_is_an_answer_in_plain_words(monkeypatch: p
 def test_a_proposed_name_is_one_that_a_hub_accepts() -> None:
     assert propose_name("me", "hf.co/mistralai/Mistral-7B-v0.1", Options("200MB")) == "me/Mistral-7B-v0.1-sharded-200MB"
     assert propose_name("me", "gpt2@v1", Options("1 GB")) == "me/gpt2-sharded-1GB"
+    assert propose_name("me", "gpt2", Options(SINGLE_FILE, dtype="bf16")) == "me/gpt2-bf16-single-file"
     assert propose_name("me", "gpt2", Options("1GB", variant="fp16")) == "me/gpt2-fp16-sharded-1GB"
     assert propose_name("me", "gpt2", Options("1GB", dtype="fp16", variant="fp16")) == "me/gpt2-fp16-sharded-1GB"
     assert (

@@ -1,0 +1,247 @@
+"""Lay a checkpoint out as a map: its files side by side, the layers in them, tensors as large as their bytes. Pure.
+
+A map has the same cells twice: where they lie today, and where they lie in the copy. Both lie in a strip of `WIDTH` by
+`HEIGHT`. Where there are more tensors than a page should hold, those of a kind in the same files and neighbouring
+layers are one cell, and neighbouring files one column.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sharding.core.text import count, ends
+from sharding.core.values import Checkpoint, Plan, TensorEntry
+from sharding.planning.order import natural_key
+from sharding.report.tensor_kinds import Kind, kind_of, layer_of
+
+WIDTH, HEIGHT = 1000.0, 100.0
+MOST_CELLS = 800
+MOST_COLUMNS = 240
+"""Files side by side: at 390 px some of them are a pixel wide."""
+
+_GAPS = ((40, 4.0), (100, 2.0), (MOST_COLUMNS, 0.6))
+"""Up to how many columns have which gap between them."""
+_LEAST = 0.7
+"""The smallest side of what is drawn: a norm is a line that can still be seen."""
+
+
+class Box(NamedTuple):
+    """A rectangle in a strip."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class Column(NamedTuple):
+    """A file, or neighbouring ones: their bytes and tensors, and where they stand in the strip."""
+
+    title: str
+    files: int
+    tensors: int
+    bytes: int
+    x: float
+    width: float
+
+
+class Cell(NamedTuple):
+    """A tensor, or several of a kind: what it is, and where it lies in the strips; columns count from 0, -1 is none.
+
+    `tensor` is the one that it is, as it is in the copy, None where it stands for several.
+    """
+
+    kind: Kind
+    tensor: TensorEntry | None
+    tensors: int
+    layers: tuple[str, ...]
+    bytes: int
+    today: Box | None
+    today_column: int
+    after: Box
+    column: int
+
+    @property
+    def title(self) -> str:
+        """What one reads of it."""
+        if self.tensor:
+            shape = " × ".join(map(str, self.tensor.shape)) or "a number"
+            return f"{self.tensor.name}, {self.tensor.dtype}, {shape}"
+        where = f" in {ends(self.layers)}" if self.layers else ""
+        return f"{count(self.tensors, f'tensor of the {self.kind} kind', f'tensors of the {self.kind} kind')}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMap:
+    """Cells, and the files that they lie in today and in the copy. Without a known source `today` is empty."""
+
+    cells: tuple[Cell, ...]
+    today: tuple[Column, ...]
+    after: tuple[Column, ...]
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Which kinds there are, those with the most bytes first."""
+        sizes: dict[Kind, int] = {}
+        for cell in self.cells:
+            sizes[cell.kind] = sizes.get(cell.kind, 0) + cell.bytes
+        return tuple(sorted(sizes, key=lambda kind: -sizes[kind]))
+
+
+def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
+    """Return the map of a checkpoint, and of what `plan` makes of it."""
+    placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
+    return _map(placed, [shard.file for shard in plan.shards], checkpoint)
+
+
+def map_of_copy(copy: Checkpoint, original: Checkpoint | None) -> ModelMap:
+    """Return the map of a copy, and of the `original` that it was made from, where that is known."""
+    placed = [(tensor, tensor.file) for tensor in copy.tensors]
+    return _map(placed, [file.path for file in copy.weight_files], original)
+
+
+class _Place(NamedTuple):
+    """Where a cell lies: the numbers of its files today (-1: in none) and in the copy, and that of its layer.
+
+    `only` is a number of its own where a cell is one tensor.
+    """
+
+    today: int
+    after: int
+    layer: int
+    kind: Kind
+    only: int
+
+
+@dataclass(slots=True)
+class _Group:
+    """The tensors of one cell."""
+
+    first: TensorEntry
+    layers: dict[str, None]
+    tensors: int
+    today_bytes: int
+    bytes: int
+
+
+_Groups = dict[_Place, _Group]
+
+
+def _map(placed: Sequence[tuple[TensorEntry, str]], files: Sequence[str], original: Checkpoint | None) -> ModelMap:
+    files_today = [file.path for file in original.weight_files] if original else []
+    fine = _grouped(placed, files, files_today, original.tensors if original else ())
+    groups, (step_today, step, _) = _few(fine, len(files_today), len(files))
+    today = _columns(files_today, step_today, [(place.today, group.today_bytes, group) for place, group in groups])
+    after = _columns(files, step, [(place.after, group.bytes, group) for place, group in groups])
+    boxes_today = _boxes(today, [(place.today, place.layer, group.today_bytes) for place, group in groups])
+    boxes = _boxes(after, [(place.after, place.layer, group.bytes) for place, group in groups])
+    cells = []
+    for (place, group), box_today, box in zip(groups, boxes_today, boxes, strict=True):
+        assert box, "every tensor of a copy is in one of its files"
+        only = group.first if group.tensors == 1 else None
+        layers = tuple(group.layers)
+        cells.append(
+            Cell(place.kind, only, group.tensors, layers, group.bytes, box_today, place.today, box, place.after)
+        )
+    return ModelMap(tuple(cells), tuple(today), tuple(after))
+
+
+def _grouped(
+    placed: Sequence[tuple[TensorEntry, str]],
+    files: Sequence[str],
+    files_today: Sequence[str],
+    tensors_today: Iterable[TensorEntry],
+) -> _Groups:
+    """Return the tensors that share files, layer and kind; or each by itself, where there are not too many."""
+    there = {tensor.name: tensor for tensor in tensors_today}
+    number, number_today = ({file: index for index, file in enumerate(names)} for names in (files, files_today))
+    layers: dict[str, int] = {}
+    groups: _Groups = {}
+    for index, (tensor, file) in enumerate(sorted(placed, key=lambda pair: natural_key(pair[0].name))):
+        was, layer = there.get(tensor.name), layer_of(tensor.name)
+        only = index if len(placed) <= MOST_CELLS else 0
+        at = number_today.get(was.file, -1) if was else -1
+        place = _Place(at, number[file], layers.setdefault(layer, len(layers)), kind_of(tensor.name), only)
+        _put(groups, place, _Group(tensor, {layer: None} if layer else {}, 1, was.bytes if was else 0, tensor.bytes))
+    return groups
+
+
+def _few(fine: _Groups, files_today: int, files: int) -> tuple[list[tuple[_Place, _Group]], list[int]]:
+    """Return at most MOST_CELLS groups, and how many files today, files and layers were taken together for that."""
+    steps = [-(-files_today // MOST_COLUMNS) or 1, -(-files // MOST_COLUMNS) or 1, 1]
+    groups = _merged(fine, steps)
+    while len(groups) > MOST_CELLS:
+        counts = [len({place[axis] for place in groups}) for axis in range(len(steps))]
+        longest = counts.index(max(counts))
+        steps[longest] *= 2
+        groups = _merged(groups, [2 if axis == longest else 1 for axis in range(len(steps))])
+    return list(groups.items()), steps
+
+
+def _merged(groups: _Groups, steps: Sequence[int]) -> _Groups:
+    merged: _Groups = {}
+    for place, group in groups.items():
+        today, after, layer = (number // step for number, step in zip(place[:3], steps, strict=True))
+        _put(merged, _Place(today, after, layer, place.kind, place.only), group)
+    return merged
+
+
+def _put(groups: _Groups, place: _Place, group: _Group) -> None:
+    there = groups.setdefault(place, group)
+    if there is not group:
+        there.layers |= group.layers
+        there.tensors += group.tensors
+        there.today_bytes += group.today_bytes
+        there.bytes += group.bytes
+
+
+def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int, _Group]]) -> list[Column]:
+    """Return the columns of a strip, `step` files in each, from (column, bytes, group) of all that is in it."""
+    neighbours = [files[start : start + step] for start in range(0, len(files), step)]
+    tensors, sizes = [0] * len(neighbours), [0] * len(neighbours)
+    for column, size, group in contents:
+        if column >= 0:
+            tensors[column] += group.tensors
+            sizes[column] += size
+    gap = next(gap for most, gap in _GAPS if len(neighbours) <= most)
+    return [
+        Column(ends(names), len(names), held, size, x, width)
+        for names, held, size, (x, width) in zip(neighbours, tensors, sizes, _split(0, WIDTH, sizes, gap), strict=True)
+    ]
+
+
+def _boxes(columns: Sequence[Column], items: Sequence[tuple[int, int, int]]) -> list[Box | None]:
+    """Return the boxes of (column, layer, bytes): layers side by side in a column, their cells one below another."""
+    layers: dict[int, dict[int, list[int]]] = {}
+    for index, (column, layer, _) in enumerate(items):
+        layers.setdefault(column, {}).setdefault(layer, []).append(index)
+    boxes: list[Box | None] = [None] * len(items)
+    for column, inside in layers.items():
+        if column < 0:
+            continue
+        sizes = [sum(items[index][2] for index in indexes) for indexes in inside.values()]
+        slices = _split(columns[column].x, columns[column].width, sizes, 0)
+        for indexes, (x, width) in zip(inside.values(), slices, strict=True):
+            rows = _split(0, HEIGHT, [items[index][2] for index in indexes], 0)
+            for index, (y, height) in zip(indexes, rows, strict=True):
+                boxes[index] = Box(x, y, width, height)
+    return boxes
+
+
+def _split(start: float, length: float, sizes: Sequence[int], gap: float) -> list[tuple[float, float]]:
+    """Return where pieces of `sizes` begin that fill `length` with gaps between them, and how long each is.
+
+    None is shorter than can be seen, where there is room.
+
+    >>> _split(0, 100, [3, 1], 4)
+    [(0, 72.0), (76.0, 24.0)]
+    """
+    room = length - gap * (len(sizes) - 1)
+    least = min(_LEAST, room / len(sizes)) if sizes else 0
+    shares = [max(room * size / (sum(sizes) or 1), least) for size in sizes]
+    pieces = []
+    for share in shares:
+        piece = share * room / sum(shares)
+        pieces.append((start, piece))
+        start += piece + gap
+    return pieces

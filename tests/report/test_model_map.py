@@ -1,0 +1,159 @@
+"""The map: every tensor where it lies, as large as its bytes, and never more than a page should hold."""
+
+import xml.etree.ElementTree as ET
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.core.options import SINGLE_FILE, Options
+from sharding.core.values import Checkpoint, Component, FileEntry, Plan, RepoRef, TensorEntry
+from sharding.planning.plan import plan_checkpoint
+from sharding.report.map_svg import draw_plan
+from sharding.report.model_map import (
+    HEIGHT,
+    MOST_CELLS,
+    MOST_COLUMNS,
+    WIDTH,
+    Box,
+    ModelMap,
+    map_of_copy,
+    map_of_plan,
+)
+from sharding.report.tensor_kinds import kind_of
+from tests.models import CLASSES, build
+
+
+def checkpoint(sizes: dict[str, int], files: int = 1, scattered: bool = False) -> Checkpoint:
+    """A checkpoint of tensors of so many bytes, in so many files: one part after another, or dealt out."""
+    ends: Counter[str] = Counter()
+    tensors = []
+    for index, (name, size) in enumerate(sizes.items()):
+        number = index % files if scattered else index * files // len(sizes)
+        file = f"model-{number + 1:05d}-of-{files:05d}.safetensors"
+        tensors.append(TensorEntry(name, "U8", (size,), file, ends[file], ends[file] + size))
+        ends[file] += size
+    entries = tuple(FileEntry(file, size) for file, size in ends.items())
+    source = RepoRef("hub", "samples/model", "a" * 40)
+    return Checkpoint(source, tuple(tensors), (Component(),), entries, (), ())
+
+
+def layers(count: int, experts: int = 0) -> dict[str, int]:
+    """Names and bytes of a model of so many layers."""
+    parts = {"self_attn.q_proj": 40, "self_attn.o_proj": 40, "input_layernorm": 1}
+    parts |= {f"mlp.experts.{number}.up_proj": 20 for number in range(experts)} or {"mlp.up_proj": 160}
+    named = {f"model.layers.{n}.{part}.weight": size for n in range(count) for part, size in parts.items()}
+    return {"model.embed_tokens.weight": 500, **named, "model.norm.weight": 1}
+
+
+def planned(source: Checkpoint, size: str | int) -> tuple[Plan, ModelMap]:
+    plan = plan_checkpoint(source, Options(size))
+    return plan, map_of_plan(source, plan)
+
+
+def overlap(one: Box, other: Box) -> float:
+    wide = min(one.x + one.width, other.x + other.width) - max(one.x, other.x)
+    high = min(one.y + one.height, other.y + other.height) - max(one.y, other.y)
+    return max(wide, 0) * max(high, 0)
+
+
+def test_every_tensor_is_a_cell_in_its_own_file() -> None:
+    source = checkpoint(layers(4), files=2)
+    plan, drawn = planned(source, 700)
+    files, files_today = [shard.file for shard in plan.shards], [file.path for file in source.weight_files]
+    where_today = {tensor.name: tensor.file for tensor in source.tensors}
+    shown = {cell.tensor.name: cell for cell in drawn.cells if cell.tensor}
+    assert shown.keys() == where_today.keys()
+    for name, cell in shown.items():
+        assert (files[cell.column], files_today[cell.today_column]) == (plan.weight_map[name], where_today[name])
+        for box, column in ((cell.after, drawn.after[cell.column]), (cell.today, drawn.today[cell.today_column])):
+            assert box and column.x - 1e-6 <= box.x <= box.x + box.width <= column.x + column.width + 1e-6
+            assert -1e-6 <= box.y <= box.y + box.height <= HEIGHT + 1e-6
+
+
+@given(sizes=st.lists(st.integers(20, 200), min_size=1, max_size=24), files=st.integers(1, 4), dealt=st.booleans())
+def test_areas_are_bytes_and_do_not_overlap(sizes: list[int], files: int, dealt: bool) -> None:
+    source = checkpoint({f"h.{n // 3}.{n}.weight": size for n, size in enumerate(sizes)}, files, dealt)
+    _, drawn = planned(source, 300)
+    for strip, columns in (("after", drawn.after), ("today", drawn.today)):
+        boxes = [(cell.bytes, getattr(cell, strip)) for cell in drawn.cells]
+        room = WIDTH - sum(
+            after.x - before.x - before.width for before, after in zip(columns, columns[1:], strict=False)
+        )
+        for size, box in boxes:
+            assert box.width * box.height == pytest.approx(room * HEIGHT * size / sum(sizes), rel=0.02)
+        assert all(overlap(one, other) < 1e-6 for (_, one), (_, other) in combinations(boxes, 2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "files", "size"),
+    [
+        (layers(1000, experts=16), 200, 2000),
+        (layers(3000), 3, 240),
+        (layers(250), 1, 10**9),
+        (layers(100), 401, 300),
+    ],
+)
+@pytest.mark.parametrize("scattered", [False, True])
+def test_a_large_map_is_gathered_and_loses_nothing(
+    sizes: dict[str, int], files: int, size: int, scattered: bool
+) -> None:
+    source = checkpoint(sizes, files, scattered)
+    plan, drawn = planned(source, size)
+    assert len(drawn.cells) <= MOST_CELLS and max(len(drawn.after), len(drawn.today)) <= MOST_COLUMNS
+    assert sum(cell.tensors for cell in drawn.cells) == len(sizes)
+    kinds: Counter[str] = Counter()
+    for name, held in sizes.items():
+        kinds[kind_of(name)] += held
+    shown: Counter[str] = Counter()
+    for cell in drawn.cells:
+        shown[cell.kind] += cell.bytes
+    assert shown == kinds
+    for columns, count in ((drawn.after, len(plan.shards)), (drawn.today, files)):
+        assert sum(column.files for column in columns) == count
+        assert sum(column.bytes for column in columns) == sum(sizes.values())
+        assert sum(column.tensors for column in columns) == len(sizes)
+    assert len(draw_plan(source, plan).encode()) < 200_000
+
+
+def test_a_gathered_cell_says_what_it_stands_for() -> None:
+    _, drawn = planned(checkpoint(layers(400, experts=4)), 10**9)
+    titles = [cell.title for cell in drawn.cells if cell.kind == "expert"]
+    assert "8 tensors of the expert kind in model.layers.1 to model.layers.2" in titles
+
+
+def test_a_copy_without_a_known_source_has_no_today() -> None:
+    copy = checkpoint(layers(2), files=2)
+    drawn = map_of_copy(copy, None)
+    assert drawn.today == () and len(drawn.after) == 2
+    assert all(cell.today is None and cell.today_column == -1 for cell in drawn.cells)
+    both = map_of_copy(copy, checkpoint(layers(2)))
+    assert len(both.today) == 1 and all(cell.today for cell in both.cells)
+
+
+@pytest.mark.parametrize("size", [SINGLE_FILE, 700, 1])
+def test_the_picture_is_an_svg_that_shows_both(size: str | int) -> None:
+    source = checkpoint(layers(3), files=2)
+    plan, _ = planned(source, size)
+    picture = ET.fromstring(draw_plan(source, plan))
+    texts = ["".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == f"samples/model: 2 files → {len(plan.shards)}"
+    assert any(text.startswith("Today  2 files") for text in texts)
+    assert any(text.startswith("After  ") and f"{len(plan.shards)} file" in text for text in texts)
+    paths = [path.get("class") for path in picture.iter("{http://www.w3.org/2000/svg}path")]
+    assert paths == 2 * ["attention", "mlp", "embedding", "norm"]
+
+
+def test_a_name_in_the_picture_is_no_markup() -> None:
+    source = checkpoint({"<script>": 1})
+    object.__setattr__(source, "source", RepoRef("folder", "a<b>&c", "1"))
+    assert "a&lt;b&gt;&amp;c" in draw_plan(source, plan_checkpoint(source, Options(10)))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_models_of_transformers_hold_is_told_apart(name: str) -> None:
+    kinds = Counter(kind_of(key) for key in build(name, layers=2).state_dict())
+    assert kinds.keys() >= {"attention", "embedding", "norm"} and kinds.keys() & {"mlp", "expert"}
+    assert kinds["other"] <= 2, "but for what is said once a model"
