@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
@@ -57,6 +58,11 @@ CLASSES: dict[str, tuple[type, str, dict[str, Any]]] = {
 }
 FUSED_OR_RENAMED = ("mixtral", "qwen2-moe", "gpt-neox", "vit", "dinov2")
 """Weights that transformers keeps under other names, or fused, in memory: only the cuts differ then."""
+
+
+_USUAL = ("llama-tied", "gpt2", "t5", "mixtral")
+USUALLY = [name if name in _USUAL else pytest.param(name, marks=pytest.mark.thorough) for name in CLASSES]
+"""One class of every kind, the others for `make thorough`."""
 
 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")

@@ -30,6 +30,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "original", folder / "sharded"
 
 
+@pytest.mark.thorough
 def test_compare_prints_one_object_with_measured_figures_of_both(run: Run, pair: tuple[Path, Path]) -> None:
     picture = pair[0].parent / "picture.svg"
     done = run("compare", *pair, "--rounds", 1, "--json", "--picture", picture)

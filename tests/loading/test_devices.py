@@ -41,7 +41,7 @@ SHARES: list[dict[str, float]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=list(models.CLASSES))
+@pytest.fixture(scope="module", params=models.USUALLY)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.save(request.param, tmp_path_factory.mktemp("devices") / request.param, "30kB")
 

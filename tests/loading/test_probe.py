@@ -103,12 +103,7 @@ SAFE_METHODS = [
 ]
 
 
-QUICK = ("llama-tied", "mixtral")
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in models.CLASSES]
-)
+@pytest.mark.parametrize("name", models.USUALLY)
 def test_every_method_computes_the_same_logits_from_original_and_copy(name: str, tmp_path: Path) -> None:
     original = models.save(name, tmp_path / "original", max_shard_size="40kB", layers=3)
     sharded = reshard(original, tmp_path / "sharded", "25kB")
@@ -152,6 +147,7 @@ def test_one_flipped_bit_changes_the_logits_and_is_named_by_verify(tmp_path: Pat
     assert [mismatch.tensor for mismatch in verified.verification.mismatches] == [victim]  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not HAS_PROC, reason="the kernel's own figures are in /proc")
 def test_the_figures_agree_with_the_kernels(measured: Measured) -> None:
     said = measured("--dtype", "float32", "--memory-limit", NEVER)
@@ -183,6 +179,7 @@ def test_without_a_cgroup_the_limit_is_on_private_mappings_and_says_so(measured:
     assert said["outcome"] == "out-of-memory"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not HAS_PROC, reason="mappings are in /proc")
 def test_mapped_weights_cost_no_anonymous_memory_and_unmapped_ones_do(measured: Measured) -> None:
     mapped, unmapped = measured(), measured("--no-mmap")
@@ -195,6 +192,7 @@ def test_mapped_weights_cost_no_anonymous_memory_and_unmapped_ones_do(measured: 
     assert mapped["logits_sha256"] == unmapped["logits_sha256"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="no posix_fadvise")
 def test_a_cold_load_reads_the_weights_from_the_disk_and_a_warm_one_does_not(measured: Measured) -> None:
     cold = measured("--cold")

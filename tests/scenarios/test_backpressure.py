@@ -79,6 +79,7 @@ def stays(small: Callable[[], int], large: Callable[[], int]) -> bool:
     return any(large() <= small() + MORE_BYTES for _ in range(2))
 
 
+@pytest.mark.thorough
 def test_a_slow_upload_holds_back_what_is_read(peak: Callable[..., int], folders: dict[int, Path]) -> None:
     assert stays(*(partial(peak, folders[shards], shards, UPLOAD) for shards in (SMALL, LARGE)))
 

@@ -42,7 +42,7 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 
 @pytest.mark.parametrize("size", [SIZE, SHARDS_OF_ONE])
-@pytest.mark.parametrize("name", models.CLASSES)
+@pytest.mark.parametrize("name", models.USUALLY)
 def test_the_result_is_byte_for_byte_what_save_pretrained_writes(name: str, size: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")
     out = reshard(source, tmp_path / "out", size)
@@ -56,7 +56,7 @@ def test_the_result_is_byte_for_byte_what_save_pretrained_writes(name: str, size
 
 
 @pytest.mark.usefixtures("answers_here")
-@pytest.mark.parametrize("name", models.CLASSES)
+@pytest.mark.parametrize("name", models.USUALLY)
 def test_the_order_of_transformers_gives_what_save_pretrained_writes_for_every_class(name: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")
     out = reshard(source, tmp_path / "out", order="transformers")
@@ -98,7 +98,7 @@ def test_a_cast_is_what_loading_as_that_dtype_and_saving_gives(name: str, dtype:
 
 
 @pytest.mark.parametrize("size", [SIZE, SHARDS_OF_ONE])
-@pytest.mark.parametrize("name", models.CLASSES)
+@pytest.mark.parametrize("name", models.USUALLY)
 def test_stored_order_is_what_save_torch_state_dict_writes(name: str, size: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")
     out = reshard(source, tmp_path / "out", size, order="stored")
@@ -136,7 +136,7 @@ def dispatched(name: str, folder: Path) -> PreTrainedModel:
     return loaded
 
 
-@pytest.mark.parametrize("name", models.CLASSES)
+@pytest.mark.parametrize("name", models.USUALLY)
 def test_the_result_loads_in_every_usual_way_and_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")
     out = reshard(source, tmp_path / "out", "100kB")  # load_sharded_checkpoint knows sharded ones only

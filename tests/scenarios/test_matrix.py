@@ -9,7 +9,7 @@ import pytest
 from tests.scenarios.matrix import CELLS, ENDPOINTS, FAULTS, HEADING, RESULTS, Matrix, matrix, sample
 
 SEED = random.randrange(2**32)
-SHARE = 60
+SHARE = 100
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
 
