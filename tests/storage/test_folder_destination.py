@@ -24,7 +24,7 @@ def test_nothing_stale_of_an_earlier_result_stays_beside_the_new_files(checkpoin
     (out / "notes of mine.txt").write_text("keep")
     finish(job.shard(str(checkpoint), str(out), "1GB"))
     names = {"config.json", "model.safetensors", "notes of mine.txt", "README.md"}
-    names |= {"sharding_digests.json", "sharding_report.json"}
+    names |= {"sharding_digests.json", "sharding_map.svg", "sharding_report.json"}
     assert set(listing(out)) == names
 
 
