@@ -1,8 +1,11 @@
-// What a page cannot do from the server: write its own address, and copy text.
+// What a page cannot do from the server: its address and title, copying, the slider, the maps, the time that passes.
 window.shardMyRepo = {
   address(query) {
     if (!query || query === window.location.search) return;
-    window.history.replaceState(window.history.state, "", query);
+    // What one comes back to: from a job to its plan. While one chooses, the last choice is enough.
+    const kind = (search) => (search.match(/^\?(repo|job|result)=/) ?? [])[1];
+    const goes = kind(query) !== kind(window.location.search) && kind(window.location.search);
+    window.history[goes ? "pushState" : "replaceState"](window.history.state, "", query);
     // A Space lies in a frame; the Hub takes the address over from it.
     if (window.parent !== window) {
       window.parent.postMessage({ queryString: query.slice(1) }, "https://huggingface.co");
@@ -22,7 +25,225 @@ window.shardMyRepo = {
       requestAnimationFrame(() => this.started(looks - 1));
     }
   },
+
+  // An old plan never looks like the answer to a new choice: it fades until the new one is there.
+  busy() { document.body.classList.add("busy"); },
+  ready() { document.body.classList.remove("busy"); },
 };
+
+// Heard by the panel that the part stands in, which asks the server.
+const tell = (part, detail) => part.dispatchEvent(new CustomEvent("chosen", { bubbles: true, detail }));
+
+window.addEventListener("popstate", () => window.location.reload());
+
+// --- What is waited for
+
+const CHOICES = "#size, #strategy, #stages, #order, #dtype, #overflow, #variants";
+document.addEventListener("change", (event) => event.target.closest(CHOICES) && window.shardMyRepo.busy());
+document.addEventListener("input", (event) => event.target.closest("#size, #stages") && window.shardMyRepo.busy());
+document.addEventListener("click", (event) => {
+  if (event.target.closest("#show, #examples button, #examples .gallery-item")) window.shardMyRepo.busy();
+});
+
+// --- The slider of sizes
+
+let sliding = 0;
+const stopsOf = (slider) => JSON.parse(slider.closest(".slider").dataset.stops);
+
+function slide(slider, index) {
+  const stop = stopsOf(slider)[index], panel = slider.closest(".slider");
+  slider.value = index;
+  slider.setAttribute("aria-valuetext", stop.size);
+  panel.querySelector("output").textContent = stop.size;
+  panel.querySelector(".reason").textContent = stop.reason;
+  window.shardMyRepo.busy();
+  clearTimeout(sliding);
+  sliding = setTimeout(() => tell(panel, { size: stop.size }), 120);
+}
+
+document.addEventListener("input", (event) => {
+  if (event.target.id === "size-slider") slide(event.target, event.target.value);
+});
+
+document.addEventListener("click", (event) => {
+  const mark = event.target.closest(".marks [data-index]");
+  if (mark) slide(mark.closest(".slider").querySelector("input"), mark.dataset.index);
+});
+
+// --- Maps
+
+const SVG = ["x", "y", "width", "height"];
+
+function turn(map, side) {
+  if (map.dataset.side === side) return;
+  map.dataset.side = side;
+  for (const button of map.querySelectorAll(".sides button")) {
+    button.setAttribute("aria-pressed", String(button.dataset.side === side));
+  }
+  for (const cell of map.querySelectorAll("rect[data-t]")) place(cell, side);
+  mark(map, -1);
+}
+
+// The corners in the copy are the attributes that came; those of today wait in data-t.
+function place(cell, side) {
+  cell.dataset.a ??= SVG.map((name) => cell.getAttribute(name)).join(" ");
+  const corners = (side === "today" ? cell.dataset.t : cell.dataset.a).split(" ");
+  SVG.forEach((name, index) => cell.setAttribute(name, corners[index]));
+}
+
+const columnsOf = (map, side) => JSON.parse(map.querySelector(".strip").dataset.columns)[side ?? map.dataset.side];
+const numberOf = (map, cell) => Number(cell.dataset.c.split(" ")[map.dataset.side === "today" ? 1 : 0]);
+
+function mark(map, number) {
+  map.dataset.column = number;
+  const sides = map.querySelectorAll(`rect.file.${map.dataset.side}`);
+  sides.forEach((file, index) => file.classList.toggle("chosen", index === number));
+  map.classList.toggle("pointed", number >= 0);
+  for (const cell of map.querySelectorAll("rect[data-c]")) {
+    cell.classList.toggle("beside", number >= 0 && numberOf(map, cell) !== number);
+  }
+}
+
+function say(map, text) { map.querySelector(".readout").textContent = text; }
+
+function pointAt(map, cell) {
+  const [after, today] = cell.dataset.c.split(" ").map(Number);
+  const from = columnsOf(map, "today")[today], to = columnsOf(map, "after")[after];
+  say(map, `${cell.dataset.n}${from ? `, from ${from[0]}` : ""} to ${to[0]}`);
+}
+
+function goTo(map, number) {
+  const columns = columnsOf(map), taken = Math.min(Math.max(number, 0), columns.length - 1);
+  const [title, tensors, bytes] = columns[taken];
+  mark(map, taken);
+  say(map, `${title}: ${tensors}, ${bytes}. Enter lists them.`);
+}
+
+document.addEventListener("mouseover", (event) => {
+  const cell = event.target.closest(".map rect[data-c]");
+  if (cell) pointAt(cell.closest(".map"), cell);
+});
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest(".map .sides button");
+  if (button) return turn(button.closest(".map"), button.dataset.side);
+  const part = event.target.closest(".map .strip rect");
+  if (!part) return;
+  const map = part.closest(".map");
+  const files = [...map.querySelectorAll(`rect.file.${map.dataset.side}`)];
+  choose(map, part.dataset.c ? numberOf(map, part) : files.indexOf(part));
+});
+
+function choose(map, number) {
+  if (number < 0) return;
+  goTo(map, number);
+  tell(map, { side: map.dataset.side, column: number });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (!event.target.matches?.(".map .strip")) return;
+  const map = event.target.closest(".map"), at = Number(map.dataset.column ?? -1);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: Infinity }[event.key];
+  if (to !== undefined) goTo(map, to);
+  else if (event.key === "Enter" && at >= 0) choose(map, at);
+  else if (event.key === "t") turn(map, map.dataset.side === "today" ? "after" : "today");
+  else return;
+  event.preventDefault();
+});
+
+// The first look at a model goes from its files of today to those of the copy.
+function play(map) {
+  delete map.dataset.plays;
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  map.dataset.side = "after";
+  if (still) return;
+  map.classList.add("still");
+  turn(map, "today");
+  setTimeout(() => { map.classList.remove("still"); turn(map, "after"); }, 700);
+}
+
+// A file that is finished has its colours.
+function colour() {
+  const job = document.querySelector("#progress .job"), map = document.querySelector("#job-map .map");
+  if (!job || !map) return;
+  const runs = job.dataset.finished ? job.dataset.finished.split(",").map((run) => run.split("-").map(Number)) : [];
+  const done = (number) => runs.some(([first, last]) => first <= number && number <= last);
+  let next = 0;
+  const finished = columnsOf(map, "after").map(([, , , files]) => {
+    const numbers = Array.from({ length: files }, () => next++);
+    return numbers.every(done);
+  });
+  for (const cell of map.querySelectorAll("rect[data-c]")) {
+    cell.classList.toggle("waiting", "active" in job.dataset && !finished[Number(cell.dataset.c.split(" ")[0])]);
+  }
+}
+
+// --- A job
+
+// A log that was opened stays open, whatever is written anew.
+let log = false;
+document.addEventListener("click", (event) => {
+  if (event.target.closest("#log summary")) log = !event.target.closest("details").open;
+});
+const TITLE = "Shard My Repo";
+let heard = Date.now();
+
+const passed = (seconds) => {
+  const whole = Math.max(Math.round(seconds), 0), minutes = Math.floor(whole / 60);
+  if (minutes >= 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return minutes ? `${minutes} min ${whole % 60} s` : `${whole} s`;
+};
+
+function tick() {
+  const job = document.querySelector("#progress .job");
+  const active = job && "active" in job.dataset;
+  const state = active && job.dataset.percent ? `${job.dataset.percent}%` : job?.querySelector(".state")?.innerText;
+  document.title = job ? `${state} · ${TITLE}` : TITLE;
+  const elapsed = job?.querySelector(".elapsed");
+  if (elapsed) elapsed.textContent = `${passed(Date.now() / 1000 - elapsed.dataset.since)} so far`;
+  const silence = job?.querySelector(".silence"), seconds = (Date.now() - heard) / 1000;
+  if (silence) {
+    silence.hidden = !(active && job.classList.contains("running") && seconds > 20);
+    silence.querySelector("span").textContent = passed(seconds);
+  }
+}
+setInterval(tick, 1000);
+
+// --- What the server has written anew
+
+// What is put in, or altered where it stands; what is changed here is not looked for: that would go round for ever.
+const told = ["data-finished", "data-percent", "data-active", "data-tick"];
+new MutationObserver((changes) => {
+  const parts = changes.flatMap((change) => [change.target, ...change.addedNodes]).filter((node) => node instanceof Element);
+  const has = (what) => parts.some((part) => part.matches(what) || part.querySelector(what));
+  if (has("#progress .job") || changes.some((change) => change.type === "attributes")) heard = Date.now();
+  if (has("#progress .job, #job-map .map")) { colour(); tick(); }
+  if (log) document.querySelector("#log details")?.setAttribute("open", "");
+  document.querySelectorAll(".map[data-plays]").forEach(play);
+}).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: told });
+
+// --- Tabs, copying, signing in
+
+function open(tab) {
+  for (const other of tab.parentElement.children) {
+    other.setAttribute("aria-selected", String(other === tab));
+    other.tabIndex = other === tab ? 0 : -1;
+    document.getElementById(other.getAttribute("aria-controls")).hidden = other !== tab;
+  }
+}
+
+document.addEventListener("click", (event) => {
+  const tab = event.target.closest(".tabs [role=tab]");
+  if (tab) open(tab);
+});
+
+document.addEventListener("keydown", (event) => {
+  const tab = event.target.closest?.(".tabs [role=tab]");
+  const step = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
+  if (!tab || !step || !tab[step]) return;
+  open(tab[step]);
+  tab[step].focus();
+});
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button.copy");
@@ -36,7 +257,7 @@ document.addEventListener("click", async (event) => {
 
 // Gradio's own way loses all but the first part of the address on the way through the login.
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("#sign-in");
+  const button = event.target.closest("#sign-in, .to-sign-in");
   if (!button) return;
   event.stopPropagation();
   event.preventDefault();

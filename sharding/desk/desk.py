@@ -211,6 +211,13 @@ class Desk:
                 return
             last = seen
 
+    def jobs_of(self, owner: str) -> list[JobRecord]:
+        """Return the jobs of somebody that are kept here, the newest first."""
+        with self._lock:
+            active = {job_id: taken.record for job_id, taken in self._jobs.items()}
+        kept = reversed(self._shelf.records())
+        return [active.get(record.id, record) for record in kept if record.owner == owner]
+
     @property
     def queue_length(self) -> int:
         """Jobs that are queued or run."""

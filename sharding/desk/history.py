@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import LOG_LINES, MAX_FILES
-from sharding.core.text import format_bytes
+from sharding.core.text import duration, format_bytes
 from sharding.core.values import Verification
 from sharding.desk.jobs import JobRecord, JobStatus
 from sharding.loading.costs import Probed
@@ -84,7 +84,7 @@ class History:
                 return f"Published: {said.place} {said.remark}".rstrip()
             case Report():
                 self.report = said
-                return f"Done in {said.resources.seconds:.1f} s."
+                return f"Done; copying and reading again took {duration(said.resources.seconds)}."
             case Problem():
                 self.error = (said.message, said.hint)
                 return said.message
@@ -99,6 +99,9 @@ def status_of(
         state=record.state,
         request=record.request,
         owner=record.owner,
+        created=record.created,
+        started=record.started,
+        ended=record.ended,
         position=position,
         seconds_until_start=seconds_until_start,
         planned=history.planned,

@@ -89,13 +89,17 @@ class JobStatus:
     jobs before it, those that run included; 0 once it runs or has ended. `seconds_until_start` is expected
     from those jobs, None where that is unknown. `planned`, `progress` (the newest), `shards`, `verification`, `report`
     and `published` are what the job's events say, `loads` how many of a comparison are done of how many, and `log`
-    tells them in readable lines with the time (UTC). `error` is a sentence and a hint; `remark` what is left to do.
+    tells them in readable lines with the time (UTC). `created`, `started` and `ended` are seconds since 1970. `error`
+    is a sentence and a hint; `remark` what is left to do.
     """
 
     id: str
     state: State
     request: JobRequest
     owner: str
+    created: float
+    started: float | None
+    ended: float | None
     position: int
     seconds_until_start: float | None
     planned: PlanMade | None

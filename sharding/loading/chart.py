@@ -11,7 +11,12 @@ from sharding.loading.costs import Moment
 _WIDTH, _HEIGHT = 760, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 84, 48
 _COLOURS = ("#c2571a", "#2563eb", "#0f766e", "#7c3aed")
-_TEXT, _MUTED, _GRID = "#1f2937", "#4b5563", "#e5e7eb"
+_STYLE = (
+    ".chart-ground{fill:#fff}.chart-line{stroke:#e5e7eb}.chart text{fill:#4b5563}.chart-title{fill:#1f2937}"
+    "@media(prefers-color-scheme:dark){.chart-ground{fill:#161c1f}.chart-line{stroke:#273136}.chart text{fill:#9fadb4}"
+    ".chart-title{fill:#e9eef0}}"
+)
+"""Classes of its own: in a page a style is everybody's. The page's own colours come before these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +34,19 @@ def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
 
 
 def draw_curves(title: str, curves: Sequence[Curve]) -> str:
-    """Return an SVG of `curves` on shared axes, on a white ground that reads in light and dark pages.
+    """Return an SVG of `curves` on shared axes, in the colours of light and of dark pages.
 
     A filled line is anonymous memory, which cannot be given back; a thin one adds the mapped files, which can.
     """
     seconds = _nice(max((moment.seconds for curve in curves for moment in curve.moments), default=1.0))
     size = _nice(max((moment.total_bytes for curve in curves for moment in curve.moments), default=1.0))
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'font-family="system-ui, sans-serif" font-size="13" fill="{_TEXT}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" class="chart" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="13">',
         f"<title>{escape(title)}</title>",
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="28" font-size="16" font-weight="600">{escape(title)}</text>',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="chart-ground" width="{_WIDTH}" height="{_HEIGHT}" rx="8"/>',
+        f'<text class="chart-title" x="{_LEFT}" y="28" font-size="16" font-weight="600">{escape(title)}</text>',
         *_legend(curves),
         *_axes(seconds, size),
     ]
@@ -65,24 +71,22 @@ def _legend(curves: Iterable[Curve]) -> list[str]:
         drawn.append(f'<text x="{x + 18}" y="53">{escape(text)}</text>')
         x += 40 + 7 * len(text)
     note = "filled: anonymous memory; dashed: with mapped files, which the system can drop and read again"
-    return [*drawn, f'<text x="{_LEFT}" y="72" font-size="11" fill="{_MUTED}">{note}</text>']
+    return [*drawn, f'<text x="{_LEFT}" y="72" font-size="11">{note}</text>']
 
 
 def _axes(seconds: float, size: float) -> list[str]:
     drawn = []
     for step in range(5):
         x, y = _place(seconds * step / 4, size * step / 4, seconds, size)
-        drawn.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>')
+        drawn.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="chart-line"/>')
         label = format_bytes(size * step / 4) if step else "0"
-        drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{_MUTED}">{label}</text>')
+        drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
         label = f"{seconds * step / 4:g} s"
         anchor = "end" if step == 4 else "middle"
-        drawn.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="{anchor}" fill="{_MUTED}">{label}</text>')
+        drawn.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="{anchor}">{label}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     note = "time since the start of the process, imports included"
-    drawn.append(
-        f'<text x="{middle}" y="{_HEIGHT - 8}" font-size="11" text-anchor="middle" fill="{_MUTED}">{note}</text>'
-    )
+    drawn.append(f'<text x="{middle}" y="{_HEIGHT - 8}" font-size="11" text-anchor="middle">{note}</text>')
     return drawn
 
 

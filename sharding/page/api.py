@@ -55,12 +55,9 @@ class Endpoints:
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
-            max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary); "single-file" for
-                one file, whatever its size
-            strategy: how to cut; "size" fills each file up to the limit, "blocks" cuts no decoder block, "stages:4"
-                makes four stages of a pipeline, each with its own files
-            order: "natural" puts layer 2 before layer 10; "stored" keeps the source's order; "transformers" cuts as
-                save_pretrained does, also where weights are renamed or fused in memory
+            max_shard_size: the largest file, such as "200MB", "2GB" or "1GiB"; "single-file" for one, of any size
+            strategy: "size" fills each file, "blocks" cuts no decoder block, "stages:4" makes four parts of a pipeline
+            order: "natural" (layer 2 before 10), "stored" (as in the source), "transformers" (as save_pretrained)
             dtype: what weights are cast to, "keep" for not at all
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
         """
@@ -94,12 +91,9 @@ class Endpoints:
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
             destination: the repo to write, as "owner/name"; it is created if there is none
-            max_shard_size: the largest file, such as "200MB", "2GB" (decimal) or "1GiB" (binary); "single-file" for
-                one file, whatever its size
-            strategy: how to cut; "size" fills each file up to the limit, "blocks" cuts no decoder block, "stages:4"
-                makes four stages of a pipeline, each with its own files
-            order: "natural" puts layer 2 before layer 10; "stored" keeps the source's order; "transformers" cuts as
-                save_pretrained does, also where weights are renamed or fused in memory
+            max_shard_size: the largest file, such as "200MB", "2GB" or "1GiB"; "single-file" for one, of any size
+            strategy: "size" fills each file, "blocks" cuts no decoder block, "stages:4" makes four parts of a pipeline
+            order: "natural" (layer 2 before 10), "stored" (as in the source), "transformers" (as save_pretrained)
             dtype: what weights are cast to, "keep" for not at all
             allow_overflow: whether a cast may make finite numbers infinite
             private: whether a new repo is private; by default it is as the source

@@ -21,6 +21,7 @@ _LOOK_SECONDS = 0.02
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
 _SAME = "(chosen) => chosen"
 _STARTED = "() => window.shardMyRepo.started()"
+_READY = "() => window.shardMyRepo.ready()"
 
 
 def build(desk: Desk, site: Site) -> gr.Blocks:
@@ -31,10 +32,11 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         planning, running = Planning(desk, site, form), Running(desk, site, form)
         arrived = page.load(planning.arrive, None, _all(form), **_QUIET)
         showing = Showing(desk, site, form)
-        arrived.then(showing.show, form.wanted, [form.result, form.check, form.check_message], **_QUIET)
+        arrived.then(showing.show, form.wanted, _result_parts(form), **_QUIET)
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
         _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
 
+        form.result_map.select(showing.list_tensors, form.wanted, form.result_tensors, **_QUIET)
         form.cancel.click(running.cancel, form.job, _job_parts(form), **_QUIET)
         _follow(form, form.resume.click(running.resume, form.job, _job_parts(form), **_QUIET), running)
         _follow(form, form.check.click(showing.check, form.wanted, _check_parts(form), **_QUIET), running)
@@ -49,33 +51,38 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
     # Sets, so that Gradio hands all fields over together, by field.
-    model, name = [form.repo, form.revision], [form.namespace, form.name]
-    plan: set[Block] = {*model, form.variant, form.size, form.other_size, form.order, form.strategy}
+    name: list[Block] = [form.namespace, form.name]
+    plan: set[Block] = {form.repo, form.variant, form.size, form.suggested, form.order, form.strategy}
     plan |= {form.stages, form.dtype, form.overflow}
-    order = {*plan, *name, form.visibility, form.permitted, form.measure, form.replace, form.replaced}
+    target: set[Block] = {*name, form.visibility}
+    order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced}
 
     def propose(after: Dependency) -> None:
-        proposed = after.then(pushing.propose, {*plan, *name, form.proposed}, _push_parts(form), **_QUIET)
+        after.then(None, js=_READY)
+        proposed = after.then(pushing.propose, {*plan, *target, form.proposed}, _push_parts(form), **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
 
     form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="multiple", **_QUIET)
     named = form.examples.click(_first, form.examples, form.repo, **_QUIET)
     # Kept in the browser: Gradio refuses the choice of a radio whose choices have changed meanwhile.
     picked = form.variants.input(None, form.variants, form.variant, js=_SAME)
-    asked = (form.repo.input, form.revision.submit, form.show.click)
-    for trigger in (arrived.then, named.then, picked.then, *asked):
-        chosen = trigger(planning.begin, model, form.repo_message, trigger_mode="always_last", **_QUIET)
+    for trigger in (arrived.then, named.then, picked.then, form.repo.input, form.show.click):
+        chosen = trigger(planning.begin, form.repo, form.repo_message, trigger_mode="always_last", **_QUIET)
         propose(chosen.then(planning.see, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # What the visitor does, not what a link fills in; one after another, the last one last.
-    changes = [form.size.input, form.other_size.submit, form.other_size.blur, form.order.input]
+    changes = [form.size.submit, form.size.blur, form.order.input]
     changes += [form.strategy.input, form.stages.submit, form.stages.blur, form.dtype.input, form.overflow.input]
     propose(gr.on(changes, planning.draw, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
+    propose(form.sizes.select(planning.slide, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
+    form.picture.select(planning.list_tensors, plan, form.tensors, **_QUIET)
 
     form.place.click(planning.wait, None, form.devices, **_QUIET).then(
-        planning.place, [*model, form.budget], form.devices, **_QUIET
+        planning.place, [form.repo, form.budget], form.devices, **_QUIET
     )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
         trigger(pushing.check_name, name, form.name_message, **_QUIET)
+    for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input):
+        trigger(pushing.tell_target, target, form.target, **_QUIET)
     started = form.start.click(pushing.start, order, _all(form), **_QUIET)
     started.then(None, js=_STARTED)
     _follow(form, started, running)
@@ -91,19 +98,25 @@ def _first(sample: list[str]) -> str:
 
 
 def _plan_parts(form: Form) -> list[Block]:
-    shown: list[Block] = [form.repo_message, form.variants, form.variant, form.facts, form.plan, form.push]
-    shown += [form.other_size, form.stages, form.size_message, form.overflow, form.shards, form.forecast]
+    shown: list[Block] = [form.repo_message, form.examples, form.jobs, form.variants, form.variant, form.facts]
+    shown += [form.plan, form.push, form.advanced, form.sizes, form.size, form.suggested, form.stages]
+    shown += [form.size_message, form.overflow, form.picture, form.tensors, form.summary, form.shards, form.findings]
     shown += [form.machine, form.devices, form.visibility, form.permitted, form.measure, form.query]
     return shown
 
 
 def _push_parts(form: Form) -> list[Block]:
-    return [form.namespace, form.name, form.name_message, form.proposed, form.start, form.start_message]
+    shown: list[Block] = [form.namespace, form.name, form.name_message, form.proposed, form.target]
+    return [*shown, form.start, form.start_message]
 
 
 def _job_parts(form: Form) -> list[Block]:
-    shown: list[Block] = [form.progress, form.cancel, form.resume, form.run_message, form.log]
-    return [*shown, form.outcome, form.result, form.job, form.query]
+    shown: list[Block] = [form.run_heading, form.progress, form.job_map, form.cancel, form.resume, form.run_message]
+    return [*shown, form.log, form.outcome, form.result, form.result_details, form.job, form.query]
+
+
+def _result_parts(form: Form) -> list[Block]:
+    return [form.result, form.result_map, form.result_details, form.check, form.check_message]
 
 
 def _check_parts(form: Form) -> list[Block]:

@@ -5,23 +5,30 @@ from typing import Any
 
 import gradio as gr
 
-from sharding.core.options import Options
-from sharding.page.form import FEWEST_STAGES, OTHER_SIZE, STAGES, Form
-from sharding.page.links import SIZES, source_of
+from sharding.core.options import SINGLE_FILE, Options
+from sharding.page.form import FEWEST_STAGES, STAGES, Form
 
 Given = Mapping[Any, Any]
 """What stands in the fields, by field."""
 
+ONE_FILE = "one file"
+"""How a visitor writes and reads SINGLE_FILE."""
+
 
 def source_in(form: Form, given: Given) -> str:
     """Return the source that is named, "" where there is none."""
-    return source_of(given[form.repo], given[form.revision])
+    return (given[form.repo] or "").strip()
 
 
 def size_in(form: Form, given: Given) -> str:
-    """Return the size that is chosen or written, "" where there is none."""
-    size: str = given[form.other_size] if given[form.size] == OTHER_SIZE else given[form.size]
-    return size.strip()
+    """Return the size that is written, "" where there is none."""
+    size = (given[form.size] or "").strip()
+    return SINGLE_FILE if size.lower() in (ONE_FILE, "1 file", SINGLE_FILE) else size
+
+
+def size_told(size: str) -> str:
+    """Return a size as a visitor reads it."""
+    return ONE_FILE if size == SINGLE_FILE else size
 
 
 def options_in(form: Form, given: Given) -> Options:
@@ -38,13 +45,10 @@ def options_in(form: Form, given: Given) -> Options:
 
 
 def filled_in(form: Form, options: Options) -> dict[Any, Any]:
-    """Return the fields as they stand for `options`."""
-    size, (kind, _, count) = str(options.max_shard_size), options.strategy.partition(":")
-    is_offered = size in SIZES
+    """Return the fields as they stand for `options`, but for the size."""
+    kind, _, count = options.strategy.partition(":")
     return {
         form.variant: options.variant,
-        form.size: size if is_offered else OTHER_SIZE,
-        form.other_size: gr.Textbox(value="" if is_offered else size, visible=not is_offered),
         form.order: options.order,
         form.strategy: kind,
         form.stages: gr.Number(value=int(count or FEWEST_STAGES), visible=kind == STAGES),

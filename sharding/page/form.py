@@ -4,31 +4,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import gradio as gr
+from gradio.blocks import Block
 from markupsafe import Markup
 
 from sharding.core.options import Order, TargetDtype
 from sharding.loading.devices import PRESETS
-from sharding.page.links import SIZES
 from sharding.page.render import render
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 
-OTHER_SIZE = "Other"
 STAGES = "stages"
 FEWEST_STAGES = 2
 
 _ORDERS = {
-    "natural": "Natural: layer 2 before layer 10",
-    "stored": "As stored today",
+    "natural": "By layer: 2 before 10",
+    "stored": "As in today's files",
     "transformers": "As transformers saves it",
 }
 _STRATEGIES = {
-    "size": "By size alone",
-    "blocks": "Keep blocks whole",
-    STAGES: "Stages of a pipeline",
+    "size": "Wherever a file is full",
+    "blocks": "Between layers",
+    STAGES: "Into parts for several machines",
 }
 _PRESETS = {
     "colab-t4": "Colab, one T4",
@@ -39,52 +38,62 @@ _PRESETS = {
 PLAIN = "The plain weights"
 PRIVATE, PUBLIC = "Private", "Public"
 
+_CHOSEN = "element.addEventListener('chosen', (event) => trigger('select', event.detail));"
+"""What the script of the page tells of the slider and of the maps."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """The parts of the page that something happens to, from top to bottom."""
 
     account: gr.HTML
-    notice: gr.HTML
 
     choose: gr.Column
     repo: gr.Dropdown
-    revision: gr.Textbox
     show: gr.Button
-    variants: gr.Radio
     repo_message: gr.HTML
     examples: gr.Dataset
+    jobs: gr.HTML
     facts: gr.HTML
 
     plan: gr.Column
-    size: gr.Radio
-    other_size: gr.Textbox
+    sizes: gr.HTML
+    size: gr.Textbox
     size_message: gr.HTML
-    order: gr.Radio
+    picture: gr.HTML
+    tensors: gr.HTML
+    findings: gr.HTML
+
+    advanced: gr.Accordion
+    variants: gr.Radio
     strategy: gr.Radio
     stages: gr.Number
+    order: gr.Radio
     dtype: gr.Radio
     overflow: gr.Checkbox
+    namespace: gr.Dropdown
+    name: gr.Textbox
+    name_message: gr.HTML
+    visibility: gr.Radio
+    permitted: gr.Checkbox
+    measure: gr.Checkbox
     shards: gr.HTML
-    forecast: gr.HTML
-    machine: gr.Row
+    machine: gr.Column
     budget: gr.Dropdown
     place: gr.Button
     devices: gr.HTML
 
     push: gr.Column
-    namespace: gr.Dropdown
-    name: gr.Textbox
-    name_message: gr.HTML
+    summary: gr.HTML
+    target: gr.HTML
     replace: gr.Checkbox
-    visibility: gr.Radio
-    permitted: gr.Checkbox
-    measure: gr.Checkbox
     start: gr.Button
     start_message: gr.HTML
 
     run: gr.Column
+    run_heading: gr.HTML
     progress: gr.HTML
+    job_map: gr.HTML
     cancel: gr.Button
     resume: gr.Button
     run_message: gr.HTML
@@ -94,128 +103,170 @@ class Form:
     result: gr.HTML
     check: gr.Button
     check_message: gr.HTML
+    result_map: gr.HTML
+    result_tensors: gr.HTML
+    result_details: gr.HTML
 
     variant: gr.Textbox
     job: gr.Textbox
     wanted: gr.Textbox
     query: gr.Textbox
     proposed: gr.State
+    suggested: gr.State
     replaced: gr.State
 
 
 def lay_out(on_space: bool) -> Form:
     """Put every part in its place, inside the `gr.Blocks` that is open. The login button is for a Space only."""
-    account = _masthead(on_space)
-    notice = _panel("notice")
-    with _step("choose", 1, "Choose a model") as choose:
-        with gr.Row(elem_classes="fields"):
-            repo = gr.Dropdown(
-                [], value=None, label="Model", info="owner/name, or a link to it", allow_custom_value=True,
-                elem_id="repo", scale=4,
-            )  # fmt: skip
-            revision = gr.Textbox(
-                label="Revision", info="branch, tag or commit", placeholder="main", elem_id="revision", scale=1
+    parts: dict[str, Block] = {"account": _masthead(on_space)}
+    with _step("choose") as parts["choose"]:
+        _choose(parts)
+    with gr.Column(visible=False, elem_id="plan", elem_classes="step") as parts["plan"]:
+        _plan(parts)
+    with gr.Column(visible=False, elem_id="push") as parts["push"]:
+        with gr.Row(elem_classes="bar"):
+            with gr.Column(scale=1, elem_classes="words"):
+                parts["summary"], parts["target"] = _panel("summary"), _panel("target")
+            parts["start"] = gr.Button(
+                "Shard and push", variant="primary", size="md", interactive=False, elem_id="start", scale=0
             )
-            show = gr.Button("Show the plan", size="md", elem_id="show", scale=0, min_width=170)
-        repo_message = _panel("repo-message")
-        variants = gr.Radio([(PLAIN, "")], value="", label="Variant of the weights", visible=False, elem_id="variants")
-        examples = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
-        facts = _panel("facts")
-    with _step("plan", 2, "See the plan", visible=False) as plan:
-        with gr.Row(elem_classes="fields tops"):
-            with gr.Column(scale=3):
-                size = gr.Radio([*SIZES, OTHER_SIZE], value=SIZES[0], label="Largest shard", elem_id="size")
-                other_size = gr.Textbox(
-                    label="Another size", info="such as 300MB, 1.5GB or 1GiB", visible=False, elem_id="other-size"
-                )
-                size_message = _panel("size-message")
-            with gr.Column(scale=2):
-                choices = [(_ORDERS[order], order) for order in get_args(Order)]
-                order = gr.Radio(choices, value="natural", label="Order of the tensors", elem_id="order")
-        with gr.Row(elem_classes="fields tops"):
-            with gr.Column(scale=3):
-                choices = [(title, strategy) for strategy, title in _STRATEGIES.items()]
-                strategy = gr.Radio(choices, value="size", label="Where to cut", elem_id="strategy")
-                stages = gr.Number(
-                    FEWEST_STAGES, label="Stages", precision=0, minimum=1, visible=False, elem_id="stages"
-                )
-            with gr.Column(scale=2):
-                choices = [("Keep" if dtype == "keep" else dtype, dtype) for dtype in get_args(TargetDtype)]
-                dtype = gr.Radio(choices, value="keep", label="Dtype of the copy", elem_id="dtype")
-                overflow = gr.Checkbox(
-                    label="Allow overflow",
-                    info="Numbers too large for this dtype become infinite and are counted; else they end the job.",
-                    visible=False,
-                    elem_id="overflow",
-                )
-        _panel("choices", render("choices"))
-        shards = _panel("shards")
-        forecast = _panel("forecast")
-        with gr.Row(elem_classes="fields") as machine:
-            budget = gr.Dropdown(
-                [(f"{_PRESETS[preset]} ({PRESETS[preset]})", preset) for preset in PRESETS],
-                label="Where would it run?", info="a machine, or budgets such as cuda:0=16GB,cpu=12GB",
-                allow_custom_value=True, elem_id="budget", scale=3,
-            )  # fmt: skip
-            place = gr.Button("Show the devices", size="md", elem_id="place", scale=0, min_width=170)
-        devices = _panel("devices")
-    with _step("push", 3, "Shard and push", visible=False) as push:
-        with gr.Row(elem_classes="fields"):
-            namespace = gr.Dropdown([], label="Namespace", elem_id="namespace", scale=1)
-            name = gr.Textbox(label="Name of the new repo", elem_id="name", scale=3)
-        name_message = _panel("name-message")
-        replace = gr.Checkbox(visible=False, elem_id="replace")
-        with gr.Row(elem_classes="fields"):
-            visibility = gr.Radio([PUBLIC, PRIVATE], value=PUBLIC, label="Who may see it", elem_id="visibility")
-            permitted = gr.Checkbox(
-                label="The terms of the model allow a public copy", visible=False, elem_id="permitted"
-            )
-        measure = gr.Checkbox(
-            label="Load the original and the copy as well, and show what that costs",
-            info="takes minutes more, and both copies on the disk of this machine",
-            elem_id="measure",
+        parts["start_message"] = _panel("start-message")
+        parts["replace"] = gr.Checkbox(visible=False, elem_id="replace")
+    with gr.Accordion("Advanced", open=False, visible=False, elem_id="advanced", elem_classes="step") as parts[
+        "advanced"
+    ]:
+        _advanced(parts)
+    with _step("run", visible=False) as parts["run"]:
+        _run(parts)
+    with _step("outcome", visible=False) as parts["outcome"]:
+        parts["result"] = _panel("result")
+        parts["check"] = gr.Button("Read every byte of both now", visible=False, size="md", elem_id="check", scale=0)
+        parts["check_message"] = _panel("check-message")
+        parts["result_map"] = _panel("result-map", js_on_load=_CHOSEN)
+        parts["result_tensors"] = _panel("result-tensors")
+        parts["result_details"] = _panel("result-details")
+    for name in ("variant", "job", "wanted", "query"):
+        parts[name] = gr.Textbox("", visible=False)
+    parts |= {"proposed": gr.State(("", "")), "suggested": gr.State(""), "replaced": gr.State(("", ""))}
+    return Form(**parts)  # type: ignore[arg-type]
+
+
+def _choose(parts: dict[str, Block]) -> None:
+    with gr.Row(elem_classes="fields"):
+        parts["repo"] = gr.Dropdown(
+            [], value=None, label="Model", info="owner/name, or a link to it; @name for a branch, tag or commit",
+            allow_custom_value=True, elem_id="repo", scale=4,
+        )  # fmt: skip
+        parts["show"] = gr.Button("Show the plan", size="md", elem_id="show", scale=0, min_width=170)
+    parts["repo_message"] = _panel("repo-message")
+    parts["examples"] = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
+    parts["jobs"] = _panel("jobs")
+    parts["facts"] = _panel("facts")
+
+
+def _plan(parts: dict[str, Block]) -> None:
+    with gr.Row(elem_classes="fields sizing"):
+        parts["sizes"] = _panel("sizes", js_on_load=_CHOSEN, scale=4)
+        parts["size"] = gr.Textbox(
+            "", label="Largest file", info="such as 300MB, or: one file", elem_id="size", scale=1, min_width=180
         )
-        start = gr.Button("Shard and push", variant="primary", size="md", interactive=False, elem_id="start")
-        start_message = _panel("start-message")
-    with _step("run", 3, "Shard and push", visible=False) as run:
-        progress = _panel("progress")
-        with gr.Row(elem_classes="actions"):
-            cancel = gr.Button("Cancel", variant="stop", visible=False, size="md", elem_id="cancel", scale=0)
-            resume = gr.Button("Resume", variant="primary", visible=False, size="md", elem_id="resume", scale=0)
-        run_message = _panel("run-message")
-        log = _panel("log")
-    with _step("outcome", 4, "Result", visible=False) as outcome:
-        result = _panel("result")
-        check = gr.Button("Read every byte of both now", visible=False, size="md", elem_id="check", scale=0)
-        check_message = _panel("check-message")
-    return Form(
-        account, notice, choose, repo, revision, show, variants, repo_message, examples, facts, plan, size, other_size,
-        size_message, order, strategy, stages, dtype, overflow, shards, forecast, machine, budget, place, devices, push,
-        namespace, name, name_message, replace, visibility, permitted, measure, start, start_message, run, progress,
-        cancel, resume, run_message, log, outcome, result, check,
-        check_message,
-        variant=gr.Textbox("", visible=False), job=gr.Textbox(visible=False), wanted=gr.Textbox(visible=False),
-        query=gr.Textbox(visible=False), proposed=gr.State(("", "")), replaced=gr.State(("", "")),
+    parts["size_message"] = _panel("size-message")
+    parts["picture"] = _panel("picture", js_on_load=_CHOSEN)
+    parts["tensors"] = _panel("tensors")
+    parts["findings"] = _panel("findings")
+
+
+def _advanced(parts: dict[str, Block]) -> None:
+    parts["variants"] = gr.Radio(
+        [(PLAIN, "")], value="", visible=False, elem_id="variants", label="Which weights",
+        info="The repo holds several sets of weights; a copy has one of them.",
     )  # fmt: skip
+    with gr.Row(elem_classes="fields tops"):
+        with gr.Column():
+            choices = [(title, strategy) for strategy, title in _STRATEGIES.items()]
+            parts["strategy"] = gr.Radio(
+                choices, value="size", label="Where to cut", elem_id="strategy",
+                info="Between layers, where you load layer by layer; into parts, where each machine of a hand-made "
+                "pipeline is to hold its own layers and nothing else.",
+            )  # fmt: skip
+            parts["stages"] = gr.Number(
+                FEWEST_STAGES, label="Machines", precision=0, minimum=1, visible=False, elem_id="stages"
+            )
+        with gr.Column():
+            parts["order"] = gr.Radio(
+                [(_ORDERS[order], order) for order in get_args(Order)], value="natural", elem_id="order",
+                label="Order of the tensors",
+                info="By layer gives what most tools write. As transformers saves it, where the files shall equal "
+                "those of save_pretrained also for models that it renames or fuses in memory.",
+            )  # fmt: skip
+    with gr.Row(elem_classes="fields tops"):
+        with gr.Column():
+            choices = [("As it is" if dtype == "keep" else dtype, dtype) for dtype in get_args(TargetDtype)]
+            parts["dtype"] = gr.Radio(
+                choices, value="keep", label="Number format", elem_id="dtype",
+                info="fp16 and bf16 halve a model of fp32, and lose digits. As it is keeps every bit.",
+            )  # fmt: skip
+            parts["overflow"] = gr.Checkbox(
+                label="Allow overflow",
+                info="Numbers too large for this format become infinite and are counted; else they end the job.",
+                visible=False,
+                elem_id="overflow",
+            )
+        with gr.Column():
+            with gr.Row(elem_classes="fields"):
+                parts["namespace"] = gr.Dropdown([], label="Owner of the copy", elem_id="namespace", scale=1)
+                parts["name"] = gr.Textbox("", label="Name of the new repo", elem_id="name", scale=2)
+            parts["name_message"] = _panel("name-message")
+            parts["visibility"] = gr.Radio(
+                [PUBLIC, PRIVATE], value=PUBLIC, label="Who may see it", elem_id="visibility",
+                info="A private copy can be made public later, on its page on the Hub.",
+            )  # fmt: skip
+            parts["permitted"] = gr.Checkbox(visible=False, elem_id="permitted")
+    parts["measure"] = gr.Checkbox(
+        label="Load the original and the copy as well, and show what that costs",
+        info="For a fair comparison in the card. Takes minutes more, and room for both copies on this machine's disk.",
+        elem_id="measure",
+    )
+    parts["shards"] = _panel("shards")
+    with gr.Column(elem_id="machine") as parts["machine"]:
+        with gr.Row(elem_classes="fields"):
+            parts["budget"] = gr.Dropdown(
+                [(f"{_PRESETS[preset]} ({PRESETS[preset]})", preset) for preset in PRESETS],
+                label="Where would it run?", elem_id="budget", scale=3, allow_custom_value=True,
+                info="Which part of the model a machine would hold where: choose one, or write its memory like "
+                "cuda:0=16GB,cpu=12GB.",
+            )  # fmt: skip
+            parts["place"] = gr.Button("Show the devices", size="md", elem_id="place", scale=0, min_width=190)
+        parts["devices"] = _panel("devices")
+
+
+def _run(parts: dict[str, Block]) -> None:
+    parts["run_heading"] = _panel("run-heading")
+    parts["progress"] = _panel("progress")
+    parts["job_map"] = _panel("job-map")
+    with gr.Row(elem_classes="actions"):
+        parts["cancel"] = gr.Button("Cancel", variant="stop", visible=False, size="md", elem_id="cancel", scale=0)
+        parts["resume"] = gr.Button("Resume", variant="primary", visible=False, size="md", elem_id="resume", scale=0)
+    parts["run_message"] = _panel("run-message")
+    parts["log"] = _panel("log")
 
 
 def _masthead(on_space: bool) -> gr.HTML:
     with gr.Row(elem_classes="masthead-row"):
         _panel("masthead", render("header", logo=Markup((ASSETS / "logo.svg").read_text())))
-        with gr.Column(elem_classes="account", scale=0, min_width=280):
+        with gr.Row(elem_classes="account", scale=0):
             account = _panel("account")
             if on_space:
-                gr.LoginButton("Sign in with Hugging Face", logout_value="Sign out {}", size="md", elem_id="sign-in")
-                gr.DuplicateButton("Duplicate this Space", variant="secondary", size="md", elem_id="duplicate")
+                gr.LoginButton("Sign in with Hugging Face", logout_value="Sign out", size="sm", elem_id="sign-in")
+                gr.DuplicateButton("Duplicate this Space", variant="secondary", size="sm", elem_id="duplicate")
     return account
 
 
 @contextmanager
-def _step(name: str, number: int, title: str, visible: bool = True) -> Iterator[gr.Column]:
+def _step(name: str, visible: bool = True) -> Iterator[gr.Column]:
     with gr.Column(visible=visible, elem_id=name, elem_classes="step") as column:
-        _panel(f"{name}-heading", render("heading", number=number, title=title))
         yield column
 
 
-def _panel(name: str, html: str = "") -> gr.HTML:
-    return gr.HTML(html, elem_id=name, apply_default_css=False)
+def _panel(name: str, html: str = "", **more: Any) -> gr.HTML:
+    return gr.HTML(html, elem_id=name, apply_default_css=False, **more)

@@ -1,6 +1,5 @@
 """Read what a link to the page asks for, and write such links. Pure."""
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,18 +9,23 @@ from urllib.parse import quote, urlencode
 from sharding.core.errors import UsageError
 from sharding.core.options import Options
 
-SIZES = ("200MB", "500MB", "1GB", "2GB", "5GB")
 _LONGEST = 300
 _USUAL = {"variant": "", "order": "natural", "strategy": "size", "dtype": "keep"}
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a visitor comes for: a form filled in, a job to attach to, or the result in a repo."""
+    """What a visitor comes for: a form filled in, a job to attach to, or the result in a repo.
+
+    `repo` may name a revision ("owner/name@v2"). Where it is not `sized`, the size of the options is nobody's choice.
+    `to` is the repo to write, "" for one that is proposed.
+    """
 
     repo: str = ""
-    revision: str = ""
-    options: Options = Options(SIZES[0])
+    options: Options = Options()
+    sized: bool = True
+    to: str = ""
+    private: bool = False
     job: str = ""
     result: str = ""
 
@@ -30,23 +34,25 @@ def read_wish(query: Mapping[str, str]) -> Wish:
     """Return what the query of a link asks for; what it does not know, it leaves out.
 
     >>> wish = read_wish({"repo": "me/model@v2", "size": "300MB", "colour": "red"})
-    >>> wish.repo, wish.revision, wish.options.max_shard_size, wish.options.order
-    ('me/model', 'v2', '300MB', 'natural')
+    >>> wish.repo, wish.options.max_shard_size, wish.options.order, wish.sized
+    ('me/model@v2', '300MB', 'natural', True)
     """
     given = {name: str(value)[:_LONGEST].strip() for name, value in query.items()}
-    repo, _, revision = given.get("repo", "").partition("@")
-    size = "".join(given.get("size", "").split())
+    repo, revision = given.get("repo", ""), given.get("revision", "")
     asked: dict[str, Any] = {name: given[name] for name in _USUAL if name in given}
-    asked |= {"max_shard_size": size.upper() if size.upper() in SIZES else size}
+    asked |= {"max_shard_size": "".join(given["size"].split())} if "size" in given else {}
     asked |= {"allow_overflow": given.get("allow_overflow") == "true"}
-    options = Options(SIZES[0])
+    options, taken = Options(), set()
     for name, value in asked.items():
         with suppress(UsageError):
             options = replace(options, **{name: value})
+            taken.add(name)
     return Wish(
-        repo=repo,
-        revision=given.get("revision", "") or revision,
+        repo=f"{repo}@{revision}" if repo and revision and "@" not in repo else repo,
         options=options,
+        sized="max_shard_size" in taken,
+        to=given.get("to", ""),
+        private=given.get("private") == "true",
         job=given.get("job", ""),
         result=given.get("result", ""),
     )
@@ -61,16 +67,12 @@ def query_of(wish: Wish) -> str:
     if wish.job or wish.result:
         pairs = {"job": wish.job} if wish.job else {"result": wish.result}
     else:
-        source = f"{wish.repo}@{wish.revision}" if wish.revision else wish.repo
-        pairs = {"repo": source, "size": str(wish.options.max_shard_size)} if source else {}
+        source = wish.repo
+        pairs = {"repo": source} if source else {}
+        pairs |= {"size": str(wish.options.max_shard_size)} if source and wish.sized else {}
         asked = {name: getattr(wish.options, name) for name in _USUAL}
         pairs |= {name: value for name, value in asked.items() if source and value != _USUAL[name]}
         pairs |= {"allow_overflow": "true"} if source and wish.options.allow_overflow else {}
+        pairs |= {"to": wish.to} if source and wish.to else {}
+        pairs |= {"private": "true"} if source and wish.private else {}
     return f"?{urlencode(pairs, safe='/@:', quote_via=quote)}" if pairs else "?"
-
-
-def source_of(repo: str | None, revision: str | None) -> str:
-    """Return the source that the two fields name together; what the first says of a revision comes first."""
-    repo, revision = (repo or "").strip(), (revision or "").strip()
-    names_one = "@" in repo or re.search(r"/(tree|commit)/", repo)
-    return f"{repo}@{revision}" if revision and repo and not names_one else repo

@@ -7,22 +7,40 @@ from typing import Any
 import gradio as gr
 
 from sharding.core.errors import ShardingError, VariantMissing
-from sharding.core.values import Checkpoint
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
-from sharding.page.choices import Given, filled_in, options_in, size_in, source_in
-from sharding.page.form import OTHER_SIZE, PLAIN, PRIVATE, PUBLIC, STAGES, Form
-from sharding.page.links import Wish, query_of, read_wish, source_of
-from sharding.page.panels import devices_panel, facts_panel, forecast_panel, message, plan_panel, problem
+from sharding.page.choices import Given, filled_in, options_in, size_in, size_told, source_in
+from sharding.page.form import PLAIN, PRIVATE, STAGES, Form
+from sharding.page.links import Wish, query_of, read_wish
+from sharding.page.map_list import tensors_of
+from sharding.page.panels import (
+    devices_panel,
+    facts_panel,
+    findings_panel,
+    jobs_panel,
+    map_panel,
+    message,
+    problem,
+    shards_panel,
+    sizes_panel,
+    summary_panel,
+)
 from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.planning.cast import may_overflow
+from sharding.planning.sizes import size_stops, usual_size
+from sharding.report.model_map import map_of_plan
 
 Update = dict[Any, Any]
 """New values, or settings, of parts of the form."""
 
 _MOST_VARIANTS = 24
-_SIGN_IN = "Sign in to see your private models and to push. Plans need no login."
-_NO_LOGIN = "Nobody is signed in on this machine. Run `hf auth login` to push, then reload the page."
+_LONGEST_SIZE = 40
+_PERMITTED = "The terms of the model allow a public copy"
+_NOT_PRIVATE = "The copy may be public, though the original is private"
+_SIGN_IN = "Plans need no login."
+_NO_LOGIN = "Nobody is signed in on this machine."
 
 
 class Planning:
@@ -37,17 +55,24 @@ class Planning:
     def arrive(self, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Fill the form in as the link says, and greet who is signed in."""
         wish, form = read_wish(dict(request.query_params)), self._form
+        greeting, jobs = self._greet(request, login)
         update: Update = {
-            form.account: self._greet(request, login),
+            form.account: greeting,
+            form.jobs: jobs,
             form.examples: gr.Dataset(samples=[[name] for name in self._examples()]),
         }
         if wish.repo:  # otherwise somebody may be typing already
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
-                form.revision: wish.revision,
+                form.size: size_told(str(wish.options.max_shard_size)) if wish.sized else "",
                 form.variants: _variants([wish.options.variant], value=wish.options.variant),
                 **filled_in(form, wish.options),
             }
+        owner, _, name = wish.to.partition("/")
+        if wish.repo and owner and name:
+            update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner), form.name: name}
+        if wish.repo and wish.private:
+            update |= {form.visibility: PRIVATE}
         if wish.job or wish.result:
             update |= {
                 form.choose: gr.Column(visible=False),
@@ -68,84 +93,120 @@ class Planning:
         except ShardingError:
             return gr.skip()  # suggestions are a courtesy: the name can still be typed
 
-    def begin(self, repo: str, revision: str) -> str:
+    def begin(self, repo: str) -> str:
         """Say that the headers are being read, which takes a second or two."""
-        source = source_of(repo, revision)
-        return message(f"Reading the headers of {source} …") if source else ""
+        return message(f"Reading the headers of {repo.strip()} …") if (repo or "").strip() else ""
 
     def see(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Say what the model is, and draw the plan."""
         form, token = self._form, self._site.token(request, login)
         source, variant = source_in(form, given), given[form.variant]
-        hidden = {
-            form.facts: "",
-            form.variants: gr.Radio(visible=False),
-            form.plan: gr.Column(visible=False),
-            form.push: gr.Column(visible=False),
-        }
         if not source:
-            return {**hidden, form.repo_message: ""}
+            return {**self._hidden(), form.repo_message: ""}
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
-            return {**hidden, form.repo_message: problem(error)}
+            return {**self._hidden(), form.repo_message: problem(error)}
         # Where it is the one asked for, nothing is set: the visitor may have gone on meanwhile.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
         hides = card.gated or card.private
         loads = checkpoint.is_plain_model
+        size, usual = size_in(form, given), usual_size(checkpoint.total_bytes)
+        if size in ("", given[form.suggested]):  # not the visitor's own
+            size = usual
+        told = size_told(size)
         return {
             form.repo_message: remark,
+            form.examples: gr.Dataset(visible=False),
+            form.jobs: "",
             form.variants: _variants({taken, *checkpoint.other_variants}, **another),
             form.variant: gr.Textbox(**another),
             form.facts: facts_panel(checkpoint, card),
-            form.machine: gr.Row(visible=loads),
+            form.sizes: sizes_panel(size_stops(checkpoint.total_bytes), size),
+            form.size: gr.Textbox(told) if told != given[form.size] else gr.Textbox(),
+            form.suggested: usual,
+            form.machine: gr.Column(visible=loads),
             form.devices: "",
-            form.plan: gr.Column(visible=True),
-            form.push: gr.Column(visible=True),
-            form.visibility: PRIVATE if hides else PUBLIC,
-            form.permitted: gr.Checkbox(value=False, visible=hides),
+            **{part: gr.Column(visible=True) for part in (form.plan, form.push)},
+            form.advanced: gr.Accordion(visible=True),
+            form.visibility: PRIVATE if hides else gr.Radio(),
+            form.permitted: gr.Checkbox(value=False, visible=hides, label=_PERMITTED if card.gated else _NOT_PRIVATE),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
-            **self.draw({**given, form.variant: taken}, request, login),
+            **self._draw({**given, form.variant: taken, form.size: told}, token, plays=True),
         }
 
     def draw(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Draw the plan for what is chosen."""
-        form, source = self._form, source_in(self._form, given)
-        shown = {
-            form.other_size: gr.Textbox(visible=given[form.size] == OTHER_SIZE),
-            form.stages: gr.Number(visible=given[form.strategy] == STAGES),
+        return self._draw(given, self._site.token(request, login))
+
+    def slide(self, given: Given, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+        """Draw the plan for the size at which the slider stands."""
+        size = str(getattr(chosen, "size", ""))[:_LONGEST_SIZE]
+        return {
+            self._form.size: size,
+            **self._draw({**given, self._form.size: size}, self._site.token(request, login)),
         }
+
+    def list_tensors(
+        self, given: Given, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
+    ) -> Update:
+        """List the tensors of the column of the map that was chosen."""
+        form = self._form
+        try:
+            checkpoint, plan = self._plan(options_in(form, given), given, self._site.token(request, login))
+        except ShardingError as error:
+            return {form.tensors: problem(error)}
+        placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
+        return {form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
+
+    def _draw(self, given: Given, token: str | None, plays: bool = False) -> Update:
+        form, source = self._form, source_in(self._form, given)
+        shown: Update = {form.stages: gr.Number(visible=given[form.strategy] == STAGES), form.tensors: ""}
         if not source or not size_in(form, given):
             return {form.size_message: "", **shown}
         try:
             options = options_in(form, given)
-            checkpoint, plan = self._desk.plan(source, options, self._site.token(request, login))
+            checkpoint, plan = self._plan(options, given, token)
         except ShardingError as error:
-            return {form.size_message: problem(error), **shown}
+            gone = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
+            return {form.size_message: problem(error), **gone, **shown}
         may = may_overflow(checkpoint.tensors, (tensor for shard in plan.shards for tensor in shard.tensors))
+        allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)
         return {
             form.size_message: "",
             **shown,
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
-            form.shards: plan_panel(checkpoint, plan),
-            form.forecast: forecast_panel(self._desk.forecast(plan), (*checkpoint.findings, *plan.findings)),
-            form.query: query_of(Wish(source, options=replace(options, allow_overflow=options.allow_overflow and may))),
+            form.picture: map_panel(map_of_plan(checkpoint, plan), plays),
+            form.summary: summary_panel(checkpoint, plan, forecast),
+            form.shards: shards_panel(plan, forecast),
+            form.findings: findings_panel((*checkpoint.findings, *plan.findings)),
+            form.query: query_of(Wish(source, replace(options, allow_overflow=allowed))),
+        }
+
+    def _plan(self, options: Options, given: Given, token: str | None) -> tuple[Checkpoint, Plan]:
+        return self._desk.plan(source_in(self._form, given), options, token)
+
+    def _hidden(self) -> Update:
+        form = self._form
+        return {
+            form.facts: "",
+            form.variants: gr.Radio(visible=False),
+            form.plan: gr.Column(visible=False),
+            form.advanced: gr.Accordion(visible=False),
+            form.push: gr.Column(visible=False),
         }
 
     def wait(self) -> str:
         """Say that the model is being built, without its weights, which takes some seconds."""
         return message("Building the model without its weights …")
 
-    def place(
-        self, repo: str, revision: str, budget: str | None, request: gr.Request, login: gr.OAuthToken | None
-    ) -> str:
+    def place(self, repo: str, budget: str | None, request: gr.Request, login: gr.OAuthToken | None) -> str:
         """Show which part of the model goes on which device."""
-        source = source_of(repo, revision)
-        if not source or not budget:
+        if not repo or not budget:
             return message("Choose a machine, or write how much memory each device has for weights.")
         try:
-            return devices_panel(self._desk.devices(source, budget, self._site.token(request, login)))
+            return devices_panel(self._desk.devices(repo.strip(), budget, self._site.token(request, login)))
         except ShardingError as error:
             return problem(error)
 
@@ -164,14 +225,16 @@ class Planning:
         except ShardingError:
             return ()
 
-    def _greet(self, request: gr.Request, login: gr.OAuthToken | None) -> str:
+    def _greet(self, request: gr.Request, login: gr.OAuthToken | None) -> tuple[str, str]:
+        """Return who is signed in, and which jobs are theirs."""
         try:
             who = person(self._desk, self._site.token(request, login))
         except ShardingError as error:
-            return problem(error)
-        if who:
-            return render("account", name=who.name, page=f"{self._site.endpoint}/{who.name}")
-        return message(_SIGN_IN if self._site.space else _NO_LOGIN)
+            return problem(error), ""
+        if who is None:
+            return message(_SIGN_IN if self._site.space else _NO_LOGIN), ""
+        page = f"{self._site.endpoint}/{who.name}"
+        return render("account", name=who.name, page=page), jobs_panel(self._desk.jobs_of(who.name))
 
 
 def _variants(there: Collection[str], **value: Any) -> gr.Radio:

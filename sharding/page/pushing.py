@@ -11,11 +11,12 @@ from sharding.page.form import PRIVATE, Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import message, problem
 from sharding.page.planning import Update
+from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.storage.hub_lookup import propose_name
 
-_TO_SIGN_IN = "Sign in with Hugging Face at the top of the page; what you chose is kept."
-_TO_LOG_IN = "Run `hf auth login` on the machine that serves this page, then reload it."
+_TO_SIGN_IN = "What you chose is kept."
+_TO_LOG_IN = "On the machine that serves this page, run hf auth login; then reload it."
 
 
 class Pushing:
@@ -37,10 +38,13 @@ class Pushing:
             if who is None or token is None:
                 return {
                     form.start: gr.Button(interactive=False),
-                    form.start_message: message("Pushing needs a login.", self._to_sign_in),
+                    form.target: "",
+                    form.start_message: self._needs_login(),
                 }
             space = namespace if namespace in who.namespaces else who.name
             update: Update = {form.start: gr.Button(interactive=True), form.start_message: ""}
+            update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
+            update |= self.tell_target({**given, form.namespace: space})
             with suppress(UsageError):  # the plan says what is wrong
                 wanted = propose_name(space, source_in(form, given), options_in(form, given))
             if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own
@@ -51,11 +55,17 @@ class Pushing:
         short = free.partition("/")[2]
         return {
             **update,
-            form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space),
+            **self.tell_target({**given, form.namespace: space, form.name: short}),
             form.name: short,
             form.proposed: (wanted, short),
             form.name_message: "" if free == wanted else _taken(wanted, free),
         }
+
+    def tell_target(self, given: Given) -> Update:
+        """Say where the copy goes, and who may see it."""
+        form, owner, name = self._form, given[self._form.namespace], (given[self._form.name] or "").strip()
+        whole = f"{owner}/{name}" if owner and name else ""
+        return {form.target: render("target", repo_id=whole, private=given[form.visibility] == PRIVATE)}
 
     def check_name(self, namespace: str | None, name: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Say whether the name is free."""
@@ -100,9 +110,8 @@ class Pushing:
         except ShardingError as error:
             return {form.start_message: problem(error), form.replace: gr.Checkbox(value=False, visible=False)}
         return {
-            form.choose: gr.Column(visible=False),
-            form.plan: gr.Column(visible=False),
-            form.push: gr.Column(visible=False),
+            **{part: gr.Column(visible=False) for part in (form.choose, form.plan, form.push)},
+            form.advanced: gr.Accordion(visible=False),
             form.run: gr.Column(visible=True),
             form.start_message: "",
             form.job: taken,
@@ -112,6 +121,9 @@ class Pushing:
     @property
     def _to_sign_in(self) -> str:
         return _TO_SIGN_IN if self._site.space else _TO_LOG_IN
+
+    def _needs_login(self) -> str:
+        return message("Pushing needs a login.", self._to_sign_in, sign_in=bool(self._site.space))
 
 
 def _taken(wanted: str, free: str) -> str:

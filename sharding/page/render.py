@@ -4,8 +4,11 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from sharding.core import text as words
+from sharding.report.map_svg import NAMES, files_told
+from sharding.report.model_map import HEIGHT, WIDTH, Box, ModelMap
 
 MOST_NAMED = 12
 """Remarks, names and differences that a page lists; the rest is counted. Nobody reads three thousand of them."""
@@ -38,7 +41,28 @@ def _templates() -> Environment:
         "duration": words.duration,
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
-    templates.globals["share"] = words.share
-    templates.globals["ends"] = words.ends
-    templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_STAGES": MOST_STAGES}
+    templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
+    templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
+    templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "told": files_told, "corners": _corners}
+    templates.globals |= {"place": _place, "columns": _columns}
     return templates
+
+
+def _place(box: Box) -> Markup:
+    x, y, width, height = (f"{side:.1f}" for side in box)
+    return Markup(f'x="{x}" y="{y}" width="{width}" height="{height}"')
+
+
+def _corners(box: Box) -> str:
+    return " ".join(f"{side:.1f}" for side in box)
+
+
+def _columns(drawn: ModelMap) -> dict[str, Any]:
+    """Return what the script of a map needs of its columns: title, tensors, bytes and number of files."""
+    return {
+        side: [
+            [column.title, words.count(column.tensors, "tensor"), words.format_bytes(column.bytes), column.files]
+            for column in columns
+        ]
+        for side, columns in (("today", drawn.today), ("after", drawn.after))
+    }

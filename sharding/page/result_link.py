@@ -1,15 +1,21 @@
 """Show the result in anybody's repo, from the report that lies there and that nobody vouches for."""
 
+from typing import Any
+
 import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
+from sharding.core.values import Checkpoint
 from sharding.desk import Desk
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
-from sharding.page.panels import message, problem, result_panel
+from sharding.page.map_list import tensors_of
+from sharding.page.panels import map_panel, message, problem
 from sharding.page.planning import Update
+from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.report.fetch import Result
+from sharding.report.model_map import map_of_copy
 from sharding.verify.trust import Trust
 
 
@@ -25,7 +31,7 @@ class Showing:
     def show(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Show the result that a link names, or say in one sentence why there is none."""
         form, token = self._form, self._site.token(request, login)
-        hidden = {form.check: gr.Button(visible=False)}
+        hidden: Update = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
         if not wanted:
             return {form.result: "", **hidden}
         try:
@@ -37,7 +43,8 @@ class Showing:
             return {form.result: message(text, " ".join(trust.reasons), "error"), **hidden}
         can_check = trust.level == "fits"
         return {
-            form.result: self._panel(result, trust, wanted, request),
+            **self._panels(result, trust, wanted, request),
+            form.result_map: map_panel(map_of_copy(*self._both(result, token))),
             form.check: gr.Button(visible=can_check, interactive=token is not None),
             form.check_message: message("To read every byte needs a login.") if can_check and token is None else "",
         }
@@ -60,12 +67,36 @@ class Showing:
             form.query: query_of(Wish(job=taken)),
         }
 
-    def _panel(self, result: Result, trust: Trust, wanted: str, request: gr.Request) -> str:
+    def list_tensors(self, wanted: str, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None) -> str:
+        """List the tensors of the column of the map that was chosen."""
+        token = self._site.token(request, login)
+        try:
+            copy, original = self._both(self._desk.judge(wanted, token)[0], token)
+        except ShardingError as error:
+            return problem(error)
+        placed = [(tensor, tensor.file) for tensor in copy.tensors]
+        return tensors_of(map_of_copy(copy, original), placed, original.tensors if original else (), chosen)
+
+    def _both(self, result: Result, token: str | None) -> tuple[Checkpoint, Checkpoint | None]:
+        """Return what the headers of the copy say, and those of its source where they can be read."""
+        source, copy = result.report.source, f"{result.repo_id}@{result.revision}"
+        original = None
+        if source.kind == "hub":
+            try:
+                original = self._desk.inspect(f"{source.repo_id}@{source.revision}", source.variant, token)
+            except ShardingError:
+                original = None
+        return self._desk.inspect(copy, "", token), original
+
+    def _panels(self, result: Result, trust: Trust, wanted: str, request: gr.Request) -> dict[Any, Any]:
         report, endpoint = result.report, self._site.endpoint
         source = None
         if report.source.kind == "hub":
             source = f"{endpoint}/{report.source.repo_id}/tree/{report.source.revision}"
-        page = f"{endpoint}/{result.repo_id}"
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
-        return result_panel(report, result.repo_id, page, link, source, trust)
+        page = f"{endpoint}/{result.repo_id}"
+        return {
+            self._form.result: result_panel(report, result.repo_id, page, link, trust),
+            self._form.result_details: details_panel(report, result.repo_id, source),
+        }

@@ -11,11 +11,14 @@ from sharding.core.limits import VIEW_SECONDS
 from sharding.desk import Desk, JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.page.form import Form
+from sharding.page.job_panels import heading_of, job_panel
 from sharding.page.links import Wish, query_of
-from sharding.page.panels import job_panel, log_panel, message, problem, result_panel
+from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.planning import Update
 from sharding.page.render import render
+from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.site import Site, person
+from sharding.report.model_map import map_of_plan
 from sharding.storage.hub_lookup import Person
 from sharding.verify.trust import Trust
 
@@ -50,10 +53,14 @@ class Running:
         except ShardingError as error:
             yield {self._form.progress: problem(error)}
             return
-        shown = None
+        shown, is_drawn = None, False
         while status is not None:
             if status != shown:
-                yield self._show(status, request)
+                update = self._show(status, request)
+                if status.planned and not is_drawn:
+                    update |= await asyncio.to_thread(self._drawn, status, token)
+                    is_drawn = True
+                yield update
             if status.state not in ACTIVE:
                 return
             shown = status
@@ -112,10 +119,13 @@ class Running:
         return {form.progress: problem(_NOT_YOURS)}
 
     def _show(self, status: JobStatus, request: gr.Request) -> Update:
-        form = self._form
+        form, address = self._form, self._site.address(request)
         update: dict[Any, Any] = {
-            form.progress: job_panel(status, self._repo_page(status.request.source)),
-            form.log: log_panel(status.log),
+            form.run_heading: heading_of(status),
+            form.progress: job_panel(
+                status, self._repo_page(status.request.source), address + query_of(Wish(job=status.id))
+            ),
+            form.log: log_panel(status),
             form.cancel: gr.Button(
                 "Cancel" if status.state != "cancelling" else "Cancelling …",
                 visible=status.state in ACTIVE,
@@ -129,10 +139,24 @@ class Running:
         if status.report is None or status.state in ACTIVE:
             return update
         report, repo_id = status.report, status.request.destination
-        link = self._site.address(request) + query_of(Wish(result=repo_id))
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
-        panel = result_panel(report, repo_id, self._repo_page(repo_id), link, source, _OWN)
-        return {**update, form.outcome: gr.Column(visible=True), form.result: panel}
+        link = address + query_of(Wish(result=repo_id))
+        return {
+            **update,
+            form.outcome: gr.Column(visible=True),
+            form.result: result_panel(report, repo_id, self._repo_page(repo_id), link, _OWN),
+            form.result_details: details_panel(report, repo_id, source),
+        }
+
+    def _drawn(self, status: JobStatus, token: str | None) -> Update:
+        """Draw the map that fills with colour as files are finished; without the source's headers there is none."""
+        if status.request.kind == "verify":
+            return {}
+        try:
+            checkpoint, plan = self._desk.plan(status.request.source, status.request.options, token)
+        except ShardingError:
+            return {}
+        return {self._form.job_map: map_panel(map_of_plan(checkpoint, plan))}
 
     def _repo_page(self, source: str) -> str:
         repo_id, _, revision = source.partition("@")

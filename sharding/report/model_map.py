@@ -37,12 +37,21 @@ class Box(NamedTuple):
 class Column(NamedTuple):
     """A file, or neighbouring ones: their bytes and tensors, and where they stand in the strip."""
 
-    title: str
-    files: int
+    names: Sequence[str]
     tensors: int
     bytes: int
     x: float
     width: float
+
+    @property
+    def title(self) -> str:
+        """The name of the file, or of the first and the last."""
+        return ends(self.names)
+
+    @property
+    def files(self) -> int:
+        """How many files it stands for."""
+        return len(self.names)
 
 
 class Cell(NamedTuple):
@@ -205,7 +214,7 @@ def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int,
             sizes[column] += size
     gap = next(gap for most, gap in _GAPS if len(neighbours) <= most)
     return [
-        Column(ends(names), len(names), held, size, x, width)
+        Column(names, held, size, x, width)
         for names, held, size, (x, width) in zip(neighbours, tensors, sizes, _split(0, WIDTH, sizes, gap), strict=True)
     ]
 

@@ -19,14 +19,14 @@ from urllib.request import urlopen
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from sharding import job
 from tests.conftest import ROOT, environment, random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
-PATIENCE_MS = 120_000
+PATIENCE_MS = int(os.environ.get("PATIENCE_MS", 120_000))
 """How long a browser waits for what must come; nothing is asserted about time."""
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -294,9 +294,25 @@ def copy_name(kind: str = "copy") -> str:
     return f"{kind}-{next(NUMBERS)}"
 
 
+def files(page: Page) -> Locator:
+    """The files of the copy in the map of the plan: there are at most 240 apart."""
+    return page.locator("#picture rect.file.after")
+
+
+def advanced(page: Page) -> Page:
+    """Open what few visitors need; return the page."""
+    heading = page.locator("#advanced > button")
+    heading.wait_for()
+    if not page.locator("#strategy").is_visible():
+        heading.click()
+        page.locator("#strategy").wait_for()
+    return page
+
+
 def start_job(page: Page, name: str) -> str:
     """Push what is planned to `name`; return the id of the job."""
     page.locator("#start:not([disabled])").wait_for()
+    advanced(page)
     page.get_by_label("Name of the new repo").fill(name)
     page.locator("#start").click()
     page.locator("#progress .job").wait_for()

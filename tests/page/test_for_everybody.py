@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.localhub.conftest import Server
-from tests.page.conftest import Site, copy_name, sign_in, start_job
+from tests.page.conftest import Site, advanced, copy_name, files, sign_in, start_job
 
 Visit = Callable[..., Page]
 
@@ -23,7 +23,8 @@ def test_nothing_scrolls_sideways_and_the_console_is_silent(
     home: Site, visit: Visit, genuine: str, long: str, theme: Literal["light", "dark"]
 ) -> None:
     plan = visit(home, f"?repo={long}&size=40kB", color_scheme=theme)
-    expect(plan.locator("#shards tbody tr")).to_have_count(20)
+    expect(files(plan)).to_have_count(20)
+    advanced(plan)
     plan.locator("#start:not([disabled])").wait_for()
     result = visit(home, f"?result={genuine}", color_scheme=theme)
     expect(result.locator("#result")).to_contain_text("bit-identical")
@@ -50,25 +51,29 @@ def test_the_keyboard_is_enough_to_choose_and_push(home: Site, visit: Visit, sma
     tab_to(page, "Model")
     page.keyboard.type(f"{small}\n")
     expect(page.locator("#facts")).to_contain_text(small)
-    expect(page.locator("#shards tbody tr")).to_have_count(1)
+    page.locator("#start:not([disabled])").wait_for()
+    page.get_by_label("Model", exact=True).focus()
+    assert tab_to(page, "Shard and push") <= 12
+    tab_to(page, "Advanced")
+    page.keyboard.press("Enter")
     tab_to(page, "Name of the new repo")
     page.keyboard.press("Control+a")
     page.keyboard.type(copy_name())
-    tab_to(page, "Shard and push")
+    tab_to(page, "Shard and push", "Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.locator("#result")).to_contain_text("bit-identical")
 
 
-def tab_to(page: Page, label: str) -> None:
-    """Press Tab until the part with this label has the focus."""
-    for _ in range(80):
-        page.keyboard.press("Tab")
+def tab_to(page: Page, label: str, key: str = "Tab") -> int:
+    """Press Tab until the part with this label has the focus; return how often."""
+    for pressed in range(1, 80):
+        page.keyboard.press(key)
         found = page.evaluate(
             """() => { const it = document.activeElement;
             return [it.getAttribute('aria-label'), it.labels?.[0]?.innerText, it.innerText].join(' ') }"""
         )
         if label in found:
-            return
+            return pressed
     raise AssertionError(f"Tab never reaches {label}.")
 
 
@@ -87,7 +92,8 @@ def test_axe_finds_no_serious_violation(
 ) -> None:
     script, site = axe(), space if theme == "light" else home
     page = visit(site, f"?repo={small}&size=70kB", color_scheme=theme)
-    expect(page.locator("#shards tbody tr")).to_have_count(4)
+    expect(files(page)).to_have_count(4)
+    advanced(page)
     expect(page.locator("#start")).to_be_enabled(enabled=site is home)  # who is signed in there already may push
     assert violations(page, script) == []
     if theme == "light":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from playwright.sync_api import Page, expect
 
 from tests.localhub.conftest import Server
-from tests.page.conftest import Site, copy_name, start_job
+from tests.page.conftest import Site, advanced, copy_name, files, start_job
 
 Visit = Callable[..., Page]
 
@@ -19,10 +19,10 @@ def test_a_plan_is_shown_at_once_without_a_login(space: Site, visit: Visit, smal
     expect(facts).to_contain_text("LlamaForCausalLM")
     expect(facts).to_contain_text("apache-2.0")
     expect(facts).to_contain_text("open to all")
-    expect(page.locator("#shards figure").first).to_contain_text("2 files")
-    expect(page.locator("#forecast")).to_contain_text("Memory")
+    expect(page.locator("#picture .sides")).to_contain_text("Today 2 files, 240.1 kB")
+    expect(page.locator("#summary")).to_contain_text("2 files → 6, largest 40.1 kB")
     expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator("#start-message")).to_contain_text("Sign in")
+    expect(page.locator("#start-message").get_by_role("button", name="Sign in")).to_be_visible()
 
 
 def test_names_are_suggested_as_one_types(space: Site, visit: Visit, small: str) -> None:
@@ -45,29 +45,30 @@ def test_links_and_revisions_can_be_pasted(space: Site, visit: Visit, small: str
 
 def test_changing_a_control_redraws_the_plan_and_nothing_else(space: Site, visit: Visit, small: str) -> None:
     page = visit(space, f"?repo={small}&size=100kB")
-    expect(page.locator("#shards tbody tr")).to_have_count(3)
+    expect(files(page)).to_have_count(3)
     page.evaluate("document.querySelector('#facts .repo').marked = true")
-    page.get_by_label("Another size").fill("50kB")
-    page.get_by_label("Another size").press("Enter")
-    expect(page.locator("#shards tbody tr")).to_have_count(6)
+    page.get_by_label("Largest file").fill("50kB")
+    page.get_by_label("Largest file").press("Enter")
+    expect(files(page)).to_have_count(6)
     assert page.evaluate("document.querySelector('#facts .repo').marked")
     expect(page).to_have_url(re.compile(r"size=50kB$"))
-    page.get_by_label("As stored today").check()
+    advanced(page).get_by_label("As in today's files").check()
     expect(page).to_have_url(re.compile("order=stored$"))
-    page.get_by_label("200MB").check()
-    expect(page.locator("#shards tbody tr")).to_have_count(1)
+    page.get_by_label("Largest file").fill("one file")
+    page.get_by_label("Largest file").press("Enter")
+    expect(files(page)).to_have_count(1)
+    expect(page).to_have_url(re.compile("size=single-file&order=stored$"))
 
 
 def test_a_link_fills_the_form_in(space: Site, visit: Visit, small: str) -> None:
     page = visit(space, f"?repo={small}@main&size=70kB&order=stored&strategy=stages:2&dtype=bf16")
-    expect(page.get_by_label("Model", exact=True)).to_have_value(small)
-    expect(page.get_by_label("Revision")).to_have_value("main")
-    expect(page.get_by_label("Another size")).to_have_value("70kB")
-    expect(page.get_by_label("As stored today")).to_be_checked()
-    expect(page.get_by_role("radio", name="Stages of a pipeline")).to_be_checked()
+    expect(page.get_by_label("Model", exact=True)).to_have_value(f"{small}@main")
+    expect(page.get_by_label("Largest file")).to_have_value("70kB")
+    advanced(page)
+    expect(page.get_by_label("As in today's files")).to_be_checked()
+    expect(page.get_by_role("radio", name="Into parts for several machines")).to_be_checked()
     expect(page.get_by_label("bf16")).to_be_checked()
     # Another process asks transformers first.
-    expect(page.locator("#shards figcaption").last).to_contain_text("at most 70.0 kB", timeout=60_000)
     expect(page.locator("#shards tbody").last.locator("tr")).to_have_count(2)
 
 
@@ -76,15 +77,15 @@ def test_a_variant_is_offered_where_there_is_one_and_kept_to_the_result(
 ) -> None:
     page = visit(home, f"?repo={small}&size=13kB&variant=bf16")
     expect(page.locator("#repo-message")).to_contain_text("There is no variant 'bf16'. You see its plain weights")
-    expect(page.get_by_label("Where would it run?")).to_be_visible()
+    expect(advanced(page).get_by_label("Where would it run?")).to_be_visible()
     expect(page.locator("#variants")).to_have_count(0)
     page.get_by_label("Model", exact=True).fill(variants)
     page.get_by_label("Model", exact=True).press("Enter")
     choices = page.locator("#variants")
     expect(choices.get_by_label("The plain weights")).to_be_checked()
-    expect(page.locator("#shards tbody tr")).to_have_count(6)
+    expect(files(page)).to_have_count(6)
     choices.get_by_label("fp16").check()
-    expect(page.locator("#shards tbody tr")).to_have_count(3)
+    expect(files(page)).to_have_count(3)
     expect(page.locator("#facts")).to_contain_text("F16")
     expect(page.get_by_label("Name of the new repo")).to_have_value("variants-fp16-sharded-13kB")
     expect(page).to_have_url(re.compile("variant=fp16$"))
@@ -92,11 +93,12 @@ def test_a_variant_is_offered_where_there_is_one_and_kept_to_the_result(
     expect(page.get_by_label("Where would it run?")).to_have_count(0)
     expect(page.get_by_label("Load the original and the copy as well")).to_have_count(0)
     page.reload()
+    advanced(page)
     expect(choices.get_by_label("fp16")).to_be_checked()
     start_job(page, copy_name())
     result = page.locator("#result")
     expect(result).to_contain_text(re.compile("bit-identical to bob/variants@[0-9a-f]+, variant fp16"))
-    expect(result).to_contain_text("model.fp16-00001-of-00003.safetensors")
+    expect(page.locator("#result-details")).to_contain_text("model.fp16-00001-of-00003.safetensors")
     expect(result).to_contain_text("variant='fp16'")
     assert not page.complaints  # type: ignore[attr-defined]
 
@@ -111,26 +113,27 @@ def test_a_repo_of_several_variants_and_no_plain_weights_shows_one_of_them(
         api.upload_file(path_or_fileobj=half, path_in_repo=f"model.{name}.safetensors", repo_id="bob/no-plain")
     page = visit(home, "?repo=bob/no-plain")
     expect(page.locator("#repo-message")).to_contain_text("several variants and no plain weights. You see ema")
-    expect(page.locator("#variants").get_by_label("ema")).to_be_checked()
+    expect(advanced(page).locator("#variants").get_by_label("ema")).to_be_checked()
     page.locator("#variants").get_by_label("fp16").check()
-    expect(page.locator("#shards")).to_contain_text("model.fp16.safetensors")
+    expect(page.locator("#shards")).to_contain_text("model.fp16-00001-of-00006.safetensors")
     expect(page.locator("#repo-message").get_by_role("status")).to_have_count(0)
 
 
 def test_overflow_is_asked_about_where_a_cast_can_have_it(home: Site, visit: Visit, variants: str) -> None:
     page = visit(home, f"?repo={variants}")
     dtype, allow = page.locator("#dtype"), page.get_by_label("Allow overflow")
-    expect(page.locator("#shards tbody tr")).to_have_count(1)
+    advanced(page)
     expect(allow).to_have_count(0)
     dtype.get_by_label("fp16").check()
     allow.check()
     expect(page).to_have_url(re.compile("allow_overflow=true$"))
-    dtype.get_by_label("Keep").check()
+    dtype.get_by_label("As it is").check()
     expect(allow).to_have_count(0)
     expect(page).not_to_have_url(re.compile("allow_overflow"))
     dtype.get_by_label("fp16").check()
     expect(allow).not_to_be_checked()
     page.goto(f"{home.address}/?repo={variants}&dtype=fp16&allow_overflow=true")
+    advanced(page)
     expect(allow).to_be_checked()
     start_job(page, copy_name())
     expect(page.locator("#result")).to_contain_text("3 numbers too large for fp16 became infinite")
@@ -153,14 +156,13 @@ def test_what_is_wrong_stands_beside_the_field_it_is_about(space: Site, visit: V
     field.fill(small)
     field.press("Enter")
     expect(message).to_have_count(0)
-    page.get_by_label("Other", exact=True).check()
-    page.get_by_label("Another size").fill("10 apples")
-    page.get_by_label("Another size").press("Enter")
+    page.get_by_label("Largest file").fill("10 apples")
+    page.get_by_label("Largest file").press("Enter")
     expect(page.locator("#size-message").get_by_role("alert")).to_contain_text("'10 apples' is not a size")
 
 
 def test_the_devices_of_a_machine_are_shown_with_the_code_that_uses_them(space: Site, visit: Visit, tiny: str) -> None:
-    page = visit(space, f"?repo={tiny}")
+    page = advanced(visit(space, f"?repo={tiny}"))
     page.get_by_label("Where would it run?").fill("cuda:0=40kB,cpu=1GB")
     page.get_by_label("Where would it run?").press("Enter")
     page.get_by_role("button", name="Show the devices").click()

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from sharding import job
 from tests.localhub.conftest import Server
-from tests.page.conftest import LONG, Site, as_space, copy_name, sign_in, start_job
+from tests.page.conftest import LONG, Site, advanced, as_space, copy_name, files, sign_in, start_job
 
 Visit = Callable[..., Page]
 
@@ -22,8 +22,8 @@ def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
 ) -> None:
     page = visit(space, f"?repo={small}&size=70kB")
     sign_in(page, "alice")
-    expect(page.get_by_label("Name of the new repo")).to_have_value("small-sharded-70kB")
-    assert page.locator("#shards tbody tr").count() == 4  # what was chosen is kept through the login
+    expect(page.locator("#target")).to_contain_text("to alice/small-sharded-70kB, public")
+    assert files(page).count() == 4  # what was chosen is kept through the login
     name = copy_name()
     start_job(page, name)
     result = page.locator("#result")
@@ -46,7 +46,7 @@ def test_a_taken_name_is_told_and_a_free_one_proposed(space: Site, visit: Visit,
     hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="x.txt", repo_id="alice/small-sharded-100kB")
     page = visit(space, f"?repo={small}&size=100kB")
     sign_in(page, "alice")
-    name = page.get_by_label("Name of the new repo")
+    name = advanced(page).get_by_label("Name of the new repo")
     expect(name).to_have_value("small-sharded-100kB-2")
     name.fill("small-sharded-100kB")
     name.press("Enter")
@@ -67,7 +67,7 @@ def test_another_models_copy_is_replaced_by_a_tick_that_names_both(
     before = hub.api().model_info(f"alice/{name}").sha
     page = visit(home, f"?repo={small}&size=70kB")
     page.locator("#start:not([disabled])").wait_for()
-    page.get_by_label("Name of the new repo").fill(name)
+    advanced(page).get_by_label("Name of the new repo").fill(name)
     page.locator("#start").click()
     expect(page.locator("#start-message")).to_contain_text(f"alice/{name} holds a copy of {tiny}")
     replace = page.get_by_label(f"Replace the copy of {tiny} in alice/{name} by this one of {small}")
@@ -86,6 +86,7 @@ def test_a_tick_for_one_name_is_none_for_another(home: Site, visit: Visit, hub: 
         *_, _ = job.shard(tiny, f"alice/{name}", endpoint=hub.address, token="hf_alice")
     page = visit(home, f"?repo={small}&size=70kB")
     page.locator("#start:not([disabled])").wait_for()
+    advanced(page)
     for name in names:
         page.get_by_label("Name of the new repo").fill(name)
         page.locator("#start").click()
@@ -100,7 +101,7 @@ def test_a_tick_for_one_name_is_none_for_another(home: Site, visit: Visit, hub: 
 def test_a_name_that_is_none_is_refused_beside_the_button(home: Site, visit: Visit, small: str, name: str) -> None:
     page = visit(home, f"?repo={small}&size=70kB")
     page.locator("#start:not([disabled])").wait_for()
-    page.get_by_label("Name of the new repo").fill(name)
+    advanced(page).get_by_label("Name of the new repo").fill(name)
     page.locator("#start").click()
     refusal = page.locator("#start-message").get_by_role("alert")
     expect(refusal).to_be_focused()
@@ -112,7 +113,7 @@ def test_an_organisation_can_be_written_to(space: Site, visit: Visit, hub: Serve
     page = visit(space, f"?repo={small}&size=70kB")
     sign_in(page, "alice")
     page.locator("#start:not([disabled])").wait_for()
-    page.get_by_label("Namespace").click()
+    advanced(page).get_by_label("Owner of the copy").click()
     page.get_by_role("option", name="acme").click()
     name = copy_name()
     page.get_by_label("Private", exact=True).check()
@@ -139,7 +140,7 @@ def test_a_job_goes_on_in_a_closed_tab_and_is_found_again(space: Site, visit: Vi
     page = visit(space, f"?repo={long}&size={LONG}")
     sign_in(page, "alice")
     job = start_job(page, copy_name("endless"))
-    expect(page.locator("#progress")).to_contain_text("Writing shards")
+    expect(page.locator("#progress")).to_contain_text("Writing the files")
     context = page.context
     page.close()
     again = context.new_page()
@@ -165,7 +166,7 @@ def test_a_job_is_resumed_after_the_space_was_restarted(
     name = copy_name("slow")
     job = start_job(page, name)
     assert job.endswith(f"/alice/{name}")
-    expect(page.locator("#progress figure")).to_contain_text(re.compile(r"[3-9] of 12"))
+    expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[3-9] of 12 files"))
     site.stop(ending)
     if desk == "lost":  # a Space starts with an empty disk
         site.settings["SHARD_FOLDER"] = str(site.folder / "another")
@@ -205,7 +206,7 @@ def test_the_token_of_a_space_is_lent_to_nobody(space: Site, visit: Visit, small
     page = visit(space, "?repo=alice/private-thing")
     space.hub.api().create_repo("alice/private-thing", private=True, exist_ok=True)
     expect(page.locator("#repo-message").get_by_role("alert")).to_contain_text("There is no repo")
-    expect(page.locator("#account")).to_contain_text("Sign in")
+    expect(page.locator("#account")).to_contain_text("Plans need no login")
 
 
 def test_at_home_the_saved_login_is_used(home: Site, visit: Visit, small: str) -> None:
@@ -213,12 +214,12 @@ def test_at_home_the_saved_login_is_used(home: Site, visit: Visit, small: str) -
     expect(page.locator("#account")).to_contain_text("Signed in as alice")
     start_job(page, copy_name())
     expect(page.locator("#result")).to_contain_text("bit-identical")
-    assert f"{home.address}/?result=alice/" in page.locator("#result pre").first.inner_text()
+    assert f"{home.address}/?result=alice/" in page.locator("#result .share-link pre").inner_text()
 
 
 def test_what_loading_costs_is_measured_where_that_is_asked_for(home: Site, visit: Visit, tiny: str) -> None:
     page = visit(home, f"?repo={tiny}&size=70kB")
-    page.get_by_label("Load the original and the copy as well").check()
+    advanced(page).get_by_label("Load the original and the copy as well").check()
     start_job(page, copy_name())
     expect(page.locator("#progress")).to_contain_text("Loading the original and the copy in turn")
     expect(page.locator("#log")).to_contain_text("Loaded the original, loaded: at most")

@@ -12,17 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.core.options import Options, Order, TargetDtype
+from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
 from sharding.core.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
+from sharding.desk.forecast import Forecast
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
-from sharding.page import panels
-from sharding.page.choices import filled_in, options_in
-from sharding.page.file_table import MOST_BARS, MOST_ROWS, files_of_plan, files_of_source
+from sharding.page import job_panels, panels
+from sharding.page.choices import filled_in, options_in, size_told
+from sharding.page.file_table import MOST_ROWS, files_of
 from sharding.page.form import Form
-from sharding.page.links import SIZES, Wish, query_of, read_wish, source_of
+from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.render import MOST_NAMED
 from sharding.planning.plan import plan_shards
+from sharding.planning.sizes import size_stops
+from sharding.report.model_map import map_of_plan
+from sharding.storage.hub_lookup import SourceCard
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 
@@ -41,6 +45,15 @@ class Tags(HTMLParser):
         self.text += data
 
 
+FORECAST = Forecast(75.0, True, 10**8, 0, "As measured.")
+
+
+def said(line: str) -> History:
+    history = History()
+    history.say(line, 0)
+    return history
+
+
 def checkpoint(files: dict[str, int], name: str = "w") -> Checkpoint:
     """One tensor of so many bytes in each file."""
     tensors = tuple(
@@ -53,14 +66,15 @@ def checkpoint(files: dict[str, int], name: str = "w") -> Checkpoint:
 def test_names_from_a_repo_are_never_markup() -> None:
     source = checkpoint({f"{EVIL}.safetensors": 10, "b.safetensors": 10}, EVIL)
     plan = plan_shards(source.tensors, Options(10))
-    from sharding.storage.hub_lookup import SourceCard
-
     card = SourceCard(EVIL, "0" * 40, "http://hub/me/it", EVIL, False, False)
     for html in (
-        panels.plan_panel(source, plan),
+        panels.map_panel(map_of_plan(source, plan)),
+        panels.tensors_panel(EVIL, [(tensor, EVIL) for tensor in source.tensors]),
+        panels.shards_panel(replace(plan, shards=(replace(plan.shards[0], file=EVIL),)), FORECAST),
         panels.facts_panel(source, card),
         panels.message(EVIL, EVIL, "error"),
-        panels.log_panel([EVIL]),
+        panels.jobs_panel([JobRecord("x", EVIL, JobRequest(EVIL, EVIL, Options()), 1, 0.0, "done")]),
+        panels.log_panel(status_of(JobRecord("x", EVIL, JobRequest(EVIL, EVIL, Options()), 1, 0.0), said(EVIL))),
     ):
         tags = Tags(html)
         assert "img" not in tags.seen
@@ -73,24 +87,41 @@ def test_an_address_in_a_hint_becomes_a_link() -> None:
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=2000))
-def test_picture_and_table_are_bounded_and_lose_no_byte(sizes: list[int]) -> None:
+def test_a_table_is_bounded_and_loses_no_byte(sizes: list[int]) -> None:
     source = checkpoint({f"f{n}.safetensors": size for n, size in enumerate(sizes)})
-    files = files_of_source(source)
+    files = files_of(plan_shards(source.tensors, Options(1)))
     assert len(files.rows) <= MOST_ROWS
-    assert len(files.bars) <= MOST_BARS
-    assert sum(bar.bytes for bar in files.bars) == files.bytes == sum(sizes)
     assert files.count == files.tensors == len(sizes)
+    assert files.bytes == sum(sizes)
 
 
-def test_a_bar_shows_which_of_todays_files_its_bytes_come_from() -> None:
-    source = checkpoint({"a.safetensors": 30, "b.safetensors": 20, "c.safetensors": 50})
-    files = files_of_plan(plan_shards(source.tensors, Options(50)), source)
-    assert [row.origins for row in files.rows] == [((0, 30), (1, 20)), ((2, 50),)]
+def test_a_list_of_tensors_is_bounded_and_the_rest_counted() -> None:
+    source = checkpoint({f"f{n}": 1 for n in range(3000)})
+    html = panels.tensors_panel("f0 to f2999", [(tensor, "a") for tensor in source.tensors])
+    assert html.count("<tr>") < 500
+    assert "and 2,600 more tensors" in Tags(html).text
+
+
+def test_what_would_change_nothing_is_said_to() -> None:
+    source = checkpoint({"model-00001-of-00002.safetensors": 10, "model-00002-of-00002.safetensors": 20})
+    same = panels.summary_panel(source, plan_shards(source.tensors, Options(20)), FORECAST)
+    assert "Nothing would change" in Tags(same).text
+    other = Tags(panels.summary_panel(source, plan_shards(source.tensors, Options(30)), FORECAST)).text
+    assert "2 files → 1, largest 30 B · at least 1 min 15 s · no disk" in " ".join(other.split())
+    cast = replace(source, tensors=tuple(tensor._replace(dtype="I8") for tensor in source.tensors))
+    assert "Nothing" not in panels.summary_panel(cast, plan_shards(source.tensors, Options(20)), FORECAST)
+
+
+def test_the_slider_stands_at_the_size_and_gives_its_reasons() -> None:
+    html = panels.sizes_panel(size_stops(14_500_000_000), "4GB")
+    assert "FAT32" in Tags(html).text and 'aria-valuetext="4GB"' in html
+    assert re.findall("<span[^>]*>(.*?)</span>", html) == ["200MB", "4GB", "one file"]
+    assert 'aria-valuetext=""' in panels.sizes_panel(size_stops(14_500_000_000), "123MB")
 
 
 OPTIONS = st.builds(
     Options,
-    max_shard_size=st.sampled_from([*SIZES, "1.5GB", "1GiB", "300kB"]),
+    max_shard_size=st.sampled_from(["200MB", "5GB", "1.5GB", "1GiB", "300kB"]),
     strategy=st.sampled_from(["size", "blocks", "stages:1", "stages:12"]),
     order=st.sampled_from(get_args(Order)),
     dtype=st.sampled_from(get_args(TargetDtype)),
@@ -99,7 +130,7 @@ OPTIONS = st.builds(
 )
 
 
-@given(st.builds(Wish, repo=st.just("me/it"), revision=st.sampled_from(["", "v1"]), options=OPTIONS))
+@given(st.builds(Wish, repo=st.sampled_from(["me/it", "me/it@v1"]), options=OPTIONS))
 def test_a_link_says_what_was_chosen(wish: Wish) -> None:
     assert read_wish(dict(parse_qsl(query_of(wish)[1:]))) == wish
 
@@ -108,6 +139,7 @@ def test_a_link_says_what_was_chosen(wish: Wish) -> None:
 def test_fields_that_were_filled_in_ask_for_the_same_again(options: Options) -> None:
     form: Any = SimpleNamespace(**{name: name for name in Form.__slots__})
     shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
+    shown[form.size] = size_told(str(options.max_shard_size))
     assert options_in(form, shown) == options
 
 
@@ -121,49 +153,58 @@ def test_any_link_at_all_can_be_read(place: dict[str, str], choices: dict[str, s
     assert all(len(text) <= 300 for text in (wish.repo, wish.job, wish.result))
 
 
+def test_a_single_file_is_written_in_words_and_read_again() -> None:
+    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__})
+    options = Options(SINGLE_FILE)
+    shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
+    assert size_told(SINGLE_FILE) == "one file"
+    assert options_in(form, shown | {form.size: "One file"}) == options
+    assert read_wish(dict(parse_qsl(query_of(Wish("me/it", options))[1:]))) == Wish("me/it", options)
+
+
+def test_a_link_without_a_size_leaves_it_open() -> None:
+    assert read_wish({"repo": "me/it"}) == Wish("me/it", sized=False)
+    assert not read_wish({"repo": "me/it", "size": "10 apples"}).sized
+    assert query_of(Wish("me/it", sized=False)) == "?repo=me/it"
+
+
 def test_a_plan_shows_its_stages() -> None:
     tensors = tuple(TensorEntry(f"layers.{n}.{EVIL}", "U8", (10,), "f", 10 * n, 10 * n + 10) for n in range(4))
-    source = replace(checkpoint({"f": 40}), tensors=tensors)
-    html = panels.plan_panel(source, plan_shards(tensors, Options(10, strategy="stages:2")))
-    assert "Stages of a pipeline" in html and "layers.2 to layers.3" in html
+    html = panels.shards_panel(plan_shards(tensors, Options(10, strategy="stages:2")), FORECAST)
+    assert "What each machine of a pipeline needs" in html and "layers.2 to layers.3" in html
     assert "model-00003-of-00004.safetensors to model-00004-of-00004.safetensors" in html
     assert "img" not in Tags(html).seen
-    assert "Stages" not in panels.plan_panel(source, plan_shards(tensors, Options(10)))
+    assert "pipeline" not in panels.shards_panel(plan_shards(tensors, Options(10)), FORECAST)
 
 
 def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
     options = Options("1GB", "stages:3", "stored", "fp16", "ema", allow_overflow=True)
-    record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", options), 1, 0.0, "failed")  # type: ignore[arg-type]
-    html = panels.job_panel(status_of(record, History()), "http://hub/me/it")
+    record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", options, private=True), 1, 0.0, "failed")  # type: ignore[arg-type]
+    html = job_panels.job_panel(status_of(record, History()), "http://hub/me/it", "http://page/?job=x")
     (link,) = re.findall('href="([?][^"]*)"', html)
     wish = read_wish(dict(parse_qsl(unescape(link)[1:])))
-    assert wish == Wish("me/it", options=options)  # type: ignore[arg-type]
+    assert wish == Wish("me/it@v1", options, to="me/copy", private=True)
     assert "variant ema" in Tags(html).text
 
 
-def test_what_is_pasted_with_a_revision_keeps_it() -> None:
-    assert source_of("me/it", "v2") == "me/it@v2"
-    assert source_of("me/it@v1", "v2") == "me/it@v1"
-    assert source_of("https://hf.co/me/it/tree/v1", "v2") == "https://hf.co/me/it/tree/v1"
-    assert source_of(None, None) == ""
+def test_findings_are_told_in_their_own_words_the_warnings_first() -> None:
+    warning = Finding("warning", "x", "One tensor is large.", "Choose a larger size.")
+    text = " ".join(Tags(panels.findings_panel([Finding("info", "y", "A file is left out."), warning])).text.split())
+    assert text == "Careful One tensor is large. Choose a larger size. 1 remark Note A file is left out."
 
 
-def test_findings_are_told_in_their_own_words() -> None:
-    from sharding.desk.forecast import Forecast
-
-    found = Finding("warning", "x", "One tensor is large.", "Choose a larger size.")
-    html = panels.forecast_panel(Forecast(75.0, True, 10**8, 0, "As measured."), [found])
-    text = " ".join(Tags(html).text.split())
-    assert "at least 1 min 15 s" in text
-    assert "100.0 MB" in text
-    assert "One tensor is large. Choose a larger size." in text
+def test_the_details_of_a_plan_say_what_it_will_take() -> None:
+    text = " ".join(
+        Tags(
+            panels.shards_panel(plan_shards([TensorEntry("w", "U8", (1,), "f", 0, 1)], Options(1)), FORECAST)
+        ).text.split()
+    )
+    assert "at least 1 min 15 s" in text and "100.0 MB" in text and "As measured." in text
 
 
 def test_of_three_thousand_remarks_a_dozen_is_listed_and_the_rest_counted() -> None:
-    from sharding.desk.forecast import Forecast
-
     found = [Finding("warning", "x", f"Remark {number}.") for number in range(3001)]
-    html = panels.forecast_panel(Forecast(75.0, True, 10**8, 0, "As measured."), found)
+    html = panels.findings_panel(found)
     assert html.count("<li") == MOST_NAMED + 1
     assert f"{3001 - MOST_NAMED:,} more remarks" in Tags(html).text
     assert len(html) < 10_000

@@ -41,8 +41,8 @@ def test_a_well_formed_report_with_markup_in_it_is_shown_as_text(
     hub.api("hf_bob").create_repo("bob/hostile-markup")
     hub.api("hf_bob").upload_folder(repo_id="bob/hostile-markup", folder_path=folder)
     page = visit(space, f"?result={with_report(hub, 'hostile-markup', json.dumps(report).encode())}")
-    expect(page.locator("#result")).to_contain_text("<img src=x onerror")
-    assert page.locator("#result img, #result script").count() == 0
+    expect(page.locator("#result-details")).to_contain_text("<img src=x onerror")
+    assert page.locator("#outcome :is(img, script)").count() == 0
     assert page.title() == "Shard My Repo"
 
 

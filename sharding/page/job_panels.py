@@ -1,0 +1,136 @@
+"""Turn the state of a job into the panel that its owner watches. Pure."""
+
+from dataclasses import dataclass
+
+from sharding.core.text import count, duration, format_bytes
+from sharding.desk import JobStatus
+from sharding.page.links import Wish, query_of
+from sharding.page.render import render
+from sharding.page.words import in_page_words
+
+_PHASES = {
+    "check": "Checking what an earlier run has finished",
+    "transfer": "Writing the files",
+    "verify": "Reading the copy again to prove it",
+}
+_CHECKING = "Reading every byte of both"
+_LOADING = "Loading the original and the copy in turn, to compare"
+_LATER = "You may close this page and come back with the link of the job."
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """How far a job is, in per cent of all that it moves, and the numbers beside it; `left` is about, in seconds."""
+
+    phase: str
+    step: tuple[int, int] | None
+    percent: int
+    left: float | None
+    numbers: tuple[tuple[str, str], ...]
+
+
+def heading_of(status: JobStatus) -> str:
+    """Return what the job is about."""
+    return render("heading", title="Checking a result" if status.request.kind == "verify" else "Making the copy")
+
+
+def job_panel(status: JobStatus, source_link: str, link: str) -> str:
+    """Return how a job is; `link` leads back to it."""
+    headline, detail = _headline(status)
+    is_check = status.request.kind == "verify"
+    return render(
+        "job",
+        status=status,
+        source=status.request.source.partition("@")[0],
+        source_link=source_link,
+        headline=headline,
+        detail=detail,
+        bar=_bar(status),
+        tick=f"{status.progress.bytes_done if status.progress else 0} {status.log[-1:]}",
+        link=link,
+        is_active=status.state in ("queued", "running", "cancelling"),
+        finished=_runs(status),
+        shards=len(status.planned.plan.shards) if status.planned else 0,
+        again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
+        is_check=is_check,
+    )
+
+
+def _headline(status: JobStatus) -> tuple[str, str]:
+    match status.state:
+        case "queued":
+            before = f"Waiting for {count(status.position, 'job')} before this one" if status.position else "Starting"
+            seconds = status.seconds_until_start
+            start = f"It will start in about {duration(seconds)}." if seconds is not None and status.position else ""
+            return before, f"{start} {_LATER}".strip()
+        case "running":
+            return _LOADING if status.loads else _phase(status), _LATER
+        case "cancelling":
+            return "Cancelling", "" if status.request.kind == "verify" else "What was staged is being discarded."
+        case "cancelled" if status.request.kind == "verify":
+            return "Cancelled", "So nothing is known of the bytes."
+        case "cancelled":
+            return "Cancelled", f"Nothing was published, and what was staged is gone. {status.remark}".rstrip()
+        case "done":
+            return "Done", status.remark
+        case "interrupted":
+            reason = in_page_words(status.error[0]) if status.error else ""
+            return "Interrupted", f"{reason} Resume goes on from the files that are finished.".strip()
+        case "failed":
+            return "Failed", in_page_words(" ".join(status.error or ()))
+
+
+def _phase(status: JobStatus) -> str:
+    if status.progress is None:
+        return "Reading the headers"
+    return _CHECKING if status.request.kind == "verify" else _PHASES[status.progress.stage]
+
+
+def _form_of(status: JobStatus) -> str:
+    asked = status.request
+    return query_of(Wish(asked.source, asked.options, to=asked.destination, private=bool(asked.private)))
+
+
+def _runs(status: JobStatus) -> str:
+    """Return which files are finished, as numbers from 0: "0-3,7".
+
+    They are the parts of the map that have got their colour.
+    """
+    if status.planned is None:
+        return ""
+    done = {shard.file for shard in status.shards}
+    runs: list[list[int]] = []
+    for number, shard in enumerate(status.planned.plan.shards):
+        if shard.file in done and runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        elif shard.file in done:
+            runs.append([number, number])
+    return ",".join(f"{first}-{last}" for first, last in runs)
+
+
+def _bar(status: JobStatus) -> Bar | None:
+    progress = status.progress
+    if progress is None or status.state != "running":
+        return None
+    if status.loads:
+        done, total = status.loads
+        return Bar(_LOADING, None, int(100 * done / total), None, (("Loads", f"{done} of {total}"),))
+    done, total, rate = progress.bytes_done, progress.bytes_total, progress.bytes_per_second
+    is_check = status.request.kind == "verify"
+    numbers: tuple[tuple[str, str], ...] = (
+        ("In this phase", f"{format_bytes(done)} of {format_bytes(total)}"),
+        ("Speed", f"{format_bytes(rate)}/s"),
+        ("File", progress.file or "…"),
+        ("Memory", format_bytes(progress.anon_bytes)),
+    )
+    if is_check:
+        return Bar(_phase(status), None, int(100 * done / total) if total else 0, progress.seconds_left, numbers)
+    uploaded, there = format_bytes(progress.bytes_uploaded), format_bytes(progress.bytes_deduplicated)
+    numbers += (("Uploaded", uploaded), ("On the Hub already", there))
+    # Every byte is moved once and read again once.
+    verifying = progress.stage == "verify"
+    percent = int(100 * (0.5 * verifying + (0.5 * done / total if total else 0)))
+    left = progress.seconds_left
+    if left is not None and not verifying and rate:
+        left += total / rate
+    return Bar(_phase(status), (2 if verifying else 1, 2), percent, left, numbers)

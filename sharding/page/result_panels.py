@@ -1,0 +1,61 @@
+"""Turn the report of a result into panels that say no more than is known. Pure."""
+
+from markupsafe import Markup
+
+from sharding.core.text import count
+from sharding.page.file_table import files_of
+from sharding.page.render import render
+from sharding.report.schema import Report
+from sharding.report.snippets import how_to_check, loading_snippets
+from sharding.verify.trust import Level, Trust
+
+_KNOWN: tuple[Level, ...] = ("made-here", "read-now")
+"""Levels at which this machine itself has read every byte."""
+
+
+def result_panel(report: Report, repo_id: str, page: str, link: str, trust: Trust) -> str:
+    """Return the head of a result that may be relied on as far as `trust` says, which is not "contradicted"."""
+    made_from = report.source
+    load = loading_snippets(repo_id, made_from.architecture, made_from.library, made_from.variant)
+    return render(
+        "result",
+        report=report,
+        repo_id=repo_id,
+        page=page,
+        link=link,
+        trust=trust,
+        is_known=trust.level in _KNOWN,
+        can_check=trust.level == "fits",
+        verdict=_verdict(report, trust.level),
+        infinite=sum(report.overflowed.values()),
+        snippets={**load, **how_to_check(report, repo_id)},
+    )
+
+
+def details_panel(report: Report, repo_id: str, source_link: str | None) -> str:
+    """Return what else a report tells: the files, what loading costs, how it was made."""
+    comparison = report.comparison
+    return render(
+        "details",
+        report=report,
+        repo_id=repo_id,
+        source_link=source_link,
+        new=files_of(report),
+        picture=Markup(comparison.picture) if comparison and comparison.picture else None,
+    )
+
+
+def _verdict(report: Report, level: Level) -> str:
+    """Return the headline: it says no more than is known."""
+    proof, source = report.verification, f"{report.source.repo_id}@{report.source.revision[:12]}"
+    source += f", variant {report.source.variant}" if report.source.variant else ""
+    cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
+    if not proof.identical:
+        return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
+    match level:
+        case "made-here" | "read-now":
+            return f"All {count(proof.tensors, 'tensor')} bit-identical to {source}{cast}"
+        case "fits":
+            return f"Fits together with {source}{cast}"
+        case _:
+            return f"Claims to be {source}{cast}"
