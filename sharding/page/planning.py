@@ -39,7 +39,7 @@ _MOST_VARIANTS = 24
 _LONGEST_SIZE = 40
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, though the original is private"
-_SIGN_IN = "Plans need no login."
+_SIGN_IN = "Sign in to push. Plans need no login."
 _NO_LOGIN = "Nobody is signed in on this machine."
 
 

@@ -1,6 +1,7 @@
 """The map, the slider and the one screen that they share with the button, in a real browser."""
 
 import re
+import signal
 from collections.abc import Callable
 
 import numpy as np
@@ -214,4 +215,22 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map(home: Site,
     row = page.locator("#jobs li").first
     expect(row).to_contain_text("done")
     row.get_by_role("link").click()
+    expect(page.locator("#result")).to_contain_text("bit-identical")
+
+
+def test_a_page_whose_server_is_silent_says_so_and_goes_on(serve: Callable[..., Site], visit: Visit, long: str) -> None:
+    site = serve(HF_TOKEN="hf_alice")
+    page = visit(site, f"?repo={long}&size=60kB")
+    start_job(page, copy_name("slow"))
+    expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[2-9] of 12"))
+    silence = page.locator("#progress .silence")
+    expect(silence).to_be_hidden()
+    assert site.process
+    site.process.send_signal(signal.SIGSTOP)
+    try:
+        page.wait_for_timeout(500)
+        page.evaluate("heard -= 60_000, tick()")
+        expect(silence).to_contain_text(re.compile("No news from this page's server for 1 min [0-9]+ s"))
+    finally:
+        site.process.send_signal(signal.SIGCONT)
     expect(page.locator("#result")).to_contain_text("bit-identical")

@@ -221,3 +221,18 @@ def test_a_terminal_counts_what_it_does_not_list(capsys: pytest.CaptureFixture[s
     assert len(lines) < 60
     shown = sum("Remark" in line for line in lines)
     assert any(f"and {3001 - shown:,} more such remarks" in line for line in lines)
+
+
+def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:
+    parts = [f"mlp.experts.{expert}.{part}" for expert in range(24) for part in ("up_proj", "down_proj")]
+    parts += ["self_attn.q_proj", "self_attn.o_proj", "input_layernorm"]
+    names = [f"model.layers.{layer}.{part}.weight" for layer in range(1000) for part in parts]
+    tensors = tuple(
+        TensorEntry(name, "BF16", (64, 64), f"model-{n // 600:05d}.safetensors", 0, 8192)
+        for n, name in enumerate(names)
+    )
+    entries = tuple(FileEntry(file, 1) for file in dict.fromkeys(tensor.file for tensor in tensors))
+    source = Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
+    html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(200_000))), plays=True)
+    assert html.count("data-n=") > 300
+    assert len(html.encode()) < 200_000

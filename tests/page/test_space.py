@@ -27,6 +27,7 @@ def test_the_front_matter_says_all_that_a_space_asks() -> None:
     assert card["python_version"] == "3.11"
     assert (ROOT / str(card["app_file"])).is_file()
     assert len(str(card["short_description"])) <= 60
+    assert (ROOT / str(card["thumbnail"]).partition("/resolve/main/")[2]).is_file()
     colours = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
     assert {card["colorFrom"], card["colorTo"]} <= colours
     assert card["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"].lower()
@@ -42,6 +43,10 @@ def test_a_login_asks_for_no_more_than_it_needs() -> None:
 def test_every_requirement_is_pinned() -> None:
     for file in ("requirements.txt", "tests/requirements.txt"):
         assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins(ROOT / file).values()), file
+
+
+def test_what_the_page_brings_is_small() -> None:
+    assert sum((ROOT / "assets" / name).stat().st_size for name in ("page.js", "style.css")) < 150_000
 
 
 def test_app_declares_one_gpu_function() -> None:

@@ -160,7 +160,7 @@ def test_three_thousand_remarks_are_counted(space: Site, visit: Visit, hub: Serv
     page = visit(space, f"?result={publish(hub, result)}")
     headline(page, "fits")
     assert page.evaluate("document.documentElement.scrollHeight") < 12_000
-    expect(page.locator("#result")).to_contain_text("836 more")
+    expect(page.locator("#result-details")).to_contain_text("836 more")
 
 
 def test_a_report_that_costs_more_than_it_says_is_not_read(
