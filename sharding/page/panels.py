@@ -1,6 +1,7 @@
 """Turn checkpoints, plans and errors into the panels of the page. Pure."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sharding.core.errors import ShardingError
@@ -11,18 +12,40 @@ from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import JobRecord
 from sharding.loading.devices import DevicePlan
 from sharding.page.choices import size_told
-from sharding.page.file_table import files_of
 from sharding.page.links import Wish, query_of
 from sharding.page.render import MOST_NAMED, render
 from sharding.page.words import in_page_words
 from sharding.planning.sizes import SizeStop
 from sharding.report.model_map import ModelMap
 from sharding.report.report import summarize_source
+from sharding.report.schema import Report
 from sharding.storage.hub_lookup import SourceCard
+
+MOST_ROWS = 200
+"""Rows of a table; nobody reads more, and every one costs the browser."""
 
 _MOST_JOBS = 8
 _MOST_TENSORS = 400
 _A_MOMENT = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A weight file."""
+
+    file: str
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The weight files of a checkpoint: rows for the table (the first MOST_ROWS), and what they are together."""
+
+    rows: tuple[Row, ...]
+    count: int
+    tensors: int
+    bytes: int
 
 
 def message(text: str, hint: str = "", level: str = "note", **more: Any) -> str:
@@ -114,3 +137,14 @@ def _time(forecast: Forecast) -> str:
     if forecast.seconds < _A_MOMENT:
         return "a few seconds"
     return f"{'at least' if forecast.at_least else 'about'} {duration(forecast.seconds)}"
+
+
+def files_of(plan: Plan | Report) -> Files:
+    """Return the files that a plan makes, or that a report tells of."""
+    shards = plan.plan.shards if isinstance(plan, Report) else plan.shards
+    return _files(Row(shard.file, len(shard.tensors), shard.bytes) for shard in shards)
+
+
+def _files(rows: Iterable[Row]) -> Files:
+    rows = tuple(rows)
+    return Files(rows[:MOST_ROWS], len(rows), sum(row.tensors for row in rows), sum(row.bytes for row in rows))

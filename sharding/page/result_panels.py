@@ -3,7 +3,7 @@
 from markupsafe import Markup
 
 from sharding.core.text import count
-from sharding.page.file_table import files_of
+from sharding.page.panels import files_of
 from sharding.page.render import render
 from sharding.report.schema import Report
 from sharding.report.snippets import how_to_check, loading_snippets

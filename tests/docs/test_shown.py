@@ -60,6 +60,16 @@ def targets() -> frozenset[str]:
     return frozenset(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M))
 
 
+@cache
+def options_of_hf(*command: str) -> frozenset[str]:
+    """The options of a command of the Hub's own tool."""
+    hf = Path(sys.executable).with_name("hf")
+    told = subprocess.run(
+        [hf, *command, "--help"], capture_output=True, text=True, check=True, env=environment()
+    ).stdout
+    return frozenset(re.findall(r"--[a-z-]+", told))
+
+
 def check(words: tuple[str, ...]) -> None:
     """Fail where there is no such command, or it has no such options."""
     match words:
@@ -78,6 +88,12 @@ def check(words: tuple[str, ...]) -> None:
         case ("python" | ".venv/bin/python", script, *rest):
             text = (ROOT / script).read_text() + (ROOT / "bench/harness/scratch.py").read_text()
             assert {word for word in rest if word.startswith("--")} <= set(re.findall(r'"(--[a-z-]+)"', text))
+        case ("hf", *rest):
+            options = {word for word in rest[: next((at for at, word in enumerate(rest) if ":" in word), None)]}
+            options = {word for word in options if word.startswith("--")}
+            assert options <= options_of_hf(*(word for word in rest[:2] if re.fullmatch("[a-z]+", word)))
+        case ("git", "clone", _) | ("cd", _):
+            pass
         case _:
             pytest.fail(f"There is no way to tell whether {words} is a command.")
 

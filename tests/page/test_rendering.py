@@ -19,9 +19,9 @@ from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.page import job_panels, panels
 from sharding.page.choices import filled_in, options_in, size_told
-from sharding.page.file_table import MOST_ROWS, files_of
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of, read_wish
+from sharding.page.panels import MOST_ROWS, files_of
 from sharding.page.render import MOST_NAMED
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops

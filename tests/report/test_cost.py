@@ -59,7 +59,7 @@ def many_places(document: Json) -> None:
 
 SCRIPT = """
 import sys
-from sharding.page.panels import result_panel
+from sharding.page.result_panels import details_panel, result_panel
 from sharding.report.fetch import refuse_costly
 from sharding.report.schema import parse_report
 from sharding.verify.trust import Trust
@@ -68,11 +68,15 @@ def kilobytes(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 
 small, large = (open(path, "rb").read() for path in sys.argv[1:])
-result_panel(parse_report(small), "a/b", "", "", None, Trust("claims", ()))  # all is imported now
+
+def shown(report):
+    return result_panel(report, "a/b", "", "", Trust("claims", ())) + details_panel(report, "a/b", None)
+
+shown(parse_report(small))  # all is imported now
 open("/proc/self/clear_refs", "w").write("5")  # forget the highest so far
 before = kilobytes("VmRSS")
 refuse_costly(large, "a/b")
-panel = result_panel(parse_report(large), "a/b", "", "", None, Trust("claims", ()))
+panel = shown(parse_report(large))
 print(1000 * (kilobytes("VmHWM") - before) + len(large), len(panel))
 """
 

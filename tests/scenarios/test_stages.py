@@ -18,9 +18,10 @@ from sharding import job
 from sharding.cli.terminal import Terminal
 from sharding.core.options import Options
 from sharding.core.values import Stage
+from sharding.desk.forecast import Forecast
 from sharding.page import panels
+from sharding.page.result_panels import details_panel
 from sharding.report.schema import PlanSummary, Report, parse_report
-from sharding.verify.trust import Trust
 from tests import models
 from tests.scenarios import architectures
 
@@ -175,10 +176,10 @@ def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Pat
     assert [stage["also_needs"] for stage in json.loads(told)["plan"]["stages"]] == [[], [expected]]
     card = (tmp_path / "out/README.md").read_text()
     assert f"- Stage 2 needs `{file}` as well: model.embed\\_tokens.weight in it is lm\\_head.weight too." in card
-    checkpoint, planned = job.plan(str(tmp_path / "in"), Options("20kB", strategy="stages:2"))
+    _, planned = job.plan(str(tmp_path / "in"), Options("20kB", strategy="stages:2"))
     before, after = (
-        panels.plan_panel(checkpoint, planned),
-        panels.result_panel(parse_report(told), "me/copy", "page", "link", None, Trust("claims", ())),
+        panels.shards_panel(planned, Forecast(1.0, True, 1, 0, "")),
+        details_panel(parse_report(told), "me/copy", None),
     )
     assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in before
     assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in after
