@@ -309,5 +309,5 @@ def test_a_visitor_signs_in_and_out_on_a_space(space: Site, visit: Callable[...,
     sign_in(page, "bob")
     expect(page).to_have_url(f"{space.address}/?repo=bob/small&size=50kB")
     page.locator("#sign-in").click()
-    expect(page.locator("#account")).to_contain_text("Sign in to see")
+    expect(page.locator("#account")).to_contain_text("Sign in to push")
     sign_in(page, "alice")
