@@ -193,8 +193,8 @@ def test_every_choice_under_advanced_says_when_one_wants_it(home: Site, visit: V
 
 def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map(home: Site, visit: Visit, long: str) -> None:
     page = visit(home, f"?repo={long}&size=60kB")
-    job = start_job(page, copy_name("slow"))
-    expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[2-9] of 12 files finished"))
+    job = start_job(page, copy_name("endless"))
+    expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[1-9] of 12 files finished"))
     expect(page.locator("#progress .percent")).to_have_text(re.compile(r"^\d+%$"))
     expect(page.locator("#progress")).to_contain_text(re.compile(r"Step 1 of 2 ·\s+\d+ s so far"))
     expect(page.locator("#progress pre")).to_have_text(f"{home.address}/?job={job}")
@@ -203,16 +203,24 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map(home: Site,
     expect(page.locator("#job-map rect[data-c]:not(.waiting)")).not_to_have_count(0)
     meter = page.get_by_role("progressbar")
     expect(meter).to_have_attribute("aria-valuetext", re.compile(r"^\d+%: Writing the files$"))
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#progress .cancelled")).to_be_visible()
+
+
+def test_a_job_that_is_done_has_all_its_colours_and_is_found_among_my_jobs(home: Site, visit: Visit, long: str) -> None:
+    page = visit(home, f"?repo={long}&size=60kB")
+    name = copy_name()
+    start_job(page, name)
     page.locator("#log summary").click()
-    expect(page.locator("#log li").nth(3)).to_be_visible()
     expect(page.locator("#result")).to_contain_text("bit-identical")
+    expect(page.locator("#job-map rect[data-c]")).not_to_have_count(0)
     expect(page.locator("#job-map rect.waiting")).to_have_count(0)
     expect(page.locator("#log details")).to_have_attribute("open", "")
     page.go_back()
     expect(page).to_have_url(re.compile(f"repo={long}"))
     expect(files(page)).to_have_count(12)
     page.goto(home.address)
-    row = page.locator("#jobs li").first
+    row = page.locator("#jobs li").filter(has_text=name).first
     expect(row).to_contain_text("done")
     row.get_by_role("link").click()
     expect(page.locator("#result")).to_contain_text("bit-identical")
@@ -221,8 +229,8 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map(home: Site,
 def test_a_page_whose_server_is_silent_says_so_and_goes_on(serve: Callable[..., Site], visit: Visit, long: str) -> None:
     site = serve(HF_TOKEN="hf_alice")
     page = visit(site, f"?repo={long}&size=60kB")
-    start_job(page, copy_name("slow"))
-    expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[2-9] of 12"))
+    start_job(page, copy_name("endless"))
+    expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[1-9] of 12"))
     silence = page.locator("#progress .silence")
     expect(silence).to_be_hidden()
     assert site.process
@@ -233,4 +241,5 @@ def test_a_page_whose_server_is_silent_says_so_and_goes_on(serve: Callable[..., 
         expect(silence).to_contain_text(re.compile("No news from this page's server for 1 min [0-9]+ s"))
     finally:
         site.process.send_signal(signal.SIGCONT)
-    expect(page.locator("#result")).to_contain_text("bit-identical")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#progress .cancelled")).to_be_visible()
