@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sharding.core.errors import ShardingError
-from sharding.core.text import count, duration, format_bytes
+from sharding.core.text import count, duration, format_bytes, parameters
 from sharding.core.values import Checkpoint, Finding, Plan, TensorEntry
 from sharding.desk import JobStatus
 from sharding.desk.forecast import Forecast
@@ -13,12 +12,12 @@ from sharding.desk.jobs import JobRecord
 from sharding.loading.devices import DevicePlan
 from sharding.page.choices import size_told
 from sharding.page.links import Wish, query_of
-from sharding.page.render import MOST_NAMED, render
+from sharding.page.render import render
 from sharding.page.words import in_page_words
 from sharding.planning.sizes import SizeStop
 from sharding.report.model_map import ModelMap
 from sharding.report.report import summarize_source
-from sharding.report.schema import Report
+from sharding.report.schema import PlanSummary
 from sharding.storage.hub_lookup import SourceCard
 
 MOST_ROWS = 200
@@ -48,9 +47,9 @@ class Files:
     bytes: int
 
 
-def message(text: str, hint: str = "", level: str = "note", **more: Any) -> str:
+def message(text: str, hint: str = "", level: str = "note", sign_in: bool = False) -> str:
     """Return a sentence to stand beside the field it is about; an address in `hint` becomes a link."""
-    return render("message", message=text, hint=hint, level=level, **{"sign_in": False, **more})
+    return render("message", message=text, hint=hint, level=level, sign_in=sign_in)
 
 
 def problem(error: ShardingError) -> str:
@@ -62,8 +61,13 @@ def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
     """Return what a source is."""
     sizes = summarize_source(checkpoint).dtypes
     dtypes = ", ".join(sorted(sizes, key=lambda dtype: -sizes[dtype])[:4])
-    access = "gated" if card.gated else "private" if card.private else "open to all"
-    return render("facts", checkpoint=checkpoint, card=card, dtypes=dtypes, access=access)
+    facts = [
+        f"{parameters(checkpoint.total_parameters)} parameters",
+        f"{format_bytes(checkpoint.total_bytes)} of {dtypes}",
+        f"licence {card.license}" if card.license else "no licence stated",
+        "gated" if card.gated else "private" if card.private else "open to all",
+    ]
+    return render("facts", card=card, facts=[*filter(None, [checkpoint.architecture]), *facts])
 
 
 def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
@@ -114,7 +118,7 @@ def findings_panel(findings: Sequence[Finding]) -> str:
     """Return what else there is to know: warnings at once, the rest where it is asked for."""
     warnings = [finding for finding in findings if finding.level == "warning"]
     notes = [finding for finding in findings if finding.level != "warning"]
-    return render("findings", warnings=warnings, notes=notes, most=MOST_NAMED)
+    return render("findings", warnings=warnings, notes=notes)
 
 
 def devices_panel(plan: DevicePlan) -> str:
@@ -139,12 +143,7 @@ def _time(forecast: Forecast) -> str:
     return f"{'at least' if forecast.at_least else 'about'} {duration(forecast.seconds)}"
 
 
-def files_of(plan: Plan | Report) -> Files:
-    """Return the files that a plan makes, or that a report tells of."""
-    shards = plan.plan.shards if isinstance(plan, Report) else plan.shards
-    return _files(Row(shard.file, len(shard.tensors), shard.bytes) for shard in shards)
-
-
-def _files(rows: Iterable[Row]) -> Files:
-    rows = tuple(rows)
+def files_of(plan: Plan | PlanSummary) -> Files:
+    """Return the files of a plan."""
+    rows = tuple(Row(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards)
     return Files(rows[:MOST_ROWS], len(rows), sum(row.tensors for row in rows), sum(row.bytes for row in rows))

@@ -1,5 +1,6 @@
 """Show the result in anybody's repo, from the report that lies there and that nobody vouches for."""
 
+from contextlib import suppress
 from typing import Any
 
 import gradio as gr
@@ -82,10 +83,8 @@ class Showing:
         source, copy = result.report.source, f"{result.repo_id}@{result.revision}"
         original = None
         if source.kind == "hub":
-            try:
+            with suppress(ShardingError):
                 original = self._desk.inspect(f"{source.repo_id}@{source.revision}", source.variant, token)
-            except ShardingError:
-                original = None
         return self._desk.inspect(copy, "", token), original
 
     def _panels(self, result: Result, trust: Trust, wanted: str, request: gr.Request) -> dict[Any, Any]:
@@ -98,5 +97,5 @@ class Showing:
         page = f"{endpoint}/{result.repo_id}"
         return {
             self._form.result: result_panel(report, result.repo_id, page, link, trust),
-            self._form.result_details: details_panel(report, result.repo_id, source),
+            self._form.result_details: details_panel(report, result.repo_id, source, trust),
         }

@@ -32,15 +32,16 @@ def result_panel(report: Report, repo_id: str, page: str, link: str, trust: Trus
     )
 
 
-def details_panel(report: Report, repo_id: str, source_link: str | None) -> str:
-    """Return what else a report tells: the files, what loading costs, how it was made."""
+def details_panel(report: Report, repo_id: str, source_link: str | None, trust: Trust) -> str:
+    """Return what else a report tells, as its word unless it was made here: files, cost of loading, how it was made."""
     comparison = report.comparison
     return render(
         "details",
         report=report,
         repo_id=repo_id,
         source_link=source_link,
-        new=files_of(report),
+        is_ours=trust.level == "made-here",
+        new=files_of(report.plan),
         picture=Markup(comparison.picture) if comparison and comparison.picture else None,
     )
 

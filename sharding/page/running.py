@@ -135,7 +135,8 @@ class Running:
         }
         if status.request.kind == "verify" and status.state == "done":
             link = query_of(Wish(result=status.request.destination))
-            return {**update, form.outcome: gr.Column(visible=True), form.result: render("checked", link=link)}
+            said = {form.result: render("checked", link=link), form.result_details: ""}
+            return {**update, form.outcome: gr.Column(visible=True), **said}
         if status.report is None or status.state in ACTIVE:
             return update
         report, repo_id = status.report, status.request.destination
@@ -145,7 +146,7 @@ class Running:
             **update,
             form.outcome: gr.Column(visible=True),
             form.result: result_panel(report, repo_id, self._repo_page(repo_id), link, _OWN),
-            form.result_details: details_panel(report, repo_id, source),
+            form.result_details: details_panel(report, repo_id, source, _OWN),
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:

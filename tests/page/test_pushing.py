@@ -36,6 +36,7 @@ def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
     shown = other.locator("#result")
     expect(shown).to_contain_text("All 14 tensors bit-identical")
     expect(shown).to_contain_text("It was made here on")
+    expect(other.locator("#result-details")).to_contain_text("Its proof: ")
     expect(shown.get_by_role("link", name=f"alice/{name}").first).to_have_attribute("href", re.compile(f"alice/{name}"))
     expect(shown).to_contain_text(f"AutoModelForCausalLM.from_pretrained('alice/{name}'")
     expect(other.locator("#choose")).to_have_count(0)

@@ -66,6 +66,8 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
     assert "good" not in (said.get_attribute("class") or "")
     expect(page.locator("#result")).to_contain_text("nobody here has checked that")
     expect(page.locator("#result")).to_contain_text(f"shard-my-repo verify {small}@")
+    expect(page.locator("#result-details")).to_contain_text("How it was made, as its report says")
+    expect(page.locator("#result-details")).to_contain_text("What the report says of its proof: ")
     expect(page.locator("#check")).to_be_disabled()
     assert api_result(space, name)["trust"]["level"] == "fits"
 

@@ -70,7 +70,8 @@ def kilobytes(name):
 small, large = (open(path, "rb").read() for path in sys.argv[1:])
 
 def shown(report):
-    return result_panel(report, "a/b", "", "", Trust("claims", ())) + details_panel(report, "a/b", None)
+    trust = Trust("claims", ())
+    return result_panel(report, "a/b", "", "", trust) + details_panel(report, "a/b", None, trust)
 
 shown(parse_report(small))  # all is imported now
 open("/proc/self/clear_refs", "w").write("5")  # forget the highest so far

@@ -22,6 +22,7 @@ from sharding.desk.forecast import Forecast
 from sharding.page import panels
 from sharding.page.result_panels import details_panel
 from sharding.report.schema import PlanSummary, Report, parse_report
+from sharding.verify.trust import Trust
 from tests import models
 from tests.scenarios import architectures
 
@@ -179,7 +180,7 @@ def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Pat
     _, planned = job.plan(str(tmp_path / "in"), Options("20kB", strategy="stages:2"))
     before, after = (
         panels.shards_panel(planned, Forecast(1.0, True, 1, 0, "")),
-        details_panel(parse_report(told), "me/copy", None),
+        details_panel(parse_report(told), "me/copy", None, Trust("claims", ())),
     )
     assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in before
     assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in after
