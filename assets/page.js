@@ -12,6 +12,9 @@ window.shardMyRepo = {
     }
   },
 
+  // A proposal may have been on its way while the visitor wrote a name.
+  ownName(proposed) { return ownName || proposed; },
+
   // Where a start was refused, the visitor is led to the reason; otherwise to the top, where the progress is.
   started(looks = 60) {
     const refusal = document.querySelector("#start-message [role=alert]");
@@ -30,6 +33,11 @@ window.shardMyRepo = {
   busy() { document.body.classList.add("busy"); },
   ready() { document.body.classList.remove("busy"); },
 };
+
+let ownName = "";
+document.addEventListener("input", (event) => {
+  if (event.target.closest("#name")) ownName = event.target.value;
+});
 
 // Heard by the panel that the part stands in, which asks the server.
 const tell = (part, detail) => part.dispatchEvent(new CustomEvent("chosen", { bubbles: true, detail }));

@@ -20,6 +20,7 @@ _LOOK_SECONDS = 0.02
 """Between two looks into Gradio's queue. By itself 6.31 looks every millisecond: 8% of a core, for nothing."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
 _SAME = "(chosen) => chosen"
+_OWN_NAME = "(name) => window.shardMyRepo.ownName(name)"
 _STARTED = "() => window.shardMyRepo.started()"
 _READY = "() => window.shardMyRepo.ready()"
 
@@ -53,7 +54,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     # Sets, so that Gradio hands all fields over together, by field.
     name: list[Block] = [form.namespace, form.name]
     plan: set[Block] = {form.repo, form.variant, form.size, form.suggested, form.order, form.strategy}
-    plan |= {form.stages, form.dtype, form.overflow}
+    plan |= {form.stages, form.dtype, form.overflow, form.drawn}
     target: set[Block] = {*name, form.visibility}
     order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced}
 
@@ -61,13 +62,17 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
         after.then(None, js=_READY)
         proposed = after.then(pushing.propose, {*plan, *target, form.proposed}, _push_parts(form), **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
+        kept = proposed.then(None, form.name, form.name, js=_OWN_NAME)
+        kept.then(pushing.tell_target, target, form.target, **_QUIET)
 
     form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="multiple", **_QUIET)
     named = form.examples.click(_first, form.examples, form.repo, **_QUIET)
     # Kept in the browser: Gradio refuses the choice of a radio whose choices have changed meanwhile.
     picked = form.variants.input(None, form.variants, form.variant, js=_SAME)
-    for trigger in (arrived.then, named.then, picked.then, form.repo.input, form.show.click):
-        chosen = trigger(planning.begin, form.repo, form.repo_message, trigger_mode="always_last", **_QUIET)
+    begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message, **_QUIET}
+    # A click on the button leaves the field as well: one question, not two at a time.
+    asked = gr.on([form.repo.input, form.show.click], trigger_mode="always_last", **begin)
+    for chosen in (arrived.then(**begin), named.then(**begin), picked.then(**begin), asked):
         propose(chosen.then(planning.see, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # What the visitor does, not what a link fills in; one after another, the last one last.
     changes = [form.size.submit, form.size.blur, form.order.input]
@@ -99,7 +104,7 @@ def _first(sample: list[str]) -> str:
 
 def _plan_parts(form: Form) -> list[Block]:
     shown: list[Block] = [form.repo_message, form.examples, form.jobs, form.variants, form.variant, form.facts]
-    shown += [form.plan, form.push, form.advanced, form.sizes, form.size, form.suggested, form.stages]
+    shown += [form.plan, form.push, form.advanced, form.sizes, form.size, form.suggested, form.drawn, form.stages]
     shown += [form.size_message, form.overflow, form.picture, form.tensors, form.summary, form.shards, form.findings]
     shown += [form.machine, form.devices, form.visibility, form.permitted, form.measure, form.query]
     return shown

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import gradio as gr
 from gradio.blocks import Block
@@ -40,6 +40,13 @@ PRIVATE, PUBLIC = "Private", "Public"
 
 _CHOSEN = "element.addEventListener('chosen', (event) => trigger('select', event.detail));"
 """What the script of the page tells of the slider and of the maps."""
+
+HIDDEN: Literal["hidden"] = "hidden"
+"""How fields are hidden that are there all the time.
+
+Gradio builds what is `visible=False` when it is first seen, and then sets its values once more: whoever is quick, or
+has a slow machine, loses what they wrote. (Gradio 6.31 does not hide a column, nor a single field, in this way.)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +120,7 @@ class Form:
     query: gr.Textbox
     proposed: gr.State
     suggested: gr.State
+    drawn: gr.State
     replaced: gr.State
 
 
@@ -132,9 +140,8 @@ def lay_out(on_space: bool) -> Form:
             )
         parts["start_message"] = _panel("start-message")
         parts["replace"] = gr.Checkbox(visible=False, elem_id="replace")
-    with gr.Accordion("Advanced", open=False, visible=False, elem_id="advanced", elem_classes="step") as parts[
-        "advanced"
-    ]:
+    # Open, so that its fields are there; `arrive` closes it.
+    with gr.Accordion("Advanced", visible=HIDDEN, elem_id="advanced", elem_classes="step") as parts["advanced"]:
         _advanced(parts)
     with _step("run", visible=False) as parts["run"]:
         _run(parts)
@@ -147,7 +154,12 @@ def lay_out(on_space: bool) -> Form:
         parts["result_details"] = _panel("result-details")
     for name in ("variant", "job", "wanted", "query"):
         parts[name] = gr.Textbox("", visible=False)
-    parts |= {"proposed": gr.State(("", "")), "suggested": gr.State(""), "replaced": gr.State(("", ""))}
+    parts |= {
+        "proposed": gr.State(("", "")),
+        "suggested": gr.State(""),
+        "drawn": gr.State(()),
+        "replaced": gr.State(("", "")),
+    }
     return Form(**parts)  # type: ignore[arg-type]
 
 

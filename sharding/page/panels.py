@@ -59,11 +59,11 @@ def problem(error: ShardingError) -> str:
 
 def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
     """Return what a source is."""
-    sizes = summarize_source(checkpoint).dtypes
-    dtypes = ", ".join(sorted(sizes, key=lambda dtype: -sizes[dtype])[:4])
+    told = summarize_source(checkpoint)
+    dtypes = ", ".join(sorted(told.dtypes, key=lambda dtype: -told.dtypes[dtype])[:4])
     facts = [
-        f"{parameters(checkpoint.total_parameters)} parameters",
-        f"{format_bytes(checkpoint.total_bytes)} of {dtypes}",
+        f"{parameters(told.total_parameters)} parameters",
+        f"{format_bytes(told.total_bytes)} of {dtypes}",
         f"licence {card.license}" if card.license else "no licence stated",
         "gated" if card.gated else "private" if card.private else "open to all",
     ]
@@ -104,6 +104,8 @@ def summary_panel(checkpoint: Checkpoint, plan: Plan, forecast: Forecast) -> str
 
 def changes_nothing(checkpoint: Checkpoint, plan: Plan) -> bool:
     """Whether a plan makes the files that there are: the same tensors of the same dtypes in files of the same names."""
+    if {file.path for file in checkpoint.weight_files} != {shard.file for shard in plan.shards}:
+        return False
     return {(tensor.name, tensor.dtype, tensor.file) for tensor in checkpoint.tensors} == {
         (tensor.name, tensor.dtype, shard.file) for shard in plan.shards for tensor in shard.tensors
     }

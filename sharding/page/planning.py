@@ -11,7 +11,7 @@ from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
 from sharding.page.choices import Given, filled_in, options_in, size_in, size_told, source_in
-from sharding.page.form import PLAIN, PRIVATE, STAGES, Form
+from sharding.page.form import HIDDEN, PLAIN, PRIVATE, STAGES, Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.map_list import tensors_of
 from sharding.page.panels import (
@@ -58,6 +58,7 @@ class Planning:
         greeting, jobs = self._greet(request, login)
         update: Update = {
             form.account: greeting,
+            form.advanced: gr.Accordion(open=False),
             form.jobs: jobs,
             form.examples: gr.Dataset(samples=[[name] for name in self._examples()]),
         }
@@ -105,12 +106,14 @@ class Planning:
             return {**self._hidden(), form.repo_message: ""}
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
+            if given[form.drawn] == self._choices(given, checkpoint):
+                return {form.repo_message: remark}  # asked for once more, as by a click that also leaves the field
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
             return {**self._hidden(), form.repo_message: problem(error)}
         # Where it is the one asked for, nothing is set: the visitor may have gone on meanwhile.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
-        hides = card.gated or card.private
+        hides, public = card.gated or card.private, _PERMITTED if card.gated else _NOT_PRIVATE
         loads = checkpoint.is_plain_model
         size, usual = size_in(form, given), usual_size(checkpoint.total_bytes)
         if size in ("", given[form.suggested]):  # not the visitor's own
@@ -131,7 +134,7 @@ class Planning:
             **{part: gr.Column(visible=True) for part in (form.plan, form.push)},
             form.advanced: gr.Accordion(visible=True),
             form.visibility: PRIVATE if hides else gr.Radio(),
-            form.permitted: gr.Checkbox(value=False, visible=hides, label=_PERMITTED if card.gated else _NOT_PRIVATE),
+            form.permitted: gr.Checkbox(value=False, visible=hides, label=public),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
             **self._draw({**given, form.variant: taken, form.size: told}, token, plays=True),
         }
@@ -169,9 +172,10 @@ class Planning:
             options = options_in(form, given)
             checkpoint, plan = self._plan(options, given, token)
         except ShardingError as error:
-            gone = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
+            gone: Update = {form.picture: "", form.summary: "", form.shards: "", form.findings: "", form.drawn: ()}
             return {form.size_message: problem(error), **gone, **shown}
-        may = may_overflow(checkpoint.tensors, (tensor for shard in plan.shards for tensor in shard.tensors))
+        after = (tensor for shard in plan.shards for tensor in shard.tensors)
+        may = options.dtype != "keep" and may_overflow(checkpoint.tensors, after)
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)
         return {
             form.size_message: "",
@@ -182,7 +186,14 @@ class Planning:
             form.shards: shards_panel(plan, forecast),
             form.findings: findings_panel((*checkpoint.findings, *plan.findings)),
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed))),
+            form.drawn: self._choices(given, checkpoint),
         }
+
+    def _choices(self, given: Given, checkpoint: Checkpoint) -> tuple[Any, ...]:
+        """Return all that a plan follows from."""
+        form = self._form
+        fields = (form.repo, form.variant, form.size, form.strategy, form.stages, form.order, form.dtype, form.overflow)
+        return checkpoint.source, *(given[field] for field in fields)
 
     def _plan(self, options: Options, given: Given, token: str | None) -> tuple[Checkpoint, Plan]:
         return self._desk.plan(source_in(self._form, given), options, token)
@@ -190,10 +201,11 @@ class Planning:
     def _hidden(self) -> Update:
         form = self._form
         return {
+            form.drawn: (),
             form.facts: "",
             form.variants: gr.Radio(visible=False),
             form.plan: gr.Column(visible=False),
-            form.advanced: gr.Accordion(visible=False),
+            form.advanced: gr.Accordion(visible=HIDDEN),
             form.push: gr.Column(visible=False),
         }
 

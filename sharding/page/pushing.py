@@ -7,7 +7,7 @@ import gradio as gr
 from sharding.core.errors import Refused, ReplaceRefused, ShardingError, UsageError
 from sharding.desk import Desk, JobRequest
 from sharding.page.choices import Given, options_in, source_in
-from sharding.page.form import PRIVATE, Form
+from sharding.page.form import HIDDEN, PRIVATE, Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import message, problem
 from sharding.page.planning import Update
@@ -44,7 +44,6 @@ class Pushing:
             space = namespace if namespace in who.namespaces else who.name
             update: Update = {form.start: gr.Button(interactive=True), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
-            update |= self.tell_target({**given, form.namespace: space})
             with suppress(UsageError):  # the plan says what is wrong
                 wanted = propose_name(space, source_in(form, given), options_in(form, given))
             if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own
@@ -55,7 +54,6 @@ class Pushing:
         short = free.partition("/")[2]
         return {
             **update,
-            **self.tell_target({**given, form.namespace: space, form.name: short}),
             form.name: short,
             form.proposed: (wanted, short),
             form.name_message: "" if free == wanted else _taken(wanted, free),
@@ -111,7 +109,7 @@ class Pushing:
             return {form.start_message: problem(error), form.replace: gr.Checkbox(value=False, visible=False)}
         return {
             **{part: gr.Column(visible=False) for part in (form.choose, form.plan, form.push)},
-            form.advanced: gr.Accordion(visible=False),
+            form.advanced: gr.Accordion(visible=HIDDEN),
             form.run: gr.Column(visible=True),
             form.start_message: "",
             form.job: taken,

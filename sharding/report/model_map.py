@@ -109,19 +109,6 @@ def map_of_copy(copy: Checkpoint, original: Checkpoint | None) -> ModelMap:
     return _map(placed, [file.path for file in copy.weight_files], original)
 
 
-class _Place(NamedTuple):
-    """Where a cell lies: the numbers of its files today (-1: in none) and in the copy, and that of its layer.
-
-    `only` is a number of its own where a cell is one tensor.
-    """
-
-    today: int
-    after: int
-    layer: int
-    kind: Kind
-    only: int
-
-
 @dataclass(slots=True)
 class _Group:
     """The tensors of one cell."""
@@ -133,6 +120,12 @@ class _Group:
     bytes: int
 
 
+_Place = tuple[int, int, int, Kind, int]
+"""Where a cell lies: the numbers of its files today (-1: in none) and in the copy, and of its layer; its kind.
+
+Last, a number of its own where every cell is one tensor. (Plain, because there are a hundred thousand of them.)
+"""
+
 _Groups = dict[_Place, _Group]
 
 
@@ -140,18 +133,16 @@ def _map(placed: Sequence[tuple[TensorEntry, str]], files: Sequence[str], origin
     files_today = [file.path for file in original.weight_files] if original else []
     fine = _grouped(placed, files, files_today, original.tensors if original else ())
     groups, (step_today, step, _) = _few(fine, len(files_today), len(files))
-    today = _columns(files_today, step_today, [(place.today, group.today_bytes, group) for place, group in groups])
-    after = _columns(files, step, [(place.after, group.bytes, group) for place, group in groups])
-    boxes_today = _boxes(today, [(place.today, place.layer, group.today_bytes) for place, group in groups])
-    boxes = _boxes(after, [(place.after, place.layer, group.bytes) for place, group in groups])
+    today = _columns(files_today, step_today, [(was, group.today_bytes, group) for (was, *_), group in groups])
+    after = _columns(files, step, [(column, group.bytes, group) for (_, column, *_), group in groups])
+    boxes_today = _boxes(today, [(was, layer, group.today_bytes) for (was, _, layer, *_), group in groups])
+    boxes = _boxes(after, [(column, layer, group.bytes) for (_, column, layer, *_), group in groups])
     cells = []
-    for (place, group), box_today, box in zip(groups, boxes_today, boxes, strict=True):
+    for ((was, column, _, kind, _), group), box_today, box in zip(groups, boxes_today, boxes, strict=True):
         assert box, "every tensor of a copy is in one of its files"
         only = group.first if group.tensors == 1 else None
         layers = tuple(group.layers)
-        cells.append(
-            Cell(place.kind, only, group.tensors, layers, group.bytes, box_today, place.today, box, place.after)
-        )
+        cells.append(Cell(kind, only, group.tensors, layers, group.bytes, box_today, was, box, column))
     return ModelMap(tuple(cells), tuple(today), tuple(after))
 
 
@@ -164,14 +155,22 @@ def _grouped(
     """Return the tensors that share files, layer and kind; or each by itself, where there are not too many."""
     there = {tensor.name: tensor for tensor in tensors_today}
     number, number_today = ({file: index for index, file in enumerate(names)} for names in (files, files_today))
-    layers: dict[str, int] = {}
+    apart = len(placed) <= MOST_CELLS
+    if apart:
+        placed = sorted(placed, key=lambda pair: natural_key(pair[0].name))
+    names = [layer_of(tensor.name) for tensor, _ in placed]
+    layers = {layer: index for index, layer in enumerate(sorted(set(names), key=natural_key))}
     groups: _Groups = {}
-    for index, (tensor, file) in enumerate(sorted(placed, key=lambda pair: natural_key(pair[0].name))):
-        was, layer = there.get(tensor.name), layer_of(tensor.name)
-        only = index if len(placed) <= MOST_CELLS else 0
+    for index, ((tensor, file), layer) in enumerate(zip(placed, names, strict=True)):
+        was = there.get(tensor.name)
         at = number_today.get(was.file, -1) if was else -1
-        place = _Place(at, number[file], layers.setdefault(layer, len(layers)), kind_of(tensor.name), only)
-        _put(groups, place, _Group(tensor, {layer: None} if layer else {}, 1, was.bytes if was else 0, tensor.bytes))
+        place = (at, number[file], layers[layer], kind_of(tensor.name), index if apart else 0)
+        group = groups.get(place)
+        if group is None:
+            groups[place] = group = _Group(tensor, {layer: None} if layer else {}, 0, 0, 0)
+        group.tensors += 1
+        group.today_bytes += was.bytes if was else 0
+        group.bytes += tensor.bytes
     return groups
 
 
@@ -184,24 +183,21 @@ def _few(fine: _Groups, files_today: int, files: int) -> tuple[list[tuple[_Place
         longest = counts.index(max(counts))
         steps[longest] *= 2
         groups = _merged(groups, [2 if axis == longest else 1 for axis in range(len(steps))])
-    return list(groups.items()), steps
+    # Layers from left to right; in each the kinds one below another, in the order of their names.
+    return sorted(groups.items(), key=lambda item: (item[0][2], *item[0][3:])), steps
 
 
 def _merged(groups: _Groups, steps: Sequence[int]) -> _Groups:
     merged: _Groups = {}
     for place, group in groups.items():
         today, after, layer = (number // step for number, step in zip(place[:3], steps, strict=True))
-        _put(merged, _Place(today, after, layer, place.kind, place.only), group)
+        there = merged.setdefault((today, after, layer, *place[3:]), group)
+        if there is not group:
+            there.layers |= group.layers
+            there.tensors += group.tensors
+            there.today_bytes += group.today_bytes
+            there.bytes += group.bytes
     return merged
-
-
-def _put(groups: _Groups, place: _Place, group: _Group) -> None:
-    there = groups.setdefault(place, group)
-    if there is not group:
-        there.layers |= group.layers
-        there.tensors += group.tensors
-        there.today_bytes += group.today_bytes
-        there.bytes += group.bytes
 
 
 def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int, _Group]]) -> list[Column]:

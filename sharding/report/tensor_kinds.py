@@ -16,7 +16,6 @@ _PATTERNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
         re.compile(r"mlp|ffn?\b|feed_?forward|dense|\bfc\d?\b|(up|down|gate)_proj|\bw[123]\b|\blin\d\b", re.IGNORECASE),
     ),
 )
-_NUMBER = re.compile(r"(?<=\.)\d+")
 _LAYER = re.compile(r"(.*?(?:^|\.)\d+)(?=\.)")
 
 
@@ -28,7 +27,7 @@ def kind_of(name: str) -> Kind:
     >>> [kind_of(name) for name in ("layers.0.mlp.experts.7.up_proj.weight", "transformer.wte.weight", "conv1.weight")]
     ['expert', 'embedding', 'other']
     """
-    return _kind_of_words(_NUMBER.sub("0", name))
+    return _kind_of_words(".".join([word for word in name.split(".") if not word.isdecimal()]))
 
 
 @lru_cache(maxsize=1 << 12)  # without their numbers, a hundred thousand names are a few

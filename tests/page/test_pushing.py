@@ -3,13 +3,15 @@
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from sharding import job
+from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
-from tests.page.conftest import LONG, Site, advanced, as_space, copy_name, files, sign_in, start_job
+from tests.page.conftest import LONG, Site, advanced, as_space, copy_name, files, push, sign_in, start_job
 
 Visit = Callable[..., Page]
 
@@ -96,6 +98,18 @@ def test_a_tick_for_one_name_is_none_for_another(home: Site, visit: Visit, hub: 
     page.locator("#start").click()
     expect(page.get_by_label(f"Replace the copy of {tiny} in alice/{names[0]} by")).not_to_be_checked()
     assert hub.api().model_info(f"alice/{names[0]}").card_data.base_model == tiny  # type: ignore[union-attr]
+
+
+def test_a_name_that_the_visitor_wrote_stays_when_a_proposal_comes_late(
+    home: Site, visit: Visit, hub: Server, tmp_path: Path
+) -> None:
+    source = push(hub, write_checkpoint(tmp_path, {"model.safetensors": random_tensors()}, False), "bob/late")
+    page = visit(home, f"?repo={source}&size=70kB")
+    page.locator("#start").wait_for()
+    advanced(page).get_by_label("Name of the new repo").fill("my-own")
+    expect(page.locator("#start")).to_be_enabled()
+    expect(page.locator("#target")).to_contain_text("alice/my-own")
+    expect(page.get_by_label("Name of the new repo")).to_have_value("my-own")
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a--b", "x/y/z", "a.git"])
