@@ -170,19 +170,20 @@ function play(map) {
   setTimeout(() => { map.classList.remove("still"); turn(map, "after"); }, 700);
 }
 
-// A file that is finished has its colours.
+// A file that is finished has its colours, until all is thrown away.
 function colour() {
   const job = document.querySelector("#progress .job"), map = document.querySelector("#job-map .map");
   if (!job || !map) return;
   const runs = job.dataset.finished ? job.dataset.finished.split(",").map((run) => run.split("-").map(Number)) : [];
-  const done = (number) => runs.some(([first, last]) => first <= number && number <= last);
+  const [whole, gone] = ["done", "cancelled"].map((state) => job.classList.contains(state));
+  const done = (number) => whole || (!gone && runs.some(([first, last]) => first <= number && number <= last));
   let next = 0;
   const finished = columnsOf(map, "after").map(([, , , files]) => {
     const numbers = Array.from({ length: files }, () => next++);
     return numbers.every(done);
   });
   for (const cell of map.querySelectorAll("rect[data-c]")) {
-    cell.classList.toggle("waiting", "active" in job.dataset && !finished[Number(cell.dataset.c.split(" ")[0])]);
+    cell.classList.toggle("waiting", !finished[Number(cell.dataset.c.split(" ")[0])]);
   }
 }
 

@@ -31,12 +31,12 @@ class Sample:
 
 def seed(hub: Hub, log: TextIO) -> None:
     """Create the sample repos that are missing; takes about twenty seconds, and torch and transformers, if any is."""
-    wanted = (
-        Sample(f"{OWNER}/mistral-60m", "mistral-60m"),
-        Sample(f"{OWNER}/t5-tiny", "t5-tiny"),
-        Sample(f"{OWNER}/gpt2-tied", "gpt2-tied"),
-        Sample(f"{OWNER}/llama-gated", "llama", gated="auto"),
+    wanted = (  # lists begin with the newest: what is to be tried first is made last
         Sample(f"{hub.settings.users[0]}/llama-private", "llama", private=True),
+        Sample(f"{OWNER}/llama-gated", "llama", gated="auto"),
+        Sample(f"{OWNER}/gpt2-tied", "gpt2-tied"),
+        Sample(f"{OWNER}/t5-tiny", "t5-tiny"),
+        Sample(f"{OWNER}/mistral-60m", "mistral-60m"),
     )
     with hub.state.reading() as db:
         missing = [sample for sample in wanted if not records.find_repo(db, "model", *sample.repo_id.split("/"))]

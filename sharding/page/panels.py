@@ -14,7 +14,7 @@ from sharding.page.choices import size_told
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.words import in_page_words
-from sharding.planning.sizes import SizeStop
+from sharding.planning.sizes import SizeStop, nearest_stop
 from sharding.report.model_map import ModelMap
 from sharding.report.report import summarize_source
 from sharding.report.schema import PlanSummary
@@ -71,10 +71,11 @@ def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
 
 
 def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
-    """Return the slider of sizes, which stands at `size` where that is one of them."""
+    """Return the slider of sizes, which stands at `size`, or beside it where that is none of them."""
     told = [{"size": size_told(stop.size), "reason": stop.reason} for stop in stops]
-    at = next((index for index, stop in enumerate(stops) if stop.size == size), None)
-    return render("sizes", stops=told, at=at)
+    at = nearest_stop(stops, size)
+    reason = stops[at].reason if stops[at].size == size else ""
+    return render("sizes", stops=told, at=at, size=size_told(size), reason=reason)
 
 
 def map_panel(model_map: ModelMap, plays: bool = False) -> str:

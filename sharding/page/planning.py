@@ -126,7 +126,6 @@ class Planning:
             form.variants: _variants({taken, *checkpoint.other_variants}, **another),
             form.variant: gr.Textbox(**another),
             form.facts: facts_panel(checkpoint, card),
-            form.sizes: sizes_panel(size_stops(checkpoint.total_bytes), size),
             form.size: gr.Textbox(told) if told != given[form.size] else gr.Textbox(),
             form.suggested: usual,
             form.machine: gr.Column(visible=loads),
@@ -146,10 +145,9 @@ class Planning:
     def slide(self, given: Given, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Draw the plan for the size at which the slider stands."""
         size = str(getattr(chosen, "size", ""))[:_LONGEST_SIZE]
-        return {
-            self._form.size: size,
-            **self._draw({**given, self._form.size: size}, self._site.token(request, login)),
-        }
+        drawn = self._draw({**given, self._form.size: size}, self._site.token(request, login))
+        drawn.pop(self._form.sizes, None)  # it is in the visitor's hand
+        return {self._form.size: size, **drawn}
 
     def list_tensors(
         self, given: Given, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
@@ -180,6 +178,7 @@ class Planning:
         return {
             form.size_message: "",
             **shown,
+            form.sizes: sizes_panel(size_stops(checkpoint.total_bytes), str(options.max_shard_size)),
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
             form.picture: map_panel(map_of_plan(checkpoint, plan), plays),
             form.summary: summary_panel(checkpoint, plan, forecast),

@@ -1,5 +1,6 @@
 """Suggest sizes for the shards of a model, each with a reason that its size gives. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sharding.core.options import SINGLE_FILE
@@ -47,6 +48,15 @@ def size_stops(total_bytes: int) -> tuple[SizeStop, ...]:
         reasons[usual] = f"A download that breaks off repeats one file at most: {again} at 10 Mbit/s."
     sizes = {*_nice(total_bytes), *reasons}
     return tuple(SizeStop(size, reasons.get(size, "")) for size in sorted(sizes, key=_bytes_of))
+
+
+def nearest_stop(stops: Sequence[SizeStop], size: str) -> int:
+    """Return which of `stops` a slider stands at for `size`: the first that is no smaller, or the last.
+
+    >>> nearest_stop([SizeStop("100MB"), SizeStop("200MB"), SizeStop("single-file")], "150MB")
+    1
+    """
+    return next((index for index, stop in enumerate(stops) if _bytes_of(stop.size) >= _bytes_of(size)), len(stops) - 1)
 
 
 def usual_size(total_bytes: int) -> str:

@@ -161,9 +161,21 @@ def test_another_model_gets_its_own_size_and_a_size_of_ones_own_stays(
         page.get_by_label("Largest file").fill("77kB")
         page.get_by_label("Largest file").press("Enter")
         expect(page).to_have_url(re.compile("size=77kB$"))
+        expect(page.locator("#size-slider")).to_have_attribute("aria-valuetext", "77kB")
         model.fill(layered)
         model.press("Enter")
         expect(page.locator("#facts")).to_contain_text(layered)
+
+
+def test_what_is_asked_for_once_more_is_not_drawn_again(home: Site, visit: Visit, layered: str) -> None:
+    page = visit(home, f"?repo={layered}")
+    page.locator("#start:not([disabled])").wait_for()
+    strip = page.locator("#picture .strip")
+    strip.evaluate("strip => strip.dataset.seen = 'before'")
+    page.locator("#show").click()
+    expect(page.locator("body")).not_to_have_class(re.compile("busy"))
+    expect(page.locator("#repo-message")).to_have_text("")
+    expect(strip).to_have_attribute("data-seen", "before")
 
 
 # --- One screen ---------------------------------------------------------------------------------------
