@@ -13,7 +13,7 @@ window.shardMyRepo = {
   },
 
   // A proposal may have been on its way while the visitor wrote a name.
-  ownName(proposed) { return ownName || proposed; },
+  ownName(proposed) { return writtenName || proposed; },
 
   // Where a start was refused, the visitor is led to the reason; otherwise to the top, where the progress is.
   started(looks = 60) {
@@ -34,9 +34,9 @@ window.shardMyRepo = {
   ready() { document.body.classList.remove("busy"); },
 };
 
-let ownName = "";
+let writtenName = "";
 document.addEventListener("input", (event) => {
-  if (event.target.closest("#name")) ownName = event.target.value;
+  if (event.target.closest("#name")) writtenName = event.target.value;
 });
 
 // Heard by the panel that the part stands in, which asks the server.

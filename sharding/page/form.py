@@ -120,7 +120,7 @@ class Form:
     query: gr.Textbox
     proposed: gr.State
     suggested: gr.State
-    drawn: gr.State
+    seen: gr.State
     replaced: gr.State
 
 
@@ -157,7 +157,7 @@ def lay_out(on_space: bool) -> Form:
     parts |= {
         "proposed": gr.State(("", "")),
         "suggested": gr.State(""),
-        "drawn": gr.State(()),
+        "seen": gr.State(()),
         "replaced": gr.State(("", "")),
     }
     return Form(**parts)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from sharding.page.choices import size_told
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.words import in_page_words
-from sharding.planning.sizes import SizeStop, nearest_stop
+from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.model_map import ModelMap
 from sharding.report.report import summarize_source
 from sharding.report.schema import PlanSummary
@@ -73,7 +73,7 @@ def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
 def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
     """Return the slider of sizes, which stands at `size`, or beside it where that is none of them."""
     told = [{"size": size_told(stop.size), "reason": stop.reason} for stop in stops]
-    at = nearest_stop(stops, size)
+    at = stop_for(stops, size)
     reason = stops[at].reason if stops[at].size == size else ""
     return render("sizes", stops=told, at=at, size=size_told(size), reason=reason)
 

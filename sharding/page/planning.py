@@ -106,19 +106,21 @@ class Planning:
             return {**self._hidden(), form.repo_message: ""}
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
-            if given[form.drawn] == self._choices(given, checkpoint):
+            if given[form.seen] == self._choices(given, checkpoint):
                 return {form.repo_message: remark}  # asked for once more, as by a click that also leaves the field
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
             return {**self._hidden(), form.repo_message: problem(error)}
         # Where it is the one asked for, nothing is set: the visitor may have gone on meanwhile.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
-        hides, public = card.gated or card.private, _PERMITTED if card.gated else _NOT_PRIVATE
+        hides = card.gated or card.private
+        promise = _PERMITTED if card.gated else _NOT_PRIVATE
         loads = checkpoint.is_plain_model
         size, usual = size_in(form, given), usual_size(checkpoint.total_bytes)
         if size in ("", given[form.suggested]):  # not the visitor's own
             size = usual
         told = size_told(size)
+        seen = {**given, form.variant: taken, form.size: told}
         return {
             form.repo_message: remark,
             form.examples: gr.Dataset(visible=False),
@@ -133,9 +135,10 @@ class Planning:
             **{part: gr.Column(visible=True) for part in (form.plan, form.push)},
             form.advanced: gr.Accordion(visible=True),
             form.visibility: PRIVATE if hides else gr.Radio(),
-            form.permitted: gr.Checkbox(value=False, visible=hides, label=public),
+            form.permitted: gr.Checkbox(value=False, visible=hides, label=promise),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
-            **self._draw({**given, form.variant: taken, form.size: told}, token, plays=True),
+            **self._draw(seen, token, plays=True),
+            form.seen: self._choices(seen, checkpoint),
         }
 
     def draw(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
@@ -163,14 +166,19 @@ class Planning:
 
     def _draw(self, given: Given, token: str | None, plays: bool = False) -> Update:
         form, source = self._form, source_in(self._form, given)
-        shown: Update = {form.stages: gr.Number(visible=given[form.strategy] == STAGES), form.tensors: ""}
+        # Another model may be named already, which nothing but the plan is drawn of yet.
+        shown: Update = {
+            form.stages: gr.Number(visible=given[form.strategy] == STAGES),
+            form.tensors: "",
+            form.seen: (),
+        }
         if not source or not size_in(form, given):
             return {form.size_message: "", **shown}
         try:
             options = options_in(form, given)
             checkpoint, plan = self._plan(options, given, token)
         except ShardingError as error:
-            gone: Update = {form.picture: "", form.summary: "", form.shards: "", form.findings: "", form.drawn: ()}
+            gone: Update = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
             return {form.size_message: problem(error), **gone, **shown}
         after = (tensor for shard in plan.shards for tensor in shard.tensors)
         may = options.dtype != "keep" and may_overflow(checkpoint.tensors, after)
@@ -185,11 +193,10 @@ class Planning:
             form.shards: shards_panel(plan, forecast),
             form.findings: findings_panel((*checkpoint.findings, *plan.findings)),
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed))),
-            form.drawn: self._choices(given, checkpoint),
         }
 
     def _choices(self, given: Given, checkpoint: Checkpoint) -> tuple[Any, ...]:
-        """Return all that a plan follows from."""
+        """Return all that what is shown of a model and its plan follows from."""
         form = self._form
         fields = (form.repo, form.variant, form.size, form.strategy, form.stages, form.order, form.dtype, form.overflow)
         return checkpoint.source, *(given[field] for field in fields)
@@ -200,7 +207,7 @@ class Planning:
     def _hidden(self) -> Update:
         form = self._form
         return {
-            form.drawn: (),
+            form.seen: (),
             form.facts: "",
             form.variants: gr.Radio(visible=False),
             form.plan: gr.Column(visible=False),

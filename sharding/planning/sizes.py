@@ -50,10 +50,10 @@ def size_stops(total_bytes: int) -> tuple[SizeStop, ...]:
     return tuple(SizeStop(size, reasons.get(size, "")) for size in sorted(sizes, key=_bytes_of))
 
 
-def nearest_stop(stops: Sequence[SizeStop], size: str) -> int:
+def stop_for(stops: Sequence[SizeStop], size: str) -> int:
     """Return which of `stops` a slider stands at for `size`: the first that is no smaller, or the last.
 
-    >>> nearest_stop([SizeStop("100MB"), SizeStop("200MB"), SizeStop("single-file")], "150MB")
+    >>> stop_for([SizeStop("100MB"), SizeStop("200MB"), SizeStop("single-file")], "150MB")
     1
     """
     return next((index for index, stop in enumerate(stops) if _bytes_of(stop.size) >= _bytes_of(size)), len(stops) - 1)

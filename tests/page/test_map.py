@@ -176,6 +176,12 @@ def test_what_is_asked_for_once_more_is_not_drawn_again(home: Site, visit: Visit
     expect(page.locator("body")).not_to_have_class(re.compile("busy"))
     expect(page.locator("#repo-message")).to_have_text("")
     expect(strip).to_have_attribute("data-seen", "before")
+    page.locator("#size-slider").focus()
+    page.keyboard.press("ArrowLeft")  # draws, and says nothing of the model
+    expect(page).to_have_url(re.compile("size=50kB$"))
+    strip.evaluate("strip => strip.dataset.seen = 'before'")
+    page.locator("#show").click()
+    expect(strip).not_to_have_attribute("data-seen", "before")
 
 
 # --- One screen ---------------------------------------------------------------------------------------
