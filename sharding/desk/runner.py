@@ -72,7 +72,7 @@ class Runner:
         cost = job.history.report.resources if job.history.report and not resumed else None
         with self._lock:
             job.token = ""
-            job.record = replace(
+            record = replace(
                 job.record,
                 state=state,
                 ended=self._clock(),
@@ -84,8 +84,9 @@ class Runner:
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
             )
-            self._shelf.clear(job.record.id)
-            self._shelf.save(job.record)
+            self._shelf.clear(record.id)
+            self._shelf.save(record)
+            job.record = record  # not before: where it cannot be kept, the job has ended otherwise
 
     def _start(self, job: ActiveJob) -> Child | None:
         with self._lock:
