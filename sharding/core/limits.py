@@ -62,11 +62,9 @@ SPAN_BYTES = 64 << 20
 JOIN_GAP_BYTES = 64 << 10
 """Two ranges closer than this are read as one: a request costs more than 64 KiB of bytes thrown away."""
 
-BATCHES_AHEAD = 3
-"""Batches fetched before they are needed, so that neither disk nor network waits for the hashes."""
-
-BATCHES_BEHIND = 3
-"""Batches that hashing and writing may still hold. With BATCHES_AHEAD this bounds the memory of a job."""
+BATCHES_AHEAD = 2
+"""Batches of a shard fetched before they are needed, so that the network does not wait for the hashes. With the number
+of shards that are moved at a time, `THREADS`, this bounds the memory of a job."""
 
 TILE_BYTES = 16 << 20
 """What is laid in order at a time of a tensor that does not lie in order: each time its bytes are read through once."""
@@ -78,7 +76,8 @@ FLUSH_BYTES = 32 << 20
 """Dirty bytes after which write-back is started, so that the sync at the end of a shard is short."""
 
 THREADS = 2
-"""For reading ahead, and for verifying: two cores on the free Space; more threads only add buffers."""
+"""Shards that are moved at a time, reads ahead, files that are verified: two cores on the free Space; more threads only
+add buffers."""
 
 DISK_FLOOR_BYTES = 64_000_000
 """Left free on the disk beside the result: side files, reports and the machine's own needs."""
@@ -123,10 +122,9 @@ HUB_JOIN_GAP_BYTES = 512 << 10
 RANGES_AT_ONCE = 32
 """Ranges of one batch, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
 
-COMMITS_AT_ONCE = 60
 COMMIT_SECONDS = 60.0
-"""A shard is noted on the staging branch as soon as it is finished; after the first sixty of a job at most once a
-minute, several together. The Hub takes 128 commits an hour of one user, and a person has other work to push."""
+"""The first shard of a job is noted on the staging branch as soon as it is finished, the others at most once a minute,
+several together. The Hub takes 128 commits an hour of one user, and a person has other work to push."""
 
 NETWORK_TRIES = 6
 NETWORK_WAIT_SECONDS = 0.25

@@ -48,14 +48,14 @@ class Source(Protocol):
 
 
 class ShardWriter(Protocol):
-    """One shard on its way to a destination."""
+    """One shard on its way to a sink."""
 
     def write(self, data: bytes) -> None:
         """Append bytes."""
         ...
 
-    def finish(self, record: ShardRecord) -> None:
-        """Make the shard last. Returns once it would survive a crash; a Hub notes many small ones some at a time."""
+    def finish(self) -> str:
+        """Have all bytes where they survive a crash; return the SHA-256 of the file, in hex."""
         ...
 
     def abort(self) -> None:
@@ -63,12 +63,40 @@ class ShardWriter(Protocol):
         ...
 
 
-class Destination(Protocol):
+class ShardSink(Protocol):
+    """What shards are streamed into."""
+
+    @property
+    def shards_at_once(self) -> int:
+        """How many may be open at a time."""
+        ...
+
+    def open_shard(self, file: str) -> ShardWriter:
+        """Start a shard."""
+        ...
+
+    def note(self, record: ShardRecord) -> None:
+        """Remember a shard whose writer has finished. A Hub is told of several together: see `limits.COMMIT_SECONDS`.
+
+        Safe to call from several threads.
+        """
+        ...
+
+
+class Destination(ShardSink, Protocol):
     """A place that shards are streamed into and that shows them only once all are there."""
 
     ref: RepoRef
-    bytes_uploaded: int
-    bytes_deduplicated: int
+
+    @property
+    def bytes_uploaded(self) -> int:
+        """Bytes that this job has sent to a store."""
+        ...
+
+    @property
+    def bytes_deduplicated(self) -> int:
+        """Bytes that the store had already."""
+        ...
 
     @property
     def disk_bytes_written(self) -> int:
@@ -99,10 +127,6 @@ class Destination(Protocol):
 
         Raises DestinationError, before a byte moves, where the result cannot be written.
         """
-        ...
-
-    def open_shard(self, file: str) -> ShardWriter:
-        """Start a shard."""
         ...
 
     def open_staged(self, files: Iterable[str]) -> Source:

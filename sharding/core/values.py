@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
 
-from sharding.core.bounds import Count, File, Files, Line, Seconds, Sha256, Word
+from sharding.core.bounds import Count, File, Files, Line, Seconds, Word
 from sharding.core.options import Options
 
 Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
@@ -339,21 +339,21 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A finished shard: file size and SHA-256, and the SHA-256 of every tensor's bytes. Hashes in hex."""
+    """A finished shard: file size and SHA-256, and the BLAKE3 of every tensor's bytes. Hashes in hex."""
 
     file: str
     bytes: int
     sha256: str
-    tensor_sha256: Mapping[str, str]
+    tensor_blake3: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDigest:
-    """What a tensor is, short of its bytes: equal digests mean bit-identical tensors."""
+    """What a tensor is, short of its bytes: equal digests, by the same hash, mean bit-identical tensors."""
 
     dtype: str
     shape: tuple[Count, ...]
-    sha256: Sha256
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from sharding.core.text import format_bytes
 from sharding.desk.jobs import JobRecord
 
 _HASHED_BYTES = 16 * BATCH_BYTES
-_HASHINGS = 2
-"""Every byte is hashed on its way and once more when the result is verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +35,11 @@ def forecast(total_bytes: int, finished: Iterable[JobRecord], hashed_per_second:
     rate = bytes_per_second(done)
     if rate is None:
         basis = (
-            f"No job has been done here yet. SHA-256 runs at {format_bytes(hashed_per_second)}/s on this machine, "
-            "twice over every byte; what the network takes comes on top. Memory and disk are another machine's."
+            f"No job has been done here yet. SHA-256 runs at {format_bytes(hashed_per_second)}/s on a core of this "
+            "machine, twice over every byte and on two cores; what the network takes comes on top. Memory and disk are "
+            "another machine's."
         )
-        return Forecast(_HASHINGS * total_bytes / hashed_per_second, True, HUB_JOB_ANON_BYTES, 0, basis)
+        return Forecast(total_bytes / hashed_per_second, True, HUB_JOB_ANON_BYTES, 0, basis)
     return Forecast(
         seconds=total_bytes / rate,
         at_least=False,

@@ -141,7 +141,7 @@ def _proof(report: Report) -> str:
         lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""
     return (
         f"Before it was published, every byte was read again: all {count} tensors {found}; "
-        f"`sharding_digests.json` has their SHA-256.{lost}"
+        f"`sharding_digests.json` has their BLAKE3.{lost}"
     )
 
 

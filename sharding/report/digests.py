@@ -1,4 +1,4 @@
-"""Turn the digests of a finished job into JSON and back: the SHA-256 of every shard file and tensor, in hex. Pure."""
+"""Turn the digests of a finished job into JSON and back: SHA-256 of shard files, BLAKE3 of tensors, in hex. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from sharding.core.bounds import Count, Sha256
+from sharding.core.bounds import Blake3, Count, Sha256
 from sharding.core.errors import SourceError
 from sharding.core.values import Plan, ShardRecord, TensorDigest
 from sharding.formats.names import DIGESTS_NAME
@@ -20,13 +20,35 @@ class _FileDigest:
 
 
 @dataclass(frozen=True, slots=True)
+class _Tensor:
+    dtype: str
+    shape: tuple[Count, ...]
+    blake3: Blake3
+
+
+@dataclass(frozen=True, slots=True)
+class _OlderTensor:
+    dtype: str
+    shape: tuple[Count, ...]
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
 class _Digests:
-    """What `sharding_digests.json` says."""
+    """What `sharding_digests.json` says; older ones have the SHA-256 of tensors."""
 
     schema: Literal[1]
     plan_id: str
     shards: Mapping[str, _FileDigest]
-    tensors: dict[str, TensorDigest]
+    tensors: dict[str, _Tensor] | dict[str, _OlderTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Digests of tensors as a result states them, all by one hash."""
+
+    hash: Literal["BLAKE3", "SHA-256"]
+    tensors: Mapping[str, TensorDigest]
 
 
 def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -> Json:
@@ -36,12 +58,11 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
         record = records[shard.file]
         shards[shard.file] = _FileDigest(record.bytes, record.sha256)
         for tensor in shard.tensors:
-            digest = record.tensor_sha256[tensor.name]
-            tensors[tensor.name] = TensorDigest(tensor.dtype, tensor.shape, digest)
+            tensors[tensor.name] = _Tensor(tensor.dtype, tensor.shape, record.tensor_blake3[tensor.name])
     return to_json(_Digests(1, plan_id, shards, tensors))
 
 
-def parse_digests(text: bytes) -> dict[str, TensorDigest]:
+def parse_digests(text: bytes) -> Stored:
     """Return the tensor digests of a `sharding_digests.json`, which may come from anybody.
 
     Raises SourceError when it is not what this tool writes.
@@ -51,4 +72,9 @@ def parse_digests(text: bytes) -> dict[str, TensorDigest]:
     except ValidationError as error:
         message = f"{DIGESTS_NAME} is not valid: {first_problem(error)}."
         raise SourceError(message, "Verify without --quick, which reads the weights.") from error
-    return digests.tensors
+    told = digests.tensors.items()
+    tensors = {
+        name: TensorDigest(one.dtype, one.shape, one.blake3 if isinstance(one, _Tensor) else one.sha256)
+        for name, one in told
+    }
+    return Stored("SHA-256" if any(isinstance(one, _OlderTensor) for _, one in told) else "BLAKE3", tensors)

@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from threading import Lock
 from urllib.parse import quote
 
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
-from sharding.core.limits import DISK_FLOOR_BYTES
+from sharding.core.limits import DISK_FLOOR_BYTES, THREADS
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
@@ -34,6 +35,9 @@ _BESIDE = "sharding_file.part"
 class FolderDestination:
     """A folder that a checkpoint is written into. See `protocols.Destination`."""
 
+    bytes_uploaded = bytes_deduplicated = 0
+    shards_at_once = THREADS
+
     def __init__(self, folder: Path, *, overwrite: bool = False, restart: bool = False) -> None:
         """Aim at `folder`. Writes nothing.
 
@@ -41,8 +45,6 @@ class FolderDestination:
         what an interrupted run left.
         """
         self.ref = RepoRef("folder", folder.name, "")
-        self.bytes_uploaded = 0
-        self.bytes_deduplicated = 0
         self._written = 0
         self._folder = folder
         self._overwrite = overwrite
@@ -52,7 +54,8 @@ class FolderDestination:
         self._made: list[Path] = []
         self._finished: set[str] = set()
         self._streams: list[FileIO] = []
-        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._one_at_a_time = Lock()
+        self._flusher = ThreadPoolExecutor(THREADS, thread_name_prefix="flush")
 
     @property
     def disk_bytes_written(self) -> int:
@@ -98,16 +101,17 @@ class FolderDestination:
         """Start a shard. It has no other name than `<file>.part` until the result is published."""
         with explained(self._folder):
             stream = open(self._part(file), "wb", buffering=0)  # noqa: SIM115 - closed by finish or close
-        self._streams = [*(other for other in self._streams if not other.closed), stream]
-        return FolderShardWriter(stream, self._flusher, self.finish)
+        with self._one_at_a_time:
+            self._streams = [*(other for other in self._streams if not other.closed), stream]
+        return FolderShardWriter(stream, self._flusher)
 
-    def finish(self, record: ShardRecord) -> None:
+    def note(self, record: ShardRecord) -> None:
         """Note that a shard is safely on the disk."""
-        with explained(self._folder):
+        with self._one_at_a_time, explained(self._folder):
             sync_folders([self._folder])
             self._journal.note(record)
-        self._written += record.bytes
-        self._finished.add(record.file)
+            self._written += record.bytes
+            self._finished.add(record.file)
 
     def open_staged(self, files: Iterable[str]) -> FolderSource:
         """Return `files` where they lie now: under their part names, or their own if publishing was interrupted."""

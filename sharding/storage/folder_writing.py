@@ -1,9 +1,10 @@
 """Write files so that they are on the disk once that is said."""
 
 import errno
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import FileIO
@@ -12,16 +13,15 @@ from pathlib import Path
 from sharding.core.errors import DestinationError
 from sharding.core.limits import FLUSH_BYTES
 from sharding.core.text import format_bytes
-from sharding.core.values import ShardRecord
 
 
 class FolderShardWriter:
     """One `.part` file. See `protocols.ShardWriter`."""
 
-    def __init__(self, stream: FileIO, flusher: ThreadPoolExecutor, finish: Callable[[ShardRecord], None]) -> None:
-        """Write to `stream`; start write-back in `flusher`; call `finish` with the record once all is on the disk."""
-        self._finish = finish
+    def __init__(self, stream: FileIO, flusher: ThreadPoolExecutor) -> None:
+        """Write to `stream`; start write-back in `flusher`."""
         self._stream = stream
+        self._sha256 = hashlib.sha256()
         self._folder = Path(stream.name).parent
         self._flusher = flusher
         self._dirty_bytes = 0
@@ -29,6 +29,7 @@ class FolderShardWriter:
 
     def write(self, data: bytes) -> None:
         """Append bytes; start write-back now and then, so that `finish` has little left to wait for."""
+        self._sha256.update(data)
         view = memoryview(data)
         with explained(self._folder):
             while view:
@@ -38,14 +39,14 @@ class FolderShardWriter:
             self._dirty_bytes = 0
             self._flush = self._flusher.submit(os.fsync, self._stream.fileno())
 
-    def finish(self, record: ShardRecord) -> None:
-        """Sync the shard to the disk and note that it is finished."""
+    def finish(self) -> str:
+        """Sync the shard to the disk; return its SHA-256."""
         with explained(self._folder):
             if self._flush:
                 self._flush.result()
             os.fsync(self._stream.fileno())
             self._stream.close()
-        self._finish(record)
+        return self._sha256.hexdigest()
 
     def abort(self) -> None:
         """Do nothing: a disk does not keep anybody waiting, and `FolderDestination.close` removes the part."""

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from threading import Semaphore
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
+from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
@@ -43,9 +43,6 @@ class HubDestination:
         nothing but a private one. `overwrite` replaces another model's copy. Raises DestinationError where nobody is
         signed in, or the namespace is somebody else's.
         """
-        self.disk_bytes_written = 0
-        self.bytes_uploaded = 0
-        self.bytes_deduplicated = 0
         self._hub = hub
         self._private = private
         self._overwrite = overwrite
@@ -55,8 +52,7 @@ class HubDestination:
         self._branches: dict[str, str] = {}
         self._stale: list[str] = []
         self._has_xet = True
-        self._one_at_a_time = Semaphore()
-        self._open: list[XetShardWriter | LfsShardWriter] = []
+        self._writers: list[XetShardWriter | LfsShardWriter] = []
         self.ref = RepoRef("hub", name, "")
         if not hub.is_signed_in:
             hint = f"First {SIGN_IN} For a folder write ./{name}."
@@ -65,6 +61,30 @@ class HubDestination:
         self.ref = RepoRef("hub", self._me.own_id(name), "")
         self._repo = HubRepo(hub, self.ref.repo_id)
         self._staging = StagingBranch(self._repo)
+
+    @property
+    def shards_at_once(self) -> int:
+        """How many may be open: without Xet one, whose file takes room on the disk.
+
+        Through hf-xet each takes a hundred megabytes, and from one Hub to another one alone keeps two cores busy.
+        """
+        from_hub = self._job is not None and self._job.source.kind == "hub"
+        return THREADS if self._has_xet and not from_hub else 1
+
+    @property
+    def bytes_uploaded(self) -> int:
+        """Bytes that this job has sent to the store."""
+        return sum(writer.bytes_uploaded for writer in self._writers)
+
+    @property
+    def bytes_deduplicated(self) -> int:
+        """Bytes that the store had already."""
+        return sum(writer.bytes_deduplicated for writer in self._writers)
+
+    @property
+    def disk_bytes_written(self) -> int:
+        """Bytes that this job has written to this machine's disk."""
+        return 0 if self._has_xet else self.bytes_uploaded
 
     @property
     def has_finished_shards(self) -> bool:
@@ -127,11 +147,10 @@ class HubDestination:
         writer: XetShardWriter | LfsShardWriter
         if self._has_xet:
             start = partial(self._hub.upload_to, self.ref.repo_id, STAGING_BRANCH)
-            writer = XetShardWriter(lambda: self._repo.ask(start), file, self.finish)
+            writer = XetShardWriter(lambda: self._repo.ask(start), file)
         else:
-            self._one_at_a_time.acquire()
-            writer = LfsShardWriter(self._upload_lfs, file, self.finish)
-        self._open.append(writer)
+            writer = LfsShardWriter(self._upload_lfs, file)
+        self._writers.append(writer)
         return writer
 
     def open_staged(self, files: Iterable[str]) -> HubSource:
@@ -215,15 +234,12 @@ class HubDestination:
         """Let go of the repo: shards that are not finished are gone."""
         with suppress(DestinationError):  # where the Hub does not answer, these shards are moved again
             self._staging.note()
-        for writer in self._open:
+        for writer in self._writers:
             with suppress(RuntimeError, OSError):  # it is given up in any case
                 writer.abort()
-        self._open.clear()
 
-    def finish(self, record: ShardRecord, bytes_uploaded: int, bytes_deduplicated: int) -> None:
+    def note(self, record: ShardRecord) -> None:
         """Stage a shard whose bytes the Hub's store has."""
-        self.bytes_uploaded += bytes_uploaded
-        self.bytes_deduplicated += bytes_deduplicated
         self._staging.add(record)
 
     def _publish(self, operations: Sequence[Operation], message: str, report: bytes) -> str:
@@ -244,14 +260,9 @@ class HubDestination:
         return has_content(files.get(REPORT_NAME), report) and all(holds(files.get(one.file), one) for one in records)
 
     def _upload_lfs(self, operation: CommitOperationAdd) -> None:
-        try:
-            upload = self._hub.api.preupload_lfs_files
-            question = partial(upload, self.ref.repo_id, [operation], revision=STAGING_BRANCH)
-            without_notice(lambda: self._repo.ask(question))
-            self.bytes_uploaded += operation.upload_info.size
-            self.disk_bytes_written += operation.upload_info.size
-        finally:
-            self._one_at_a_time.release()
+        upload = self._hub.api.preupload_lfs_files
+        question = partial(upload, self.ref.repo_id, [operation], revision=STAGING_BRANCH)
+        without_notice(lambda: self._repo.ask(question))
 
     def _show(self) -> str:
         try:

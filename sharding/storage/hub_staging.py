@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from threading import Lock
 
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError
-from sharding.core.limits import COMMIT_SECONDS, COMMITS_AT_ONCE, RANGES_AT_ONCE
+from sharding.core.limits import COMMIT_SECONDS, RANGES_AT_ONCE
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.storage.hub_private import small, uploaded, went_to_store
@@ -28,9 +31,11 @@ class StagingBranch:
         """Take the branch of `repo`. Asks nothing."""
         self._repo = repo
         self._unnoted: list[ShardRecord] = []
-        self._notes = 0
+        self._lock = Lock()
+        self._notes = ThreadPoolExecutor(1, thread_name_prefix="note")
+        self._noting: Future[None] | None = None
+        self._next_note = 0.0
         self._is_json_small = False
-        self._began = time.monotonic()
         self.finished: set[str] = set()
 
     def job(self) -> StagedJob | None:
@@ -64,28 +69,48 @@ class StagingBranch:
         self.finished = {record.file for record in kept}
 
     def add(self, record: ShardRecord) -> None:
-        """Commit a shard, whose bytes the Hub's store has, with its record.
+        """Have a shard, whose bytes the Hub's store has, committed with its record.
 
-        Where that would be too many commits, the next ones are waited for: see `limits.COMMIT_SECONDS`.
+        The first of a job is when this returns. The others come some at a time (`limits.COMMIT_SECONDS`), and nobody
+        waits for them: what went wrong with it is raised the next time.
         """
-        self._unnoted.append(record)
-        if self._notes < COMMITS_AT_ONCE + (time.monotonic() - self._began) // COMMIT_SECONDS:
-            self.note()
+        with self._lock:
+            self._unnoted.append(record)
+            if (self._noting and not self._noting.done()) or time.monotonic() < self._next_note:
+                return
+            is_first = self._noting is None
+            if self._noting:
+                self._noting.result()
+            self._next_note = time.monotonic() + COMMIT_SECONDS
+            self._noting = noting = self._notes.submit(self._note)
+        if is_first:
+            noting.result()
 
     def note(self) -> None:
-        """Commit the shards that were added and not committed yet."""
+        """Commit the shards that were added and not committed yet; return when they are."""
+        with self._lock:
+            going, self._noting = self._noting, None
+        if going:
+            going.result()
+        self._note()
+
+    def _note(self) -> None:
         noted = list(self._unnoted)
         if noted:
             message = f"{noted[0].file} and {len(noted) - 1} more" if noted[1:] else noted[0].file
             lines = {f"{RECORDS}{record.file}.json": record_line(record) for record in noted}
             self._commit(message, [uploaded(record) for record in noted], lines)
-            self._notes += 1
             self.finished |= {record.file for record in noted}
-            self._unnoted = []
+            with self._lock:
+                self._unnoted = [record for record in self._unnoted if record not in noted]
 
     def forget(self) -> None:
         """Drop what was added and not committed yet."""
-        self._unnoted = []
+        with self._lock:
+            going, self._noting, self._unnoted = self._noting, None, []
+        if going:
+            with suppress(DestinationError):
+                going.result()
 
     def delete(self) -> None:
         """Delete the branch, if it is there."""

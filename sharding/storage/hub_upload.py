@@ -1,5 +1,6 @@
 """Send one shard to a Hub: through hf-xet as a stream, or through LFS as one temporary file."""
 
+import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,10 +9,6 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd
 
 from sharding.core.errors import DestinationError
-from sharding.core.values import ShardRecord
-
-Finish = Callable[[ShardRecord, int, int], None]
-"""To be called with the record, the bytes sent and the bytes that the store had already."""
 
 _HINT = "Start the same job again; it goes on where it stopped."
 
@@ -19,10 +16,11 @@ _HINT = "Start the same job again; it goes on where it stopped."
 class XetShardWriter:
     """A shard that streams through hf-xet; no byte of it touches the disk. See `protocols.ShardWriter`."""
 
-    def __init__(self, start: Callable[[], Any], file: str, finish: Finish) -> None:
+    def __init__(self, start: Callable[[], Any], file: str) -> None:
         """Open a stream in what `start` returns: an upload commit of hf-xet 1.8 for this shard alone."""
+        self.bytes_uploaded = self.bytes_deduplicated = 0
         self._file = file
-        self._finish = finish
+        self._bytes = 0
         self._is_finished = False
         with self._explained():
             self._commit = start()
@@ -32,17 +30,19 @@ class XetShardWriter:
         """Append bytes; waits while the upload is behind."""
         with self._explained():
             self._stream.write(data)
+        self._bytes += len(data)
 
-    def finish(self, record: ShardRecord) -> None:
-        """Complete the upload and hand on the record."""
+    def finish(self) -> str:
+        """Complete the upload; return the SHA-256 that hf-xet has computed of what it was given."""
         with self._explained():
             stored = self._stream.finish().xet_info
             metrics = self._commit.wait_to_finish().dedup_metrics
         self._is_finished = True
         del self._commit, self._stream  # while they live, hf-xet keeps what it has opened for them
-        if (stored.sha256, stored.file_size) != (record.sha256, record.bytes):
-            raise DestinationError(f"{record.file} arrived damaged at the Hub's store.", _HINT)
-        self._finish(record, metrics.total_bytes_uploaded, metrics.deduped_bytes)
+        if stored.file_size != self._bytes or not stored.sha256:
+            raise DestinationError(f"{self._file} arrived damaged at the Hub's store.", _HINT)
+        self.bytes_uploaded, self.bytes_deduplicated = metrics.total_bytes_uploaded, metrics.deduped_bytes
+        return str(stored.sha256)
 
     def abort(self) -> None:
         """Stop uploading, unless all is done."""
@@ -63,27 +63,34 @@ class XetShardWriter:
 class LfsShardWriter:
     """A shard for a Hub without Xet: LFS wants its SHA-256 first, so it waits in a nameless temporary file."""
 
-    def __init__(self, upload: Callable[[CommitOperationAdd], None], file: str, finish: Finish) -> None:
+    bytes_deduplicated = 0
+
+    def __init__(self, upload: Callable[[CommitOperationAdd], None], file: str) -> None:
         """Make the temporary file, which the system removes even if this process is killed."""
+        self.bytes_uploaded = 0
+        self._sha256 = hashlib.sha256()
         self._upload = upload
-        self._finish = finish
+        self._file = file
         self._part = tempfile.TemporaryFile(prefix="shard-")  # noqa: SIM115 - closed by finish or abort
 
     def write(self, data: bytes) -> None:
         """Append bytes."""
+        self._sha256.update(data)
         try:
             self._part.write(data)
         except OSError as error:
             hint = "Without Xet one shard at a time needs that room: free some, or choose a smaller shard size."
             raise DestinationError(f"The temporary folder cannot be written: {error}.", hint) from error
 
-    def finish(self, record: ShardRecord) -> None:
-        """Upload the file and hand on the record."""
+    def finish(self) -> str:
+        """Upload the file; return its SHA-256."""
+        size = self._part.tell()
         self._part.seek(0)
-        self._upload(CommitOperationAdd(record.file, self._part))
-        self._part.close()
-        self._finish(record, 0, 0)
+        self._upload(CommitOperationAdd(self._file, self._part))
+        self.bytes_uploaded = size
+        self.abort()
+        return self._sha256.hexdigest()
 
     def abort(self) -> None:
-        """Remove the temporary file."""
+        """Remove the temporary file, if it is there."""
         self._part.close()

@@ -1,28 +1,25 @@
 """Stream the tensors of a source into the shards of a destination: one pass, with digests on the way.
 
-Batches are fetched ahead by a few threads. Each then goes to three workers at once: one for the tensors'
-digests, one for the file's, one for writing. Every worker takes batches in order, so that a job holds at
-most `BATCHES_AHEAD + BATCHES_BEHIND` batches, whatever the size of the model.
+Two shards are moved at a time, each by one thread that reads, hashes and writes one batch after another; from a network
+other threads fetch ahead what comes next. A job holds at most `BATCHES_AHEAD + 1` batches of each of the two, whatever
+the size of the model.
 """
 
 import hashlib
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Literal
 
 from sharding.core.events import Progress, ShardFinished
-from sharding.core.limits import BATCHES_AHEAD, BATCHES_BEHIND, THREADS
-from sharding.core.protocols import Destination, ShardWriter, Source
+from sharding.core.hashing import new_tensor_hash
+from sharding.core.limits import BATCHES_AHEAD, THREADS
+from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
 from sharding.core.values import Batch, ByteRange, Plan, Shard, ShardRecord
 from sharding.planning.plan import shard_header
-from sharding.transfer.progress import Pace
+from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.read_batches import read_batches
-
-_EMPTY_SHA256 = hashlib.sha256().hexdigest()
-_END_OF_SHARD = Batch((), ())
 
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
@@ -38,14 +35,16 @@ def transfer(plan: Plan, source: Source, destination: Destination, kept: Mapping
         yield ShardFinished(record.file, record.bytes, record.sha256, numbers[record.file], len(numbers), kept=True)
     records = dict(kept)
     todo = [shard for shard in plan.shards if shard.file not in kept]
-    pipeline = _Pipeline(partial(shard_header, plan), source, destination.open_shard)
-    for done in _work_off("transfer", todo, pipeline):
-        if isinstance(done, ShardRecord):
-            records[done.file] = done
+    told = 0
+    for event in _work_off("transfer", todo, partial(shard_header, plan), source, destination):
+        if not isinstance(event, Done):
+            yield event
+            continue
+        records[event.result.file] = event.result
+        while told < len(todo) and (done := records.get(todo[told].file)):  # in their order, whichever came first
+            told += 1
             yield ShardFinished(done.file, done.bytes, done.sha256, numbers[done.file], len(numbers))
-        else:
-            yield done
-    return records
+    return {shard.file: records[shard.file] for shard in plan.shards}
 
 
 def digest_shards(
@@ -55,99 +54,113 @@ def digest_shards(
 
     Raises SourceError as reading does.
     """
-    records = {}
-    for done in _work_off("verify", shards, _Pipeline(header, source, lambda _: _Nowhere())):
-        if isinstance(done, ShardRecord):
-            records[done.file] = done
-        else:
-            yield done
-    return records
+    records = yield from collected(_work_off("verify", shards, header, source, _Nowhere()))
+    return {record.file: record for record in records}
 
 
 def _work_off(
-    stage: Literal["transfer", "verify"], shards: Sequence[Shard], pipeline: "_Pipeline"
-) -> Iterator[Progress | ShardRecord]:
-    pace = Pace(stage, sum(shard.bytes for shard in shards), time.monotonic())
-    try:
-        for done in pipeline.run(shards):
-            if isinstance(done, ShardRecord):
-                yield done
-            elif progress := pace.add(done[1], time.monotonic(), done[0]):
-                yield progress
-    finally:
-        pipeline.close()
+    stage: Literal["transfer", "verify"],
+    shards: Sequence[Shard],
+    header: Callable[[Shard], bytes],
+    source: Source,
+    sink: ShardSink,
+) -> Iterator[Progress | Done[ShardRecord]]:
+    lanes = Lanes(stage, sum(shard.bytes for shard in shards), sink.shards_at_once)
+    # A disk needs no thread of its own where another shard keeps the second core busy.
+    batches_ahead = BATCHES_AHEAD if source.ranges_at_once > 1 or len(shards) < THREADS else 0
+    move = _Move(lanes, header, source, sink, batches_ahead)
+    return lanes.run([partial(move.shard, shard) for shard in shards], move.stop)
 
 
 class _Nowhere:
-    """A shard that is written nowhere. See `protocols.ShardWriter`."""
+    """A sink that keeps nothing. See `protocols.ShardSink`."""
+
+    shards_at_once = THREADS
+
+    def open_shard(self, file: str) -> ShardWriter:
+        """Start a shard."""
+        return _Forgotten()
+
+    def note(self, record: ShardRecord) -> None:
+        """Do nothing."""
+
+
+class _Forgotten:
+    """A shard of which nothing but its SHA-256 is kept. See `protocols.ShardWriter`."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
 
     def write(self, data: bytes) -> None:
-        """Forget bytes."""
+        """Hash bytes."""
+        self._sha256.update(data)
 
-    def finish(self, record: ShardRecord) -> None:
-        """Do nothing."""
+    def finish(self) -> str:
+        """Return the SHA-256 of all that was written."""
+        return self._sha256.hexdigest()
 
     def abort(self) -> None:
         """Do nothing."""
 
 
-class _Pipeline:
-    """The threads of one transfer, and what is under way in them."""
+class _Move:
+    """What moves one shard, and what all of them share."""
 
     def __init__(
-        self, header: Callable[[Shard], bytes], source: Source, open_shard: Callable[[str], ShardWriter]
+        self,
+        lanes: Lanes,
+        header: Callable[[Shard], bytes],
+        source: Source,
+        sink: ShardSink,
+        batches_ahead: int,
     ) -> None:
+        self._lanes = lanes
         self._header = header
         self._source = source
-        self._open_shard = open_shard
+        self._sink = sink
+        self._batches_ahead = batches_ahead
         self._asking = ThreadPoolExecutor(source.ranges_at_once, thread_name_prefix="range")
         self._fetching = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
-        # One thread each: what is submitted to it is done in order.
-        self._hashing_tensors = ThreadPoolExecutor(1, thread_name_prefix="tensor-digests")
-        self._hashing_file = ThreadPoolExecutor(1, thread_name_prefix="file-digest")
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="write")
-        self._finishing = ThreadPoolExecutor(1, thread_name_prefix="finish")
-        self._in_work: list[ShardWriter] = []
+        self._in_work: set[ShardWriter] = set()
 
-    def run(self, shards: Iterable[Shard]) -> Iterator[tuple[str, int] | ShardRecord]:
-        """Yield file name and bytes for every batch that is written and digested, and a record for every shard."""
-        behind: deque[tuple[str, int, list[Future[None]]]] = deque()
-        work = None
-        for shard, batch, data in self._fetched(shards):
-            work = work or self._start(shard)
-            if batch is not _END_OF_SHARD:
-                behind.append((shard.file, len(data), self._spread(work, batch, data)))
-            while behind and (len(behind) > BATCHES_BEHIND or batch is _END_OF_SHARD):
-                yield _wait(*behind.popleft())
-            if batch is _END_OF_SHARD:
-                # Waited for, so that a kill makes a job repeat one shard at most.
-                yield self._end(work).result()
-                work = None
+    def shard(self, shard: Shard) -> ShardRecord:
+        """Return the record of a shard once it is finished."""
+        writer = self._sink.open_shard(shard.file)
+        self._in_work.add(writer)
+        header = self._header(shard)
+        tensors, size = _TensorDigests(shard), len(header)
+        writer.write(header)
+        for batch, data in self._fetched(shard):
+            tensors.update(batch, data)
+            writer.write(data)
+            size += len(data)
+            self._lanes.count(len(data), shard.file)
+        record = ShardRecord(shard.file, size, writer.finish(), tensors.finish())
+        self._sink.note(record)
+        self._in_work.discard(writer)
+        return record
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop all threads; what is not finished stays unfinished."""
         # Nobody waits for a network that stalls: a read ends with its time-out, a write when it is aborted.
         for pool in (self._fetching, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
         for writer in list(self._in_work):
             writer.abort()
-        for pool in (self._hashing_tensors, self._hashing_file, self._writing, self._finishing):
-            pool.shutdown(cancel_futures=True)
 
-    def _fetched(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Batch, bytes]]:
-        ahead: deque[tuple[Shard, Batch, Future[bytes]]] = deque()
-        for shard in shards:
-            for batch in self._batches(shard):
-                ahead.append((shard, batch, self._fetching.submit(self._fetch, batch)))
-                if len(ahead) > BATCHES_AHEAD:
-                    shard_, batch_, data = ahead.popleft()
-                    yield shard_, batch_, data.result()
-        for shard, batch, data in ahead:
-            yield shard, batch, data.result()
-
-    def _batches(self, shard: Shard) -> Iterator[Batch]:
-        yield from read_batches(shard.tensors, self._source.batch_bytes, self._source.join_gap_bytes)
-        yield _END_OF_SHARD
+    def _fetched(self, shard: Shard) -> Iterator[tuple[Batch, bytes]]:
+        ahead: deque[tuple[Batch, Future[bytes]]] = deque()
+        for batch in read_batches(shard.tensors, self._source.batch_bytes, self._source.join_gap_bytes):
+            if not self._batches_ahead:
+                yield batch, self._fetch(batch)
+                continue
+            ahead.append((batch, self._fetching.submit(self._fetch, batch)))
+            if len(ahead) > self._batches_ahead:
+                first, data = ahead.popleft()
+                yield first, self._lanes.result(data)
+        while ahead:
+            first, data = ahead.popleft()
+            yield first, self._lanes.result(data)
 
     def _fetch(self, batch: Batch) -> bytes:
         """Return the bytes of a batch's pieces, one after another."""
@@ -160,70 +173,33 @@ class _Pipeline:
             memoryview(buffers[piece.range_index])[piece.start_byte : piece.end_byte] for piece in batch.pieces
         )
 
-    def _start(self, shard: Shard) -> "_ShardInWork":
-        work = _ShardInWork(shard, self._open_shard(shard.file))
-        self._in_work.append(work.writer)
-        header = self._header(shard)
-        self._hashing_file.submit(work.file_sha256.update, header)
-        work.header_written = self._writing.submit(work.write, header)
-        return work
 
-    def _spread(self, work: "_ShardInWork", batch: Batch, data: bytes) -> list[Future[None]]:
-        return [
-            self._hashing_tensors.submit(work.hash_tensors, batch, data),
-            self._hashing_file.submit(work.file_sha256.update, data),
-            self._writing.submit(work.write, data),
-        ]
+class _TensorDigests:
+    """The digests of a shard's tensors, whose bytes come in order."""
 
-    def _end(self, work: "_ShardInWork") -> Future[ShardRecord]:
-        tensors = self._hashing_tensors.submit(work.tensor_digests)
-        file = self._hashing_file.submit(work.file_sha256.hexdigest)
-        size = self._writing.submit(lambda: work.bytes_written)
+    def __init__(self, shard: Shard) -> None:
+        self._hash = new_tensor_hash()
+        self._tensor: str | None = None
+        empty = self._hash.hexdigest()
+        self._digests = {tensor.name: empty for tensor in shard.tensors}
 
-        def finish() -> ShardRecord:
-            if work.header_written:
-                work.header_written.result()  # raises where it could not be
-            record = ShardRecord(work.shard.file, size.result(), file.result(), tensors.result())
-            work.writer.finish(record)
-            self._in_work.remove(work.writer)
-            return record
-
-        return self._finishing.submit(finish)
-
-
-class _ShardInWork:
-    """One shard between its first byte and its record. Each method is called from one thread only."""
-
-    def __init__(self, shard: Shard, writer: ShardWriter) -> None:
-        self.shard = shard
-        self.writer = writer
-        self.bytes_written = 0
-        self.header_written: Future[None] | None = None
-        self.file_sha256 = hashlib.sha256()
-        self._tensor = ""
-        self._tensor_sha256 = hashlib.sha256()
-        self._digests: dict[str, str] = {}
-
-    def write(self, data: bytes) -> None:
-        self.writer.write(data)
-        self.bytes_written += len(data)
-
-    def hash_tensors(self, batch: Batch, data: bytes) -> None:
+    def update(self, batch: Batch, data: bytes) -> None:
         view, start = memoryview(data), 0
         for piece in batch.pieces:
             if piece.tensor != self._tensor:
-                self._next_tensor(piece.tensor)
+                self._next(piece.tensor)
             end = start + piece.end_byte - piece.start_byte
-            self._tensor_sha256.update(view[start:end])
+            self._hash.update(view[start:end])
             start = end
 
-    def tensor_digests(self) -> dict[str, str]:
-        self._next_tensor("")
-        return {tensor.name: self._digests.get(tensor.name, _EMPTY_SHA256) for tensor in self.shard.tensors}
+    def finish(self) -> dict[str, str]:
+        self._next(None)
+        return self._digests
 
-    def _next_tensor(self, name: str) -> None:
-        self._digests[self._tensor] = self._tensor_sha256.hexdigest()
-        self._tensor, self._tensor_sha256 = name, hashlib.sha256()
+    def _next(self, name: str | None) -> None:
+        if self._tensor is not None:
+            self._digests[self._tensor] = self._hash.hexdigest()
+        self._tensor, self._hash = name, new_tensor_hash()
 
 
 def _read(source: Source, part: ByteRange) -> bytes:
@@ -238,9 +214,3 @@ def _in_place(batch: Batch, size: int) -> bool:
             return False
         position = piece.end_byte
     return position == size
-
-
-def _wait(file: str, size: int, futures: Iterable[Future[None]]) -> tuple[str, int]:
-    for future in futures:
-        future.result()
-    return file, size

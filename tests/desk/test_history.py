@@ -120,7 +120,7 @@ def test_a_forecast_rests_on_the_jobs_that_were_done_here() -> None:
 
 def test_before_the_first_job_a_forecast_says_that_it_is_a_lower_bound_and_why() -> None:
     expected = forecast(1000, [record(1, None, "failed")], 100.0)
-    assert (expected.seconds, expected.at_least) == (20, True)
+    assert (expected.seconds, expected.at_least) == (10, True)
     assert "No job has been done here yet" in expected.basis
 
 

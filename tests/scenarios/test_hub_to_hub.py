@@ -259,7 +259,7 @@ def test_an_unfinished_job_of_another_plan_is_explained_and_restart_discards_it(
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.thorough)])
-def test_kills_at_random_moments_leave_main_whole_and_repeat_nothing_that_was_finished(
+def test_kills_at_random_moments_leave_main_whole_and_repeat_nothing_that_was_noted(
     kills: int, served: Callable[..., Server], name: str, tmp_path: Path
 ) -> None:
     seed = random.randrange(2**32)

@@ -91,7 +91,7 @@ def assert_kept(out: Path, before: dict[str, tuple[int, int]]) -> dict[str, tupl
 
 
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.thorough)])
-def test_kills_of_forked_jobs_lose_nothing_and_repeat_one_shard_at_most(kills: int) -> None:
+def test_kills_of_forked_jobs_lose_nothing_and_repeat_two_shards_at_most(kills: int) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     # A process of its own: forks of this one would share whatever other tests have started in it.

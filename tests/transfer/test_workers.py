@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections import defaultdict
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
@@ -18,8 +19,8 @@ class SlowHash:
 
     overlapped = False
 
-    def __init__(self, data: bytes = b"") -> None:
-        self._hash, self._lock = hashlib.sha256(data), Lock()
+    def __init__(self) -> None:
+        self._hash, self._lock = hashlib.sha256(), Lock()
 
     def update(self, data: bytes) -> None:
         if not self._lock.acquire(blocking=False):
@@ -33,21 +34,22 @@ class SlowHash:
         return self._hash.hexdigest()
 
 
-def test_every_worker_takes_one_piece_after_another(
+def test_every_file_takes_one_piece_after_another(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, writing, overlapped = FolderShardWriter.write, Lock(), []
+    write, overlapped = FolderShardWriter.write, []
+    writing: dict[FolderShardWriter, Lock] = defaultdict(Lock)
 
     def slow_write(self: FolderShardWriter, data: bytes) -> None:
-        overlapped.append(not writing.acquire(blocking=False))
+        overlapped.append(not writing[self].acquire(blocking=False))
         time.sleep(0.002)
         write(self, data)
         if not overlapped[-1]:
-            writing.release()
+            writing[self].release()
 
     monkeypatch.setattr("sharding.storage.folder_source.BATCH_BYTES", 4096)
     monkeypatch.setattr(FolderShardWriter, "write", slow_write)
-    monkeypatch.setattr("sharding.transfer.stream.hashlib", SimpleNamespace(sha256=SlowHash))
+    monkeypatch.setattr("sharding.storage.folder_writing.hashlib", SimpleNamespace(sha256=SlowHash))
     *_, report = job.shard(str(checkpoint), str(tmp_path / "out"), "100kB")
     assert isinstance(report, Report) and report.verification.identical
     assert len(overlapped) > 50 and not any(overlapped) and not SlowHash.overlapped

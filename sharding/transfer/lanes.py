@@ -1,0 +1,102 @@
+"""Work off tasks in a few threads, and tell meanwhile how far they are."""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import islice
+from threading import Lock
+from typing import Generic, Literal, TypeVar
+
+from sharding.core.events import Progress
+from sharding.core.limits import PROGRESS_SECONDS, THREADS
+from sharding.transfer.progress import Pace
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[_Result]):
+    """What the task of this number, from 0, has returned."""
+
+    number: int
+    result: _Result
+
+
+class Lanes:
+    """A few threads, each of which works off one task after another."""
+
+    def __init__(self, stage: Literal["check", "transfer", "verify"], bytes_total: int, width: int = THREADS) -> None:
+        """Expect tasks that count `bytes_total` bytes together, and work off `width` at a time."""
+        self._pace = Pace(stage, bytes_total, time.monotonic())
+        self._lock = Lock()
+        self._uncounted = 0
+        self._width = width
+        self._file = ""
+        self._is_stopped = False
+
+    def count(self, size: int, file: str = "") -> None:
+        """Note that `size` bytes of `file` are done; end the task if nobody waits for it any more."""
+        self._go_on()
+        with self._lock:
+            self._uncounted += size
+            self._file = file
+
+    def result(self, future: Future[_Result]) -> _Result:
+        """Return what a task waits for; end the task if nobody waits for it any more."""
+        while True:
+            try:
+                return future.result(PROGRESS_SECONDS)
+            except TimeoutError:
+                if future.done():
+                    raise  # it is the future's own
+                self._go_on()
+
+    def run(
+        self, tasks: Iterable[Callable[[], _Result]], on_stop: Callable[[], None] | None = None
+    ) -> Iterator[Progress | Done[_Result]]:
+        """Yield progress, and what each of `tasks` returns. The first error ends all of them.
+
+        With `on_stop`, which is to wake tasks that wait for something else, they have ended when the iterator has;
+        without it nobody waits for a read that stalls.
+        """
+        pool = ThreadPoolExecutor(self._width, thread_name_prefix="lane")
+        try:
+            waiting = enumerate(tasks)
+            under_way: dict[Future[_Result], int] = {}
+            while True:
+                # As many as there are threads: no further one is begun while nobody asks for the next event.
+                for number, task in islice(waiting, self._width - len(under_way)):
+                    under_way[pool.submit(task)] = number
+                if not under_way:
+                    break
+                done, _ = wait(under_way, PROGRESS_SECONDS, FIRST_COMPLETED)
+                if progress := self._progress():
+                    yield progress
+                for future in sorted(done, key=under_way.__getitem__):
+                    yield Done(under_way.pop(future), future.result())
+        finally:
+            self._is_stopped = True
+            if on_stop:
+                on_stop()
+            pool.shutdown(wait=on_stop is not None, cancel_futures=True)
+
+    def _go_on(self) -> None:
+        if self._is_stopped:
+            raise CancelledError
+
+    def _progress(self) -> Progress | None:
+        with self._lock:
+            count, self._uncounted = self._uncounted, 0
+        return self._pace.add(count, time.monotonic(), self._file)
+
+
+def collected(events: Iterator[Progress | Done[_Result]]) -> Generator[Progress, None, list[_Result]]:
+    """Yield the progress among `events`; return all results in the order of their tasks."""
+    results = {}
+    for event in events:
+        if isinstance(event, Done):
+            results[event.number] = event.result
+        else:
+            yield event
+    return [results[number] for number in sorted(results)]
