@@ -85,6 +85,9 @@ DISK_FLOOR_BYTES = 64_000_000
 PROGRESS_SECONDS = 0.1
 """Shortest time between two progress events: fast enough for the eye, slow enough for a log."""
 
+LAST_SECONDS = 2.0
+"""What a job that ends early gives its threads to let go of what they write: a disk or a Hub may hang."""
+
 DEFAULT_MAX_SHARD_SIZE = "5GB"
 """The default of `huggingface_hub.save_torch_state_dict`."""
 

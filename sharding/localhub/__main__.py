@@ -18,6 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", action="store_true", help="add sample models under samples/ and alice/")
     parser.add_argument("--no-xet", action="store_true", help="LFS only; clients need HF_HUB_DISABLE_XET=1")
     parser.add_argument("--xet-over-http", action="store_true", help="serve the Xet store itself, not a shared disk")
+    parser.add_argument(
+        "--xet-seconds",
+        type=int,
+        default=12 * 3600,
+        metavar="N",
+        help="how long leave to upload lasts; default: 12 hours",
+    )
     parser.add_argument("--quota", type=int, metavar="BYTES", help="what a namespace may store; default: no bound")
     parser.add_argument("--page", type=int, default=1000, metavar="N", help="items on a page of a list")
     parser.add_argument(
@@ -52,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         orgs=orgs,
         xet=not options.no_xet,
         xet_over_http=options.xet_over_http,
+        xet_seconds=options.xet_seconds,
         quota_bytes=options.quota,
         page_items=options.page,
         multipart_above_bytes=options.lfs_multipart_above,

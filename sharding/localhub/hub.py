@@ -21,7 +21,7 @@ class Settings:
     xet_over_http: bool = False
     """Whether clients reach the Xet store through this Hub, as on the real one, and not through a shared disk."""
     xet_seconds: int = 12 * 3600
-    """How long what was granted to read or write over HTTP is good."""
+    """How long what was granted to write, or to read over HTTP, is good."""
     quota_bytes: int | None = None
     """What a namespace may store in LFS and Xet files; no bound by default."""
     page_items: int = 1000

@@ -11,8 +11,6 @@ from sharding.localhub.refusals import Refusal, bad_request
 from sharding.localhub.store import VIEW_SECONDS, XetStore
 from sharding.localhub.web import Answer, Call, Json, Rule, text_of
 
-_WRITE_SECONDS = 12 * 3600
-
 
 def read_token(call: Call) -> Answer:
     """Tell where to read the files of a repo from."""
@@ -33,7 +31,7 @@ def write_token(call: Call) -> Answer:
         check_full(call.hub, db, repo)
     if store.grants:
         return _answer(store.grants.endpoint, *store.grants.token("write"))
-    return _anything(store.url, _WRITE_SECONDS)
+    return _anything(store.url, call.hub.settings.xet_seconds)
 
 
 def duplicate(call: Call) -> Answer:

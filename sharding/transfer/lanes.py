@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Generic, Literal, TypeVar
 
 from sharding.core.events import Progress
-from sharding.core.limits import PROGRESS_SECONDS, THREADS
+from sharding.core.limits import LAST_SECONDS, PROGRESS_SECONDS, THREADS
 from sharding.transfer.progress import Pace
 
 _Result = TypeVar("_Result")
@@ -57,13 +57,13 @@ class Lanes:
     ) -> Iterator[Progress | Done[_Result]]:
         """Yield progress, and what each of `tasks` returns. The first error ends all of them.
 
-        With `on_stop`, which is to wake tasks that wait for something else, they have ended when the iterator has;
-        without it nobody waits for a read that stalls.
+        With `on_stop`, which is to wake tasks that wait for something else, they have ended when the iterator has,
+        unless one hangs for longer than `LAST_SECONDS`; without it nobody waits for a read that stalls.
         """
         pool = ThreadPoolExecutor(self._width, thread_name_prefix="lane")
+        under_way: dict[Future[_Result], int] = {}
         try:
             waiting = enumerate(tasks)
-            under_way: dict[Future[_Result], int] = {}
             while True:
                 # As many as there are threads: no further one is begun while nobody asks for the next event.
                 for number, task in islice(waiting, self._width - len(under_way)):
@@ -79,7 +79,8 @@ class Lanes:
             self._is_stopped = True
             if on_stop:
                 on_stop()
-            pool.shutdown(wait=on_stop is not None, cancel_futures=True)
+                wait(under_way, LAST_SECONDS)
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _go_on(self) -> None:
         if self._is_stopped:

@@ -113,8 +113,10 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # Into a slow repo, and still more into an endless one, a job takes its time without keeping a core busy.
-    waits = ("--fault=delay:0.6@POST .*/slow-[^/]*/commit/", "--fault=delay:5@POST .*/endless-[^/]*/commit/")
+    # Into a slow repo, and still more into an endless one, a job takes its time without keeping a core busy: for every
+    # shard it asks anew for leave to upload.
+    asked = ("--fault=delay:0.6@GET .*/slow-[^/]*/xet-write", "--fault=delay:5@GET .*/endless-[^/]*/xet-write")
+    waits: tuple[str, ...] = ("--xet-seconds", "60", *asked)
     # Whether a name of the kind "late" is free takes its time as well.
     waits += ("--fault=delay:2@GET .*/alice/late-",)
     server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob", *waits)).start()
