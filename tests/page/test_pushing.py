@@ -146,7 +146,9 @@ def test_cancel_ends_a_job_at_once_and_leaves_nothing(space: Site, visit: Visit,
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#progress .cancelled")).to_contain_text("Nothing was published")
     expect(page.locator("#job-map rect[data-c]:not(.waiting)")).to_have_count(0)
-    expect(page.locator("#progress .cancelled")).not_to_contain_text(re.compile("could not be removed|still there"))
+    expect(page.locator("#progress .cancelled")).not_to_contain_text(
+        re.compile("could not be removed|branch .* is still there")
+    )
     if hub.api().repo_exists(f"alice/{name}"):  # the scope that lets a visitor push does not let it delete
         assert [branch.name for branch in hub.api().list_repo_refs(f"alice/{name}").branches] == ["main"]
         expect(page.locator("#progress").get_by_role("link", name=re.compile("settings"))).to_be_visible()
