@@ -35,9 +35,9 @@ def forecast(total_bytes: int, finished: Iterable[JobRecord], hashed_per_second:
     rate = bytes_per_second(done)
     if rate is None:
         basis = (
-            f"No job has been done here yet. SHA-256 runs at {format_bytes(hashed_per_second)}/s on a core of this "
-            "machine, twice over every byte and on two cores; what the network takes comes on top. Memory and disk are "
-            "another machine's."
+            f"No job has been done here yet. SHA-256 runs at {format_bytes(hashed_per_second)}/s in one thread on this "
+            "machine, twice over every byte, in two threads at best; what the network takes comes on top. Memory and "
+            "disk are another machine's."
         )
         return Forecast(total_bytes / hashed_per_second, True, HUB_JOB_ANON_BYTES, 0, basis)
     return Forecast(
