@@ -1,7 +1,10 @@
-"""Say whether the libraries are there that a plain install does not bring."""
+"""Say whether the libraries are there that a plain install does not bring, and import large ones in good time."""
 
 from collections.abc import Iterable
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
+from threading import Thread
 
 from sharding.core.errors import Refused
 
@@ -9,6 +12,16 @@ from sharding.core.errors import Refused
 def is_installed(module: str) -> bool:
     """Return whether `module` can be imported, without importing it."""
     return find_spec(module) is not None
+
+
+def import_meanwhile(module: str) -> None:
+    """Begin to import `module`, which will be needed; where it cannot be imported, whoever needs it will say so."""
+
+    def load() -> None:
+        with suppress(ImportError):
+            import_module(module)
+
+    Thread(target=load, name=f"import {module}", daemon=True).start()
 
 
 def require(what: str, modules: Iterable[str] = ("torch", "transformers", "accelerate"), extra: str = "load") -> None:

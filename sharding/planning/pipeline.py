@@ -205,7 +205,7 @@ def _needs(units: Sequence[Unit], runs: Sequence[range], tied: Iterable[Sequence
 
 def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
     """Yield the stages, which have `counts` of `shards`, with their files."""
-    file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
+    file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors} if stages else {}
     start = 0
     for stage, count in zip(stages, counts, strict=False):
         files = tuple(shard.file for shard in shards[start : start + count])
