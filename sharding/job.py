@@ -14,6 +14,7 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, UsageError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.extras import import_meanwhile
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options
@@ -33,7 +34,7 @@ from sharding.storage.hub_client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.transfer.prepare import Prepared, prepared_stream
 from sharding.transfer.stream import transfer
-from sharding.verify.verify import check_kept, compare_with_original, verify, verify_staged
+from sharding.verify.verify import check_kept, compare_with_original, reading_back, verify, verify_staged
 
 __all__ = [
     "Options",
@@ -117,6 +118,8 @@ def shard(
             prepared = stack.enter_context(prepared_classic(origin, options, hub))
         else:
             checkpoint = read_checkpoint(origin, options.variant)
+            if options.dtype != "keep":
+                import_meanwhile("torch")  # while another process asks transformers
             hints = hints_for(checkpoint, options)
             prepared = prepared_stream(origin, checkpoint, plan_checkpoint(checkpoint, options, hints), hints)
         checkpoint, plan = prepared.checkpoint, prepared.plan
@@ -129,8 +132,10 @@ def shard(
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
-            records = yield from _measured(transfer(plan, prepared.reading, target, kept), target, meter)
-            verification = yield from _measured(verify_staged(prepared, origin, records, target, meter), target, meter)
+            moving = reading_back(transfer(plan, prepared.reading, target, kept), prepared, origin, target)
+            records, read = yield from _measured(moving, target, meter)
+            proving = verify_staged(prepared, origin, records, read, target, meter)
+            verification = yield from _measured(proving, target, meter)
             if engine == "classic" and options.dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)

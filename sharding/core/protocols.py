@@ -129,6 +129,10 @@ class Destination(ShardSink, Protocol):
         """
         ...
 
+    def open_finished(self, file: str) -> Source | None:
+        """Return where a shard that this job has finished can be read at once; None where that had better wait."""
+        ...
+
     def open_staged(self, files: Iterable[str]) -> Source:
         """Return a source that reads the finished `files` before they are published."""
         ...

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Kind = Literal[
     "delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow",
-    "null", "list", "text", "empty", "html", "gone",
+    "link", "null", "list", "text", "empty", "html", "gone",
 ]  # fmt: skip
 
 _RULE = re.compile(
@@ -43,7 +43,7 @@ class Fault:
     `value` bytes less and more, and say so; `corrupt` turns a bit in the middle; `whole` ignores a range; `other`
     sends the name of another commit and another content along. `null`, `list`, `text`, `empty`, `html` and `gone` do
     nothing and answer with something that no Hub does, `gone` with status 404. `slow` takes the request's body, and
-    sends the answer's, at `value` bytes a second.
+    sends the answer's, at `value` bytes a second; with `link` all of them share that rate.
     """
 
     kind: Kind
@@ -51,6 +51,7 @@ class Fault:
     pattern: re.Pattern[str]
     chance: float = 1.0
     left: int | None = None
+    link: "_Rate | None" = None
 
 
 def parse_fault(text: str) -> Fault:
@@ -62,12 +63,14 @@ def parse_fault(text: str) -> Fault:
     match = _RULE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no fault: write KIND[:VALUE]@PATTERN[%CHANCE][#TIMES].")
+    kind, value = cast(Kind, match["kind"]), float(match["value"] or 0)
     return Fault(
-        cast(Kind, match["kind"]),
-        float(match["value"] or 0),
+        kind,
+        value,
         re.compile(match["pattern"]),
         float(match["chance"] or 1),
         int(match["times"]) if match["times"] else None,
+        _Rate(value) if kind == "link" else None,
     )
 
 
@@ -102,8 +105,9 @@ class Faults:
                     return await _ODD[kind](scope, receive, send)
                 case "whole":
                     scope["headers"] = [line for line in scope["headers"] if line[0] != b"range"]
-                case "slow":
-                    receive, send = _slow_receive(receive, fault.value), _slow_send(send, fault.value)
+                case "slow" | "link":
+                    rate = fault.link or _Rate(fault.value)
+                    receive, send = _slow_receive(receive, rate), _slow_send(send, rate)
                 case _:
                     send = _Breaker(send, fault)
         await self._app(scope, receive, send)
@@ -119,18 +123,32 @@ class Faults:
         return due
 
 
-def _slow_receive(receive: Receive, bytes_per_second: float) -> Receive:
+class _Rate:
+    """Lets so many bytes a second through, whoever they are of."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._free_at = 0.0
+
+    async def wait(self, count: int) -> None:
+        """Return when `count` bytes are through."""
+        now = anyio.current_time()
+        self._free_at = max(now, self._free_at) + count / self._bytes_per_second
+        await anyio.sleep(self._free_at - now)
+
+
+def _slow_receive(receive: Receive, rate: _Rate) -> Receive:
     async def slow() -> Message:
         message = await receive()
-        await anyio.sleep(len(message.get("body", b"")) / bytes_per_second)
+        await rate.wait(len(message.get("body", b"")))
         return message
 
     return slow
 
 
-def _slow_send(send: Send, bytes_per_second: float) -> Send:
+def _slow_send(send: Send, rate: _Rate) -> Send:
     async def slow(message: Message) -> None:
-        await anyio.sleep(len(message.get("body", b"")) / bytes_per_second)
+        await rate.wait(len(message.get("body", b"")))
         await send(message)
 
     return slow

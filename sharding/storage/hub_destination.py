@@ -153,6 +153,13 @@ class HubDestination:
         self._writers.append(writer)
         return writer
 
+    def open_finished(self, file: str) -> HubSource | None:
+        """Return a shard that hf-xet has stored, by the name that it has there: no commit shows it yet."""
+        entry = next((writer.stored for writer in self._writers if writer.stored and writer.stored.path == file), None)
+        if entry is None:
+            return None
+        return HubSource(self._hub, RepoRef("hub", self.ref.repo_id, STAGING_BRANCH), files=(entry,))
+
     def open_staged(self, files: Iterable[str]) -> HubSource:
         """Return the staging branch, where the finished shards can be read."""
         self._staging.note()

@@ -50,8 +50,13 @@ class HubSource:
 
     folder: Path | None = None
 
-    def __init__(self, hub: Hub, ref: RepoRef, *, is_private: bool | None = None) -> None:
-        """Read what `ref` names: a repo at a revision that does not move. Raises SourceError."""
+    def __init__(
+        self, hub: Hub, ref: RepoRef, *, is_private: bool | None = None, files: tuple[FileEntry, ...] | None = None
+    ) -> None:
+        """Read what `ref` names: a repo at a revision that does not move. `files` are all of it unless they are given.
+
+        Raises SourceError.
+        """
         self.ref = ref
         self.is_private = is_private
         self.batch_bytes = HUB_BATCH_BYTES
@@ -62,7 +67,7 @@ class HubSource:
         self._group: Any = None
         self.requests = 0
         self.bytes_read = 0
-        self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list))
+        self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list)) if files is None else files
         self._by_path = {file.path: file for file in self.files}
 
     def path(self, file: str) -> None:

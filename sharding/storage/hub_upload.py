@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd
 
 from sharding.core.errors import DestinationError
+from sharding.core.values import FileEntry
 
 _HINT = "Start the same job again; it goes on where it stopped."
 
@@ -19,6 +20,7 @@ class XetShardWriter:
     def __init__(self, start: Callable[[], Any], file: str) -> None:
         """Open a stream in what `start` returns: an upload commit of hf-xet 1.8 for this shard alone."""
         self.bytes_uploaded = self.bytes_deduplicated = 0
+        self.stored: FileEntry | None = None
         self._file = file
         self._bytes = 0
         self._is_finished = False
@@ -42,6 +44,7 @@ class XetShardWriter:
         if stored.file_size != self._bytes or not stored.sha256:
             raise DestinationError(f"{self._file} arrived damaged at the Hub's store.", _HINT)
         self.bytes_uploaded, self.bytes_deduplicated = metrics.total_bytes_uploaded, metrics.deduped_bytes
+        self.stored = FileEntry(self._file, self._bytes, stored.sha256, stored.hash)
         return str(stored.sha256)
 
     def abort(self) -> None:
@@ -64,6 +67,7 @@ class LfsShardWriter:
     """A shard for a Hub without Xet: LFS wants its SHA-256 first, so it waits in a nameless temporary file."""
 
     bytes_deduplicated = 0
+    stored = None
 
     def __init__(self, upload: Callable[[CommitOperationAdd], None], file: str) -> None:
         """Make the temporary file, which the system removes even if this process is killed."""

@@ -1,7 +1,7 @@
 """Prove that two checkpoints hold the same tensors, by reading them again."""
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +23,9 @@ def digest_tensors(source: Source, tensors: Iterable[TensorEntry]) -> Digests:
 
     Files are read in long streams, two at a time. Raises SourceError where bytes cannot be had.
     """
-    spans = list(_spans(tensors))
-    lanes = Lanes("verify", sum(tensor.bytes for span in spans for tensor in span))
-    found = yield from collected(lanes.run([partial(_digest_span, source, span, lanes) for span in spans]))
+    parts = list(spans(tensors))
+    lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
+    found = yield from collected(lanes.run([partial(digest_span, source, span, lanes.count) for span in parts]))
     return {name: digest for digests in found for name, digest in digests.items()}
 
 
@@ -103,7 +103,8 @@ def _parse(path: Path, shard: Shard) -> _Structure:
     return {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in header.tensors}, header.metadata
 
 
-def _spans(tensors: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
+def spans(tensors: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
+    """Yield `tensors` (in stored order) in groups that lie one after another in a file, to be read in one stream."""
     span: list[TensorEntry] = []
     for tensor in tensors:
         follows = span and (tensor.file, tensor.start_byte) == (span[-1].file, span[-1].end_byte)
@@ -115,7 +116,8 @@ def _spans(tensors: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
         yield span
 
 
-def _digest_span(source: Source, span: list[TensorEntry], lanes: Lanes) -> dict[str, TensorDigest]:
+def digest_span(source: Source, span: list[TensorEntry], count: Callable[[int], None]) -> dict[str, TensorDigest]:
+    """Read tensors that lie one after another; call `count` with how many bytes are done; return digests by name."""
     chunks = source.read(span[0].file, span[0].start_byte, span[-1].end_byte)
     digests = {}
     rest = memoryview(b"")
@@ -125,7 +127,7 @@ def _digest_span(source: Source, span: list[TensorEntry], lanes: Lanes) -> dict[
             rest = rest or memoryview(next(chunks))
             used = min(missing, len(rest))
             digest.update(rest[:used])
-            lanes.count(used)
+            count(used)
             missing, rest = missing - used, rest[used:]
         digests[tensor.name] = TensorDigest(tensor.dtype, tensor.shape, digest.hexdigest())
     return digests

@@ -7,7 +7,7 @@ from typing import cast
 from sharding.checkpoint.read import read_checkpoint, read_headers, read_small
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import Refused, SourceError, UsageError
-from sharding.core.events import Progress, Verified
+from sharding.core.events import Progress, ShardFinished, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
 from sharding.core.options import Options, TargetDtype
@@ -21,6 +21,7 @@ from sharding.report.digests import Stored, parse_digests
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import open_source
 from sharding.transfer.prepare import Prepared, cast_source
+from sharding.transfer.stream import Transfer
 from sharding.transfer.strided_source import gathering
 from sharding.verify.digests import (
     Digests,
@@ -31,6 +32,7 @@ from sharding.verify.digests import (
     structure_reader,
 )
 from sharding.verify.digests import compare as compare_digests
+from sharding.verify.read_back import ReadBack, read_back_meanwhile
 from sharding.verify.source_hashes import digest_as_stored, stated_files
 
 
@@ -115,10 +117,31 @@ def check_kept(target: Destination, plan: Plan, plan_id: str) -> Generator[Progr
     return {file: record for file, record in done.items() if (known.get(file) or sha256[file]) == record.sha256}
 
 
+def reading_back(
+    moving: Transfer, prepared: Prepared, origin: Source, target: Destination
+) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
+    """Do as `read_back_meanwhile` where `verify_staged` will read one shard after another; else just move."""
+    if _in_order_of_source(prepared, origin):
+        return (yield from moving), {}
+    return (yield from read_back_meanwhile(moving, prepared.plan, target))
+
+
+def _in_order_of_source(prepared: Prepared, origin: Source) -> list[FileEntry]:
+    """Return the files of the source in whose order the result is read, [] where it is in its own."""
+    return stated_files(origin.files, prepared.checkpoint) if prepared.reading is origin else []
+
+
 def verify_staged(
-    prepared: Prepared, origin: Source, records: Mapping[str, ShardRecord], target: Destination, meter: Meter
+    prepared: Prepared,
+    origin: Source,
+    records: Mapping[str, ShardRecord],
+    read: ReadBack,
+    target: Destination,
+    meter: Meter,
 ) -> Generator[Progress, None, Verification]:
     """Read the result again, before it is published, and compare it with what passed on the way to it.
+
+    `read` is what was read back already.
 
     Where `origin` states the SHA-256 of its files and its bytes were moved as they are, the result is read in the
     order in which these files hold its tensors: then it has to give these very hashes, which nothing does that was
@@ -131,7 +154,7 @@ def verify_staged(
         if path := staged.path(shard.file):
             problems.extend(check_structure(path, shard, plan.component(shard).metadata))
     found: dict[str, TensorDigest] = {}
-    originals = stated_files(origin.files, prepared.checkpoint) if prepared.reading is origin else []
+    originals = _in_order_of_source(prepared, origin)
     if not problems:
         headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
         tensors = [tensor for header in headers for tensor in header.tensors]
@@ -141,7 +164,14 @@ def verify_staged(
             found, wrong = yield from digest_as_stored(prepared, originals, staged, tensors)
             problems.extend(wrong)
         else:
-            found = yield from digest_tensors(staged, tensors)
+            listed = {file.path: file.sha256 for file in staged.files}
+            known = {
+                tensor.name: read[tensor]
+                for tensor in tensors
+                if tensor in read and listed[tensor.file] == records[tensor.file].sha256
+            }
+            found = yield from digest_tensors(staged, [tensor for tensor in tensors if tensor.name not in known])
+            found |= known
         problems.extend(compare_digests(expected_digests(plan.shards, records), found))
     on_disk = any(staged.path(file) for file in records)
     structure = f"structure by {structure_reader()}, " if on_disk else ""

@@ -52,7 +52,7 @@ def send(store: Store) -> XetShardWriter:
 
 
 def test_a_shard_that_the_store_has_as_it_was_sent_is_finished() -> None:
-    store = Store(sha256=RECORD.sha256, file_size=RECORD.bytes)
+    store = Store(sha256=RECORD.sha256, file_size=RECORD.bytes, hash="ab" * 32)
     writer = send(store)
     assert (writer.bytes_uploaded, writer.bytes_deduplicated) == (7, 5)
     assert not store.aborted

@@ -1,0 +1,134 @@
+"""What a Hub has is read back while the rest is on its way; what cannot be is left for later."""
+
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sharding import job
+from sharding.core.errors import SourceError
+from sharding.core.events import Progress, ShardFinished
+from sharding.core.limits import XET_LEAST_BYTES
+from sharding.core.protocols import Destination
+from sharding.core.values import Plan, ShardRecord
+from sharding.storage.folder_source import FolderSource
+from sharding.verify.digests import digest_tensors
+from sharding.verify.read_back import ReadBack, read_back_meanwhile
+from tests.conftest import write_checkpoint
+
+ELEMENTS = XET_LEAST_BYTES // 4
+
+Moving = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> tuple[Plan, Path, list[ShardFinished]]:
+    """A plan, where it was carried out, and what was told of that."""
+    tensors = {f"layers.{n}.weight": np.full(ELEMENTS, n, np.float32) for n in range(6)} | {"a.bias": np.ones(3)}
+    source = write_checkpoint(tmp_path / "in", {"model.safetensors": tensors}, index=False)
+    events = list(job.shard(str(source), str(tmp_path / "out"), f"{ELEMENTS * 8 + 1000}B"))
+    _, plan = job.plan(str(source), f"{ELEMENTS * 8 + 1000}B")
+    told = [event for event in events if isinstance(event, ShardFinished)]
+    assert len(told) > 2
+    return plan, tmp_path / "out", told
+
+
+class Store(FolderSource):
+    """A folder that says when it is read, and fails when it is told to."""
+
+    def __init__(self, out: Path, file: str, *, fails: bool = False) -> None:
+        super().__init__("out", {file: out / file})
+        self.fails = fails
+        self.is_read = Event()
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        self.is_read.set()
+        if self.fails:
+            raise SourceError("It is not shown yet.", "Commit it.")
+        return super().read(file, start_byte, end_byte)
+
+
+class Target:
+    """As much of a destination as is asked for."""
+
+    def __init__(self, stores: dict[str, Store]) -> None:
+        self.stores = stores
+
+    def open_finished(self, file: str) -> Store | None:
+        return self.stores.get(file)
+
+
+def moved(told: list[ShardFinished], stores: dict[str, Store]) -> Moving:
+    """Tell of shards, and end once all were read that can be."""
+    yield from told
+    for store in stores.values():
+        store.is_read.wait(1)
+    return {}
+
+
+def outcome(moving: Moving, plan: Plan, stores: dict[str, Store]) -> tuple[list[Any], ReadBack]:
+    reading = read_back_meanwhile(moving, plan, cast(Destination, Target(stores)))
+    events = []
+    while True:
+        try:
+            events.append(next(reading))
+        except StopIteration as end:
+            return events, end.value[1]
+
+
+def test_what_is_read_back_are_the_tensors_where_they_lie(copy: tuple[Plan, Path, list[ShardFinished]]) -> None:
+    plan, out, told = copy
+    stores = {event.file: Store(out, event.file) for event in told}
+
+    def moving() -> Moving:
+        yield from told
+        for store in stores.values():
+            assert store.is_read.wait(10)
+        return {}
+
+    events, read = outcome(moving(), plan, stores)
+    assert events == told
+    assert {told[0].file} <= {tensor.file for tensor in read}  # when the last is begun, all others are done
+    for tensor, digest in read.items():
+        again = digest_tensors(stores[tensor.file], [tensor])
+        with pytest.raises(StopIteration) as end:
+            while True:
+                next(again)
+        assert end.value.value == {tensor.name: digest}
+
+
+def test_where_nothing_can_be_read_yet_one_try_is_enough(copy: tuple[Plan, Path, list[ShardFinished]]) -> None:
+    plan, out, told = copy
+    stores = {event.file: Store(out, event.file, fails=True) for event in told}
+    events, read = outcome(moved(told, stores), plan, stores)
+    assert (events, read) == (told, {})
+    assert sum(store.is_read.is_set() for store in stores.values()) == 1
+
+
+def test_kept_shards_and_those_of_a_folder_are_left_for_the_end(copy: tuple[Plan, Path, list[ShardFinished]]) -> None:
+    plan, out, told = copy
+    stores = {event.file: Store(out, event.file) for event in told}
+    kept = [replace(event, kept=True) for event in told]
+    assert outcome(moved(kept, {}), plan, stores) == (kept, {})
+    assert outcome(moved(told, {}), plan, {}) == (told, {})
+
+
+def test_a_job_that_ends_early_ends_what_it_moves(copy: tuple[Plan, Path, list[ShardFinished]]) -> None:
+    plan, out, told = copy
+    is_closed = Event()
+
+    def moving() -> Moving:
+        try:
+            yield from told
+        finally:
+            is_closed.set()
+        return {}
+
+    reading = read_back_meanwhile(moving(), plan, cast(Destination, Target({})))
+    next(reading)
+    reading.close()
+    assert is_closed.is_set()
