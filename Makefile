@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo run test thorough browser check matrix torture live fuzz mutants clean help
+.PHONY: demo run test thorough browser check bench matrix torture live fuzz mutants clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.localhub.demo
@@ -29,6 +29,9 @@ check: .venv/tested  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: .venv/tested  ## measure everything anew, for bench/RESULTS.md: hours, on a machine left alone
+	$(BIN)/python bench
 
 # Every fault on every endpoint that a job asks, noted in bench/RESULTS.md: some minutes.
 matrix: .venv/tested  ## break every endpoint of the Hub in every way

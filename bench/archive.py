@@ -72,7 +72,7 @@ def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
     ours = costs[_OURS]
     return [
         ratio(f"time, ours to {_COPY}", seconds(ours), seconds(costs[_COPY])),
-        ratio(f"time, {_TRANSFORMERS} to ours", seconds(costs[_TRANSFORMERS]), seconds(ours)),
+        ratio(f"time, {_TRANSFORMERS} to ours", seconds(costs[_TRANSFORMERS]), seconds(ours), "at least 2"),
         ratio(
             f"peak anonymous memory, {_TRANSFORMERS} to ours",
             anon_megabytes(costs[_TRANSFORMERS]),

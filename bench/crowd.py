@@ -8,13 +8,11 @@ from threading import Event
 
 import psutil
 from gradio_client import Client
-from harness.figures import command_line
-from harness.machine import describe_machine
 from harness.processes import ROOT
+from harness.results import tell
 from harness.scratch import benchmark_arguments, scratch
 from harness.visitors import SOURCE, SOURCE_BYTES, connect, plan, plan_together, serve_hub, serve_page
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 _MB = 1_000_000
@@ -53,18 +51,13 @@ def main() -> None:
     table.add_row("time of a plan: median", f"{median(times):.2f} s", "")
     table.add_row("time of a plan: 95th percentile", f"{quantiles(times, n=20)[-1]:.2f} s", "")
     table.add_row("resident memory of the page's process: peak", f"{max(resident) / _MB:.0f} MB", "below 700 MB")
-    console = Console(width=200, highlight=False, markup=False)
-    console.print("## A crowd")
-    console.print(table)
-    console.print(
-        f"- For {arguments.seconds:.0f} s each visitor asked `/plan` anew as soon as there was an answer, and each of "
+    facts = [
+        f"For {arguments.seconds:.0f} s each visitor asked `/plan` anew as soon as there was an answer, and each of "
         f"the others had a job of {SOURCE_BYTES / _MB:.0f} MB in the queue, into a new repo every time.",
-        soft_wrap=True,
-    )
-    console.print("- The page, its jobs, the Hub and all visitors share the cores of this one machine.")
-    console.print(f"- Machine: {describe_machine(ROOT, ('gradio', 'huggingface_hub'))}.", soft_wrap=True)
-    console.print(f"- Load average at the end: {os.getloadavg()[0]:.1f}.")
-    console.print(f"- Command: `{command_line()}`", soft_wrap=True)
+        "The page, its jobs, the Hub and all visitors share the cores of this one machine.",
+        f"Load average at the end: {os.getloadavg()[0]:.1f}.",
+    ]
+    tell("A crowd", table, facts, ROOT, ("gradio", "huggingface_hub"))
 
 
 def _queue(client: Client, user: str, until: float) -> list[str]:

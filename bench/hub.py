@@ -1,13 +1,10 @@
 """Hub to Hub on 64 MB of disk, against its two directions alone, and against the Hub library's upload and download."""
 
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 from harness.checkpoints import build_llama, weight_bytes
 from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
-from harness.hubs import HubState, environment, serve
+from harness.hubs import HubState, filled
 from harness.processes import ROOT, Cost
 from harness.scratch import benchmark_arguments, scratch
 from harness.state import State
@@ -28,7 +25,7 @@ def main() -> None:
     with scratch(arguments.folder, int(arguments.gigabytes * 6e9)) as folder:
         source = folder / "source"
         build_llama(source, int(arguments.gigabytes * 1e9))
-        full = _fill(folder, source)
+        full = filled(folder, [source])
         size = ("--max-shard-size", arguments.max_shard_size, "--json")
         ours = (sys.executable, "-m", "sharding", "shard")
         peer = (sys.executable, str(ROOT / "bench/harness/peers.py"))
@@ -53,17 +50,6 @@ def main() -> None:
             str(state),
         ]
         print_figures("Hub to Hub", _figures(costs), costs, facts, folder, ("huggingface_hub", "hf-xet"))
-
-
-def _fill(folder: Path, source: Path) -> Path:
-    """Return the folder of a Hub that has the source."""
-    full = folder / "full"
-    home = folder / "home"
-    with serve(full) as address:
-        command = [sys.executable, str(ROOT / "bench/harness/peers.py"), "upload", str(source), _SOURCE]
-        subprocess.run(command, env=dict(environment(address, home)), check=True)
-    shutil.rmtree(home, ignore_errors=True)
-    return full
 
 
 def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:

@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 
 from harness.checkpoints import build_llama, weight_bytes
-from harness.figures import command_line
-from harness.machine import describe_machine
 from harness.processes import ROOT
+from harness.results import tell
 from harness.scratch import benchmark_arguments, scratch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 
@@ -97,17 +95,9 @@ def _print(found: dict[str, dict], folder: Path) -> None:  # type: ignore[type-a
     for title, comparison in found.items():
         for side in ("original", "sharded"):
             table.add_row(title if side == "original" else "", side, *_cells(comparison, side))
-    console = Console(width=220, highlight=False, markup=False, emoji=False)
-    console.print("## Loading")
-    console.print(table)
-    for title, comparison in found.items():
-        console.print(
-            f"- {title}: **{comparison['verdict']['kind']}**. {comparison['verdict']['sentence']}", soft_wrap=True
-        )
-    libraries = ("torch", "transformers", "accelerate", "safetensors")
-    console.print(f"- Cache: {found['bf16, same dtype re-sharded']['original']['cache']}. Medians (smallest..largest).")
-    console.print(f"- Machine: {describe_machine(folder, libraries)}.", soft_wrap=True)
-    console.print(f"- Command: `{command_line()}`", soft_wrap=True)
+    facts = [f"{title}: **{one['verdict']['kind']}**. {one['verdict']['sentence']}" for title, one in found.items()]
+    facts.append(f"Cache: {found['bf16, same dtype re-sharded']['original']['cache']}. Medians (smallest..largest).")
+    tell("Loading", table, facts, folder, ("torch", "transformers", "accelerate", "safetensors"))
 
 
 def _cells(comparison: dict, side: str) -> list[str]:  # type: ignore[type-arg]

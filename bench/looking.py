@@ -6,15 +6,13 @@ from statistics import median
 from typing import Any
 
 from harness.checkpoints import build_sparse
-from harness.figures import command_line
-from harness.machine import describe_machine
 from harness.processes import ROOT
+from harness.results import tell
 from harness.scratch import benchmark_arguments, scratch
 from harness.visitors import TOKEN, serve_hub, serve_page
 from huggingface_hub import HfApi
 from playwright.sync_api import Page, sync_playwright
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 _REPO = "alice/many"
@@ -53,15 +51,11 @@ def main() -> None:
         ("from the slider to the new map", again, ""),
     ):
         table.add_row(name, f"{median(times):.2f} s ({min(times):.2f}..{max(times):.2f})", target)
-    console = Console(width=200, highlight=False, markup=False)
-    console.print("## Looking")
-    console.print(table)
-    console.print(
-        f"- Headers are read anew in each of {arguments.pairs} rounds; page, Hub and browser share the machine."
-    )
-    console.print(f"- Machine: {describe_machine(ROOT, ('gradio', 'huggingface_hub'))}.", soft_wrap=True)
-    console.print(f"- Load average at the end: {os.getloadavg()[0]:.1f}.")
-    console.print(f"- Command: `{command_line()}`", soft_wrap=True)
+    facts = [
+        f"Headers are read anew in each of {arguments.pairs} rounds; page, Hub and browser share the machine.",
+        f"Load average at the end: {os.getloadavg()[0]:.1f}.",
+    ]
+    tell("Looking", table, facts, ROOT, ("gradio", "huggingface_hub"))
 
 
 def _look(page: Page) -> tuple[float, float]:

@@ -8,13 +8,11 @@ from statistics import median, quantiles
 from threading import Event
 
 import psutil
-from harness.figures import command_line
-from harness.machine import describe_machine
 from harness.processes import ROOT
+from harness.results import tell
 from harness.scratch import benchmark_arguments, scratch
 from harness.visitors import SOURCE, SOURCE_BYTES, connect, plan, plan_together, serve_hub, serve_page
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 _MB = 1_000_000
@@ -42,13 +40,11 @@ def main() -> None:
     table.add_row(f"plans of {arguments.visitors} visitors", f"{len(times):,}, {errors} errors", "no error")
     table.add_row("time of a plan: median", f"{median(times):.2f} s")
     table.add_row("time of a plan: 95th percentile", f"{quantiles(times, n=20)[-1]:.2f} s")
-    console = Console(width=200, highlight=False, markup=False)
-    console.print("## The page")
-    console.print(table)
-    console.print(f"- Each visitor asks `/plan` anew as soon as there is an answer, for {arguments.seconds:.0f} s.")
-    console.print(f"- Machine: {describe_machine(ROOT, ('gradio', 'huggingface_hub'))}.", soft_wrap=True)
-    console.print(f"- Load average at the end: {os.getloadavg()[0]:.1f}.")
-    console.print(f"- Command: `{command_line()}`", soft_wrap=True)
+    facts = [
+        f"Each visitor asks `/plan` anew as soon as there is an answer, for {arguments.seconds:.0f} s.",
+        f"Load average at the end: {os.getloadavg()[0]:.1f}.",
+    ]
+    tell("The page", table, facts, ROOT, ("gradio", "huggingface_hub"))
 
 
 def _seconds_to_answer(hub: str, folder: Path) -> float:

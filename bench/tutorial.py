@@ -1,9 +1,12 @@
 """Re-sharding against the ways that load the model to save it again, with a cast and without."""
 
+import argparse
 import filecmp
 import sys
 from pathlib import Path
+from statistics import median
 
+from harness.bars import Panel, draw_bars
 from harness.checkpoints import build_llama, weight_bytes
 from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
 from harness.processes import ROOT, Cost, run
@@ -25,6 +28,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.5, help="size of the random Llama (default: 1.5)")
     parser.add_argument("--max-shard-size", default="200MB")
     parser.add_argument("--cold", action="store_true", help="drop the page cache before every run (as root)")
+    parser.add_argument("--chart", type=Path, help="draw time and memory of all that do not cast into this SVG")
     arguments = parser.parse_args()
     with scratch(arguments.folder, int(arguments.gigabytes * 3.2e9)) as folder:
         source, destination = folder / "source", folder / "destination"
@@ -51,6 +55,8 @@ def main() -> None:
         ]
         libraries = ("torch", "transformers", "accelerate", "safetensors", "huggingface_hub")
         print_figures("Against loading and saving", _figures(costs), costs, facts, folder, libraries)
+        if arguments.chart:
+            arguments.chart.write_text(_chart(costs, arguments))
 
 
 def _title(name: str, dtype: str) -> str:
@@ -77,6 +83,22 @@ def _figures(costs: dict[str, list[Cost]]) -> list[Figure]:
             memory = anon_megabytes(theirs), anon_megabytes(ours)
             figures.append(ratio(f"peak anonymous memory, {_title(peer, dtype)} to ours", *memory))
     return figures
+
+
+def _chart(costs: dict[str, list[Cost]], arguments: argparse.Namespace) -> str:
+    names = {"ours": "shard-my-repo", **{peer: peer for peer in _PEERS}}
+    state = "page cache empty" if arguments.cold else "source in the page cache"
+    return draw_bars(
+        f"{arguments.gigabytes:g} GB into shards of {arguments.max_shard_size}, {state}",
+        [
+            Panel("seconds", [(name, median(seconds(costs[title]))) for title, name in names.items()], "{:.1f} s"),
+            Panel(
+                "peak anonymous memory",
+                [(name, median(anon_megabytes(costs[title]))) for title, name in names.items()],
+                "{:,.0f} MB",
+            ),
+        ],
+    )
 
 
 def _said_of_bytes(folder: Path, commands: dict[str, tuple[str, ...]]) -> str:

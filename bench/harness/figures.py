@@ -1,18 +1,15 @@
 """Print what was measured as a Markdown table: median, smallest and largest of all rounds."""
 
-import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from harness.machine import describe_machine
 from harness.processes import Cost
+from harness.results import tell
 
 _MB = 1_000_000
 
@@ -54,46 +51,28 @@ def print_figures(
     folder: Path,
     libraries: tuple[str, ...],
 ) -> None:
-    """Print as Markdown: `figures`, ratios first; `costs` by contender; `facts`; the machine with the file
-    system of `folder` and `libraries`; the command line."""
-    summary = Table("figure", "median", "min..max", "rounds", "target", box=box.MARKDOWN)
-    for figure in figures:
-        summary.add_row(figure.title, *_median_and_spread(figure), str(len(figure.values)), figure.target)
-    single = Table("median (min..max)", *_COLUMNS, box=box.MARKDOWN)
-    for contender, runs in costs.items():
-        cells = [_median_and_spread(figure) for figure in _figures_of(runs)]
-        single.add_row(contender, *(f"{middle} ({spread})" for middle, spread in cells))
+    """Tell `figures`, then what each contender cost (`costs`, by title), and `facts`: see `results.tell`."""
+    table = Table("figure", "median", "smallest..largest", "wanted", box=box.MARKDOWN)
+    for figure in (*figures, *_absolute(costs)):
+        table.add_row(figure.title, *_median_and_spread(figure), figure.target)
     rate = min(cost.samples / cost.seconds for runs in costs.values() for cost in runs)
     others = [cost.others_cpu_seconds / cost.seconds for runs in costs.values() for cost in runs]
-    company = f"Everybody else on the machine used {median(others):.2f} cores (median; {max(others):.2f} at most)."
-    sampling = f"Anonymous memory: summed over all processes of a run, {rate:.0f} times a second or more often."
-    machine = f"Machine: {describe_machine(folder, libraries)}."
-    console = Console(width=250, highlight=False, markup=False, emoji=False)
-    console.print(f"## {title}")
-    console.print(summary)
-    console.print(single)
-    for fact in (*facts, sampling, machine, company, f"Command: `{command_line()}`"):
-        console.print(f"- {fact}", soft_wrap=True)
+    rounds = max(map(len, costs.values()))
+    told = (
+        f"Rounds: {rounds}, in each of which all take turns. Anonymous memory is summed over all processes of a run, "
+        f"{rate:.0f} times a second or more often. Everybody else on the machine used {median(others):.2f} cores "
+        f"(median; {max(others):.2f} at most).",
+    )
+    tell(title, table, (*facts, *told), folder, libraries)
 
 
-_COLUMNS = ("time", "processor time", "peak anonymous memory", "peak of its cgroup, page cache included")
-
-
-def _figures_of(costs: Sequence[Cost]) -> Iterator[Figure]:
-    """Yield one figure for every column; the last is left out where no cgroup can be made."""
-    yield Figure("", seconds(costs), "{:.3f} s")
-    yield Figure("", tuple(cost.cpu_seconds for cost in costs), "{:.3f} s")
-    yield Figure("", anon_megabytes(costs), "{:.1f} MB")
-    charged = tuple(cost.peak_cgroup_bytes / _MB for cost in costs if cost.peak_cgroup_bytes is not None)
-    if charged:
-        yield Figure("", charged, "{:.1f} MB")
+def _absolute(costs: Mapping[str, Sequence[Cost]]) -> Iterator[Figure]:
+    for contender, runs in costs.items():
+        yield Figure(f"{contender}: time", seconds(runs), "{:.2f} s")
+        yield Figure(f"{contender}: processor time", tuple(cost.cpu_seconds for cost in runs), "{:.2f} s")
+        yield Figure(f"{contender}: peak anonymous memory", anon_megabytes(runs), "{:.1f} MB")
 
 
 def _median_and_spread(figure: Figure) -> tuple[str, str]:
     low, middle, high = (figure.form.format(pick(figure.values)) for pick in (min, median, max))
     return middle, f"{low.split()[0]}..{high}"
-
-
-def command_line() -> str:
-    """Return how the benchmark was started, to be copied."""
-    return shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])

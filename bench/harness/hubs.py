@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,17 @@ def serve(folder: Path, options: Sequence[str] = (), log: Path | None = None) ->
             yield ready[1]
         finally:
             process.terminate()
+
+
+def filled(folder: Path, sources: Iterable[Path], options: Sequence[str] = ()) -> Path:
+    """Return the folder of a new Hub that has each of `sources`, folders, as a repo of alice's of the same name."""
+    full, home = folder / "full", folder / "home"
+    with serve(full, options) as address:
+        for source in sources:
+            command = (sys.executable, ROOT / "bench/harness/peers.py", "upload", source, f"alice/{source.name}")
+            subprocess.run([*map(str, command)], env=dict(environment(address, home)), check=True)
+    shutil.rmtree(home, ignore_errors=True)
+    return full
 
 
 def environment(address: str, home: Path) -> Mapping[str, str]:

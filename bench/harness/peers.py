@@ -45,6 +45,29 @@ def load_cast_and_save(source: Path, destination: Path, max_shard_size: str) -> 
     model.save_pretrained(destination, max_shard_size=max_shard_size)
 
 
+def consolidate(source: Path, destination: Path, max_shard_size: str) -> None:
+    """Put rank-sharded files together, each tensor into the file that the Hub's splitter gives it."""
+    from huggingface_hub import split_state_dict_into_shards_factory
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+    from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+
+    sizes = {
+        name: entry.size.numel() * entry.properties.dtype.itemsize
+        for name, entry in HuggingFaceStorageReader(str(source)).read_metadata().state_dict_metadata.items()
+    }
+    split = split_state_dict_into_shards_factory(
+        sizes,
+        get_storage_size=lambda size: size,
+        get_storage_id=lambda _: None,
+        filename_pattern="{suffix}",
+        max_shard_size=max_shard_size,
+    )
+    groups = enumerate(split.filename_to_tensors.values(), start=1)
+    numbers = {name: number for number, names in groups for name in names}
+    destination.mkdir(parents=True)
+    consolidate_safetensors_files(str(source), str(destination), numbers, num_threads=2)
+
+
 def read_headers(source: Path) -> dict[str, list[int]]:
     """Return the shape of every tensor in a folder, by name, as safetensors reads it."""
     from safetensors import safe_open
@@ -74,7 +97,9 @@ def download(repo_id: str, folder: Path) -> None:
 def main() -> None:
     """Do one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["accelerate", "transformers", "hub", "cast", "headers", "upload", "download"])
+    parser.add_argument(
+        "what", choices=["accelerate", "transformers", "hub", "cast", "consolidate", "headers", "upload", "download"]
+    )
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path, nargs="?")
     parser.add_argument("--max-shard-size", default="200MB")
@@ -89,6 +114,8 @@ def main() -> None:
             save_with_hub(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
         case "cast":
             load_cast_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
+        case "consolidate":
+            consolidate(arguments.source, arguments.destination, arguments.max_shard_size)
         case "headers":
             print(len(read_headers(arguments.source)))
         case "upload":

@@ -13,6 +13,7 @@ def benchmark_arguments(description: str | None, pairs: int = 5) -> argparse.Arg
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--folder", type=Path, help="where scratch data goes until the end (default: temporary)")
     parser.add_argument("--pairs", type=int, default=pairs, help=f"rounds in which all take turns (default: {pairs})")
+    parser.add_argument("--note", action="store_true", help="put the outcome into bench/RESULTS.md")
     return parser
 
 

@@ -37,5 +37,5 @@ def test_every_page_lists_what_stands_on_it() -> None:
 def test_files_that_a_page_names_are_there() -> None:
     named = {(page, span) for page in (*PAGES, RESULTS) for span in code(prose(page))}
     for page, span in named:
-        if re.match(r"(sharding|tests|bench|docs)/\S+$", span) and span != "bench/memory.py":
+        if re.match(r"(sharding|tests|bench|docs)/\S+$", span):
             assert (ROOT / span).exists(), f"{page.name}: {span}"

@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     survivors = [str(one.fault) for one in tried if one.outcome == "survived"]
     print(*survivors, table(tried), sep="\n\n")
     if options.note:
-        from tests.scenarios.matrix import RESULTS, replace_section
+        from bench.harness.sections import RESULTS, replace_section
 
         introduction = INTRODUCTION.format(seed=options.seed, count=options.count)
         replace_section(RESULTS, HEADING, f"{introduction}\n\n{table(tried)}")

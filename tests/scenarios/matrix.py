@@ -18,16 +18,16 @@ from unittest.mock import patch
 
 import numpy as np
 
+from bench.harness.sections import RESULTS, replace_section
 from sharding import job
 from sharding.core.errors import ShardingError
 from sharding.core.events import ShardFinished
 from sharding.report.schema import Report
 from sharding.storage.hub_staging import STAGING_BRANCH
-from tests.conftest import ROOT, write_checkpoint
+from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
-RESULTS = ROOT / "bench" / "RESULTS.md"
 SOURCE, GATED = "alice/source", "alice/gated"
 NUMBERS = count()
 
@@ -240,15 +240,6 @@ def draw(outcomes: dict[Cell, str]) -> str:
         f"{len(outcomes)} jobs: {survived} survived (·), {len(outcomes) - survived} ended with a message (its number)."
     )
     return "\n".join([head, "", *lines, "", *(f"{number}. {text}" for number, text in enumerate(said, start=1))])
-
-
-def replace_section(results: Path, heading: str, content: str) -> None:
-    """Put `content` under `heading`, in place of what is there; a new heading goes to the end."""
-    text = results.read_text()
-    start = text.find(f"\n{heading}\n") + 1 or len(text)
-    end = text.find("\n## ", start + len(heading))
-    rest = text[end:] if end >= 0 else ""
-    results.write_text(f"{text[:start].rstrip()}\n\n{heading}\n\n{content}\n{rest}")
 
 
 HEADING = "## Faults"

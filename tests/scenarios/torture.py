@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.harness.sections import RESULTS, replace_section
 from sharding import job
 from sharding.core.events import Verified
 from sharding.core.limits import THREADS
@@ -28,13 +29,12 @@ from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.storage.hub_lookup import Person
 from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
-from tests.conftest import ROOT, environment, listing, write_checkpoint
+from tests.conftest import environment, listing, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
 
 INDEX = "model.safetensors.index.json"
 UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
-RESULTS = ROOT / "bench" / "RESULTS.md"
 HEADING = "## Kills"
 
 
@@ -261,8 +261,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     outcome = draw(tallies, options.seed, time.monotonic() - started)
     print(outcome)
     if options.note:
-        from tests.scenarios.matrix import replace_section
-
         replace_section(RESULTS, HEADING, outcome)
 
 

@@ -1,0 +1,43 @@
+"""Run all benchmarks, one after another, and put what each finds into RESULTS.md: hours, on a machine left alone."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_COMMANDS = (
+    "shard.py --pairs 20",
+    "tutorial.py --pairs 3 --cold --chart bench/tutorial.svg",
+    "cast.py",
+    "archive.py",
+    "plan.py",
+    "scale.py --chart bench/scale.svg",
+    "consolidate.py",
+    "hub.py",
+    "link.py",
+    "latency.py",
+    "backpressure.py",
+    "loading.py --pairs 3",
+    "page.py --seconds 30",
+    "looking.py",
+    "crowd.py",
+)
+
+
+def main() -> None:
+    """Run them; one that fails is told, and the others go on."""
+    failed = []
+    for command in _COMMANDS:
+        script, *options = command.split()
+        started = time.monotonic()
+        done = subprocess.run([sys.executable, str(_HERE / script), *options, "--note"], cwd=_HERE.parent)
+        print(f"{command}: ended with {done.returncode} after {time.monotonic() - started:.0f} s\n", flush=True)
+        if done.returncode:
+            failed.append(command)
+    if failed:
+        raise SystemExit(f"Failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
