@@ -118,7 +118,7 @@ def shard(
             prepared = stack.enter_context(prepared_classic(origin, options, hub))
         else:
             checkpoint = read_checkpoint(origin, options.variant)
-            if options.dtype != "keep":
+            if options.dtype != "keep" and checkpoint.configs:
                 import_meanwhile("torch")  # while another process asks transformers
             hints = hints_for(checkpoint, options)
             prepared = prepared_stream(origin, checkpoint, plan_checkpoint(checkpoint, options, hints), hints)

@@ -21,7 +21,8 @@ def import_meanwhile(module: str) -> None:
         with suppress(ImportError):
             import_module(module)
 
-    Thread(target=load, name=f"import {module}", daemon=True).start()
+    # Not a daemon: one that is stopped inside an import, as a job is refused, may take the process down with it.
+    Thread(target=load, name=f"import {module}").start()
 
 
 def require(what: str, modules: Iterable[str] = ("torch", "transformers", "accelerate"), extra: str = "load") -> None:
