@@ -300,7 +300,8 @@ class Desk:
 
     def _refuse_busy(self, owner: str, destination: str) -> None:
         with self._lock:
-            records = [taken.record for taken in self._jobs.values()]
+            # One that has been told of as ended is in nobody's way, however soon it is asked after.
+            records = [taken.record for taken in self._jobs.values() if taken.record.state in ACTIVE]
         if any(record.owner == owner for record in records):
             raise Refused("You have a job here already.", "Wait until it is done, or cancel it.")
         if any(record.request.destination == destination for record in records):

@@ -5,6 +5,7 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from sharding.core.errors import Refused
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk.runner import ActiveJob
 from sharding.formats.names import REPORT_NAME
 from tests.conftest import listing
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, SLOW, end, process_of, until
@@ -64,6 +66,22 @@ def test_a_job_that_talks_nonsense_fails_with_a_hint_and_the_next_one_runs(
     monkeypatch.setattr("sharding.desk.process.sys.executable", executable)
     monkeypatch.setattr("sharding.desk.process.EVENT_BYTES", 64_000_000)
     assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)).state == "done"
+
+
+def test_who_has_seen_a_job_end_may_start_the_next_at_once(
+    desk: Desk, small: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, settle = Event(), Desk._settle
+
+    def slowly(self: Desk, taken: ActiveJob) -> None:
+        held.wait(60)
+        settle(self, taken)
+
+    monkeypatch.setattr(Desk, "_settle", slowly)
+    assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)).state == "done"
+    again = desk.submit(JobRequest(small, f"{name}-next", Options("60kB")), *AS_ALICE)
+    held.set()
+    assert end(desk, again).state == "done"
 
 
 def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
