@@ -59,7 +59,8 @@ def main() -> None:
                 f"{way}, {size}",
                 (
                     *(sys.executable, "-m", "sharding", "shard"),
-                    *(str(source) if way.startswith("folder") else f"alice/{source.name}", f"alice/result-{size[0]}"),
+                    str(source) if way.startswith("folder") else f"alice/{source.name}",
+                    f"alice/{way}-{size[0]}".lower().replace(", ", "-").replace(" ", "-"),
                     *("--max-shard-size", arguments.max_shard_size, "--json"),
                 ),
                 within=_Served(folder / "served", [slowly + pattern for pattern in slow]),

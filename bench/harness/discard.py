@@ -1,4 +1,4 @@
-"""Re-shard random weights, generated as they are read, into a store that drops them: the job without disk or network.
+"""Re-shard random weights, generated as they are read, into shards that nobody keeps: the job without disk or network.
 
 python -m bench.harness.discard --bytes 1000000000
 """
@@ -6,14 +6,15 @@ python -m bench.harness.discard --bytes 1000000000
 import argparse
 import random
 from collections.abc import Generator, Iterator
+from functools import partial
 from threading import Lock
 from typing import TypeVar
 
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES
 from sharding.core.options import Options
-from sharding.core.values import FileEntry, RepoRef, ShardRecord, TensorEntry
-from sharding.planning.plan import plan_shards
-from sharding.transfer.stream import transfer
+from sharding.core.values import FileEntry, RepoRef, TensorEntry
+from sharding.planning.plan import plan_shards, shard_header
+from sharding.transfer.stream import digest_shards
 from sharding.verify.digests import compare, digest_tensors, expected_digests
 
 _FILE = "model.safetensors"
@@ -56,23 +57,6 @@ class Generated:
         """Return None: it lies nowhere."""
 
 
-class Nowhere:
-    """A destination that drops what it gets. Of `sharding.core.protocols.Destination` it has what a transfer needs."""
-
-    def open_shard(self, file: str) -> "Nowhere":
-        """Start a shard."""
-        return self
-
-    def write(self, data: bytes) -> None:
-        """Drop bytes."""
-
-    def finish(self, record: ShardRecord) -> None:
-        """Do nothing."""
-
-    def abort(self) -> None:
-        """Do nothing."""
-
-
 def tensors_of(size: int) -> Iterator[TensorEntry]:
     """Yield the tensors of a model of about `size` bytes, as a safetensors file would have them: ordered by name."""
     shapes = {f"layers.{n}.{name}": shape for n in range(max(1, round(size / 78e6))) for name, shape in _LAYER.items()}
@@ -91,9 +75,9 @@ def main() -> None:
     tensors = list(tensors_of(arguments.bytes))
     source = Generated(tensors[-1].end_byte)
     plan = plan_shards(tensors, Options(arguments.max_shard_size))
-    records = _end(transfer(plan, source, Nowhere(), {}))  # type: ignore[arg-type]
+    records = _end(digest_shards(plan.shards, partial(shard_header, plan), source))
     assert list(records) == [shard.file for shard in plan.shards]
-    found = _end(digest_tensors(source, tensors))  # type: ignore[arg-type]
+    found = _end(digest_tensors(source, tensors))
     assert not compare(expected_digests(plan.shards, records), found)
     print(len(records), plan.total_bytes)
 

@@ -175,7 +175,7 @@ of a visitor, that is half a megabyte a second."""
 SILENT_SECONDS = 30 * 60
 """A job that has said nothing for so long hangs; the longest pause in a sound one is the commit at its end."""
 
-HUB_JOB_ANON_BYTES = 467_000_000
+HUB_JOB_ANON_BYTES = 427_000_000
 """Peak anonymous memory of a job between two Hub repos as measured: 3 GB in shards of 1 GB, a slow upload, and nothing
 in the Hub's store before."""
 
