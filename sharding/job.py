@@ -31,7 +31,7 @@ from sharding.report.report import make_report
 from sharding.report.schema import Report
 from sharding.report.write import rewritten_configs, write_beside
 from sharding.storage.hub_client import Hub
-from sharding.storage.locate import find_destination, open_destination, open_source
+from sharding.storage.locate import find_destination, is_folder, open_destination, open_source
 from sharding.transfer.prepare import Prepared, prepared_stream
 from sharding.transfer.stream import transfer
 from sharding.verify.verify import check_kept, compare_with_original, reading_back, verify, verify_staged
@@ -112,6 +112,8 @@ def shard(
     if engine == "classic" and options.variant:
         raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
     hub = Hub(endpoint or hub_endpoint(), token)
+    if options.rank is not None and not is_folder(destination):
+        raise UsageError("What one rank loads is no repo of a model.", f"Name a folder: ./{destination}")
     origin, target = _open(source, destination, hub, private, confirmed, overwrite, restart)
     with Meter() as meter, closing(target), ExitStack() as stack:
         if engine == "classic":

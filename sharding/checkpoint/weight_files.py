@@ -15,7 +15,7 @@ from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Finding, Library, folder_of
 from sharding.formats.index import Index
-from sharding.formats.names import BIN_SHARD_NAME, SHARD_NAME, is_weights
+from sharding.formats.names import BIN_SHARD_NAME, SHARD_NAME, is_rank_index, is_weights
 
 _BASES = ("model", "diffusion_pytorch_model", "adapter_model")
 """What transformers, diffusers and peft call their weights; the first that a folder has is taken."""
@@ -166,7 +166,7 @@ def _matching(
     for path in inside:
         name = path.removeprefix(folder)
         match = weights.fullmatch(name) or index.fullmatch(name)
-        if match is None:
+        if match is None or is_rank_index(path):
             continue
         named = match.groupdict()
         variant = named["variant"] or named["old"] or ""

@@ -50,7 +50,13 @@ SingleFile = Annotated[
 ]
 Strategy = Annotated[
     str,
-    typer.Option(help="size fills each shard; blocks cuts no decoder block; stages:N makes N pipeline stages."),
+    typer.Option(
+        help="size fills each shard; blocks cuts no decoder block; stages:N makes N pipeline stages; pp:N cuts as "
+        "transformers loads a pipeline of N ranks."
+    ),
+]
+Rank = Annotated[
+    int | None, typer.Option(help="Only what this rank of pp:N loads, from 0 as torchrun counts.", show_default=False)
 ]
 Order = Annotated[
     options.Order,
@@ -92,6 +98,7 @@ def plan(
     order: Order = "natural",
     dtype: Cast = "keep",
     variant: Variant = "",
+    rank: Rank = None,
     picture: Annotated[str, typer.Option(metavar="FILE", help="Draw today's files and the shards into this SVG.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +108,7 @@ def plan(
         from sharding.core.picture import save_picture
         from sharding.report import map_svg, report, schema
 
-        chosen = Options(_size(max_shard_size, single_file), strategy, order, dtype, variant)
+        chosen = Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, rank=rank)
         checkpoint, plan = job.plan(source, chosen, token=hub_token())
         if picture:
             save_picture(picture, map_svg.draw_plan(checkpoint, plan))
@@ -121,6 +128,7 @@ def shard(
     strategy: Strategy = "size",
     order: Order = "natural",
     variant: Variant = "",
+    rank: Rank = None,
     private: Private = None,
     confirmed: Annotated[
         bool, typer.Option("--yes", help="A copy of a private or gated source may be public.")
@@ -154,7 +162,7 @@ def shard(
         events = job.shard(
             source,
             destination,
-            Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, allow_overflow),
+            Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, allow_overflow, rank),
             private=private,
             confirmed=confirmed,
             overwrite=overwrite,

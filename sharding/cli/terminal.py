@@ -14,7 +14,7 @@ from rich.text import Text
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.text import format_bytes, name_some
-from sharding.core.values import Checkpoint, Discarded, Finding, Plan, Stage, Verification
+from sharding.core.values import Checkpoint, Discarded, Finding, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
 from sharding.loading.devices import DevicePlan
 from sharding.report.schema import Report
@@ -68,7 +68,7 @@ class Terminal:
         limit = "" if plan.options.is_single_file else f" of at most {format_bytes(plan.options.max_shard_bytes)}"
         self._say(f"{_count(len(plan.shards), 'shard')}{limit}, order {order}{cast}", "bold")
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
-        self._stages(plan.stages)
+        self._stages(plan)
         self.findings(plan.findings)
 
     def event(
@@ -211,7 +211,13 @@ class Terminal:
                 table.add_row(_plain(file, ""), f"{tensors:,}", format_bytes(size), f"{100 * size / total:.1f}%")
         self._results.print(table)
 
-    def _stages(self, stages: Sequence[Stage]) -> None:
+    def _stages(self, plan: Plan) -> None:
+        stages, cut, rank = plan.stages, plan.pipeline, plan.options.rank
+        if cut and rank is not None:
+            start, end = cut.layers[rank]
+            self._say(
+                f"What rank {rank} of {len(cut.layers)} loads: layers {start} to {end - 1} of {cut.layers[-1][1]}."
+            )
         if not stages:
             return
         table = Table(box=None, pad_edge=False)
@@ -226,6 +232,8 @@ class Terminal:
             for tied in stage.also_needs:
                 used_as = ", ".join(tied.used_as)
                 self._say(f"Stage {number} needs {tied.file} as well: {tied.tensor} in it is {used_as} too.")
+        if cut:
+            self._say(f"Cut where transformers {cut.transformers} cuts: stage 1 is rank 0.")
 
     def _say(self, text: str, style: str = "") -> None:
         self._results.print(_plain(text, style))

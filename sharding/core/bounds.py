@@ -16,6 +16,7 @@ Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 
 Word = Annotated[str, StringConstraints(max_length=300)]
 Line = Annotated[str, StringConstraints(max_length=2000)]
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.+]{1,40}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Blake3 = Sha256
 """As long, and as hard to forge."""
@@ -25,3 +26,6 @@ File = Annotated[str, StringConstraints(pattern=rf"^({_PART}/)*{_PART}$", max_le
 """A path inside a repo that leads nowhere else."""
 
 Files = Annotated[tuple[File, ...], Field(min_length=1, max_length=MAX_FILES)]
+
+Layers = Annotated[tuple[tuple[Count, Count], ...], Field(min_length=2, max_length=MAX_FILES)]
+"""Which of them belongs to whom: `[start, end)` for each."""

@@ -9,7 +9,7 @@ from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.core.text import parse_bytes
 
 Strategy = str
-"""`size`, `blocks`, or `stages:N` with a number of stages."""
+"""`size`, `blocks`, `stages:N` with a number of stages, or `pp:N` with a number of ranks."""
 
 Order = Literal["natural", "stored", "transformers"]
 TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
@@ -19,7 +19,7 @@ SINGLE_FILE = "single-file"
 """In the place of a size: one file, however large."""
 
 _LARGEST_BYTES = 2**63 - 1
-_STRATEGY = re.compile(r"size|blocks|stages:(?P<stages>[1-9]\d{0,3})", re.ASCII)
+_STRATEGY = re.compile(r"size|blocks|stages:(?P<stages>[1-9]\d{0,3})|pp:(?P<ranks>[2-9]|[1-9]\d{1,3})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Options:
     `max_shard_size` is a size such as "200MB", a number of bytes, or SINGLE_FILE. `strategy` says where to cut,
     `order` in which order tensors stand, `dtype` what they are cast to ("keep": not at all). `variant` is such as
     "fp16", where a repo has several; "" takes the plain weights. A cast that makes a finite number infinite is refused,
-    unless `allow_overflow`. Raises UsageError for what is no choice.
+    unless `allow_overflow`. `rank` takes only what that rank of a pipeline `pp:N` loads, from 0. Raises UsageError for
+    what is no choice.
 
     >>> options = Options("200MB", strategy="stages:4")
     >>> options.max_shard_bytes, options.stages
@@ -42,6 +43,7 @@ class Options:
     dtype: TargetDtype = "keep"
     variant: str = ""
     allow_overflow: bool = False
+    rank: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no choice."""
@@ -52,8 +54,11 @@ class Options:
         if not _STRATEGY.fullmatch(self.strategy) or self.order not in get_args(Order):
             raise UsageError(
                 f"There is no strategy {self.strategy!r} with order {self.order!r}.",
-                f"Strategies: size, blocks, stages:N. Orders: {', '.join(get_args(Order))}.",
+                f"Strategies: size, blocks, stages:N, pp:N. Orders: {', '.join(get_args(Order))}.",
             )
+        if self.rank is not None and not 0 <= self.rank < self.ranks:
+            told = f"one of {self.ranks} from 0 to {self.ranks - 1}" if self.ranks else "one of a pipeline pp:N"
+            raise UsageError(f"There is no rank {self.rank}.", f"A rank is {told}.")
         if self.dtype not in get_args(TargetDtype):
             raise UsageError(f"There is no dtype {self.dtype!r}.", f"Dtypes: {', '.join(get_args(TargetDtype))}.")
 
@@ -69,9 +74,17 @@ class Options:
 
     @property
     def stages(self) -> int:
-        """Number of stages of a pipeline, 0 for a strategy without any."""
+        """Number of stages of a hand-made pipeline, 0 for a strategy without any."""
+        return self._count("stages")
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of transformers' pipeline, its `pp_size`; 0 for a strategy without any."""
+        return self._count("ranks")
+
+    def _count(self, what: str) -> int:
         match = _STRATEGY.fullmatch(self.strategy)
-        return int(match["stages"] or 0) if match else 0
+        return int(match[what] or 0) if match else 0
 
     @property
     def asks_class(self) -> bool:

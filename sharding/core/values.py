@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, NamedTuple
 
-from sharding.core.bounds import Count, File, Files, Line, Seconds, Word
+from sharding.core.bounds import Count, File, Files, Layers, Line, Seconds, Version, Word
 from sharding.core.options import Options
 
 Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
@@ -129,6 +129,14 @@ class Component:
         """Path of the index, where there is more than one file."""
         return f"{self.folder}{self.base}.safetensors.index{self._variant}.json"
 
+    def of_rank(self, rank: int, ranks: int) -> "Component":
+        """Return it as the variant of one rank of a pipeline, which has an index and no files of its own.
+
+        >>> Component().of_rank(0, 2).index
+        'model.safetensors.index.rank0-of-2.json'
+        """
+        return replace(self, variant=f"{self.variant}{'-' if self.variant else ''}rank{rank}-of-{ranks}")
+
     @property
     def _variant(self) -> str:
         return f".{self.variant}" if self.variant else ""
@@ -191,17 +199,30 @@ class SavedTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineCut:
+    """Where `transformers` (a version of it) cuts a model over ranks: the layers `[start, end)` of each."""
+
+    transformers: Version
+    layers: Layers
+
+
+@dataclass(frozen=True, slots=True)
 class ModelHints:
     """What transformers 5.23 would save of a checkpoint that it has loaded, in its order: hints for a plan.
 
     `tied` are groups of names, as files have them, that stand for one tensor; most checkpoints hold one of each.
     Where it cannot load the checkpoint, `unknown` says why, `saved` is empty and `tied` is what config.json says.
+    `pipeline` is how it cuts the model over as many ranks as were asked for, `loads` what each of these needs of the
+    files; `uncut` says why it cannot.
     """
 
     class_name: str = ""
     saved: tuple[SavedTensor, ...] = ()
     unknown: str = ""
     tied: tuple[tuple[str, ...], ...] = ()
+    pipeline: PipelineCut | None = None
+    loads: tuple[frozenset[str], ...] = ()
+    uncut: str = ""
 
 
 Hints = Mapping[str, ModelHints]
@@ -221,7 +242,7 @@ class TiedTensor:
 class Stage:
     """What one machine of a pipeline holds: whole blocks, tensors outside of blocks, and the files with just these.
 
-    `also_needs` are tied weights in files of other stages, an output head that is the embeddings; their bytes are
+    `also_needs` are weights in files of other stages, as an output head that is the embeddings; their bytes are
     counted there.
     """
 
@@ -250,7 +271,7 @@ class Shard:
 class Plan:
     """Which shard holds what; the shards of one of the `components` stand one after another.
 
-    `stages` are those of a pipeline, where the options ask for one.
+    `stages` are those of a pipeline, where the options ask for one; `pipeline` is where transformers cuts it.
     """
 
     shards: tuple[Shard, ...]
@@ -260,6 +281,7 @@ class Plan:
     options: Options
     findings: tuple[Finding, ...]
     stages: tuple[Stage, ...] = ()
+    pipeline: PipelineCut | None = None
 
     @property
     def weight_map(self) -> dict[str, str]:
@@ -272,9 +294,12 @@ class Plan:
 
     @property
     def indexes(self) -> tuple[str, ...]:
-        """Paths of the indexes that the result needs: one for each component of several shards."""
+        """Paths of the indexes that the result needs: one for each component of several shards, one for each rank."""
         shards = Counter(shard.folder for shard in self.shards)
-        return tuple(component.index for component in self.components if shards[component.folder] > 1)
+        several = [component for component in self.components if shards[component.folder] > 1]
+        ranks = range(len(self.stages) if self.pipeline else 0)
+        of_ranks = [component.of_rank(rank, len(ranks)) for component in several for rank in ranks]
+        return tuple(component.index for component in (*several, *of_ranks))
 
 
 def folder_of(path: str) -> str:

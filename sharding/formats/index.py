@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from sys import intern
 
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
-from sharding.core.values import Component, Finding, Plan, Shard, TensorEntry, folder_of
+from sharding.core.values import Component, Finding, Plan, TensorEntry, folder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,29 @@ def compare_with_index(index: Index, tensors: Iterable[TensorEntry], tied: Itera
 
 
 def build_indexes(plan: Plan) -> dict[str, bytes]:
-    """Return the index files of `plan` by path, byte for byte as `save_pretrained` of transformers 5.23 writes them."""
-    needed = [component for component in plan.components if component.index in plan.indexes]
-    return {
-        component.index: _build_index(component, [shard for shard in plan.shards if shard.folder == component.folder])
-        for component in needed
+    """Return the index files of `plan` by path, byte for byte as `save_pretrained` of transformers 5.23 writes them.
+
+    That of a rank of a pipeline, which is a variant by name, lists what that rank loads and nothing else.
+    """
+    documents: dict[str, bytes] = {}
+    for component in plan.components:
+        held = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
+        inside = [(tensor, file) for tensor, file in held if folder_of(file) == component.folder]
+        documents[component.index] = _build_index(component, inside)
+        for rank, stage in enumerate(plan.stages if plan.pipeline else ()):
+            files, needed = set(stage.files), {tied.tensor for tied in stage.also_needs}
+            loaded = [(tensor, file) for tensor, file in inside if file in files or tensor.name in needed]
+            counted = replace(component, total_parameters=sum(tensor.parameters for tensor, _ in loaded))
+            documents[component.of_rank(rank, len(plan.stages)).index] = _build_index(counted, loaded)
+    return {path: documents[path] for path in plan.indexes}
+
+
+def _build_index(component: Component, held: Sequence[tuple[TensorEntry, str]]) -> bytes:
+    weight_map = {
+        tensor.name.removeprefix(component.folder): file.removeprefix(component.folder) for tensor, file in held
     }
-
-
-def _build_index(component: Component, shards: Iterable[Shard]) -> bytes:
-    weight_map: dict[str, str] = {}
-    total_bytes = 0
-    for shard in shards:
-        file = shard.file.removeprefix(component.folder)
-        weight_map |= {tensor.name.removeprefix(component.folder): file for tensor in shard.tensors}
-        total_bytes += shard.bytes
-    metadata = {"total_parameters": component.total_parameters, "total_size": total_bytes}
+    metadata = {
+        "total_parameters": component.total_parameters,
+        "total_size": sum(tensor.bytes for tensor, _ in held),
+    }
     return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2, sort_keys=True).encode() + b"\n"

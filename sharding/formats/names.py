@@ -18,6 +18,7 @@ _OTHER_FORMATS = (
 )  # fmt: skip
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
+_RANK_INDEX = re.compile(r".*\.safetensors\.index\.(?:[^./]+-)?rank\d+-of-\d+\.json")
 
 
 def is_weights(name: str) -> bool:
@@ -28,6 +29,11 @@ def is_weights(name: str) -> bool:
 def is_index(path: str) -> bool:
     """Return whether a file of this path says which weights are in which file, of any variant."""
     return _INDEX.fullmatch(path) is not None
+
+
+def is_rank_index(path: str) -> bool:
+    """Return whether a file of this path says which weights one rank of a pipeline loads: `Component.of_rank`."""
+    return _RANK_INDEX.fullmatch(path) is not None
 
 
 def is_duplicate(path: str) -> bool:

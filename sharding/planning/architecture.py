@@ -13,7 +13,7 @@ from sharding.core.errors import SourceError
 from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, ModelHints, SavedTensor, folder_of
+from sharding.core.values import Checkpoint, ModelHints, PipelineCut, SavedTensor, folder_of
 from sharding.formats.dtypes import torch_name
 
 _EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
@@ -64,11 +64,10 @@ def hints_for(checkpoint: Checkpoint, options: Options) -> dict[str, ModelHints]
         return {}
     cut = "The order of transformers" if options.strategy == "size" else f"The strategy {options.strategy}"
     require(cut if options.dtype == "keep" else f"A cast to {options.dtype}")
-    dtype = torch_name(options.dtype)
-    return {folder: _hints(checkpoint, folder, dtype) for folder in checkpoint.configs}
+    return {folder: _hints(checkpoint, folder, options) for folder in checkpoint.configs}
 
 
-def _hints(checkpoint: Checkpoint, folder: str, dtype: str | None) -> ModelHints:
+def _hints(checkpoint: Checkpoint, folder: str, options: Options) -> ModelHints:
     config = checkpoint.configs[folder]
     inside = [tensor for tensor in checkpoint.tensors if folder_of(tensor.file) == folder]
     tied = tied_by_config(config, [tensor.name for tensor in inside], folder)
@@ -76,7 +75,8 @@ def _hints(checkpoint: Checkpoint, folder: str, dtype: str | None) -> ModelHints
         return ModelHints(unknown=f"{folder}config.json names no model type.", tied=tied)
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
     try:
-        return hints_from(ask_meta_model({"config": config, "dtype": dtype, "tensors": tensors}), folder)
+        asked = {"config": config, "dtype": torch_name(options.dtype), "tensors": tensors, "ranks": options.ranks}
+        return hints_from(ask_meta_model(asked), folder)
     except SourceError as error:
         return ModelHints(unknown=error.message, tied=tied)
 
@@ -129,6 +129,7 @@ def ask_meta_model(question: Mapping[str, Any]) -> Any:
 
 def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
     """Return what `planning.meta_model` has answered of what would be saved; names get `folder` before them."""
+    cut = answer["pipeline"] or {}
     return ModelHints(
         answer["class_name"],
         tuple(
@@ -136,6 +137,9 @@ def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
             for name, dtype, storage, block in answer["saved"]
         ),
         tied=tuple(tuple(folder + name for name in names) for names in answer["tied"]),
+        pipeline=PipelineCut(cut["transformers"], tuple(map(tuple, cut["layers"]))) if "layers" in cut else None,
+        loads=tuple(frozenset(folder + name for name in names) for names in cut.get("loads", ())),
+        uncut=cut.get("uncut", ""),
     )
 
 

@@ -1,8 +1,8 @@
 """Build a model without weights and say what transformers and accelerate know of it. A process of its own.
 
 Standard input holds JSON: `config` (the text of a config.json), `dtype` (None: as configured) and either `budgets`
-(device to bytes, or None) or `tensors` (name, dtype and shape of each in the files); standard output gets one JSON
-object. No code of a repo is run.
+(device to bytes, or None) or `tensors` (name, dtype and shape of each in the files) and `ranks` (of a pipeline, 0 for
+none); standard output gets one JSON object. No code of a repo is run.
 """
 
 import json
@@ -16,6 +16,7 @@ import torch
 
 from sharding.formats.dtypes import BY_NAME
 from sharding.planning.model_class import Unsupported, model_class
+from sharding.planning.model_pipeline import cut_over, in_files, tied_names
 
 _TORCH = {dtype.name: getattr(torch, dtype.torch) for dtype in BY_NAME.values() if dtype.torch}
 """What safetensors calls torch's dtypes; tensors of others are passed over."""
@@ -60,7 +61,8 @@ def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
     """Return what would be saved of a checkpoint once it is loaded, as transformers 5.23 does both, without a byte.
 
     `saved` has name, dtype, storage and block of every tensor, in the order of `PreTrainedModel.save_pretrained`,
-    `tied` groups of names that stand for one tensor. Raises Unsupported.
+    `tied` groups of names that stand for one tensor; `pipeline` is what `model_pipeline.cut_over` returns. Raises
+    Unsupported.
     """
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -88,7 +90,9 @@ def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
         for name, tensor in revert_weight_conversion(model, state).items()
     ]
     stored = {name for name, _, _ in asked["tensors"]}
-    return {"class_name": cls.__name__, "saved": saved, "tied": _tied_in_files(model, stored)}
+    pipeline = cut_over(model, asked["ranks"], stored) if asked["ranks"] else None
+    tied = [in_files(model, names, stored) for names in tied_names(model)]
+    return {"class_name": cls.__name__, "saved": saved, "tied": tied, "pipeline": pipeline}
 
 
 def _class_of(text: str) -> tuple[Any, Any]:
@@ -120,28 +124,6 @@ def _place(model: Any, budgets: dict[str, int], classes: list[str]) -> dict[str,
     numbered = {int(name[5:]) if name.startswith("cuda:") else name: size for name, size in budgets.items()}
     placed = infer_auto_device_map(model, max_memory=numbered, no_split_module_classes=classes)
     return {name: f"cuda:{device}" if isinstance(device, int) else device for name, device in placed.items()}
-
-
-def _tied(model: Any) -> list[list[str]]:
-    """Return the groups of names that stand for one tensor."""
-    groups: dict[int, list[str]] = {}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(tensor), []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
-
-
-def _tied_in_files(model: Any, stored: set[str]) -> list[list[str]]:
-    """Return the same, each name as files have it: those that are `stored` may lack the prefix of the base model."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    prefix = f"{model.base_model_prefix}."
-    groups = []
-    for names in _tied(model):
-        saved = [other for name in names for other in revert_weight_conversion(model, {name: parameters[name]})]
-        shorter = [name.removeprefix(prefix) for name in saved]
-        groups.append([short if short in stored else name for name, short in zip(saved, shorter, strict=True)])
-    return groups
 
 
 def _weights(model: Any) -> list[dict[str, Any]]:

@@ -24,7 +24,14 @@ from sharding.planning.blocks import known_blocks, whole_blocks
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
 from sharding.planning.cut import Units, cut
 from sharding.planning.order import in_order
-from sharding.planning.pipeline import PlannedStage, cut_pipeline, with_files
+from sharding.planning.stages import PlannedStage, cut_pipeline, cut_ranks, of_rank, with_files
+
+_BY_HAND = Finding(
+    "info",
+    "stages-by-hand",
+    "These stages are for pipelines made by hand: that of transformers cuts elsewhere, and loads them wrongly.",
+    "Choose --strategy pp:N for that one.",
+)
 
 
 def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | None = None) -> Plan:
@@ -39,6 +46,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
         refuse_cast(checkpoint)
         tensors = cast_tensors(tensors, options.dtype, hints)
         findings = cast_findings(tensors, options.dtype, hints)
+    if options.rank is not None:
+        tensors = of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
     return replace(plan, findings=findings + plan.findings)
 
@@ -63,6 +72,7 @@ def plan_components(
         options=options,
         findings=tuple(finding for plan in plans for finding in plan.findings),
         stages=tuple(stage for plan in plans for stage in plan.stages),
+        pipeline=next((plan.pipeline for plan in plans if plan.pipeline), None),
     )
 
 
@@ -79,7 +89,8 @@ def plan_shards(
     tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`; `transformers` follows `hints`,
     which know of weights that are renamed or fused in memory. Strategy `size` is the Hub's own cut: greedy in that
     order, and a tensor larger than the limit alone in a shard, with a finding. `blocks` does the same with blocks
-    in the place of tensors. `stages:N` cuts a pipeline into N stages of balanced bytes first, each with its own files.
+    in the place of tensors. `stages:N` cuts a pipeline into N stages of balanced bytes first, each with its own files;
+    `pp:N` into what N ranks of transformers' pipeline load. With `options.rank` the `tensors` are what that one loads.
 
     `component` says what the shards are called (None: `model`), and whether there may be more than one. A cast is
     none of its business: `tensors` are those after it.
@@ -104,10 +115,15 @@ def plan_shards(
     if options.stages:
         natural = in_order(tensors, "natural", component.folder, None)[0]
         stages = cut_pipeline(natural, options.stages, known, hints.tied if hints else ())
-    groups = [cut(stage.tensors, limit_bytes, units) for stage in stages] or [cut(queue, limit_bytes, units)]
+        findings.append(_BY_HAND)
+    elif options.ranks and options.rank is None:
+        stages = cut_ranks(queue, hints, known)
+    groups = [[group for part in stage.parts for group in cut(part, limit_bytes, units)] for stage in stages] or [
+        cut(queue, limit_bytes, units)
+    ]
     shards = _named(list(chain.from_iterable(groups)), component)
     counted = component.total_parameters
-    if counted is None:
+    if counted is None or options.rank is not None:
         counted = sum(tensor.parameters for tensor in queue)
     oversized = () if is_whole else _oversized(shards, options.max_shard_bytes)
     return Plan(
@@ -118,6 +134,7 @@ def plan_shards(
         options=options,
         findings=(*findings, *oversized, *_guessed(stages, hints)),
         stages=tuple(with_files(stages, [len(group) for group in groups], shards)),
+        pipeline=hints.pipeline if hints and options.ranks else None,
     )
 
 

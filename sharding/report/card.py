@@ -10,7 +10,7 @@ from sharding.core.text import format_bytes, name_some
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary, LoadSummary
 from sharding.report.schema import Report
-from sharding.report.snippets import how_to_check, loading_code
+from sharding.report.snippets import how_to_check, loading_code, pipeline_commands, pipeline_script
 
 TAGS = ("sharded", "shard-my-repo")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -154,8 +154,23 @@ def _check(report: Report) -> Iterable[str]:
 def _loading(report: Report) -> Iterable[str]:
     repo = report.destination.repo_id if report.destination.kind == "hub" else f"./{report.destination.repo_id}"
     yield "## How to load it\n"
+    if report.plan.rank is not None:
+        yield f"It is a part: {_part(report)}. The other machines need theirs.\n"
+    if script := pipeline_script(report, repo):
+        yield f"As a pipeline of transformers, `pipeline.py` on every machine:\n\n```python\n{script}```\n"
+        yield f"```sh\n{pipeline_commands(report, repo)}```\n"
+    if report.plan.rank is not None:
+        return
     code = loading_code(repo, report.source.library, report.source.architecture, report.source.variant)
     yield f"```python\n{code}\n```\n"
+
+
+def _part(report: Report) -> str:
+    cut, rank = report.plan.pipeline, report.plan.rank
+    if cut is None or rank is None or rank >= len(cut.layers):
+        return "of a pipeline"
+    start, end = cut.layers[rank]
+    return f"what rank {rank} of {len(cut.layers)} loads, layers {start} to {end - 1} of {cut.layers[-1][1]}"
 
 
 def _shards(report: Report) -> Iterable[str]:
@@ -180,7 +195,11 @@ def _stages(report: Report) -> Iterable[str]:
         for tied in stage.also_needs
     ]
     besides = ", and what is named below the table" if needs else ""
-    yield f"## Pipeline stages\n\nA machine that computes one stage needs that stage's files only{besides}.\n"
+    yield f"## Pipeline stages\n\nA machine that computes one stage needs that stage's files only{besides}."
+    if cut := report.plan.pipeline:
+        yield f"Cut where transformers {cut.transformers} cuts: stage 1 is rank 0.\n"
+    else:
+        yield "They are for pipelines made by hand: that of transformers cuts elsewhere, and loads these wrongly.\n"
     rows = ["| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|"]
     for number, stage in enumerate(report.plan.stages[:_MOST_ROWS], start=1):
         files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))

@@ -6,11 +6,11 @@ layers are one cell, and neighbouring files one column.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sharding.core.text import count, ends
-from sharding.core.values import Checkpoint, Plan, TensorEntry
+from sharding.core.text import count, ends, format_bytes
+from sharding.core.values import Checkpoint, Plan, Stage, TensorEntry
 from sharding.planning.order import natural_key
 from sharding.report.tensor_kinds import Kind, kind_of, layer_of
 
@@ -80,13 +80,34 @@ class Cell(NamedTuple):
         return f"{count(self.tensors, f'tensor of the {self.kind} kind', f'tensors of the {self.kind} kind')}{where}"
 
 
+class Machine(NamedTuple):
+    """A stage of a pipeline: its layers and bytes, and where its own files stand in the strip of the copy."""
+
+    layers: Sequence[str]
+    bytes: int
+    x: float
+    width: float
+
+    @property
+    def title(self) -> str:
+        """What one reads of it: "21.1 MB, layers 0 to 2"."""
+        lists = {name.rpartition(".")[0] for name in self.layers}
+        numbers = ends([name.rpartition(".")[2] for name in self.layers])
+        what = f"{lists.pop().rpartition('.')[2]} {numbers}" if len(lists) == 1 else ends(self.layers)
+        return f"{format_bytes(self.bytes)}, {what}" if self.layers else format_bytes(self.bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelMap:
-    """Cells, and the files that they lie in today and in the copy. Without a known source `today` is empty."""
+    """Cells, and the files that they lie in today and in the copy. Without a known source `today` is empty.
+
+    `machines` are those of a pipeline, where the copy was cut for one.
+    """
 
     cells: tuple[Cell, ...]
     today: tuple[Column, ...]
     after: tuple[Column, ...]
+    machines: tuple[Machine, ...] = ()
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -100,13 +121,23 @@ class ModelMap:
 def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
     """Return the map of a checkpoint, and of what `plan` makes of it."""
     placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
-    return _map(placed, [shard.file for shard in plan.shards], checkpoint)
+    return _with_machines(_map(placed, [shard.file for shard in plan.shards], checkpoint), plan.stages)
 
 
-def map_of_copy(copy: Checkpoint, original: Checkpoint | None) -> ModelMap:
-    """Return the map of a copy, and of the `original` that it was made from, where that is known."""
+def map_of_copy(copy: Checkpoint, original: Checkpoint | None, stages: Iterable[Stage] = ()) -> ModelMap:
+    """Return the map of a copy of so many `stages`, and of the `original` it was made from, where that is known."""
     placed = [(tensor, tensor.file) for tensor in copy.tensors]
-    return _map(placed, [file.path for file in copy.weight_files], original)
+    return _with_machines(_map(placed, [file.path for file in copy.weight_files], original), stages)
+
+
+def _with_machines(drawn: ModelMap, stages: Iterable[Stage]) -> ModelMap:
+    column_of = {name: column for column in drawn.after for name in column.names}
+    machines = []
+    for stage in stages:
+        if columns := [column_of[file] for file in stage.files if file in column_of]:
+            start, end = min(column.x for column in columns), max(column.x + column.width for column in columns)
+            machines.append(Machine(stage.blocks, stage.bytes, start, end - start))
+    return replace(drawn, machines=tuple(machines))
 
 
 @dataclass(slots=True)

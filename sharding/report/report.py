@@ -43,6 +43,8 @@ def summarize_plan(plan: Plan, findings: Iterable[Finding] = ()) -> PlanSummary:
             for shard in plan.shards
         ),
         stages=plan.stages,
+        pipeline=plan.pipeline,
+        rank=plan.options.rank,
         findings=(*findings, *plan.findings),
     )
 

@@ -27,7 +27,7 @@ from sharding.core.bounds import Count, File, Line, Sha256, Word
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_FILES
 from sharding.core.options import Engine, TargetDtype
-from sharding.core.values import Finding, Library, RepoRef, Resources, Stage, Verification
+from sharding.core.values import Finding, Library, PipelineCut, RepoRef, Resources, Stage, Verification
 from sharding.formats.names import REPORT_NAME
 from sharding.report.comparison import ComparisonSummary
 
@@ -109,7 +109,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """Which shard holds what."""
+    """Which shard holds what; with a `rank` only what that one of a `pipeline` of transformers loads."""
 
     max_shard_bytes: Count
     strategy: Word
@@ -119,7 +119,19 @@ class PlanSummary:
     total_parameters: Count
     shards: Annotated[tuple[PlannedShard, ...], Field(min_length=1, max_length=MAX_FILES)]
     stages: Annotated[tuple[Stage, ...], Field(max_length=MAX_FILES)] = ()
+    pipeline: PipelineCut | None = None
+    rank: Count | None = None
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def has_ranks_of_its_pipeline(self) -> bool:
+        """Whether the layers of its ranks follow one another, and each has a stage, or there is no pipeline."""
+        if self.pipeline is None:
+            return self.rank is None
+        layers = self.pipeline.layers
+        starts = [0, *(end for _, end in layers)]
+        in_order = all(start == at < end for at, (start, end) in zip(starts, layers, strict=False))
+        return in_order and (len(self.stages) == len(layers) if self.rank is None else self.rank < len(layers))
 
     @property
     def weight_map(self) -> dict[str, str]:
@@ -188,7 +200,10 @@ class Report:
             or (proof.tensors, proof.bytes, proof.dtype) == (len(names), self.plan.total_bytes, self.plan.dtype),
             "the copy has another size than its source": self.engine != "stream"
             or self.plan.dtype != "keep"
+            or self.plan.rank is not None
             or (self.source.tensors, self.source.total_bytes) == (len(names), self.plan.total_bytes),
+            "its ranks are not those of a pipeline": self.plan.has_ranks_of_its_pipeline,
+            "a part of a pipeline is no whole repo": self.plan.rank is None or self.destination.kind == "folder",
         }
         if wrong := next((problem for problem, holds in checks.items() if not holds), None):
             raise ValueError(f"it contradicts itself: {wrong}")
@@ -205,7 +220,7 @@ def to_json(value: Any, kind: Any = None) -> Json:
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
     if plan is not None:
         told = document if plan is value else document["plan"]
-        last = {key: told.pop(key) for key in ("stages", "findings")}
+        last = {key: told.pop(key) for key in ("stages", "pipeline", "rank", "findings")}
         told |= {"weight_map": plan.weight_map, **last}
     return document
 

@@ -77,10 +77,73 @@ f"{{model.num_parameters():,}} parameters on {{model.device}}"
     }
 
 
+def pipeline_script(report: Report, place: str) -> str:
+    """Return the script that loads each rank's part of what is at `place` and computes with transformers' pipeline.
+
+    "" where it was not cut for one. It refuses to load where another version of transformers cuts elsewhere.
+    """
+    cut = report.plan.pipeline
+    if cut is None:
+        return ""
+    ranks, layers = len(cut.layers), [tuple(part) for part in cut.layers]
+    model = _class_of(report.source.architecture)
+    part = report.source.variant
+    variant = f"variant={part!r}, " if part else ""
+    if report.plan.rank is None:
+        variant = "variant=" + (f"{part + '-'!r} + " if part else "") + f"f\"rank{{os.environ['RANK']}}-of-{ranks}\", "
+    return f"""\
+import os
+
+from transformers import {", ".join(sorted({model, "AutoTokenizer"}))}
+from transformers.distributed import DistributedConfig
+from transformers.distributed.pipeline_parallel import PipelineStage
+
+stage = PipelineStage.__new__(PipelineStage)
+stage.pp_size = {ranks}
+if [stage.layer_range_for_rank(rank, {layers[-1][1]}) for rank in range({ranks})] != {layers}:
+    raise SystemExit("This transformers cuts elsewhere than {cut.transformers}, which these files are for.")
+pipeline = DistributedConfig(pp_size={ranks})
+model = {model}.from_pretrained({place!r}, {variant}dtype="auto", distributed_config=pipeline)
+tokenizer = AutoTokenizer.from_pretrained({place!r})
+tokens = model.generate(**tokenizer("Hello", return_tensors="pt"), max_new_tokens=20, do_sample=False)
+print(tokenizer.decode(tokens[0]))
+"""
+
+
+def pipeline_commands(report: Report, place: str) -> str:
+    """Return how each machine gets its part of what is at `place`, and how all of them start; "" as above."""
+    cut = report.plan.pipeline
+    if cut is None:
+        return ""
+    ranks = len(cut.layers)
+    start = (
+        f"torchrun --nnodes {ranks} --nproc-per-node 1 --node-rank RANK --master-addr FIRST_MACHINE "
+        "--master-port 29500 pipeline.py\n"
+    )
+    if report.plan.rank is not None or report.destination.kind != "hub":
+        return start
+    first = report.plan.stages[0]
+    files = dict.fromkeys((*first.files, *(tied.file for tied in first.also_needs)))
+    return (
+        "# pipeline.py downloads the files of its own rank. To have them first, one of these (here of rank 0):\n"
+        f"shard-my-repo shard {place} ./part --strategy pp:{ranks} --rank 0\n"
+        f"hf download {place} --include '*.json' 'token*' {shlex.join(files)}\n\n{start}"
+    )
+
+
+def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
+    """Return the script and the commands that compute with what is at `place` as a pipeline; none for other cuts."""
+    given = {"pipeline.py": pipeline_script(report, place), "on each machine": pipeline_commands(report, place)}
+    return {name: text for name, text in given.items() if text}
+
+
 def how_to_check(report: Report, place: str) -> Mapping[str, str]:
-    """Return the command that compares the result at `place` with its source byte by byte; none for a folder."""
+    """Return the command that compares the result at `place` with its source byte by byte.
+
+    None where that is a folder, or the result is a part of it.
+    """
     source, dtype = report.source, report.plan.dtype
-    if source.kind != "hub":
+    if source.kind != "hub" or report.plan.rank is not None:
         return {}
     words = ["shard-my-repo verify", f"{source.repo_id}@{source.revision}", place]
     words += [f"--dtype {shlex.quote(dtype)}"] if dtype != "keep" else []

@@ -128,7 +128,8 @@ def reading_back(
 
 def _in_order_of_source(prepared: Prepared, origin: Source) -> list[FileEntry]:
     """Return the files of the source in whose order the result is read, [] where it is in its own."""
-    return stated_files(origin.files, prepared.checkpoint) if prepared.reading is origin else []
+    is_all = prepared.reading is origin and prepared.plan.options.rank is None
+    return stated_files(origin.files, prepared.checkpoint) if is_all else []
 
 
 def verify_staged(

@@ -14,8 +14,9 @@ from sharding.core.options import Options
 from sharding.core.values import TensorEntry
 from sharding.planning.blocks import blocks_around
 from sharding.planning.order import natural_key
-from sharding.planning.pipeline import cut_stages, in_pipeline_order, unit_that_uses
+from sharding.planning.pipeline import in_pipeline_order, unit_that_uses
 from sharding.planning.plan import plan_shards
+from sharding.planning.stages import cut_stages
 from sharding.report.schema import Report
 from tests import models
 from tests.planning.tensors import STRATEGIES, TENSORS, planned, tensor

@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ET
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -157,3 +157,13 @@ def test_what_models_of_transformers_hold_is_told_apart(name: str) -> None:
     kinds = Counter(kind_of(key) for key in build(name, layers=2).state_dict())
     assert kinds.keys() >= {"attention", "embedding", "norm"} and kinds.keys() & {"mlp", "expert"}
     assert kinds["other"] <= 2, "but for what is said once a model"
+
+
+def test_each_machine_stands_under_its_own_files() -> None:
+    source = checkpoint(layers(6))
+    plan = plan_checkpoint(source, Options(500, strategy="stages:3"))
+    machines = map_of_plan(source, plan).machines
+    assert [machine.title for machine in machines] == ["500 B", "723 B, layers 0 to 2", "724 B, layers 3 to 5"]
+    assert sum(machine.width for machine in machines) <= WIDTH
+    assert all(one.x + one.width <= other.x for one, other in pairwise(machines))
+    assert not map_of_plan(source, plan_checkpoint(source, Options(500))).machines

@@ -55,7 +55,8 @@ KEYS = {
     ("source", "components", 0): "folder base metadata",
     ("source", "weight_files", 0): "file bytes tensors",
     ("destination",): "kind repo_id revision",
-    ("plan",): "max_shard_bytes strategy order dtype total_bytes total_parameters shards weight_map stages findings",
+    ("plan",): "max_shard_bytes strategy order dtype total_bytes total_parameters shards weight_map "
+    "stages pipeline rank findings",
     ("plan", "shards", 0): "file bytes tensors",
     ("shards", 0): "file bytes sha256",
     ("verification",): "identical tensors bytes seconds method mismatches dtype",
@@ -197,6 +198,9 @@ CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "a proof of another dtype": (("verification", "dtype"), "fp16"),
     "a source with more tensors": (("source", "tensors"), 99),
     "a source with more bytes": (("source", "total_bytes"), 10**9),
+    "a rank of no pipeline": (("plan", "rank"), 0),
+    "a pipeline without stages": (("plan", "pipeline"), {"transformers": "5.23.0", "layers": [[0, 2], [2, 4]]}),
+    "a pipeline that is a command": (("plan", "pipeline"), {"transformers": '5"); evil()', "layers": [[0, 2], [2, 4]]}),
     "a stage of files that are none": (
         ("plan", "stages"),
         [{"modules": [], "blocks": [], "files": ["x.safetensors"], "bytes": 1, "also_needs": []}],
@@ -211,7 +215,7 @@ def test_what_this_tool_does_not_write_is_refused(document: dict[str, Any], chan
     place: Any = changed
     for key in path:
         place = place[key]
-    place[last] = {**place[last], **value} if isinstance(value, dict) else value
+    place[last] = {**(place[last] or {}), **value} if isinstance(value, dict) else value
     with pytest.raises(SourceError, match="is not a report of this tool"):
         parse_report(json.dumps(changed))
 

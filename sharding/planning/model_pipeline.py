@@ -1,0 +1,67 @@
+"""Ask transformers how it cuts a model over the ranks of a pipeline. Runs in child processes only."""
+
+from collections.abc import Iterable
+from typing import Any
+
+_PARTS = ("embed_tokens", "layers", "norm")
+"""What transformers 5.23 cuts (`distributed.pipeline_parallel.apply_pipeline_parallelism`), beside the head."""
+
+
+def cut_over(model: Any, ranks: int, stored: set[str]) -> dict[str, Any]:
+    """Return how transformers cuts `model` over `ranks`: its version, the layers of each, the stored names each loads.
+
+    A tensor that it gives to no rank is in none of them. `uncut` alone says why the model cannot be cut.
+    """
+    import transformers
+    from transformers.distributed.pipeline_parallel import PipelineStage
+
+    if reason := _refusal(model):
+        return {"uncut": reason}
+    stage = PipelineStage.__new__(PipelineStage)  # its constructor wants the processes themselves
+    stage.pp_size = ranks
+    count = len(model.base_model.layers)
+    found = {name: stage.find_rank_for_key(name, count, model.base_model_prefix) for name in model.state_dict()}
+    owners = {name: rank for name, rank in found.items() if rank is not None}
+    groups = {name: names for names in tied_names(model) for name in names}
+    names_of: list[list[str]] = [[] for _ in range(ranks)]
+    for name in found:
+        for rank in {owners[other] for other in groups.get(name, [name]) if other in owners}:
+            names_of[rank].append(name)
+    return {
+        "transformers": transformers.__version__,
+        "layers": [stage.layer_range_for_rank(rank, count) for rank in range(ranks)],
+        "loads": [in_files(model, names, stored) for names in names_of],
+    }
+
+
+def tied_names(model: Any) -> list[list[str]]:
+    """Return the groups of names that stand for one tensor."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(tensor), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def in_files(model: Any, names: Iterable[str], stored: set[str]) -> list[str]:
+    """Return the tensors `names` as files name them: those that are `stored` may lack the prefix of the base model."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | model.state_dict()
+    saved = revert_weight_conversion(model, {name: tensors[name] for name in names})
+    shorter = {name: name.removeprefix(f"{model.base_model_prefix}.") for name in saved}
+    return [short if short in stored else name for name, short in shorter.items()]
+
+
+def _refusal(model: Any) -> str:
+    """Return why transformers' pipeline cannot compute `model`, "" where it can."""
+    kind = type(model).__name__
+    base = getattr(model, model.base_model_prefix, None) if model.base_model_prefix else None
+    missing = [part for part in _PARTS if not hasattr(base, part)]
+    if base is None or missing:
+        return f"{kind} has no {missing[0] if base is not None else 'model inside'} as decoders have it"
+    if getattr(model, "lm_head", None) is None or model.get_output_embeddings() is not model.lm_head:
+        return f"{kind} has no lm_head"
+    others = [name for name, module in base.named_children() if name not in _PARTS and any(module.parameters())]
+    inside = (model.base_model_prefix, "lm_head")
+    others += [name for name, module in model.named_children() if name not in inside and any(module.parameters())]
+    return f"{kind} has {others[0]} beside its layers" if others else ""

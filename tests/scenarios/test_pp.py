@@ -1,0 +1,198 @@
+"""Each rank of a pipeline of transformers loads its own part, and all of them compute what one process does."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sharding import job
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.options import Options
+from sharding.localhub import samples
+from sharding.report.schema import Report, parse_report
+from tests import models
+from tests.conftest import environment
+from tests.hubs import TOKEN, download, push
+from tests.localhub.conftest import Server
+from tests.scenarios import pp_cases
+from tests.scenarios.pp_cases import Case
+
+pytestmark = pytest.mark.usefixtures("answers_here")
+
+
+def planned(source: Path, strategy: str, **more: Any) -> Any:
+    return job.plan(str(source), Options("60kB", strategy=strategy, **more))[1]
+
+
+def test_ranks_compute_what_one_process_does(tmp_path: Path) -> None:
+    cases = [
+        Case("llama", 2, 5, tied=True),
+        Case("qwen3", 2, 5, whole=True),
+        Case("gemma2", 2, 5, tied=True, stored="bin"),
+        Case("mixtral", 2, 5),
+    ]
+    pp_cases.run(cases, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", list(pp_cases.CLASSES))
+def test_every_class_computes_the_same_on_every_number_of_ranks(kind: str, tmp_path: Path) -> None:
+    pp_cases.run([case for case in pp_cases.all_cases() if case.kind == kind], tmp_path)
+
+
+def test_layers_are_where_transformers_cuts_them(tmp_path: Path) -> None:
+    """Fails when another transformers cuts elsewhere: then docs, cards and what is cut already speak of an older one."""
+    source = pp_cases.save(Case("llama", 2, 7), tmp_path / "source")
+    layers = {ranks: planned(source, f"pp:{ranks}").pipeline.layers for ranks in (2, 3, 4)}
+    assert layers == {
+        2: ((0, 3), (3, 7)),
+        3: ((0, 2), (2, 4), (4, 7)),
+        4: ((0, 1), (1, 2), (2, 3), (3, 7)),
+    }
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_rank_moves_what_it_loads_and_no_more(tied: bool, tmp_path: Path) -> None:
+    source = pp_cases.save(Case("llama", 2, 5, tied), tmp_path / "source", intermediate_size=20_000)
+    whole = job.inspect(str(source))
+    parts = []
+    for rank in range(2):
+        *_, report = job.shard(str(source), str(tmp_path / f"{rank}"), Options("9MB", strategy="pp:2", rank=rank))
+        assert isinstance(report, Report)
+        parts.append({tensor.name for tensor in job.inspect(str(tmp_path / f"{rank}")).tensors})
+        assert report.resources.bytes_read < 0.7 * whole.total_bytes
+        assert report.plan.rank == rank and report.source.total_bytes == whole.total_bytes
+        assert f"rank {rank} of 2" in (tmp_path / f"{rank}" / "README.md").read_text()
+    assert parts[0] | parts[1] == {tensor.name for tensor in whole.tensors}
+    assert parts[0] & parts[1] == ({"model.embed_tokens.weight"} if tied else set())
+
+
+def test_a_part_is_cast_as_the_whole_is(tmp_path: Path) -> None:
+    source = pp_cases.save(Case("llama", 2, 5, tied=True), tmp_path / "source")
+    list(job.shard(str(source), str(tmp_path / "whole"), Options("60kB", dtype="bf16")))
+    whole = load_all(tmp_path / "whole")
+    parts: dict[str, torch.Tensor] = {}
+    for rank in range(2):
+        options = Options("60kB", strategy="pp:2", dtype="bf16", rank=rank)
+        list(job.shard(str(source), str(tmp_path / f"part{rank}"), options))
+        parts |= load_all(tmp_path / f"part{rank}")
+    assert parts.keys() == whole.keys() and all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
+def load_all(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def test_the_result_for_all_ranks_has_an_index_for_each(tmp_path: Path) -> None:
+    source = pp_cases.save(Case("llama", 3, 7, tied=True), tmp_path / "source")
+    *_, report = job.shard(str(source), str(tmp_path / "cut"), Options("60kB", strategy="pp:3"))
+    assert isinstance(report, Report)
+    files = []
+    for rank, stage in enumerate(report.plan.stages):
+        index = json.loads((tmp_path / f"cut/model.safetensors.index.rank{rank}-of-3.json").read_text())
+        needed = {tied.tensor: tied.file for tied in stage.also_needs}
+        files.append(set(index["weight_map"].values()))
+        assert files[-1] == {*stage.files, *needed.values()}
+    assert len(files[0] & files[2]) == 1 and not files[0] & files[1]  # the embeddings, in a file of their own
+    assert [len(stage.blocks) for stage in report.plan.stages] == [2, 2, 3]
+    again = job.inspect(str(tmp_path / "cut"))
+    assert not again.other_variants and not any("rank" in file.path for file in again.side_files)
+    assert parse_report((tmp_path / "cut/sharding_report.json").read_bytes()) == report
+
+
+def test_a_part_is_resumed(tmp_path: Path) -> None:
+    source = pp_cases.save(Case("llama", 2, 5), tmp_path / "source")
+    options = Options("20kB", strategy="pp:2", rank=1)
+    events = job.shard(str(source), str(tmp_path / "part"), options)
+    for event in events:
+        if type(event).__name__ == "ShardFinished":
+            break
+    events.close()
+    again = list(job.shard(str(source), str(tmp_path / "part"), options))
+    assert any(getattr(event, "kept", False) for event in again)
+    assert again[-1].verification.identical  # type: ignore[union-attr]
+
+
+def test_parts_come_from_a_hub_and_a_result_is_loaded_from_there(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub: Server = served("--user", "alice")
+    source = pp_cases.save(Case("llama", 2, 5, tied=True), tmp_path / "source")
+    push(hub, source, "alice/source")
+    login = {"endpoint": hub.address, "token": TOKEN}
+    parts = pp_cases.cut(Case("llama", 2, 5, tied=True), "alice/source", tmp_path / "parts", **login)
+    list(job.shard("alice/source", "alice/cut", Options("60kB", strategy="pp:2"), **login))
+    whole = {"places": ["alice/cut"] * 2, "variant": "rank{rank}-of-2"}
+    env = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
+    (alone,) = pp_cases.computed(0, [{"places": [str(source)]}])
+    for ranks in pp_cases.computed(2, [parts, whole], **env):
+        pp_cases.check(alone[0], ranks)
+
+
+def test_the_script_of_the_card_computes_and_refuses_other_cuts(served: Any, tmp_path: Path) -> None:
+    hub: Server = served("--user", "alice")
+    source = samples.build_mistral(tmp_path / "source")
+    push(hub, source, "alice/source")
+    login = {"endpoint": hub.address, "token": TOKEN}
+    list(job.shard("alice/source", "alice/cut", Options("20MB", strategy="pp:2"), **login))
+    card = (download(hub, "alice/cut", tmp_path / "cut") / "README.md").read_text()
+    (script,) = (block for block in re.findall(r"```python\n(.*?)```", card, re.DOTALL) if "pp_size" in block)
+    assert "torchrun --nnodes 2" in card
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    inputs = tokenizer("Hello", return_tensors="pt")
+    (tokens,) = AutoModelForCausalLM.from_pretrained(source).generate(**inputs, max_new_tokens=20, do_sample=False)
+    alone = tokenizer.decode(tokens)
+    env = environment() | {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
+    done = torchrun(script, tmp_path, env)
+    assert done.stdout.splitlines() == 2 * [alone], done.stderr[-3000:]
+    moved = script.replace("(0, 5)", "(0, 4)")
+    assert moved != script
+    done = torchrun(moved, tmp_path, env)
+    assert done.returncode and "This transformers cuts elsewhere" in done.stderr
+
+
+def torchrun(script: str, folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a script on two processes of this machine."""
+    (folder / "pipeline.py").write_text(script)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "pipeline.py"]
+    env = env | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *launch], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.thorough
+def test_two_processes_of_the_demo_agree_with_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sharding.localhub.pipeline"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
+    assert not done.returncode and done.stdout.endswith("They agree.\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "bert", "gpt-neox"])
+def test_what_transformers_cannot_cut_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    source = models.save(name, tmp_path / "source", layers=4)
+    with pytest.raises(SourceError, match=models.class_of(name).__name__) as error:
+        planned(source, "pp:2")
+    assert "stages:N" in error.value.hint and "blocks" in error.value.hint
+
+
+def test_more_ranks_than_layers_are_refused(tmp_path: Path) -> None:
+    source = pp_cases.save(Case("llama", 2, 3), tmp_path / "source")
+    with pytest.raises(UsageError, match="4 ranks need as many layers, and LlamaForCausalLM has 3"):
+        planned(source, "pp:4")
+
+
+@pytest.mark.parametrize(("strategy", "rank"), [("size", 0), ("stages:2", 0), ("pp:2", 2), ("pp:2", -1)], ids=str)
+def test_a_rank_is_one_of_a_pipeline(strategy: str, rank: int) -> None:
+    with pytest.raises(UsageError, match="no rank"):
+        Options(strategy=strategy, rank=rank)
+
+
+def test_a_part_goes_into_no_hub(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no repo"):
+        list(job.shard(str(tmp_path), "alice/part", Options(strategy="pp:2", rank=0)))
