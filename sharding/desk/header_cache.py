@@ -39,7 +39,7 @@ class Headers:
         self._lock = Lock()
         self._entries: dict[_Key, _Entry] = {}
         self._asking = Lock()
-        self._hints: dict[tuple[RepoRef, tuple[str, ...], str], Hints] = {}
+        self._hints: dict[tuple[RepoRef, tuple[str, ...], str, int], Hints] = {}
 
     def read(self, source: str, token: str | None, variant: str = "") -> Checkpoint:
         """Return what the headers of `source`, a link to a repo, say to the bearer of `token`.
@@ -64,10 +64,11 @@ class Headers:
         return mine.result()
 
     def hints(self, checkpoint: Checkpoint, options: Options) -> Hints:
-        """Return what `job.hints_for` does, asked once for weights and a dtype; one question at a time."""
+        """Return what `job.hints_for` does, asked once for weights, a dtype and ranks; one question at a time."""
         if not options.asks_class:
             return {}
-        key = checkpoint.source, tuple(component.variant for component in checkpoint.components), options.dtype
+        variants = tuple(component.variant for component in checkpoint.components)
+        key = checkpoint.source, variants, options.dtype, options.ranks
         with self._asking:  # a process each, which takes 300 MB for some seconds
             if key not in self._hints:
                 while len(self._hints) >= CACHED_HINTS:

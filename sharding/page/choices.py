@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.page.form import FEWEST_STAGES, STAGES, Form
+from sharding.page.form import FEWEST_MACHINES, PIPELINES, Form
 
 Given = Mapping[Any, Any]
 """What stands in the fields, by field."""
@@ -36,7 +36,7 @@ def options_in(form: Form, given: Given) -> Options:
     kind = given[form.strategy]
     return Options(
         max_shard_size=size_in(form, given),
-        strategy=f"{kind}:{int(given[form.stages] or 0)}" if kind == STAGES else kind,
+        strategy=f"{kind}:{int(given[form.machines] or 0)}" if kind in PIPELINES else kind,
         order=given[form.order],
         dtype=given[form.dtype],
         variant=given[form.variant],
@@ -51,7 +51,7 @@ def filled_in(form: Form, options: Options) -> dict[Any, Any]:
         form.variant: options.variant,
         form.order: options.order,
         form.strategy: kind,
-        form.stages: gr.Number(value=int(count or FEWEST_STAGES), visible=kind == STAGES),
+        form.machines: gr.Number(value=int(count or FEWEST_MACHINES), visible=kind in PIPELINES),
         form.dtype: options.dtype,
         form.overflow: options.allow_overflow,
     }

@@ -16,8 +16,9 @@ from sharding.page.render import render
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 
-STAGES = "stages"
-FEWEST_STAGES = 2
+PIPELINES = ("pp", "stages")
+"""Strategies that want to know for how many machines."""
+FEWEST_MACHINES = 2
 
 _ORDERS = {
     "natural": "By layer: 2 before 10",
@@ -27,7 +28,8 @@ _ORDERS = {
 _STRATEGIES = {
     "size": "Wherever a file is full",
     "blocks": "Between layers",
-    STAGES: "Into parts for several machines",
+    "pp": "For transformers on several machines",
+    "stages": "For a pipeline of your own",
 }
 _PRESETS = {
     "colab-t4": "Colab, one T4",
@@ -74,7 +76,7 @@ class Form:
     advanced: gr.Accordion
     variants: gr.Radio
     strategy: gr.Radio
-    stages: gr.Number
+    machines: gr.Number
     order: gr.Radio
     dtype: gr.Radio
     overflow: gr.Checkbox
@@ -198,11 +200,11 @@ def _advanced(parts: dict[str, Block]) -> None:
             choices = [(title, strategy) for strategy, title in _STRATEGIES.items()]
             parts["strategy"] = gr.Radio(
                 choices, value="size", label="Where to cut", elem_id="strategy",
-                info="Between layers, where you load layer by layer; into parts, where each machine of a hand-made "
-                "pipeline is to hold its own layers and nothing else.",
+                info="Between layers, where you load layer by layer. For several machines, each loads its own files "
+                "only: cut where torchrun and transformers cut, or into equal parts for a pipeline made by hand.",
             )  # fmt: skip
-            parts["stages"] = gr.Number(
-                FEWEST_STAGES, label="Machines", precision=0, minimum=1, visible=False, elem_id="stages"
+            parts["machines"] = gr.Number(
+                FEWEST_MACHINES, label="Machines", precision=0, minimum=1, visible=False, elem_id="machines"
             )
         with gr.Column():
             parts["order"] = gr.Radio(

@@ -11,7 +11,7 @@ from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
 from sharding.page.choices import Given, filled_in, options_in, size_in, size_told, source_in
-from sharding.page.form import HIDDEN, PLAIN, PRIVATE, STAGES, Form
+from sharding.page.form import HIDDEN, PIPELINES, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.map_list import tensors_of
 from sharding.page.panels import (
@@ -168,7 +168,7 @@ class Planning:
         form, source = self._form, source_in(self._form, given)
         # Another model may be named already, which nothing but the plan is drawn of yet.
         shown: Update = {
-            form.stages: gr.Number(visible=given[form.strategy] == STAGES),
+            form.machines: gr.Number(visible=given[form.strategy] in PIPELINES),
             form.tensors: "",
             form.seen: (),
         }
@@ -198,7 +198,16 @@ class Planning:
     def _choices(self, given: Given, checkpoint: Checkpoint) -> tuple[Any, ...]:
         """Return all that what is shown of a model and its plan follows from."""
         form = self._form
-        fields = (form.repo, form.variant, form.size, form.strategy, form.stages, form.order, form.dtype, form.overflow)
+        fields = (
+            form.repo,
+            form.variant,
+            form.size,
+            form.strategy,
+            form.machines,
+            form.order,
+            form.dtype,
+            form.overflow,
+        )
         return checkpoint.source, *(given[field] for field in fields)
 
     def _plan(self, options: Options, given: Given, token: str | None) -> tuple[Checkpoint, Plan]:

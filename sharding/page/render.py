@@ -41,6 +41,10 @@ def _templates() -> Environment:
         "duration": words.duration,
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
+    templates.filters |= {
+        "from_left": lambda machine: f"{100 * machine.x / WIDTH:.2f}",
+        "wide": lambda machine: f"{100 * machine.width / WIDTH:.2f}",
+    }
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "told": files_told, "corners": _corners}

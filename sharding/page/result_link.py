@@ -45,7 +45,7 @@ class Showing:
         can_check = trust.level == "fits"
         return {
             **self._panels(result, trust, wanted, request),
-            form.result_map: map_panel(map_of_copy(*self._both(result, token))),
+            form.result_map: map_panel(map_of_copy(*self._both(result, token), result.report.plan.stages)),
             form.check: gr.Button(visible=can_check, interactive=token is not None),
             form.check_message: message("To read every byte needs a login.") if can_check and token is None else "",
         }

@@ -6,7 +6,7 @@ from sharding.core.text import count
 from sharding.page.panels import files_of
 from sharding.page.render import render
 from sharding.report.schema import Report
-from sharding.report.snippets import how_to_check, loading_snippets
+from sharding.report.snippets import how_to_check, loading_snippets, pipeline_snippets
 from sharding.verify.trust import Level, Trust
 
 _KNOWN: tuple[Level, ...] = ("made-here", "read-now")
@@ -17,6 +17,7 @@ def result_panel(report: Report, repo_id: str, page: str, link: str, trust: Trus
     """Return the head of a result that may be relied on as far as `trust` says, which is not "contradicted"."""
     made_from = report.source
     load = loading_snippets(repo_id, made_from.architecture, made_from.library, made_from.variant)
+    load = {**pipeline_snippets(report, repo_id), **load}
     return render(
         "result",
         report=report,

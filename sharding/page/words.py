@@ -10,6 +10,10 @@ _WORDS = (
     ),
     (r" \(--variant(?: [^)]*)?\)", " under Advanced"),
     (r"or --strategy size", "or cut wherever a file is full"),
+    (
+        r"Choose --strategy stages:N for a pipeline of your own, or blocks",
+        "Cut for a pipeline of your own, or between layers",
+    ),
     (r"allow it \(--allow-overflow\)", "tick Allow overflow under Advanced"),
     (r"discard it with --restart", "cancel it"),
     (r"add --overwrite to replace", "tick Replace, beside the button, to replace"),

@@ -158,6 +158,16 @@ def test_what_transformers_knows_is_asked_for_each_variant(monkeypatch: pytest.M
     assert asked == ["", "fp16"]
 
 
+def test_what_transformers_knows_is_asked_for_each_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(job, "hints_for", lambda checkpoint, options: asked.append(options.strategy) or {})
+    headers = Headers("http://hub")
+    found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(),), (), (), ())
+    for strategy in ("pp:2", "blocks", "pp:3", "stages:2", "pp:2"):
+        headers.hints(found, Options(strategy=strategy))
+    assert asked == ["pp:2", "blocks", "pp:3"]
+
+
 def test_another_size_is_planned_without_reading_anything(
     hub: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ def test_a_link_fills_the_form_in(space: Site, visit: Visit, small: str) -> None
     expect(page.get_by_label("Largest file")).to_have_value("70kB")
     advanced(page)
     expect(page.get_by_label("As in today's files")).to_be_checked()
-    expect(page.get_by_role("radio", name="Into parts for several machines")).to_be_checked()
+    expect(page.get_by_role("radio", name="For a pipeline of your own")).to_be_checked()
     expect(page.get_by_label("bf16")).to_be_checked()
     # Another process asks transformers first.
     expect(page.locator("#shards tbody").last.locator("tr")).to_have_count(2)

@@ -12,6 +12,8 @@ from sharding import job
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 from tests.page.conftest import LONG, Site, advanced, as_space, copy_name, files, push, sign_in, start_job
+from tests.scenarios import pp_cases
+from tests.scenarios.pp_cases import Case
 
 Visit = Callable[..., Page]
 
@@ -42,6 +44,29 @@ def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
     expect(shown.get_by_role("link", name=f"alice/{name}").first).to_have_attribute("href", re.compile(f"alice/{name}"))
     expect(shown).to_contain_text(f"AutoModelForCausalLM.from_pretrained('alice/{name}'")
     expect(other.locator("#choose")).to_have_count(0)
+
+
+def test_a_pipeline_shows_what_each_machine_loads_and_the_result_how(
+    home: Site, visit: Visit, hub: Server, tmp_path: Path
+) -> None:
+    source = push(hub, pp_cases.save(Case("llama", 3, 7), tmp_path / "seven"), "bob/seven-layers")
+    page = visit(home, f"?repo={source}&size=60kB&strategy=pp:2")
+    machines = page.locator("#picture .machines li")
+    expect(machines).to_have_count(2)
+    expect(machines.last).to_contain_text("layers 3 to 6")
+    expect(advanced(page).get_by_label("For transformers on several machines")).to_be_checked()
+    page.get_by_label("Machines", exact=True).fill("3")
+    page.get_by_label("Machines", exact=True).press("Enter")
+    expect(machines).to_have_count(3)
+    expect(machines.last).to_contain_text("Machine 3")
+    expect(page.locator("#shards")).to_contain_text("Cut where transformers ")
+    name = copy_name()
+    start_job(page, name)
+    result = page.locator("#result")
+    expect(result).to_contain_text("bit-identical")
+    expect(result).to_contain_text(f"from_pretrained('alice/{name}', variant=f\"rank{{os.environ['RANK']}}-of-3\"")
+    expect(result).to_contain_text("torchrun --nnodes 3")
+    expect(page.locator("#result-map .machines li, #job-map .machines li")).to_have_count(3)
 
 
 def test_a_taken_name_is_told_and_a_free_one_proposed(space: Site, visit: Visit, hub: Server, small: str) -> None:
