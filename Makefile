@@ -2,10 +2,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo run test thorough browser check bench matrix torture live fuzz mutants clean help
+.PHONY: demo pipeline run test thorough browser check bench matrix torture live fuzz mutants clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.localhub.demo
+
+pipeline: .venv/installed  ## show one model on two processes, each with its own part
+	$(BIN)/python -m sharding.localhub.pipeline
 
 # The page as a visitor sees it, on a loopback Hub with samples, signed in as a demo user.
 run: .venv/installed  ## serve the page without a network

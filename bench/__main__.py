@@ -16,6 +16,7 @@ _COMMANDS = (
     "consolidate.py",
     "hub.py",
     "link.py",
+    "pipeline.py",
     "latency.py",
     "backpressure.py",
     "loading.py --pairs 3",

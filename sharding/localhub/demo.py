@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 SOURCE, DESTINATION = "samples/mistral-60m", "demo/mistral-60m-sharded"
 SHARD_SIZE = "10MB"
@@ -26,9 +27,9 @@ def main() -> None:
         env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": f"hf_{USER}", "HF_HOME": str(place / "home")}
         subprocess.run([sys.executable, "-m", "sharding", *command], env=env, check=True)
         print("\nDownloading both with huggingface_hub …", flush=True)
-        folders = [_download(repo_id, place, endpoint) for repo_id in (SOURCE, DESTINATION)]
+        folders = [download(repo_id, place, endpoint) for repo_id in (SOURCE, DESTINATION)]
     print(f"Loading both with transformers, {NEW_TOKENS} tokens from each after {PROMPT!r}:")
-    texts = [_generate(folder) for folder in folders]
+    texts = [generate(folder) for folder in folders]
     for folder, text in zip(folders, texts, strict=True):
         print(f"  ./{str(folder):<27} {text!r}")
     print("They agree." if texts[0] == texts[1] else "They differ!")
@@ -51,7 +52,8 @@ def serve_hub(folder: Path, *options: str) -> Iterator[str]:
             hub.terminate()
 
 
-def _download(repo_id: str, place: Path, endpoint: str) -> Path:
+def download(repo_id: str, place: Path, endpoint: str) -> Path:
+    """Return the folder with a repo of the Hub at `endpoint`."""
     os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
     from huggingface_hub import snapshot_download
 
@@ -60,14 +62,15 @@ def _download(repo_id: str, place: Path, endpoint: str) -> Path:
     return folder
 
 
-def _generate(folder: Path) -> str:
+def generate(folder: Path, **options: Any) -> str:
+    """Return what the model in `folder` writes, loaded with `options`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, **options)
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
     (tokens,) = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
     text: str = tokenizer.decode(tokens)

@@ -1,0 +1,48 @@
+"""Show one model on two processes offline: each takes its own part from a Hub on this machine, and computes with it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from shutil import rmtree
+
+from sharding.localhub.demo import NEW_TOKENS, PROMPT, SOURCE, USER, download, generate, serve_hub
+
+_RANKS = 2
+
+
+def main() -> None:
+    """Work in the folder `demo/pipeline`; exit with 1 if two processes write something else than one."""
+    place = Path("demo", "pipeline")
+    rmtree(place, ignore_errors=True)
+    parts = [place / f"rank{rank}" for rank in range(_RANKS)]
+    print("Starting a Hub on this machine, with sample models of random weights …", flush=True)
+    with serve_hub(place / "hub", "--user", USER) as endpoint:
+        env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": f"hf_{USER}", "HF_HOME": str(place / "home")}
+        for rank, part in enumerate(parts):
+            command = ["shard", SOURCE, f"./{part}", "--strategy", f"pp:{_RANKS}", "--rank", str(rank)]
+            print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
+            subprocess.run([sys.executable, "-m", "sharding", *command], env=env, check=True)
+        whole = download(SOURCE, place, endpoint)
+    print(
+        f"\nLoading the whole in one process, the parts in {_RANKS}; {NEW_TOKENS} tokens after {PROMPT!r}:", flush=True
+    )
+    alone = generate(whole)
+    print(f"  one process    {alone!r}", flush=True)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [sys.executable, *launch, "-m", "sharding.localhub.pipeline_rank", str(place)],
+        env=env, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    print(done.stdout, end="")
+    agree = (
+        not done.returncode
+        and [line.partition("    ")[2] for line in done.stdout.splitlines()] == [repr(alone)] * _RANKS
+    )
+    print("They agree." if agree else "They differ!")
+    sys.exit(not agree)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""One rank of a pipeline of transformers: load the part of its own folder, compute with the others. Run by torchrun."""
+
+import os
+import sys
+from pathlib import Path
+
+from sharding.localhub.demo import generate
+
+
+def main() -> None:
+    """Load `rank0`, `rank1` … in the folder that is named, and print what all of them have written together."""
+    from transformers.distributed import DistributedConfig
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    text = generate(Path(sys.argv[1], f"rank{rank}"), distributed_config=DistributedConfig(pp_size=ranks))
+    print(f"  rank {rank} of {ranks}    {text!r}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
