@@ -109,11 +109,8 @@ def shard(
     extra is missing.
     """
     options = _as_options(options)
-    if engine == "classic" and options.variant:
-        raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
+    _refuse_contradictions(options, destination, engine, compare_rounds)
     hub = Hub(endpoint or hub_endpoint(), token)
-    if options.rank is not None and not is_folder(destination):
-        raise UsageError("What one rank loads is no repo of a model.", f"Name a folder: ./{destination}")
     origin, target = _open(source, destination, hub, private, confirmed, overwrite, restart)
     with Meter() as meter, closing(target), ExitStack() as stack:
         if engine == "classic":
@@ -221,6 +218,17 @@ def _open(
         target.close()
         raise
     return origin, target
+
+
+def _refuse_contradictions(options: Options, destination: str, engine: Engine, compare_rounds: int) -> None:
+    if engine == "classic" and options.variant:
+        raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
+    if engine == "classic" and options.ranks:
+        raise UsageError("The classic engine cuts for no pipeline.", "Leave out --strategy or --engine.")
+    if options.rank is not None and not is_folder(destination):
+        raise UsageError("What one rank loads is no repo of a model.", f"Name a folder: ./{destination}")
+    if options.rank is not None and compare_rounds:
+        raise UsageError("What one rank loads computes nothing by itself.", "Leave out --compare or --rank.")
 
 
 def _as_options(options: Options | str) -> Options:

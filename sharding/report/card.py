@@ -105,8 +105,9 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
         yield f"[![See and check it on its page]({_BADGE})]({links.result})\n"
     count = len(report.plan.shards)
     files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
+    part = f"{_part(report)[0].upper()}{_part(report)[1:]}: a part of " if report.plan.rank is not None else ""
     yield (
-        f"{_origin(report, links)} in {files}. {_proof(report)}\n"
+        f"{part}{_origin(report, links)} in {files}. {_proof(report)}\n"
         if report.verification.identical
         else f"{_origin(report, links)}.\n"
     )
@@ -155,7 +156,7 @@ def _loading(report: Report) -> Iterable[str]:
     repo = report.destination.repo_id if report.destination.kind == "hub" else f"./{report.destination.repo_id}"
     yield "## How to load it\n"
     if report.plan.rank is not None:
-        yield f"It is a part: {_part(report)}. The other machines need theirs.\n"
+        yield "The other machines need parts of their own.\n"
     if script := pipeline_script(report, repo):
         yield f"As a pipeline of transformers, `pipeline.py` on every machine:\n\n```python\n{script}```\n"
         yield f"```sh\n{pipeline_commands(report, repo)}```\n"
