@@ -13,7 +13,8 @@ def main() -> None:
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     text = generate(Path(sys.argv[1], f"rank{rank}"), distributed_config=DistributedConfig(pp_size=ranks))
-    print(f"  rank {rank} of {ranks}    {text!r}", flush=True)
+    # In one piece: all ranks write into one pipe.
+    print(f"  rank {rank} of {ranks}    {text!r}\n", end="", flush=True)
 
 
 if __name__ == "__main__":

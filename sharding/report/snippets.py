@@ -123,11 +123,12 @@ def pipeline_commands(report: Report, place: str) -> str:
     if report.plan.rank is not None or report.destination.kind != "hub":
         return start
     first = report.plan.stages[0]
-    files = dict.fromkeys((*first.files, *(tied.file for tied in first.also_needs)))
+    files = dict.fromkeys(("*.json", "token*", *first.files, *(tied.file for tied in first.also_needs)))
+    include = " ".join(f"--include {shlex.quote(file)}" for file in files)
     return (
         "# pipeline.py downloads the files of its own rank. To have them first, one of these (here of rank 0):\n"
         f"shard-my-repo shard {place} ./part --strategy pp:{ranks} --rank 0\n"
-        f"hf download {place} --include '*.json' 'token*' {shlex.join(files)}\n\n{start}"
+        f"hf download {place} {include}\n\n{start}"
     )
 
 
