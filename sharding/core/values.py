@@ -312,33 +312,6 @@ def folder_of(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ByteRange:
-    """`[start_byte, end_byte)` of a source file: one read, one request."""
-
-    file: str
-    start_byte: int
-    end_byte: int
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some consecutive bytes of one tensor: `[start_byte, end_byte)` within range number `range_index` of a batch."""
-
-    tensor: str
-    range_index: int
-    start_byte: int
-    end_byte: int
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What is fetched in one go: a few ranges, and how their bytes are laid one after another."""
-
-    ranges: tuple[ByteRange, ...]
-    pieces: tuple[Piece, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class StagedJob:
     """What a job leaves beside its staged shards, so that anybody who may can go on with it, or discard it.
 

@@ -6,11 +6,39 @@ near one another cost one request, whatever their order in the result; a large t
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from sharding.core.values import Batch, ByteRange, Piece, TensorEntry
+from sharding.core.values import TensorEntry
 
 _ELEMENT_BYTES = 8
 """A tensor is cut between batches at multiples of this, so never inside an element of any dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """`[start_byte, end_byte)` of a source file: one read, one request."""
+
+    file: str
+    start_byte: int
+    end_byte: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some consecutive bytes of one tensor: `[start_byte, end_byte)` within range number `range_index` of a batch."""
+
+    tensor: str
+    range_index: int
+    start_byte: int
+    end_byte: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is fetched in one go: a few ranges, and how their bytes are laid one after another."""
+
+    ranges: tuple[ByteRange, ...]
+    pieces: tuple[Piece, ...]
 
 
 def read_batches(tensors: Iterable[TensorEntry], batch_bytes: int, join_gap_bytes: int) -> Iterator[Batch]:

@@ -16,10 +16,10 @@ from sharding.core.events import Progress, ShardFinished
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import BATCHES_AHEAD, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import Batch, ByteRange, Plan, Shard, ShardRecord
+from sharding.core.values import Plan, Shard, ShardRecord
 from sharding.planning.plan import shard_header
 from sharding.transfer.lanes import Done, Lanes, collected
-from sharding.transfer.read_batches import read_batches
+from sharding.transfer.read_batches import Batch, ByteRange, read_batches
 
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 

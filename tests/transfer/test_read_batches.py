@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.core.values import Batch, TensorEntry
-from sharding.transfer.read_batches import read_batches
+from sharding.core.values import TensorEntry
+from sharding.transfer.read_batches import Batch, read_batches
 
 BATCH, GAP = 64, 8
 
