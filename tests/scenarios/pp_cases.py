@@ -142,7 +142,10 @@ def run(cases: Sequence[Case], folder: Path) -> None:
     for count in sorted({case.ranks for case in cases}):
         numbers = [number for number, case in enumerate(cases) if case.ranks == count]
         for number, ranks in zip(numbers, computed(count, [wanted[number] for number in numbers]), strict=True):
-            check(alone[number][0], ranks)
+            try:
+                check(alone[number][0], ranks)
+            except AssertionError as error:
+                raise AssertionError(f"{cases[number]}: {error}") from error
 
 
 def main() -> None:

@@ -44,9 +44,8 @@ def test_ranks_compute_what_one_process_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", list(pp_cases.CLASSES))
-def test_every_class_computes_the_same_on_every_number_of_ranks(kind: str, tmp_path: Path) -> None:
-    pp_cases.run([case for case in pp_cases.all_cases() if case.kind == kind], tmp_path)
+def test_every_class_computes_the_same_on_every_number_of_ranks(tmp_path: Path) -> None:
+    pp_cases.run(pp_cases.all_cases(), tmp_path)  # at once: a group of processes for each number of ranks
 
 
 def test_layers_are_where_transformers_cuts_them(tmp_path: Path) -> None:
