@@ -8,11 +8,12 @@ from sharding.checkpoint.library import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME
 from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.weight_files import WeightSet, find_sets, named_set
 from sharding.core.errors import SourceError
+from sharding.core.gathered import Gathered
 from sharding.core.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes, name_some
 from sharding.core.threads import readers
-from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Gathered, Header, TensorEntry
+from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, TensorEntry
 from sharding.formats.index import Index, compare_with_index, parse_index
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives

@@ -7,6 +7,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from sharding.core.bounds import Count, File, Files, Layers, Line, Seconds, Version, Word
+from sharding.core.gathered import Gathered
 from sharding.core.options import Options
 
 Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
@@ -60,22 +61,6 @@ class TensorEntry(NamedTuple):
     def parameters(self) -> int:
         """Number of elements; 1 for a scalar."""
         return prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """A tensor that does not lie in order, at `[start_byte, end_byte)` of its file: there, beyond the file's end.
-
-    Element `i, j, …` is at byte `origin + item_bytes * (i * strides[0] + j * strides[1] + …)` of the file.
-    """
-
-    file: str
-    start_byte: int
-    end_byte: int
-    origin: int
-    item_bytes: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from math import prod
 from typing import Any
 
 from sharding.core.errors import SourceError
+from sharding.core.gathered import Gathered, in_one_piece
 from sharding.core.limits import MAX_EXPANDED_BYTES
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes, name_some
 from sharding.core.threads import readers
-from sharding.core.values import FileEntry, Finding, Gathered, TensorEntry, folder_of
+from sharding.core.values import FileEntry, Finding, TensorEntry, folder_of
 from sharding.formats.dtypes import BY_TORCH, item_bytes
 from sharding.formats.torch_file import Locate, Place, open_bin
 from sharding.formats.torch_globals import Other, PickleRefused, StoredTensor
@@ -145,7 +146,8 @@ def _lay_out(
 def _gathered(file: FileEntry, tensor: StoredTensor, origin: int, start: int, end: int) -> Gathered:
     # The stride of a dimension of length 1 means nothing, and may be anything.
     strides = tuple(stride if length > 1 else 0 for stride, length in zip(tensor.strides, tensor.shape, strict=True))
-    return Gathered(file.path, start, end, origin, item_bytes(tensor.dtype), tensor.shape, strides)
+    boxes = in_one_piece(file.path, origin, tensor.shape, strides)
+    return Gathered(file.path, start, end, item_bytes(tensor.dtype), tensor.shape, boxes)
 
 
 def _identity(name: str, tensor: StoredTensor) -> Any:

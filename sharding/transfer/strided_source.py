@@ -1,15 +1,18 @@
-"""Read tensors that do not lie in order (views, transposes, expanded ones) as if they did, in bounded memory."""
+"""Read tensors that do not lie in order (views, transposes, pieces of ranks) as if they did, in bounded memory."""
 
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from math import prod
 from threading import Lock
 from typing import Any
 
 from sharding.core.extras import require
+from sharding.core.gathered import Box, Gathered, strides_of
 from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, Gathered
+from sharding.core.values import Checkpoint
 from sharding.transfer.source_view import SourceView
 
 _TILES_KEPT = 2
@@ -20,7 +23,8 @@ def gathering(source: Source, checkpoint: Checkpoint) -> Source:
     """Return the source that the tensors of `checkpoint` are read from: `source`, or a view of it. Raises Refused."""
     if not checkpoint.gathered:
         return source
-    require("Writing views (transposed, cut out or expanded) row by row", ["numpy"])
+    if not all(map(_stretches, checkpoint.gathered)):
+        require("Writing what does not lie in order (transposed, cut out, expanded, cut by columns)", ["numpy"])
     return GatheringSource(source, checkpoint.gathered)
 
 
@@ -31,9 +35,9 @@ class GatheringSource(SourceView):
         """Lay each of `gathered` in order when it is read."""
         super().__init__(source)
         self._parts: dict[str, list[Gathered]] = {}
-        for part in gathered:
+        for part in sorted(gathered, key=lambda part: part.start_byte):
             self._parts.setdefault(part.file, []).append(part)
-        self._tiles: OrderedDict[tuple[Gathered, int], bytes] = OrderedDict()
+        self._tiles: OrderedDict[tuple[str, int, int], Future[memoryview]] = OrderedDict()
         self._lock = Lock()
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
@@ -47,52 +51,123 @@ class GatheringSource(SourceView):
             start_byte = parts[0].start_byte
         while start_byte < end_byte:
             part = parts[bisect_right(parts, start_byte, key=lambda part: part.start_byte) - 1]
-            tiles = _Tiles(part)
+            stop = min(end_byte, part.end_byte)
+            stretches = _stretches(part)
+            read = self._join(stretches, part, start_byte, stop) if stretches else self._lay(part, start_byte, stop)
+            yield from read
+            start_byte = stop
+
+    def _join(self, stretches: "list[_Stretch]", part: Gathered, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield bytes of a tensor whose boxes follow one another."""
+        start, end = start_byte - part.start_byte, end_byte - part.start_byte
+        index = bisect_right(stretches, start, key=lambda stretch: stretch[0]) - 1
+        for first, box, size in stretches[index:]:
+            if first >= end:
+                return
+            at, stop = max(start, first) - first, min(end - first, size)
+            yield from self._source.read(box.file, box.origin + at, box.origin + stop)
+
+    def _lay(self, part: Gathered, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield bytes of a tensor that is laid in order tile by tile."""
+        tiles = _Tiles(part)
+        while start_byte < end_byte:
             number = tiles.number(start_byte - part.start_byte)
             tile_start = part.start_byte + tiles.start(number)
             tile = self._tile(part, tiles, number)
             stop = min(end_byte, tile_start + len(tile), start_byte + BATCH_BYTES)
-            yield tile[start_byte - tile_start : stop - tile_start]
+            yield bytes(tile[start_byte - tile_start : stop - tile_start])
             start_byte = stop
 
-    def _tile(self, part: Gathered, tiles: "_Tiles", number: int) -> bytes:
+    def _tile(self, part: Gathered, tiles: "_Tiles", number: int) -> memoryview:
+        """Return a tile, which whoever asks first lays in order, and others wait for."""
+        key = part.file, part.start_byte, number
         with self._lock:
-            key = part, number
-            if key not in self._tiles:
+            tile = self._tiles.get(key)
+            is_first = tile is None
+            if tile is None:
                 while len(self._tiles) >= _TILES_KEPT:
                     self._tiles.popitem(last=False)
-                self._tiles[key] = self._gather(part, *tiles.box(number))
+                tile = self._tiles[key] = Future()
             self._tiles.move_to_end(key)
-            return self._tiles[key]
+        if is_first:
+            try:
+                tile.set_result(self._gather(part, *tiles.place(number)))
+            except BaseException as error:
+                with self._lock:
+                    if self._tiles.get(key) is tile:  # who asks again, tries again
+                        del self._tiles[key]
+                tile.set_exception(error)
+        return tile.result()
 
-    def _gather(self, part: Gathered, shape: tuple[int, ...], start: int) -> bytes:
+    def _gather(self, part: Gathered, offsets: tuple[int, ...], shape: tuple[int, ...]) -> memoryview:
         import numpy as np
 
         tile = np.empty(shape, f"u{part.item_bytes}")
-        self._fill(part, tile, start)
-        return tile.tobytes()
+        for box in part.boxes:
+            starts = [max(at, begin) for at, begin in zip(offsets, box.offsets, strict=True)]
+            ends = [
+                min(at + length, begin + inside)
+                for at, length, begin, inside in zip(offsets, shape, box.offsets, box.shape, strict=True)
+            ]
+            if all(start < end for start, end in zip(starts, ends, strict=True)):
+                there = tuple(slice(a - at, b - at) for a, b, at in zip(starts, ends, offsets, strict=True))
+                first = sum(
+                    (a - begin) * stride for a, begin, stride in zip(starts, box.offsets, box.strides, strict=True)
+                )
+                self._fill(part.item_bytes, box, tile[there], first)
+        return tile.reshape(-1).view("u1").data
 
-    def _fill(self, part: Gathered, tile: Any, start: int) -> None:
-        """Fill `tile`, whose first element is element `start` of the file as counted from the tensor's own first."""
+    def _fill(self, item_bytes: int, box: Box, tile: Any, start: int) -> None:
+        """Fill `tile`, whose first element is the `start`th of the file as counted from the first of the box."""
         import numpy as np
 
-        lengths = [(length - 1) * stride for length, stride in zip(tile.shape, part.strides, strict=True)]
-        first, last = start, start + sum(lengths)
-        if (last + 1 - first) * part.item_bytes <= GATHERED_SPAN_BYTES:
-            at = part.origin + first * part.item_bytes
-            data = b"".join(self._source.read(part.file, at, part.origin + (last + 1) * part.item_bytes))
-            steps = [stride * part.item_bytes for stride in part.strides]
+        lengths = [(length - 1) * stride for length, stride in zip(tile.shape, box.strides, strict=True)]
+        last = start + sum(lengths)
+        if (last + 1 - start) * item_bytes <= GATHERED_SPAN_BYTES:
+            first_byte, end_byte = box.origin + start * item_bytes, box.origin + (last + 1) * item_bytes
+            data = b"".join(self._source.read(box.file, first_byte, end_byte))
+            steps = [stride * item_bytes for stride in box.strides]
             tile[...] = np.lib.stride_tricks.as_strided(np.frombuffer(data, tile.dtype), tile.shape, steps)
             return
         axis = lengths.index(max(lengths))
         half = tile.shape[axis] // 2
         before = (slice(None),) * axis
-        self._fill(part, tile[(*before, slice(half))], start)
-        self._fill(part, tile[(*before, slice(half, None))], start + half * part.strides[axis])
+        self._fill(item_bytes, box, tile[(*before, slice(half))], start)
+        self._fill(item_bytes, box, tile[(*before, slice(half, None))], start + half * box.strides[axis])
+
+
+_Stretch = tuple[int, Box, int]
+"""The byte of a tensor at which the bytes of a box begin, the box, and how many they are."""
+
+
+def _stretches(part: Gathered) -> list[_Stretch]:
+    """Return what the tensor is, box after box; [] where its boxes do not follow one another, each in order."""
+    found: list[_Stretch] = []
+    strides = strides_of(part.shape)
+    position = 0
+    for box in part.boxes:
+        start = sum(at * stride for at, stride in zip(box.offsets, strides, strict=True))
+        moving = [
+            (length, stride, own)
+            for length, stride, own in zip(box.shape, strides, box.strides, strict=True)
+            if length > 1
+        ]
+        # Laid in the tensor as in its file: beyond the first, every dimension is whole.
+        expected = 1
+        for length, stride, own in reversed(moving):
+            if not stride == own == expected:
+                return []
+            expected *= length
+        if start != position:
+            return []
+        size = prod(box.shape)
+        found.append((start * part.item_bytes, box, size * part.item_bytes))
+        position += size
+    return found
 
 
 class _Tiles:
-    """A tensor in boxes of at most `TILE_BYTES`: whole inner dimensions, a stretch of one, one index of each outer."""
+    """A tensor in tiles of at most `TILE_BYTES`: whole inner dimensions, a stretch of one, one index of each outer."""
 
     def __init__(self, part: Gathered) -> None:
         self._part = part
@@ -117,15 +192,15 @@ class _Tiles:
         outer, stretch = divmod(number, self._per_index)
         return (outer * self._length + stretch * self._rows) * self._inner * self._part.item_bytes
 
-    def box(self, number: int) -> tuple[tuple[int, ...], int]:
-        """Return the shape of a tile, of as many dimensions as the tensor, and its first element."""
-        part, cut = self._part, self._cut
+    def place(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the offsets and the shape of a tile, of as many dimensions as the tensor."""
+        shape, cut = self._part.shape, self._cut
         outer, stretch = divmod(number, self._per_index)
         if not cut:
-            return part.shape, 0
-        start = stretch * self._rows * part.strides[cut - 1]
+            return (0,) * len(shape), shape
+        offsets = [0] * len(shape)
+        offsets[cut - 1] = stretch * self._rows
         for axis in reversed(range(cut - 1)):
-            outer, index = divmod(outer, part.shape[axis])
-            start += index * part.strides[axis]
+            outer, offsets[axis] = divmod(outer, shape[axis])
         rows = min(self._rows, self._length - stretch * self._rows)
-        return (1,) * (cut - 1) + (rows,) + part.shape[cut:], start
+        return tuple(offsets), (1,) * (cut - 1) + (rows,) + shape[cut:]
