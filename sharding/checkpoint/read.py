@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from sharding.checkpoint.library import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME, Documents
 from sharding.checkpoint.side_files import sort_files
+from sharding.checkpoint.trained import read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.weight_files import WeightSet, find_sets, named_set
 from sharding.core.errors import SourceError
 from sharding.core.gathered import Gathered
@@ -14,7 +16,9 @@ from sharding.core.protocols import Source
 from sharding.core.text import format_bytes, name_some
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, TensorEntry
+from sharding.formats.dcp_safetensors import without_dcp
 from sharding.formats.index import Index, compare_with_index, parse_index
+from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
 
@@ -52,8 +56,9 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
     taken = {file.path for file in weight_files} | {
         weight_set.index for weight_set in found.sets if weight_set.index and not weight_set.single
     }
-    side_files, left_out = sort_files(source.files, taken, found.copied)
-    return Checkpoint(
+    of_ranks = {path for weight_set in found.sets for path in weight_set.ranks}
+    side_files, left_out = sort_files(source.files, taken | of_ranks, found.copied, is_trained=bool(of_ranks))
+    checkpoint = Checkpoint(
         source=source.ref,
         tensors=tuple(tensors),
         components=tuple(components),
@@ -66,12 +71,16 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
         configs=_configs(source, by_path, [component.folder for component in components]),
         other_variants=found.passed_over,
     )
+    missing = what_is_missing(checkpoint) if of_ranks else ()
+    return replace(checkpoint, findings=(*missing, *checkpoint.findings))
 
 
 def _read_component(
     source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet
 ) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
     """Return a component, its files and tensors, those that are views, and what a person should know of it."""
+    if weight_set.ranks:
+        return _read_ranks(source, by_path, weight_set)
     findings = weight_set.findings()
     index = _read_index(source, by_path, weight_set)
     files = [by_path[path] for path in weight_set.files(index, by_path)]
@@ -91,6 +100,21 @@ def _read_component(
     views = [strided for archive in archives for strided in archive.gathered]
     findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
     return component, files, tensors, views, findings
+
+
+def _read_ranks(
+    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet
+) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
+    """Return the same of what the ranks of a training run have saved."""
+    if weight_set.ranks == [DCP_METADATA_NAME]:
+        files, found = read_dcp(source, by_path)
+        return Component(), files, found.tensors, found.gathered, found.findings
+    files = [by_path[path] for path in weight_set.ranks]
+    headers = read_headers(source, files)
+    found = read_rank_shards(files, headers)
+    told = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
+    metadata, conflicts = merge_metadata(told)
+    return Component(metadata=metadata), files, found.tensors, found.gathered, [*found.findings, *conflicts]
 
 
 def named_weights(source: Source) -> list[str]:

@@ -13,6 +13,7 @@ from sharding.formats.names import (
     SHARD_NAME,
     is_duplicate,
     is_index,
+    is_training_state,
     is_weights,
 )
 
@@ -20,17 +21,20 @@ _NEVER = {".gitattributes", REPORT_NAME, DIGESTS_NAME, PICTURE_NAME, MAP_NAME}
 
 
 def sort_files(
-    files: Iterable[FileEntry], taken: Container[str], copied: Container[str] = ()
+    files: Iterable[FileEntry], taken: Container[str], copied: Container[str] = (), *, is_trained: bool = False
 ) -> tuple[tuple[FileEntry, ...], list[Finding]]:
     """Return the files that lie beside the weights, and findings on those that are left out.
 
-    `taken` are the weights and the indexes that they were chosen by, `copied` weights that are side files.
+    `taken` are the weights and the indexes that they were chosen by, `copied` weights that are side files. Of what a
+    training run has saved (`is_trained`) its own state is left out.
     """
     side, left_out = [], dict[str, list[str]]()
     for file in sorted(files, key=lambda file: file.path):
         if file.path in taken:
             continue
         reason = _reason_to_leave_out(file, is_copied=file.path in copied)
+        if is_trained and is_training_state(file.path):
+            reason = "state of the training"
         if reason:
             left_out.setdefault(reason, []).append(file.path)
         else:

@@ -15,7 +15,14 @@ from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Finding, Library, folder_of
 from sharding.formats.index import Index
-from sharding.formats.names import BIN_SHARD_NAME, SHARD_NAME, is_rank_index, is_weights
+from sharding.formats.names import (
+    BIN_SHARD_NAME,
+    DCP_METADATA_NAME,
+    RANK_SHARD_NAME,
+    SHARD_NAME,
+    is_rank_index,
+    is_weights,
+)
 
 _BASES = ("model", "diffusion_pytorch_model", "adapter_model")
 """What transformers, diffusers and peft call their weights; the first that a folder has is taken."""
@@ -53,6 +60,8 @@ class WeightSet:
     single: str | None = None
     index: str | None = None
     shards: list[str] = field(default_factory=list)
+    ranks: list[str] = field(default_factory=list)
+    """Safetensors files that the ranks of a training run have saved, or what says where their pieces are."""
 
     def files(self, index: Index | None, paths: Container[str]) -> list[str]:
         """Return the weight files; `index` is what `self.index` says, `paths` all files of the repo.
@@ -77,7 +86,7 @@ class WeightSet:
         if self.single and (self.index or self.shards):
             message = f"{self.single} stands beside an index or shards; it is the one used, as in transformers."
             return [Finding("warning", "several-checkpoints", message, "Remove the set that is out of date.")]
-        if not self.single and not self.index:
+        if not self.single and not self.index and not self.ranks:
             return [Finding("warning", "no-index", "There is no index; the shard files alone say what is in them.")]
         return []
 
@@ -112,7 +121,7 @@ def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> 
             variants = _pickled(folder, inside) | variants
         chosen = named_set(named, inside) if named else _choose(variants, variant)
         if chosen is None and layout.library == "transformers":
-            chosen = _unnamed(inside)
+            chosen = _of_ranks(inside) or _unnamed(inside)
         if chosen:
             chosen.is_whole = is_whole
             sets.append(chosen)
@@ -198,6 +207,20 @@ def named_set(name: str, inside: Container[str]) -> WeightSet:
             "Download that file, or remove the entry if model.safetensors is meant.",
         )
     return WeightSet("", index=name) if name.endswith(".json") else WeightSet("", single=name)
+
+
+def _of_ranks(inside: Sequence[str]) -> WeightSet | None:
+    """Return what the ranks of a training run have saved: files of theirs, or what says where their pieces are."""
+    ranks = sorted(path for path in inside if RANK_SHARD_NAME.fullmatch(path))
+    if not ranks and DCP_METADATA_NAME in inside:
+        ranks = [DCP_METADATA_NAME]
+    counts = {match["count"] for path in ranks if (match := RANK_SHARD_NAME.fullmatch(path))}
+    if len(counts) > 1:
+        raise SourceError(
+            f"There are files of ranks of several saves: of {', '.join(sorted(counts))} files each.",
+            "Keep those of one save in a folder of their own.",
+        )
+    return WeightSet("", ranks=ranks) if ranks else None
 
 
 def _unnamed(inside: Iterable[str]) -> WeightSet | None:

@@ -45,6 +45,15 @@ MAX_PICKLE_MARKS = 1000
 """The pickle of a .bin file: 37 instructions and 200 bytes a tensor, so 40,000 tensors; a hostile one of so many
 instructions takes 140 MB and a few seconds. Checkpoints are nested three or four deep."""
 
+MAX_DCP_BYTES = 64_000_000
+MAX_DCP_STEPS = 20_000_000
+"""The `.metadata` of a checkpoint of ranks: 200 bytes and 67 instructions a piece, so 300,000 pieces with those of the
+optimizer; a hostile one of so many instructions takes two gigabytes."""
+
+MAX_BOX_PAIRS = 20_000_000
+"""Pieces of a tensor that are compared with one another: thousands of ranks that cut along two dimensions stay far
+below; beyond it stand pieces that nobody's cut has made."""
+
 MAX_DIRECTORY_BYTES = 16_000_000
 """The directory of a .bin file has about 80 bytes for each of its tensors."""
 

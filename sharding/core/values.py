@@ -143,6 +143,8 @@ class Checkpoint:
     """Which of the tensors are read through `strided_source.gathering`."""
     configs: Mapping[str, str] = field(default_factory=dict)
     """The text of config.json in the folder of each component that has one."""
+    base: RepoRef | None = None
+    """The model that was trained, from which the files beside the weights are."""
     other_variants: tuple[str, ...] = ()
     """Variants that could be taken instead, "" for the plain weights."""
 

@@ -1,6 +1,7 @@
 """Tell what a file is by its name. Pure."""
 
 import re
+from collections.abc import Collection
 
 SINGLE_NAME = "model.safetensors"
 REPORT_NAME = "sharding_report.json"
@@ -12,12 +13,24 @@ CARD_NAME = "README.md"
 SHARD_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")
 BIN_SHARD_NAME = re.compile(SHARD_NAME.pattern.replace("safetensors", "bin"))
 
+RANK_SHARD_NAME = re.compile(r"shard-(?P<rank>\d{5})-model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+"""Files of one rank, as torch's HuggingFaceStorageWriter calls them (torch 2.13, `_hf_utils._gen_file_name`)."""
+
+DCP_METADATA_NAME = ".metadata"
+"""What torch.distributed.checkpoint writes beside the files of ranks, `__0_0.distcp`."""
+
 _OTHER_FORMATS = (
-    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".ggml", ".onnx", ".onnx_data", ".pb",
-    ".tflite", ".mlmodel", ".mlpackage", ".ot", ".npz", ".npy", ".pdparams", ".pkl", ".pickle", ".nemo",
+    ".safetensors", ".bin", ".distcp", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".ggml", ".onnx",
+    ".onnx_data", ".pb", ".tflite", ".mlmodel", ".mlpackage", ".ot", ".npz", ".npy", ".pdparams", ".pkl", ".pickle",
+    ".nemo",
 )  # fmt: skip
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
+_TRAINING_STATE = re.compile(
+    r"(?:optimizer(?:_\d+)?/.*|(?:optimizer|scheduler|scaler|sampler|dl_state)\w*\.(?:bin|pt)|random_states_\d+\.pkl"
+    r"|rng_state(?:_\d+)?\.pth|trainer_state\.json|training_args\.bin|custom_checkpoint_\d+\.pkl)"
+)
+_ACCELERATE_FOLDER = "pytorch_model_fsdp_0/"
 _RANK_INDEX = re.compile(r".*\.safetensors\.index\.(?:[^./]+-)?rank\d+-of-\d+\.json")
 
 
@@ -29,6 +42,35 @@ def is_weights(name: str) -> bool:
 def is_index(path: str) -> bool:
     """Return whether a file of this path says which weights are in which file, of any variant."""
     return _INDEX.fullmatch(path) is not None
+
+
+def is_training_state(path: str) -> bool:
+    """Return whether a file of this path beside weights is what accelerate or the Trainer needs to go on training."""
+    return _TRAINING_STATE.fullmatch(path) is not None
+
+
+def trained_folder(paths: Collection[str]) -> str | None:
+    """Return the folder, "" or ending in "/", of the weights that the ranks of a training run have saved.
+
+    None where files at `paths` are an ordinary repo, or there are several such folders and none of accelerate's name.
+
+    >>> trained_folder(["optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata", "scheduler.bin"])
+    'pytorch_model_fsdp_0/'
+    """
+    relevant = [path for path in paths if not is_training_state(path)]
+    if any("/" not in path and _is_ordinary(path) for path in relevant):
+        return None
+    found = {path[: path.rfind("/") + 1] for path in relevant if _of_ranks(path.rpartition("/")[2])}
+    known = [folder for folder in ("", _ACCELERATE_FOLDER) if folder in found]
+    return known[0] if known else found.pop() if len(found) == 1 else None
+
+
+def _is_ordinary(name: str) -> bool:
+    return is_index(name) or (name.endswith((".safetensors", ".bin")) and not _of_ranks(name))
+
+
+def _of_ranks(name: str) -> bool:
+    return name == DCP_METADATA_NAME or RANK_SHARD_NAME.fullmatch(name) is not None
 
 
 def is_rank_index(path: str) -> bool:

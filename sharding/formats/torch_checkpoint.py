@@ -134,8 +134,8 @@ def _lay_out(
     gathered: list[Gathered] = []
     beyond = file.bytes
     for name, tensor in kept.items():
-        start = _origin(name, tensor, places[tensor.storage.key])
-        if not _in_order(tensor):
+        start = origin_of(name, tensor, places[tensor.storage.key])
+        if not lies_in_order(tensor):
             gathered.append(_gathered(file, tensor, start, beyond, beyond + sizes[name]))
             start, beyond = beyond, beyond + sizes[name]
         dtype = BY_TORCH[tensor.dtype].name
@@ -144,10 +144,13 @@ def _lay_out(
 
 
 def _gathered(file: FileEntry, tensor: StoredTensor, origin: int, start: int, end: int) -> Gathered:
-    # The stride of a dimension of length 1 means nothing, and may be anything.
-    strides = tuple(stride if length > 1 else 0 for stride, length in zip(tensor.strides, tensor.shape, strict=True))
-    boxes = in_one_piece(file.path, origin, tensor.shape, strides)
+    boxes = in_one_piece(file.path, origin, tensor.shape, moving_strides(tensor))
     return Gathered(file.path, start, end, item_bytes(tensor.dtype), tensor.shape, boxes)
+
+
+def moving_strides(tensor: StoredTensor) -> tuple[int, ...]:
+    """Return the strides of a tensor, 0 for a dimension of length 1: that means nothing, and may be anything."""
+    return tuple(stride if length > 1 else 0 for stride, length in zip(tensor.strides, tensor.shape, strict=True))
 
 
 def _identity(name: str, tensor: StoredTensor) -> Any:
@@ -167,7 +170,7 @@ def _main_name(names: Sequence[str]) -> str:
     return min(names, key=lambda name: any(part.endswith("head") for part in name.split(".")))
 
 
-def _origin(name: str, tensor: StoredTensor, place: Place) -> int:
+def origin_of(name: str, tensor: StoredTensor, place: Place) -> int:
     """Return the byte of a tensor's first element. Raises PickleRefused where the tensor exceeds its storage."""
     there = min(place.bytes, tensor.storage.count * item_bytes(tensor.storage.dtype))
     item = item_bytes(tensor.dtype)
@@ -178,7 +181,7 @@ def _origin(name: str, tensor: StoredTensor, place: Place) -> int:
     return place.start + tensor.offset * item if end else place.start
 
 
-def _in_order(tensor: StoredTensor) -> bool:
+def lies_in_order(tensor: StoredTensor) -> bool:
     """Return whether the elements lie one after another. Raises PickleRefused for a tensor that overlaps itself.
 
     Not an expanded one, whose elements are one and the same along a dimension.

@@ -6,7 +6,7 @@ pickles and then the storages one after another: of it the pickles are read. Wha
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_DIRECTORY_BYTES, MAX_PICKLE_BYTES
@@ -54,14 +54,17 @@ def open_bin(source: Source, file: FileEntry) -> tuple[Any, Locate]:
 
     Raises PickleRefused, ZipRefused, SourceError.
     """
-    reader = _Reader(source, file)
-    return _read_zip(reader) if reader.read(0, len(_ZIP)) == _ZIP else _read_old(reader)
+    reader = Reader(source, file)
+    return open_zip(reader) if reader.read(0, len(_ZIP)) == _ZIP else _read_old(reader)
 
 
-class _Reader:
+class Reader:
     """Reads a file in few requests: what was read once is not asked for again."""
 
+    tail_bytes: ClassVar[int] = TAIL_BYTES
+
     def __init__(self, source: Source, file: FileEntry) -> None:
+        """Read `file` of `source`."""
         self.source = source
         self.file = file
         self._known: list[tuple[int, bytes]] = []
@@ -81,10 +84,13 @@ class _Reader:
         return b"".join(self.source.read(self.file.path, start, end))
 
 
-def _read_zip(reader: _Reader) -> tuple[Any, Locate]:
-    """Return what the pickle holds, and what finds the storages that it names."""
+def open_zip(reader: Reader) -> tuple[Any, Locate]:
+    """Return what the pickle holds, and what finds the storages that it names.
+
+    Raises PickleRefused, ZipRefused, SourceError.
+    """
     size = reader.file.bytes
-    directory = find_directory(reader.read(max(0, size - TAIL_BYTES), size), size)
+    directory = find_directory(reader.read(max(0, size - reader.tail_bytes), size), size)
     if directory.end - directory.start > MAX_DIRECTORY_BYTES:
         raise ZipRefused(f"its directory has more than {format_bytes(MAX_DIRECTORY_BYTES)}")
     records = parse_directory(reader.read(directory.start, directory.end), directory)
@@ -106,6 +112,8 @@ def _read_zip(reader: _Reader) -> tuple[Any, Locate]:
             if record is None:
                 raise ZipRefused(f"the storage {storage.key[:100]!r} is missing")
             found[storage.key] = record
+        if len(found) == 1:
+            return {key: Place(_start(reader, record), record.bytes) for key, record in found.items()}
         with readers(reader.source.ranges_at_once) as pool:
             starts = pool.map(lambda record: _start(reader, record), found.values())
             return {key: Place(start, found[key].bytes) for key, start in zip(found, starts, strict=True)}
@@ -113,7 +121,7 @@ def _read_zip(reader: _Reader) -> tuple[Any, Locate]:
     return read_pickle(_content(reader, pickle)).value, locate
 
 
-def _start(reader: _Reader, record: Record) -> int:
+def _start(reader: Reader, record: Record) -> int:
     if not record.is_stored:
         raise _unstreamable(reader.file, f"{record.name[:100]!r} in it is compressed")
     if record.start is not None:
@@ -121,12 +129,12 @@ def _start(reader: _Reader, record: Record) -> int:
     return start_from_header(record, reader.exactly(record.header_start, record.header_start + LOCAL_BYTES))
 
 
-def _content(reader: _Reader, record: Record) -> bytes:
+def _content(reader: Reader, record: Record) -> bytes:
     start = _start(reader, record)
     return reader.read(start, start + record.bytes)
 
 
-def _read_old(reader: _Reader) -> tuple[Any, Locate]:
+def _read_old(reader: Reader) -> tuple[Any, Locate]:
     """Return the same of a file that torch wrote before 1.6."""
     wanted = _FIRST_READ_BYTES
     while True:

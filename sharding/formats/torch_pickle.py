@@ -9,7 +9,7 @@ numbers, whose hashes nobody can make collide.
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sharding.core.limits import MAX_PICKLE_MARKS, MAX_PICKLE_STEPS
 from sharding.formats.torch_globals import (
@@ -45,7 +45,7 @@ def read_pickle(data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> Pickle
     Dictionaries, lists, tuples, texts and numbers are themselves; tensors are `StoredTensor`, all else is `Other`.
     Time and memory grow with the instructions, of which `MAX_PICKLE_STEPS` are followed. Raises PickleRefused.
     """
-    machine = _Machine(data, start, id_parts)
+    machine = Machine(data, start, id_parts)
     try:
         value = machine.run()
         return Pickle(value, machine.storages, machine.position)
@@ -53,25 +53,31 @@ def read_pickle(data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> Pickle
         raise PickleRefused("it takes what is not there") from error
 
 
-class _Machine:
-    """One run through a pickle."""
+class Machine:
+    """One run through a pickle: what its instructions leave on a stack. `run` raises PickleRefused."""
 
-    def __init__(self, data: bytes, start: int, id_parts: int) -> None:
+    steps: ClassVar[Mapping[int, Callable[[Any], None]]] = {}
+    most_steps: ClassVar[int] = MAX_PICKLE_STEPS
+    reader: ClassVar[str] = "torch's weights-only reader"
+
+    def __init__(self, data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> None:
+        """Begin at `data[start:]`, where a storage is named by `id_parts` words."""
         self.position = start
         self.storages: dict[str, Storage] = {}
         self._data = data
         self._id_parts = id_parts
-        self._steps_left = MAX_PICKLE_STEPS
+        self._steps_left = self.most_steps
         self._stack: list[Any] = []
         self._marked: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        data, size, steps = self._data, len(self._data), _STEPS
+        """Follow all instructions; return what is left in the end."""
+        data, size, steps = self._data, len(self._data), self.steps
         while self.position < size and (code := data[self.position]) != _STOP:
             step = steps.get(code)
             if step is None:
-                raise PickleRefused(f"torch's weights-only reader lacks its instruction {bytes([code])!r}")
+                raise PickleRefused(f"{self.reader} lacks its instruction {bytes([code])!r}")
             self.position += 1
             step(self)
             self._spend(1)
@@ -81,7 +87,7 @@ class _Machine:
     def _spend(self, steps: int) -> None:
         self._steps_left -= steps
         if self._steps_left < 0:
-            raise PickleRefused(f"it has more than {MAX_PICKLE_STEPS} instructions")
+            raise PickleRefused(f"it has more than {self.most_steps} instructions")
 
     def _take(self, count: int) -> bytes:
         end = self.position + count
@@ -101,7 +107,7 @@ class _Machine:
         end = self._data.find(b"\n", self.position)
         if end < 0:
             raise PickleCut("it ends early")
-        return _text(self._take(end + 1 - self.position)[:-1])
+        return text_of(self._take(end + 1 - self.position)[:-1])
 
     def _since_mark(self) -> list[Any]:
         items, self._stack = self._stack, self._marked.pop()
@@ -174,7 +180,8 @@ class _Machine:
         return items
 
 
-def _text(data: bytes, errors: str = "strict") -> str:
+def text_of(data: bytes, errors: str = "strict") -> str:
+    """Return a text of a pickle. Raises PickleRefused."""
     try:
         return str(data, "utf-8", errors)
     except UnicodeDecodeError as error:
@@ -182,14 +189,14 @@ def _text(data: bytes, errors: str = "strict") -> str:
 
 
 _STOP = ord(".")
-_STEPS: dict[int, Callable[[_Machine], None]] = {
+STEPS: dict[int, Callable[[Machine], None]] = {
     ord("\x80"): lambda m: m._skip(1),
-    ord("c"): _Machine._push_global,
-    ord("R"): _Machine._call,
-    ord("\x81"): _Machine._make,
-    ord("b"): _Machine._build,
-    ord("Q"): _Machine._store,
-    ord("("): _Machine._mark,
+    ord("c"): Machine._push_global,
+    ord("R"): Machine._call,
+    ord("\x81"): Machine._make,
+    ord("b"): Machine._build,
+    ord("Q"): Machine._store,
+    ord("("): Machine._mark,
     ord("a"): lambda m: m._append(m._pop_last(1)),
     ord("e"): lambda m: m._append(m._since_mark()),
     ord("s"): lambda m: m._set(m._pop_last(2)),
@@ -209,8 +216,8 @@ _STEPS: dict[int, Callable[[_Machine], None]] = {
     ord("K"): lambda m: m._push(m._number(1)),
     ord("M"): lambda m: m._push(m._number(2)),
     ord("G"): lambda m: m._push(struct.unpack(">d", m._take(8))[0]),
-    ord("X"): lambda m: m._push(_text(m._take(m._number(4)), "surrogatepass")),
-    ord("U"): lambda m: m._push(_text(m._take(m._number(1)))),
+    ord("X"): lambda m: m._push(text_of(m._take(m._number(4)), "surrogatepass")),
+    ord("U"): lambda m: m._push(text_of(m._take(m._number(1)))),
     ord("\x8a"): lambda m: m._push(int.from_bytes(m._take(m._number(1)), "little", signed=True)),
     ord("h"): lambda m: m._push(m._memo[m._number(1)]),
     ord("j"): lambda m: m._push(m._memo[m._number(4)]),
@@ -218,3 +225,4 @@ _STEPS: dict[int, Callable[[_Machine], None]] = {
     ord("r"): lambda m: m._remember(m._number(4)),
 }
 """What each instruction does, by its code (pickletools of Python 3.11)."""
+Machine.steps = STEPS

@@ -263,7 +263,7 @@ def test_the_tar_files_of_the_first_torch_are_refused() -> None:
 @pytest.mark.parametrize(
     ("limit", "data"),
     {
-        "sharding.formats.torch_pickle.MAX_PICKLE_STEPS": packed(b"]" * 1200 + b"."),
+        "sharding.formats.torch_pickle.Machine.most_steps": packed(b"]" * 1200 + b"."),
         "sharding.formats.torch_file.MAX_PICKLE_BYTES": packed(b"]" * 1200 + b"."),
         "sharding.formats.torch_file.MAX_DIRECTORY_BYTES": packed(b"", {str(number): b"" for number in range(30)}),
     }.items(),
@@ -275,7 +275,7 @@ def test_no_more_is_read_than_a_checkpoint_needs(limit: str, data: bytes, monkey
 
 
 def test_one_long_list_given_to_many_calls_is_counted_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.formats.torch_pickle.MAX_PICKLE_STEPS", 20_000)
+    monkeypatch.setattr("sharding.formats.torch_pickle.Machine.most_steps", 20_000)
     pairs = b"](" + b"K\1K\2\x86" * 500 + b"e\x85q\0"
     calls = b"ccollections\nOrderedDict\nq\1" + b"h\1h\0R" * 1000
     with pytest.raises(SourceError, match="more than 20000 instructions"):

@@ -1,0 +1,133 @@
+"""Find where the pieces in `.distcp` files lie: each is what `torch.save` wrote of a tensor. Executes nothing of them.
+
+One file holds thousands of such archives, one after another. Of each its end is read and its first bytes, which are
+near to those of its neighbours, so that small ones cost one read for many.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
+
+from sharding.core.errors import SourceError
+from sharding.core.gathered import Box
+from sharding.core.protocols import Source
+from sharding.core.text import name_some
+from sharding.core.threads import readers
+from sharding.core.values import FileEntry
+from sharding.formats.dcp_metadata import SavedChunk, SavedEntry
+from sharding.formats.torch_checkpoint import lies_in_order, moving_strides, origin_of
+from sharding.formats.torch_file import Reader, open_zip
+from sharding.formats.torch_globals import PickleRefused, StoredTensor
+from sharding.formats.torch_zip import ZipRefused
+
+_EDGE_BYTES = 2 << 10
+"""What is read of an archive at both ends: its pickle begins with the first bytes, its directory has some 600."""
+
+_MOST_READ_BYTES = 1 << 20
+"""Of an archive, beside its tensor: the pickle of one tensor has some 300 bytes."""
+
+_MOST_JOINED_BYTES = 4 << 20
+
+_HINT = "Copy the files of all ranks of one save into one folder; none may be of another."
+
+
+def find_boxes(
+    source: Source, entries: Sequence[SavedEntry], files: dict[str, FileEntry]
+) -> dict[str, tuple[Box, ...]]:
+    """Return the pieces of each of `entries`, by its name, where they lie in `files` (by the name in the metadata).
+
+    Raises SourceError where a file is missing or too short, or holds something else than the metadata say.
+    """
+    chunks = [chunk for entry in entries for chunk in entry.chunks]
+    named = sorted({chunk.file for chunk in chunks})
+    if missing := [name for name in named if name not in files]:
+        raise SourceError(
+            f"{len(missing)} of the {len(named)} files that .metadata names are missing: {name_some(missing)}.", _HINT
+        )
+    for chunk in chunks:
+        if chunk.start_byte + chunk.bytes > files[chunk.file].bytes:
+            raise SourceError(f"{files[chunk.file].path} ends before byte {chunk.start_byte + chunk.bytes}.", _HINT)
+    edges = {name: _Edges(source, files[name], (c for c in chunks if c.file == name)) for name in named}
+    return {
+        entry.name: tuple(_box(entry, chunk, edges[chunk.file], files[chunk.file]) for chunk in entry.chunks)
+        for entry in entries
+    }
+
+
+class _Edges:
+    """The first and last bytes of the archives in a file, read once."""
+
+    def __init__(self, source: Source, file: FileEntry, chunks: Iterable[SavedChunk]) -> None:
+        self.source = source
+        self.file = file
+        ranges = list(_joined(_wanted(chunks), source.join_gap_bytes))
+        with readers(source.ranges_at_once) as pool:
+            self._known = list(pool.map(lambda place: b"".join(source.read(file.path, *place)), ranges))
+        self._starts = [start for start, _ in ranges]
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes `[start, end)`, which are asked for where they are not known."""
+        index = bisect_right(self._starts, start) - 1
+        if index >= 0 and end <= self._starts[index] + len(self._known[index]):
+            return self._known[index][start - self._starts[index] : end - self._starts[index]]
+        return b"".join(self.source.read(self.file.path, start, end))
+
+
+def _wanted(chunks: Iterable[SavedChunk]) -> list[tuple[int, int]]:
+    places = []
+    for chunk in chunks:
+        end = chunk.start_byte + chunk.bytes
+        places += [(chunk.start_byte, min(end, chunk.start_byte + _EDGE_BYTES))]
+        places += [(max(chunk.start_byte, end - _EDGE_BYTES), end)]
+    return sorted(places)
+
+
+def _joined(places: Iterable[tuple[int, int]], gap_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges that hold all of `places`, which are sorted: those that lie near one another are one."""
+    start, end = 0, 0
+    for first, last in places:
+        if end and first <= end + gap_bytes and last - start <= _MOST_JOINED_BYTES:
+            end = max(end, last)
+            continue
+        if end > start:
+            yield start, end
+        start, end = first, last
+    if end > start:
+        yield start, end
+
+
+class _Piece(Reader):
+    """One archive in a file, read as if it were a file."""
+
+    tail_bytes: ClassVar[int] = _EDGE_BYTES
+
+    def __init__(self, edges: _Edges, chunk: SavedChunk) -> None:
+        super().__init__(edges.source, FileEntry(edges.file.path, chunk.bytes))
+        self._edges = edges
+        self._start = chunk.start_byte
+
+    def read(self, start: int, end: int) -> bytes:
+        end = min(end, self.file.bytes)
+        if end - start > _MOST_READ_BYTES:
+            raise ZipRefused("there is more in it than one tensor")
+        return self._edges.read(self._start + start, self._start + end)
+
+    def exactly(self, start: int, end: int) -> bytes:
+        return self.read(start, end)
+
+
+def _box(entry: SavedEntry, chunk: SavedChunk, edges: _Edges, file: FileEntry) -> Box:
+    where = f"The piece of {entry.name[:100]} in {file.path}"
+    try:
+        tensor, locate = open_zip(_Piece(edges, chunk))
+        if not isinstance(tensor, StoredTensor):
+            raise PickleRefused("it is no tensor")
+        if (tensor.dtype, tensor.shape) != (entry.dtype, chunk.shape):
+            said, found = f"{entry.dtype} {list(chunk.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+            raise PickleRefused(f"it is {found} where .metadata says {said}")
+        place = locate([tensor.storage])[tensor.storage.key]
+        lies_in_order(tensor)  # refuses what overlaps itself
+        origin = chunk.start_byte + origin_of(entry.name, tensor, place)
+    except (PickleRefused, ZipRefused) as error:
+        raise SourceError(f"{where} is not read: {error}.", _HINT) from error
+    return Box(file.path, origin, chunk.offsets, chunk.shape, moving_strides(tensor))

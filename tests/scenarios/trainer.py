@@ -1,0 +1,114 @@
+"""Save a model as trainers do, over a gloo group, one process a rank. A process of its own.
+
+`python -m tests.scenarios.trainer MODEL OUT RANKS HOW` loads the model in the folder MODEL, cuts it over RANKS and saves
+it in OUT: `hf` and `hf-several` by `dcp.save` with HuggingFaceStorageWriter, `plain` with FileSystemWriter (an optimizer
+and a step beside the model), `columns` the same cut by columns and other dimensions, `accelerate` by the `save_state` of
+accelerate's FSDP, after a step of training. What was trained there is saved whole in OUT-trained too.
+"""
+
+import os
+import socket
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+warnings.filterwarnings("ignore")
+
+
+def main() -> None:
+    """Fork one process a rank and wait for all of them."""
+    folder, out, ranks, how = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if not child:
+            try:
+                _work(rank, ranks, port, folder, out, how)
+            except BaseException as error:
+                traceback.print_exception(error)
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+
+
+def _work(rank: int, ranks: int, port: int, folder: Path, out: Path, how: str) -> None:
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    if how == "accelerate":
+        _accelerate(folder, out)
+        return
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (ranks,))
+    state = {name: _placed(name, tensor, mesh, how) for name, tensor in _loaded(folder).items()}
+    if how.startswith("hf"):
+        several = {name: 1 + number % 3 for number, name in enumerate(state)} if how == "hf-several" else None
+        writer: Any = dcp.HuggingFaceStorageWriter(str(out), several, save_distributed=True)
+        dcp.save(state, storage_writer=writer)
+    else:
+        moments = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        optimizer = {"state": {name: {"exp_avg": moments[name], "step": torch.tensor(3.0)} for name in state}}
+        whole = {"model": state, "optimizer": optimizer, "step": 3, "lr_scheduler": {"last": [1, 2]}}
+        dcp.save(whole, storage_writer=dcp.FileSystemWriter(str(out), thread_count=1 + (how == "columns")))
+    dist.destroy_process_group()
+
+
+def _loaded(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def _placed(name: str, tensor: torch.Tensor, mesh: Any, how: str) -> torch.Tensor:
+    if not tensor.ndim:
+        return tensor
+    axis = len(name) % tensor.ndim if how in ("columns", "hf-several") else 0
+    if name.endswith("norm.weight") and how != "plain":
+        return distribute_tensor(tensor, mesh, [Replicate()])
+    found: DTensor = distribute_tensor(tensor, mesh, [Shard(axis)])
+    return found
+
+
+def _accelerate(folder: Path, out: Path) -> None:
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
+    from transformers import AutoModelForCausalLM
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        state_dict_type="SHARDED_STATE_DICT",
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+    )
+    accelerator = Accelerator(cpu=True)
+    # By itself accelerate takes FSDP on accelerators only.
+    accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = plugin
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    model(torch.arange(3, 15).view(1, 12)).logits.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    accelerator.save_state(str(out))
+    whole = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        unwrapped = AutoModelForCausalLM.from_config(model.config)
+        unwrapped.load_state_dict(whole)
+        unwrapped.save_pretrained(out.parent / f"{out.name}-trained")
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
