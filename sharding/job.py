@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from sharding.checkpoint.read import read_checkpoint
+from sharding.checkpoint.trained import compare_with_base
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, UsageError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
@@ -31,9 +32,10 @@ from sharding.report.report import make_report
 from sharding.report.schema import Report
 from sharding.report.write import rewritten_configs, write_beside
 from sharding.storage.hub_client import Hub
-from sharding.storage.locate import find_destination, is_folder, open_destination, open_source
+from sharding.storage.locate import find_destination, is_folder, open_destination
 from sharding.transfer.prepare import Prepared, prepared_stream
 from sharding.transfer.stream import transfer
+from sharding.transfer.trained_source import TrainedSource, open_trained
 from sharding.verify.verify import check_kept, compare_with_original, reading_back, verify, verify_staged
 
 __all__ = [
@@ -57,13 +59,17 @@ _T = TypeVar("_T")
 Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
 
 
-def inspect(source: str, *, variant: str = "", endpoint: str | None = None, token: str | None = None) -> Checkpoint:
+def inspect(
+    source: str, *, variant: str = "", base: str = "", endpoint: str | None = None, token: str | None = None
+) -> Checkpoint:
     """Return what the headers of `source` say: tensors, files, findings. Reads no weights.
 
-    `variant` is such as "fp16", where a repo has several; "" takes the plain weights. Raises SourceError where it is
-    no checkpoint that can be streamed.
+    `variant` is such as "fp16", where a repo has several; "" takes the plain weights. `base` is the model that was
+    trained, where `source` is what the ranks of a training run have saved: the files beside the weights are taken from
+    it, and its headers compared. Raises SourceError where it is no checkpoint that can be streamed, and UsageError for
+    a base that `source` needs none of.
     """
-    return read_checkpoint(open_source(source, Hub(endpoint or hub_endpoint(), token)), variant)
+    return _read(open_trained(source, Hub(endpoint or hub_endpoint(), token), base), variant)
 
 
 def plan(
@@ -79,7 +85,7 @@ def plan(
     missing.
     """
     options = _as_options(options)
-    checkpoint = inspect(source, variant=options.variant, endpoint=endpoint, token=token)
+    checkpoint = inspect(source, variant=options.variant, base=options.base, endpoint=endpoint, token=token)
     return checkpoint, plan_checkpoint(checkpoint, options, hints_for(checkpoint, options))
 
 
@@ -111,12 +117,12 @@ def shard(
     options = _as_options(options)
     _refuse_contradictions(options, destination, engine, compare_rounds)
     hub = Hub(endpoint or hub_endpoint(), token)
-    origin, target = _open(source, destination, hub, private, confirmed, overwrite, restart)
+    origin, target = _open(source, destination, hub, private, confirmed, overwrite, restart, options.base)
     with Meter() as meter, closing(target), ExitStack() as stack:
         if engine == "classic":
             prepared = stack.enter_context(prepared_classic(origin, options, hub))
         else:
-            checkpoint = read_checkpoint(origin, options.variant)
+            checkpoint = _read(origin, options.variant)
             if options.dtype != "keep" and checkpoint.configs:
                 import_meanwhile("torch")  # while another process asks transformers
             hints = hints_for(checkpoint, options)
@@ -172,12 +178,13 @@ def check(
     private: bool | None = None,
     confirmed: bool = False,
     overwrite: bool = False,
+    base: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> None:
     """Raise what `shard` with the same arguments would raise before it reads a header. Changes nothing."""
     hub = Hub(endpoint or hub_endpoint(), token)
-    _, target = _open(source, destination, hub, private, confirmed, overwrite, restart=False)
+    _, target = _open(source, destination, hub, private, confirmed, overwrite, restart=False, base=base)
     target.close()
 
 
@@ -200,10 +207,17 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
 
 
 def _open(
-    source: str, destination: str, hub: Hub, private: bool | None, confirmed: bool, overwrite: bool, restart: bool
+    source: str,
+    destination: str,
+    hub: Hub,
+    private: bool | None,
+    confirmed: bool,
+    overwrite: bool,
+    restart: bool,
+    base: str,
 ) -> tuple[Source, Destination]:
     """Return both sides of a job that may be done. Raises UsageError, SourceError, DestinationError."""
-    origin = open_source(source, hub)
+    origin = open_trained(source, hub, base)
     if origin.is_private and private is False and not confirmed:
         raise DestinationError(
             f"{source} is private or gated, and a public copy would show it to everybody.",
@@ -218,6 +232,13 @@ def _open(
         target.close()
         raise
     return origin, target
+
+
+def _read(origin: Source, variant: str) -> Checkpoint:
+    """Return what `origin` says of itself, compared with the model that was trained where that is known."""
+    checkpoint = read_checkpoint(origin, variant)
+    base = origin.base if isinstance(origin, TrainedSource) else None
+    return compare_with_base(checkpoint, read_checkpoint(base)) if base else checkpoint
 
 
 def _refuse_contradictions(options: Options, destination: str, engine: Engine, compare_rounds: int) -> None:

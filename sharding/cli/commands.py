@@ -66,6 +66,13 @@ Order = Annotated[
     ),
 ]
 Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
+Base = Annotated[
+    str,
+    typer.Option(
+        metavar="SOURCE",
+        help="The model that was trained, for what a training run has saved: config.json, tokenizer, …",
+    ),
+]
 Dtype = Annotated[options.TargetDtype, typer.Option(help="What to load as; keep: as it is stored.")]
 Cast = Annotated[options.TargetDtype, typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
@@ -76,13 +83,13 @@ AsEvents = Annotated[
 
 
 @app.command()
-def inspect(source: Source, variant: Variant = "", as_json: AsJson = False) -> None:
+def inspect(source: Source, variant: Variant = "", base: Base = "", as_json: AsJson = False) -> None:
     """Show what a checkpoint holds, from its headers only."""
     with _outcome(as_json) as terminal:
         from sharding import job
         from sharding.report import report, schema
 
-        checkpoint = job.inspect(source, variant=variant, token=hub_token())
+        checkpoint = job.inspect(source, variant=variant, base=base, token=hub_token())
         if as_json:
             _print_json(schema.to_json(report.summarize_source(checkpoint)))
         else:
@@ -99,6 +106,7 @@ def plan(
     dtype: Cast = "keep",
     variant: Variant = "",
     rank: Rank = None,
+    base: Base = "",
     picture: Annotated[str, typer.Option(metavar="FILE", help="Draw today's files and the shards into this SVG.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -108,7 +116,7 @@ def plan(
         from sharding.core.picture import save_picture
         from sharding.report import map_svg, report, schema
 
-        chosen = Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, rank=rank)
+        chosen = Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, rank=rank, base=base)
         checkpoint, plan = job.plan(source, chosen, token=hub_token())
         if picture:
             save_picture(picture, map_svg.draw_plan(checkpoint, plan))
@@ -129,6 +137,7 @@ def shard(
     order: Order = "natural",
     variant: Variant = "",
     rank: Rank = None,
+    base: Base = "",
     private: Private = None,
     confirmed: Annotated[
         bool, typer.Option("--yes", help="A copy of a private or gated source may be public.")
@@ -162,7 +171,7 @@ def shard(
         events = job.shard(
             source,
             destination,
-            Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, allow_overflow, rank),
+            Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, allow_overflow, rank, base),
             private=private,
             confirmed=confirmed,
             overwrite=overwrite,
@@ -183,6 +192,7 @@ def verify(
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
     dtype: Annotated[options.TargetDtype, typer.Option(help="Compare with SOURCE cast to this.")] = "keep",
     variant: Variant = "",
+    base: Base = "",
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
@@ -191,7 +201,9 @@ def verify(
         from sharding import job
         from sharding.core.events import Verified
 
-        events = job.verify(source, destination, quick=quick, dtype=dtype, variant=variant, token=hub_token())
+        events = job.verify(
+            source, destination, quick=quick, dtype=dtype, variant=variant, base=base, token=hub_token()
+        )
         last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:
             raise typer.Exit(1)

@@ -1,6 +1,5 @@
 """Show checkpoints, plans, events and outcomes to a person at a terminal."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Self
@@ -52,11 +51,11 @@ class Terminal:
         """Show what a source holds."""
         dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors}))
         parameters = sum(tensor.parameters for tensor in checkpoint.tensors)
-        tensors_in = Counter(tensor.file for tensor in checkpoint.tensors)
+        tensors_in = checkpoint.tensors_in
         self._say(f"{checkpoint.source.repo_id}: {checkpoint.architecture or 'no architecture named'}", "bold")
         size = format_bytes(checkpoint.total_bytes)
-        self._say(f"{_count(tensors_in.total(), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
-        self._table([(file.path, tensors_in[file.path], file.bytes) for file in checkpoint.weight_files])
+        self._say(f"{_count(len(checkpoint.tensors), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
+        self._table([(file.path, tensors_in.get(file.path, 0), file.bytes) for file in checkpoint.weight_files])
         if checkpoint.side_files:
             self._say(f"Beside them: {name_some([file.path for file in checkpoint.side_files], _MOST_ROWS)}")
         self.findings(checkpoint.findings)

@@ -29,8 +29,9 @@ class Options:
     `max_shard_size` is a size such as "200MB", a number of bytes, or SINGLE_FILE. `strategy` says where to cut,
     `order` in which order tensors stand, `dtype` what they are cast to ("keep": not at all). `variant` is such as
     "fp16", where a repo has several; "" takes the plain weights. A cast that makes a finite number infinite is refused,
-    unless `allow_overflow`. `rank` takes only what that rank of a pipeline `pp:N` loads, from 0. Raises UsageError for
-    what is no choice.
+    unless `allow_overflow`. `rank` takes only what that rank of a pipeline `pp:N` loads, from 0. `base` is the model
+    that was trained, a folder or a repo: what a training run has saved has no configuration beside it. Raises
+    UsageError for what is no choice.
 
     >>> options = Options("200MB", strategy="stages:4")
     >>> options.max_shard_bytes, options.stages
@@ -44,6 +45,7 @@ class Options:
     variant: str = ""
     allow_overflow: bool = False
     rank: int | None = None
+    base: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what is no choice."""

@@ -154,6 +154,19 @@ class Checkpoint:
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
+    def in_pieces(self) -> Mapping[tuple[str, int], frozenset[str]]:
+        """The files of each tensor that lies in several, by the file and byte that its entry says."""
+        files = {(part.file, part.start_byte): frozenset(box.file for box in part.boxes) for part in self.gathered}
+        return {place: held for place, held in files.items() if len(held) > 1}
+
+    @property
+    def tensors_in(self) -> Mapping[str, int]:
+        """How many tensors, or pieces of them, each weight file holds."""
+        pieces = self.in_pieces
+        places = ((tensor.file, tensor.start_byte) for tensor in self.tensors)
+        return Counter(file for place in places for file in pieces.get(place, place[:1]))
+
+    @property
     def total_parameters(self) -> int:
         """Number of parameters: what the indexes say, else the elements of all tensors."""
         stated = ((component.folder, component.total_parameters) for component in self.components)

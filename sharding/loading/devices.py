@@ -15,7 +15,7 @@ from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import torch_name
 from sharding.planning.architecture import Architecture, ask_architecture
 from sharding.storage.hub_client import Hub
-from sharding.storage.locate import open_source
+from sharding.transfer.trained_source import open_trained
 
 PRESETS = {
     "colab-t4": "cuda:0=15GB,cpu=12GB",
@@ -192,7 +192,7 @@ def devices(
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")
-    origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
+    origin = open_trained(source, Hub(endpoint or hub_endpoint(), token))
     config = next((file for file in origin.files if file.path == "config.json"), None)
     if config is None:
         raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")

@@ -11,7 +11,7 @@ from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.values import FileEntry
-from sharding.formats.names import SHARD_NAME, SINGLE_NAME
+from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, SINGLE_NAME
 from sharding.storage.hub_client import Hub
 
 _BIN_NAME = "pytorch_model.bin"
@@ -25,7 +25,8 @@ def loadable_files(source: Source) -> list[FileEntry]:
 
     Raises SourceError where there are no weights.
     """
-    top = [file for file in source.files if "/" not in file.path]
+    # What one rank has saved is called like a shard.
+    top = [file for file in source.files if "/" not in file.path and not RANK_SHARD_NAME.fullmatch(file.path)]
     names = {file.path for file in top}
     suffix, named = ".safetensors", set(named_weights(source))
     if not (named or SINGLE_NAME in names or any(SHARD_NAME.fullmatch(name) for name in names)):

@@ -22,10 +22,14 @@ _BADGE = "https://huggingface.co/datasets/huggingface/badges/resolve/main/open-i
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Addresses on the Hub: where the source lies there (None for a folder) and the page that shows the result."""
+    """Addresses on the Hub: where the source lies there (None for a folder) and the page that shows the result.
+
+    `base` is where the model lies that was trained, if there is one.
+    """
 
     source: str | None = None
     result: str | None = None
+    base: str | None = None
 
 
 def write_card(report: Report, source_card: str, links: Links, *, is_private: bool, keeps_metadata: bool = True) -> str:
@@ -56,6 +60,12 @@ def write_card(report: Report, source_card: str, links: Links, *, is_private: bo
     if body:
         sections += [_ORIGINAL, "## The original's card\n", body]
     return "\n".join(sections).rstrip() + "\n"
+
+
+def only_metadata(card: str) -> str:
+    """Return a card without its text."""
+    match = _FRONT_MATTER.match(card)
+    return match[0] if match else ""
 
 
 def _split(card: str) -> tuple[dict[str, Any], str]:
@@ -91,12 +101,13 @@ def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
     tags = metadata.get("tags") or []
     tags = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, list) else []
     metadata["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
-    if links.source:
-        metadata["base_model"] = report.source.repo_id
+    origin, page = (report.source.base, links.base) if report.source.base else (report.source, links.source)
+    if page:
+        metadata["base_model"] = origin.repo_id
         link = metadata.get("license_link")
         if isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
             path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
-            metadata["license_link"] = f"{links.source}/blob/{report.source.revision}/{path}"
+            metadata["license_link"] = f"{page}/blob/{origin.revision}/{path}"
 
 
 def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[str]:
@@ -111,6 +122,18 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
         if report.verification.identical
         else f"{_origin(report, links)}.\n"
     )
+    if count := report.source.in_pieces:
+        yield (
+            f"The source is what a training run has saved: {count:,} of its {report.source.tensors:,} tensors lay in "
+            f"pieces in {len(report.source.weight_files)} files of its ranks, and are put together here.\n"
+        )
+    if base := report.source.base:
+        name = (
+            f"[{_plain(base.repo_id)}]({links.base}/tree/{base.revision})"
+            if links.base
+            else f"`{_plain(base.repo_id)}`"
+        )
+        yield f"What lies beside the weights (configuration, tokenizer, licence) is that of {name}, which was trained.\n"
     yield f"![Every tensor as large as its bytes, in today's files and in those of the copy]({MAP_NAME})\n"
     if is_private and links.source:
         yield (

@@ -163,7 +163,9 @@ _Groups = dict[_Place, _Group]
 def _map(placed: Sequence[tuple[TensorEntry, str]], files: Sequence[str], original: Checkpoint | None) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     fine = _grouped(placed, files, files_today, original.tensors if original else ())
-    groups, (step_today, step, _) = _few(fine, len(files_today), len(files))
+    # Pieces of a tensor lie in many files: these are one column.
+    step_today = len(files_today) if original and original.in_pieces else -(-len(files_today) // MOST_COLUMNS)
+    groups, (step_today, step, _) = _few(fine, step_today or 1, len(files))
     today = _columns(files_today, step_today, [(was, group.today_bytes, group) for (was, *_), group in groups])
     after = _columns(files, step, [(column, group.bytes, group) for (_, column, *_), group in groups])
     boxes_today = _boxes(today, [(was, layer, group.today_bytes) for (was, _, layer, *_), group in groups])
@@ -205,9 +207,12 @@ def _grouped(
     return groups
 
 
-def _few(fine: _Groups, files_today: int, files: int) -> tuple[list[tuple[_Place, _Group]], list[int]]:
-    """Return at most MOST_CELLS groups, and how many files today, files and layers were taken together for that."""
-    steps = [-(-files_today // MOST_COLUMNS) or 1, -(-files // MOST_COLUMNS) or 1, 1]
+def _few(fine: _Groups, step_today: int, files: int) -> tuple[list[tuple[_Place, _Group]], list[int]]:
+    """Return at most MOST_CELLS groups, and how many files today, files and layers were taken together for that.
+
+    Of the files today at least `step_today` are.
+    """
+    steps = [step_today, -(-files // MOST_COLUMNS) or 1, 1]
     groups = _merged(fine, steps)
     while len(groups) > MOST_CELLS:
         counts = [len({place[axis] for place in groups}) for axis in range(len(steps))]

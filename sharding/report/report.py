@@ -88,10 +88,9 @@ def make_report(
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields of a SourceSummary."""
     dtypes: dict[str, int] = {}
-    tensors_in: dict[str, int] = {}
     for tensor in checkpoint.tensors:
         dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.bytes
-        tensors_in[tensor.file] = tensors_in.get(tensor.file, 0) + 1
+    tensors_in = checkpoint.tensors_in
     return {
         "kind": checkpoint.source.kind,
         "repo_id": checkpoint.source.repo_id,
@@ -100,6 +99,8 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "library": checkpoint.library,
         "variant": checkpoint.variant,
         "other_variants": checkpoint.other_variants,
+        "in_pieces": len(checkpoint.in_pieces),
+        "base": checkpoint.base,
         "total_bytes": checkpoint.total_bytes,
         "total_parameters": sum(tensor.parameters for tensor in checkpoint.tensors),
         "tensors": len(checkpoint.tensors),

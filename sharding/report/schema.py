@@ -67,7 +67,10 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSummary:
-    """What is re-sharded, and what its headers say; `dtypes` are the bytes of each."""
+    """What is re-sharded, and what its headers say; `dtypes` are the bytes of each.
+
+    `in_pieces` counts the tensors that lie in several files; `base` is the model that was trained.
+    """
 
     kind: Literal["folder", "hub"]
     repo_id: Word
@@ -76,6 +79,8 @@ class SourceSummary:
     library: Library = "transformers"
     variant: Word = ""
     other_variants: tuple[Word, ...] = ()
+    in_pieces: Count = 0
+    base: RepoRef | None = None
     total_bytes: Count
     total_parameters: Count
     tensors: Count
@@ -85,8 +90,11 @@ class SourceSummary:
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
-        if self.kind == "hub" and not (_REPO_ID.fullmatch(self.repo_id) and _COMMIT.fullmatch(self.revision)):
-            raise ValueError("not the name and commit of a repo")
+        for kind, name, commit in [(self.kind, self.repo_id, self.revision)] + [
+            (base.kind, base.repo_id, base.revision) for base in [self.base] if base
+        ]:
+            if kind == "hub" and not (_REPO_ID.fullmatch(name) and _COMMIT.fullmatch(commit)):
+                raise ValueError("not the name and commit of a repo")
         return self
 
 

@@ -13,7 +13,7 @@ from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
 from sharding.formats.dtypes import CASTABLE
 from sharding.formats.index import build_indexes
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
-from sharding.report.card import Links, write_card
+from sharding.report.card import Links, only_metadata, write_card
 from sharding.report.digests import digests_json
 from sharding.report.map_svg import draw_plan
 from sharding.report.schema import Json, Report, to_json
@@ -58,7 +58,10 @@ def _card(report: Report, origin: Source, hub: Hub) -> str:
     text = read_small(origin, original, MAX_CARD_BYTES).decode(errors="replace") if original else ""
     page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
     target = report.destination
-    links = Links(page, result_page(target.repo_id) if target.kind == "hub" else None)
+    base = report.source.base
+    base_page = hub.page(base.repo_id) if base and base.kind == "hub" else None
+    links = Links(page, result_page(target.repo_id) if target.kind == "hub" else None, base_page)
+    text = only_metadata(text) if base else text  # the rest of it describes another model
     card = write_card(report, text, links, is_private=bool(origin.is_private))
     if target.kind == "hub" and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
         return write_card(report, text, links, is_private=bool(origin.is_private), keeps_metadata=False)

@@ -11,11 +11,12 @@ from threading import Lock
 from sharding.core.errors import SourceError
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES, MAX_FILES
 from sharding.core.values import FileEntry, RepoRef
+from sharding.formats.names import DCP_METADATA_NAME
 
 _NOT_REPO = {".git", ".cache", "__pycache__"}
 """Folders that tools keep beside a checkpoint; no repo has them."""
 
-_WEIGHTS = (".safetensors", ".bin")
+_WEIGHTS = (".safetensors", ".bin", ".distcp", DCP_METADATA_NAME)
 
 
 class FolderSource:

@@ -11,6 +11,7 @@ from sharding.checkpoint.read import merge_metadata
 from sharding.core.events import Progress
 from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint, FileEntry, Header, Mismatch, Shard, TensorDigest, TensorEntry
+from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.safetensors_header import parse_header
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.stream import digest_shards
@@ -19,7 +20,8 @@ from sharding.transfer.stream import digest_shards
 def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
     """Return the weight files of `checkpoint` with the SHA-256 that `files` state for each.
 
-    Empty where one of them is not stated, or holds something else than a header and tensors from there to its end.
+    Empty where one of them is not stated, or holds something else than a header and tensors from there to its end, or
+    is one rank's, whose names and metadata are not those of the result.
     """
     starts: dict[str, int] = {}
     filled: dict[str, int] = {}
@@ -30,6 +32,8 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[Fil
     stated = {file.path: file for file in files if file.sha256 and file.path.endswith(".safetensors")}
     weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
     complete = {file.path for file in weights if ends.get(file.path, file.bytes) == file.bytes}
+    if any(RANK_SHARD_NAME.fullmatch(file.path) for file in weights):
+        return []
     return weights if complete >= ends.keys() and len(complete) == len(checkpoint.weight_files) else []
 
 

@@ -19,10 +19,10 @@ from sharding.planning.architecture import hints_for
 from sharding.planning.cast import cast_tensors, refuse_cast
 from sharding.report.digests import Stored, parse_digests
 from sharding.storage.hub_client import Hub
-from sharding.storage.locate import open_source
 from sharding.transfer.prepare import Prepared, cast_source
 from sharding.transfer.stream import Transfer
 from sharding.transfer.strided_source import gathering
+from sharding.transfer.trained_source import open_trained
 from sharding.verify.digests import (
     Digests,
     check_structure,
@@ -43,13 +43,15 @@ def verify(
     quick: bool = False,
     dtype: TargetDtype = "keep",
     variant: str = "",
+    base: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
-    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before.
+    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before; `base`
+    is the model that was trained, where that is what a training run has saved.
     Raises UsageError, SourceError, Refused.
     """
     options = Options(dtype=dtype, variant=variant, allow_overflow=True)
@@ -57,7 +59,7 @@ def verify(
         raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
-    sources = [open_source(name, hub) for name in (original, copy)]
+    sources = [open_trained(original, hub, base), open_trained(copy, hub)]
     checkpoints = [read_checkpoint(source, asked) for source, asked in zip(sources, (variant, ""), strict=True)]
     total = sum(checkpoint.total_bytes for checkpoint in checkpoints)
     digests: list[Mapping[str, TensorDigest]] = []

@@ -1,0 +1,78 @@
+"""See what a training run has saved as a repo: its weights at the top, beside them what the trained model has there."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from sharding.core.errors import UsageError
+from sharding.core.protocols import Source
+from sharding.formats.names import is_duplicate, is_training_state, is_weights, trained_folder
+from sharding.storage.hub_client import Hub
+from sharding.storage.locate import open_source
+from sharding.transfer.source_view import SourceView
+
+_CONFIG_NAME = "config.json"
+
+
+def open_trained(text: str, hub: Hub, base: str = "") -> Source:
+    """Return the source that `text` names; with `base`, what that names beside its weights is beside these.
+
+    Raises SourceError, and UsageError for a base where `text` has its own configuration or is of no training run.
+    """
+    source = open_source(text, hub)
+    paths = [file.path for file in source.files]
+    folder = trained_folder(paths)
+    if base and (folder is None or _CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
+        raise UsageError(
+            f"{text} has a configuration of its own, or is nothing that a training run has saved.",
+            "Leave out --base: it is for rank-sharded checkpoints, which have none.",
+        )
+    if folder is None or not (folder or base):
+        return source
+    return TrainedSource(source, folder, open_source(base, hub) if base else None)
+
+
+class TrainedSource(SourceView):
+    """A source whose `folder` is its top, and what is beside the weights of `base`. See `protocols.Source`."""
+
+    def __init__(self, source: Source, folder: str, base: Source | None) -> None:
+        """Look at `source`; what it has beside `folder` stays where it is."""
+        super().__init__(source)
+        self.base = base
+        self._places: dict[str, tuple[Source, str]] = {}
+        if base:
+            beside = [file for file in base.files if not is_weights(file.path) and not is_duplicate(file.path)]
+            self._places |= {file.path: (base, file.path) for file in beside if not is_training_state(file.path)}
+            if base.is_private is not False and source.is_private is False:
+                self.is_private = base.is_private
+        self._places |= {file.path: (source, file.path) for file in source.files}
+        inside = [file.path for file in source.files if folder and file.path.startswith(folder)]
+        for path in inside:
+            del self._places[path]
+        self._places |= {path.removeprefix(folder): (source, path) for path in inside}
+        entries = {(one, file.path): file for one in (source, base) if one for file in one.files}
+        self.files = tuple(
+            # Without the hash of the store, where nothing is copied on the server that is called otherwise there.
+            entries[place] if place == (source, path) else replace(entries[place], path=path, xet_hash=None)
+            for path, place in sorted(self._places.items(), key=lambda item: item[0])
+        )
+
+    @property
+    def requests(self) -> int:
+        """Requests made of both sources."""
+        return self._source.requests + (self.base.requests if self.base else 0)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read of both sources."""
+        return self._source.bytes_read + (self.base.bytes_read if self.base else 0)
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield the bytes `[start_byte, end_byte)` of `file`. Raises SourceError."""
+        source, path = self._places[file]
+        return source.read(path, start_byte, end_byte)
+
+    def path(self, file: str) -> Path | None:
+        """Return where `file` lies on this disk, if it does."""
+        source, path = self._places[file]
+        return source.path(path)
