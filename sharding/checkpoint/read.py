@@ -70,9 +70,9 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
         gathered=tuple(gathered),
         configs=_configs(source, by_path, [component.folder for component in components]),
         other_variants=found.passed_over,
+        of_ranks=bool(of_ranks),
     )
-    missing = what_is_missing(checkpoint) if of_ranks else ()
-    return replace(checkpoint, findings=(*missing, *checkpoint.findings))
+    return replace(checkpoint, findings=(*what_is_missing(checkpoint), *checkpoint.findings))
 
 
 def _read_component(

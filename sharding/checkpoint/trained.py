@@ -90,11 +90,16 @@ def read_dcp(source: Source, by_path: dict[str, FileEntry]) -> tuple[list[FileEn
 
 def what_is_missing(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """Return what a person should know of weights of a training run that have no configuration beside them."""
-    if checkpoint.configs:
+    if not needs_base(checkpoint):
         return ()
     message = "There is no config.json and no tokenizer: the result is weights that nothing can load by its name."
     hint = "Name the model that was trained (--base owner/name): what lies beside its weights is taken from there."
     return (Finding("warning", "no-base", message, hint),)
+
+
+def needs_base(checkpoint: Checkpoint) -> bool:
+    """Return whether a base could say what is missing beside the weights."""
+    return checkpoint.of_ranks and not checkpoint.configs
 
 
 def compare_with_base(checkpoint: Checkpoint, base: Checkpoint) -> Checkpoint:

@@ -143,6 +143,8 @@ class Checkpoint:
     """Which of the tensors are read through `strided_source.gathering`."""
     configs: Mapping[str, str] = field(default_factory=dict)
     """The text of config.json in the folder of each component that has one."""
+    of_ranks: bool = False
+    """Whether the ranks of a training run have saved it, so that no library loads it as it is."""
     base: RepoRef | None = None
     """The model that was trained, from which the files beside the weights are."""
     other_variants: tuple[str, ...] = ()
@@ -181,8 +183,8 @@ class Checkpoint:
 
     @property
     def is_plain_model(self) -> bool:
-        """Whether transformers loads it by the name of its repo alone: no pipeline, no adapter, no variant."""
-        return self.library in ("transformers", "sentence-transformers") and not self.variant
+        """Whether transformers loads it by the name of its repo alone: no pipeline, adapter, variant or ranks."""
+        return self.library in ("transformers", "sentence-transformers") and not self.variant and not self.of_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from sharding.core.limits import (
 )
 from sharding.core.options import Options
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Checkpoint, Plan, RepoRef
 from sharding.desk.forecast import (
     Forecast,
     bytes_per_second,
@@ -98,19 +98,19 @@ class Desk:
             thread.join()
         self._shelf.close()
 
-    def inspect(self, source: str, variant: str = "", token: str | None = None) -> Checkpoint:
-        """Return what is in `source`, as `job.inspect` does, for a repo only. Raises SourceError.
+    def inspect(self, source: str, variant: str = "", token: str | None = None, base: str = "") -> Checkpoint:
+        """Return what is in `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError.
 
         Its headers are read once in a while.
         """
-        return self._headers.read(self.lookup.link(source), token, variant)
+        return self._headers.read(self.lookup.link(source), token, variant, self.lookup.link(base) if base else "")
 
     def plan(self, source: str, options: Options, token: str | None = None) -> tuple[Checkpoint, Plan]:
         """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
 
         Planning anew with another size reads nothing. Raises UsageError, SourceError.
         """
-        checkpoint = self.inspect(source, options.variant, token)
+        checkpoint = self.inspect(source, options.variant, token, options.base)
         return checkpoint, job.plan_checkpoint(checkpoint, options, self._headers.hints(checkpoint, options))
 
     def forecast(self, plan: Plan) -> Forecast:
@@ -143,17 +143,20 @@ class Desk:
         self._refuse_busy(who.name, destination)
         checkpoint, plan = self.plan(request.source, request.options, token)
         self._refuse_large(plan.total_bytes, who)
-        pinned = f"{checkpoint.source.repo_id}@{checkpoint.source.revision}"
+        pinned = pinned_name(checkpoint.source)
+        base = pinned_name(checkpoint.base) if checkpoint.base else ""
         job.check(
             self.lookup.link(pinned),
             destination,
             private=request.private,
             confirmed=request.confirmed,
             overwrite=request.overwrite,
+            base=self.lookup.link(base) if base else "",
             endpoint=self._settings.endpoint,
             token=token,
         )
-        request = replace(request, source=pinned, destination=destination)
+        options = replace(request.options, base=base)
+        request = replace(request, source=pinned, destination=destination, options=options)
         return self._queue_up(request, new_job_id(destination), who, plan.total_bytes, token)
 
     def _queue_up(self, request: JobRequest, job_id: str, who: Person, size: int, token: str) -> str:
@@ -180,7 +183,8 @@ class Desk:
         original, copy = f"{source.repo_id}@{source.revision}", f"{result.repo_id}@{result.revision}"
         read = self.inspect(original, source.variant, token), self.inspect(copy, "", token)
         self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
-        options = Options(dtype=plan.dtype, variant=source.variant)
+        base = pinned_name(source.base) if source.base and source.base.kind == "hub" else ""
+        options = Options(dtype=plan.dtype, variant=source.variant, base=base)
         request = JobRequest(original, copy, options, kind="verify")
         return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token)
 
@@ -336,3 +340,8 @@ class Desk:
         return status_of(
             taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
         )
+
+
+def pinned_name(repo: RepoRef) -> str:
+    """Return how a repo at a commit is named as a source."""
+    return f"{repo.repo_id}@{repo.revision}"

@@ -12,7 +12,7 @@ from sharding.core.limits import CACHED_CHECKPOINTS, CACHED_HINTS, CACHED_SECOND
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Hints, RepoRef
 
-_Key = tuple[str, str, str]
+_Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +39,24 @@ class Headers:
         self._lock = Lock()
         self._entries: dict[_Key, _Entry] = {}
         self._asking = Lock()
-        self._hints: dict[tuple[RepoRef, tuple[str, ...], str, int], Hints] = {}
+        self._hints: dict[tuple[RepoRef, RepoRef | None, tuple[str, ...], str, int], Hints] = {}
 
-    def read(self, source: str, token: str | None, variant: str = "") -> Checkpoint:
-        """Return what the headers of `source`, a link to a repo, say to the bearer of `token`.
+    def read(self, source: str, token: str | None, variant: str = "", base: str = "") -> Checkpoint:
+        """Return what the headers of `source` and `base`, links to repos, say to the bearer of `token`.
 
         Raises SourceError as `job.inspect` does; a failure is not remembered.
         """
-        key = source, variant, sha256(token.encode()).hexdigest() if token else ""
+        key = source, variant, base, sha256(token.encode()).hexdigest() if token else ""
         with self._lock:
             self._forget()
-            found = self._of_anybody(source, variant) or self._entries.get(key)
+            found = self._of_anybody(source, variant, base) or self._entries.get(key)
             if found is None:
                 mine: Future[Checkpoint] = Future()
                 self._entries[key] = _Entry(mine, self._clock())
         if found:
             return found.reading.result()
         try:
-            mine.set_result(job.inspect(source, variant=variant, endpoint=self._endpoint, token=token))
+            mine.set_result(job.inspect(source, variant=variant, base=base, endpoint=self._endpoint, token=token))
         except BaseException as error:
             mine.set_exception(error)
             with self._lock:
@@ -68,7 +68,7 @@ class Headers:
         if not options.asks_class:
             return {}
         variants = tuple(component.variant for component in checkpoint.components)
-        key = checkpoint.source, variants, options.dtype, options.ranks
+        key = checkpoint.source, checkpoint.base, variants, options.dtype, options.ranks
         with self._asking:  # a process each, which takes 300 MB for some seconds
             if key not in self._hints:
                 while len(self._hints) >= CACHED_HINTS:
@@ -76,9 +76,9 @@ class Headers:
                 self._hints[key] = job.hints_for(checkpoint, options)
             return self._hints[key]
 
-    def _of_anybody(self, source: str, variant: str) -> _Entry | None:
+    def _of_anybody(self, source: str, variant: str, base: str) -> _Entry | None:
         # What was read without a login is no secret.
-        entry = self._entries.get((source, variant, ""))
+        entry = self._entries.get((source, variant, base, ""))
         return entry if entry and entry.is_good else None
 
     def _forget(self) -> None:

@@ -176,6 +176,7 @@ def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
     require(_COMPARISON)
     if not checkpoint.is_plain_model:
         what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
+        what = "in the pieces of a training run" if checkpoint.of_ranks else what
         raise UsageError(f"{checkpoint.source.repo_id} is {what}, which --compare cannot load.", "Leave --compare out.")
     try:
         loadable_files(origin)

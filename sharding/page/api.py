@@ -30,16 +30,17 @@ class Endpoints:
         for endpoint in (self.inspect, self.plan, self.shard, self.status, self.result):
             api(endpoint, api_name=endpoint.__name__, concurrency_limit=None)
 
-    def inspect(self, source: str, request: gr.Request, variant: str = "") -> Json:
+    def inspect(self, source: str, request: gr.Request, variant: str = "", base: str = "") -> Json:
         """Say what a model checkpoint on the Hub holds, from its headers only: architecture, parameters, dtypes, files.
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
+            base: the repo of the model that was trained, where the source is what the ranks of a training run saved
         """
-        with _told(source, variant):
+        with _told(source, variant, base):
             token = self._site.token(request)
-            return to_json(summarize_source(self._desk.inspect(source, variant, token)))
+            return to_json(summarize_source(self._desk.inspect(source, variant, token, base)))
 
     def plan(
         self,
@@ -50,6 +51,7 @@ class Endpoints:
         order: Order = "natural",
         dtype: TargetDtype = "keep",
         variant: str = "",
+        base: str = "",
     ) -> Json:
         """Say which files a model checkpoint would be cut into. Moves no weights and needs no login.
 
@@ -61,10 +63,11 @@ class Endpoints:
             order: "natural" (layer 2 before 10), "stored" (as in the source), "transformers" (as save_pretrained)
             dtype: what weights are cast to, "keep" for not at all
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
+            base: the repo of the model that was trained, where the source is what the ranks of a training run saved
         """
-        with _told(source, strategy, order, dtype, variant):
+        with _told(source, strategy, order, dtype, variant, base):
             token = self._site.token(request)
-            options = Options(max_shard_size, strategy, order, dtype, variant)
+            options = Options(max_shard_size, strategy, order, dtype, variant, base=base)
             checkpoint, plan = self._desk.plan(source, options, token)
             return to_json(summarize_plan(plan, checkpoint.findings))
 
@@ -83,6 +86,7 @@ class Endpoints:
         overwrite: bool = False,
         compare: bool = False,
         variant: str = "",
+        base: str = "",
     ) -> Json:
         """Start a job that copies a model checkpoint into files of at most the given size, verifies and pushes them.
 
@@ -103,13 +107,14 @@ class Endpoints:
             overwrite: whether a copy of another model that stands in the destination may be replaced
             compare: whether to load the original and the copy as well, and report what that costs
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
+            base: the repo of the model that was trained, where the source is what the ranks of a training run saved
         """
-        with _told(source, destination, strategy, order, dtype, variant):
+        with _told(source, destination, strategy, order, dtype, variant, base):
             caller, token = self._caller(request)
             asked = JobRequest(
                 source=source,
                 destination=destination,
-                options=Options(max_shard_size, strategy, order, dtype, variant, allow_overflow),
+                options=Options(max_shard_size, strategy, order, dtype, variant, allow_overflow, base=base),
                 private=private,
                 confirmed=public_copy_allowed,
                 overwrite=overwrite,

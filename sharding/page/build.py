@@ -53,7 +53,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
     # Sets, so that Gradio hands all fields over together, by field.
     name: list[Block] = [form.namespace, form.name]
-    plan: set[Block] = {form.repo, form.variant, form.size, form.suggested, form.order, form.strategy}
+    plan: set[Block] = {form.repo, form.base, form.variant, form.size, form.suggested, form.order, form.strategy}
     plan |= {form.machines, form.dtype, form.overflow, form.seen}
     target: set[Block] = {*name, form.visibility}
     order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced}
@@ -72,7 +72,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
     # A click on the button leaves the field as well: one question, not two at a time.
-    asked = gr.on([form.repo.input, form.show.click], **begin)
+    asked = gr.on([form.repo.input, form.show.click, form.base.submit, form.base.blur], **begin)
     for chosen in (arrived.then(**begin), named.then(**begin), picked.then(**begin), asked):
         propose(chosen.then(planning.see, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # What the visitor does, not what a link fills in; one after another, the last one last.
@@ -104,7 +104,15 @@ def _first(sample: list[str]) -> str:
 
 
 def _plan_parts(form: Form) -> list[Block]:
-    shown: list[Block] = [form.repo_message, form.examples, form.jobs, form.variants, form.variant, form.facts]
+    shown: list[Block] = [
+        form.repo_message,
+        form.base,
+        form.examples,
+        form.jobs,
+        form.variants,
+        form.variant,
+        form.facts,
+    ]
     shown += [form.plan, form.push, form.advanced, form.sizes, form.size, form.suggested, form.seen, form.machines]
     shown += [form.size_message, form.overflow, form.picture, form.tensors, form.summary, form.shards, form.findings]
     shown += [form.machine, form.devices, form.visibility, form.permitted, form.measure, form.query]

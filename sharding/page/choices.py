@@ -20,6 +20,11 @@ def source_in(form: Form, given: Given) -> str:
     return (given[form.repo] or "").strip()
 
 
+def base_in(form: Form, given: Given) -> str:
+    """Return the model that was trained, "" where none is named."""
+    return (given[form.base] or "").strip()
+
+
 def size_in(form: Form, given: Given) -> str:
     """Return the size that is written, "" where there is none."""
     size = (given[form.size] or "").strip()
@@ -41,6 +46,7 @@ def options_in(form: Form, given: Given) -> Options:
         dtype=given[form.dtype],
         variant=given[form.variant],
         allow_overflow=given[form.overflow],
+        base=base_in(form, given),
     )
 
 
@@ -54,4 +60,5 @@ def filled_in(form: Form, options: Options) -> dict[Any, Any]:
         form.machines: gr.Number(value=int(count or FEWEST_MACHINES), visible=kind in PIPELINES),
         form.dtype: options.dtype,
         form.overflow: options.allow_overflow,
+        form.base: options.base,
     }

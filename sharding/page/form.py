@@ -61,6 +61,7 @@ class Form:
     repo: gr.Dropdown
     show: gr.Button
     repo_message: gr.HTML
+    base: gr.Textbox
     examples: gr.Dataset
     jobs: gr.HTML
     facts: gr.HTML
@@ -173,6 +174,10 @@ def _choose(parts: dict[str, Block]) -> None:
         )  # fmt: skip
         parts["show"] = gr.Button("Show the plan", size="md", elem_id="show", scale=0, min_width=170)
     parts["repo_message"] = _panel("repo-message")
+    parts["base"] = gr.Textbox(
+        "", label="The model that was trained", visible=False, elem_id="base",
+        info="What a training run has saved has no configuration, tokenizer or licence: they are taken from there.",
+    )  # fmt: skip
     parts["examples"] = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
     parts["jobs"] = _panel("jobs")
     parts["facts"] = _panel("facts")

@@ -10,7 +10,7 @@ from sharding.core.errors import UsageError
 from sharding.core.options import Options
 
 _LONGEST = 300
-_USUAL = {"variant": "", "order": "natural", "strategy": "size", "dtype": "keep"}
+_USUAL = {"variant": "", "base": "", "order": "natural", "strategy": "size", "dtype": "keep"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ from typing import Any
 
 import gradio as gr
 
+from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, VariantMissing
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
-from sharding.page.choices import Given, filled_in, options_in, size_in, size_told, source_in
+from sharding.page.choices import Given, base_in, filled_in, options_in, size_in, size_told, source_in
 from sharding.page.form import HIDDEN, PIPELINES, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.map_list import tensors_of
@@ -101,16 +102,21 @@ class Planning:
     def see(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Say what the model is, and draw the plan."""
         form, token = self._form, self._site.token(request, login)
-        source, variant = source_in(form, given), given[form.variant]
+        source, variant, base = source_in(form, given), given[form.variant], base_in(form, given)
         if not source:
             return {**self._hidden(), form.repo_message: ""}
+        of_ranks = False
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
+            of_ranks = needs_base(checkpoint)
+            given = {**given, form.base: base if of_ranks else ""}
+            if of_ranks and base:
+                checkpoint = self._desk.inspect(source, taken, token, base)
             if given[form.seen] == self._choices(given, checkpoint):
                 return {form.repo_message: remark}  # asked for once more, as by a click that also leaves the field
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
-            return {**self._hidden(), form.repo_message: problem(error)}
+            return {**self._hidden(), form.repo_message: problem(error), form.base: gr.Textbox(visible=of_ranks)}
         # Where it is the one asked for, nothing is set: the visitor may have gone on meanwhile.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
         hides = card.gated or card.private
@@ -123,6 +129,7 @@ class Planning:
         seen = {**given, form.variant: taken, form.size: told}
         return {
             form.repo_message: remark,
+            form.base: gr.Textbox(visible=True) if of_ranks else gr.Textbox("", visible=False),
             form.examples: gr.Dataset(visible=False),
             form.jobs: "",
             form.variants: _variants({taken, *checkpoint.other_variants}, **another),
@@ -200,6 +207,7 @@ class Planning:
         form = self._form
         fields = (
             form.repo,
+            form.base,
             form.variant,
             form.size,
             form.strategy,
@@ -217,6 +225,7 @@ class Planning:
         form = self._form
         return {
             form.seen: (),
+            form.base: gr.Textbox(visible=False),
             form.facts: "",
             form.variants: gr.Radio(visible=False),
             form.plan: gr.Column(visible=False),

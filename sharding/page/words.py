@@ -9,6 +9,8 @@ _WORDS = (
         "tick that under Advanced, or make it private",
     ),
     (r" \(--variant(?: [^)]*)?\)", " under Advanced"),
+    (r" \(--base(?: [^)]*)?\)", " below the model"),
+    (r"Leave out --base: it is", "Leave it empty: it is"),
     (r"or --strategy size", "or cut wherever a file is full"),
     (
         r"Choose --strategy stages:N for a pipeline of your own, or blocks",

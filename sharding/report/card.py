@@ -133,7 +133,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             if links.base
             else f"`{_plain(base.repo_id)}`"
         )
-        yield f"What lies beside the weights (configuration, tokenizer, licence) is that of {name}, which was trained.\n"
+        yield f"What is beside the weights (configuration, tokenizer, licence) is that of {name}, which was trained.\n"
     yield f"![Every tensor as large as its bytes, in today's files and in those of the copy]({MAP_NAME})\n"
     if is_private and links.source:
         yield (

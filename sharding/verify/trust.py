@@ -87,14 +87,13 @@ def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
     if original.source.revision != source.revision:
         yield f"{source.repo_id} has no commit {source.revision[:12]} of that name."
     there = summarize_source(original)
-    for fact in ("architecture", "total_parameters", "total_bytes", "tensors", "dtypes"):
+    facts = ("architecture", "total_parameters", "total_bytes", "tensors", "dtypes", "in_pieces")
+    for fact in facts[1:] if source.base else facts:  # the configuration is not its own
         if report.engine == "stream" and getattr(source, fact) != getattr(there, fact):
             yield f"The report says something else of {source.repo_id} than its headers: {fact.replace('_', ' ')}."
     told = {file.file: (file.bytes, file.tensors) for file in report.source.weight_files}
-    tensors = {file.path: 0 for file in original.weight_files}
-    for tensor in original.tensors:
-        tensors[tensor.file] = tensors.get(tensor.file, 0) + 1
-    if told != {file.path: (file.bytes, tensors[file.path]) for file in original.weight_files}:
+    tensors = original.tensors_in
+    if told != {file.path: (file.bytes, tensors.get(file.path, 0)) for file in original.weight_files}:
         yield f"{original.source.repo_id} has other weight files at that commit than the report says."
 
 

@@ -50,8 +50,8 @@ def verify(
     """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
-    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before; `base`
-    is the model that was trained, where that is what a training run has saved.
+    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before;
+    `base` is the model that was trained, where that is what a training run has saved.
     Raises UsageError, SourceError, Refused.
     """
     options = Options(dtype=dtype, variant=variant, allow_overflow=True)
