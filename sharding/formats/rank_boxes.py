@@ -89,13 +89,15 @@ def _refuse_overlaps(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) ->
     """Raise SourceError where two pieces hold the same elements, or there are too many to be compared."""
     if len(boxes) < 2:
         return
-    axis = max(range(len(shape)), key=lambda axis: len({box.offsets[axis] for box in boxes}))
-    along = sorted(boxes, key=lambda box: box.offsets[axis])
+    # Along the dimension with the most cuts few are open at a time. A number has no dimension: all are.
+    axis = max(range(len(shape)), key=lambda axis: len({box.offsets[axis] for box in boxes}), default=None)
+    along = boxes if axis is None else sorted(boxes, key=lambda box: box.offsets[axis])
     left = MAX_BOX_PAIRS
     open_boxes: list[Box] = []
     for box in along:
-        start = box.offsets[axis]
-        open_boxes = [other for other in open_boxes if other.offsets[axis] + other.shape[axis] > start]
+        if axis is not None:
+            start = box.offsets[axis]
+            open_boxes = [other for other in open_boxes if other.offsets[axis] + other.shape[axis] > start]
         left -= len(open_boxes)
         if left < 0:
             raise SourceError(f"{name} lies in too many pieces that may overlap.", _AGAIN)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import struct
 import tempfile
@@ -12,12 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from safetensors.numpy import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from sharding import job
 from tests.conftest import write_checkpoint
 
 CORPUS = Path(__file__).parent / "corpus"
+DISTCP = Path(__file__).parent / "distcp"
 
 
 def saved(value: Any, **options: Any) -> bytes:
@@ -90,8 +96,41 @@ def reports() -> dict[str, bytes]:
         return {"written": (Path(place) / "out/sharding_report.json").read_bytes(), "changed": b"\5\1\x20\4"}
 
 
+def sharding_infos() -> dict[str, bytes]:
+    """Return what the headers of two ranks say, a line each: cut by columns and by rows, the second rank's alone."""
+    first = {"a": {"saved_offsets": [0, 0]}, "b": {"saved_offsets": [0]}, "c": {"saved_offsets": []}}
+    by_columns = {"a": {"saved_offsets": [0, 3]}, "b": {"saved_offsets": [4]}, "c": {"saved_offsets": []}}
+    lines = [json.dumps(first), json.dumps(by_columns)]
+    return {"twice": "\n".join(lines).encode(), "alone": lines[0].encode(), "none": b"{}", "list": b"[1]"}
+
+
+def metadata() -> dict[str, bytes]:
+    """Save tensors by two ranks; return their `.metadata`, and put the files that it names into DISTCP."""
+    with tempfile.TemporaryDirectory() as place:
+        children = []
+        for rank in range(2):
+            child = os.fork()
+            if not child:
+                dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2)
+                mesh = init_device_mesh("cpu", (2,))
+                state = {
+                    "a": distribute_tensor(torch.arange(6.0).reshape(2, 3), mesh, [Shard(1)]),
+                    "b": distribute_tensor(torch.ones(5).bfloat16(), mesh, [Shard(0)]),
+                    "c": torch.tensor(7),
+                }
+                dcp.save({"model": state, "step": 3}, storage_writer=dcp.FileSystemWriter(f"{place}/saved"))
+                os._exit(0)
+            children.append(child)
+        assert not any([os.waitpid(child, 0)[1] for child in children])
+        for path in Path(place, "saved").glob("*.distcp"):
+            (DISTCP / path.name).write_bytes(path.read_bytes())
+        data = Path(place, "saved/.metadata").read_bytes()
+        return {"saved": data, "refused": pickle.dumps({"w": print}, protocol=4), "cut": data[:-40]}
+
+
 if __name__ == "__main__":
     made = {"archive": archives(), "pickle": pickles(), "index": indexes(), "header": headers(), "report": reports()}
+    made |= {"sharding_info": sharding_infos(), "metadata": metadata()}
     for target, files in made.items():
         (CORPUS / target).mkdir(parents=True, exist_ok=True)
         for name, data in files.items():

@@ -1,15 +1,18 @@
 """What is fuzzed: each target takes bytes, and either returns or raises the one error that it promises."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from io import BytesIO
+from math import prod
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
+from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
-from sharding.core.values import Checkpoint, FileEntry, RepoRef
+from sharding.core.values import Checkpoint, FileEntry, Header, RepoRef, TensorEntry
+from sharding.formats.dcp_safetensors import assemble_headers
 from sharding.formats.index import parse_index
 from sharding.formats.safetensors_header import parse_header
 from sharding.formats.torch_checkpoint import read_archive
@@ -21,23 +24,23 @@ _MOST_READ_BYTES = 1 << 16
 
 
 class Memory:
-    """A source of one file, whose bytes are at hand. See `protocols.Source`."""
+    """A source of one file, or of several, whose bytes are at hand. See `protocols.Source`."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, files: Mapping[str, bytes] | None = None) -> None:
+        self._files = {_FILE: data} if files is None else files
         self.ref = RepoRef("folder", "memory", "")
         self.folder: Path | None = None
         self.is_private: bool | None = None
         self.batch_bytes = 1 << 20
         self.join_gap_bytes = 0
         self.ranges_at_once = 1
-        self.files = (FileEntry(_FILE, len(data)),)
+        self.files = tuple(FileEntry(file, len(content)) for file, content in self._files.items())
         self.requests = 0
         self.bytes_read = 0
-        self._data = data
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        assert 0 <= start_byte <= end_byte <= len(self._data)
-        yield self._data[start_byte:end_byte]
+        assert 0 <= start_byte <= end_byte <= len(self._files[file])
+        yield self._files[file][start_byte:end_byte]
 
     def path(self, file: str) -> Path | None:
         return None
@@ -77,6 +80,36 @@ def pickle(data: bytes) -> None:
     archive(stream.getvalue())
 
 
+def sharding_info(data: bytes) -> None:
+    """What the headers of two ranks say of their pieces: a line each."""
+    files, headers, end = [], [], 0
+    for rank, text in enumerate(data.split(b"\n", 1), start=1):
+        end = 1 << 20
+        path = f"shard-{rank:05d}-model-00001-of-00001.safetensors"
+        shapes = {"a": (2, 3), "b": (4,), "c": ()}
+        tensors = tuple(
+            TensorEntry(name, "U8", shape, path, 100 * number, 100 * number + prod(shape))
+            for number, (name, shape) in enumerate(shapes.items())
+        )
+        headers.append(Header(tensors, {"DCP_SHARDING_INFO": text.decode(errors="replace")}, 0))
+        files.append(FileEntry(path, end))
+    entries, gathered = assemble_headers(files, headers)
+    for part in gathered:
+        assert part.start_byte >= end and sum(prod(box.shape) for box in part.boxes) == prod(part.shape)
+    for entry in entries:
+        assert entry.bytes == prod(entry.shape)
+
+
+def metadata(data: bytes) -> None:
+    """The `.metadata` of a checkpoint of ranks, beside two sound files."""
+    source = Memory(data, {".metadata": data, **_DISTCP})
+    checkpoint = read_checkpoint(source)
+    reading = gathering(source, checkpoint)
+    for tensor in checkpoint.tensors:
+        end = min(tensor.end_byte, tensor.start_byte + _MOST_READ_BYTES)
+        assert len(b"".join(reading.read(tensor.file, tensor.start_byte, end))) == end - tensor.start_byte
+
+
 def report(data: bytes) -> None:
     """The report in a stranger's repo: the bytes as they are, or as changes to a sound one."""
     parse_report(data if data.startswith(b"{") else _changed(data))
@@ -99,6 +132,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _places(value[key])
 
 
+_DISTCP = {name: (Path(__file__).parent / "distcp" / name).read_bytes() for name in ("__0_0.distcp", "__1_0.distcp")}
 _REPORT = Path(__file__).parent / "corpus/report/written"
 _VALUES = (None, True, 0, -1, 1 << 63, 1 << 70, 1.5, float("nan"), "", "a", "../a", "a/b", "0" * 64, "x" * 3000, [], [[]], {}, {"a": 1})  # fmt: skip
 
@@ -108,6 +142,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "archive": archive,
     "pickle": pickle,
     "report": report,
+    "sharding_info": sharding_info,
+    "metadata": metadata,
 }
 
 

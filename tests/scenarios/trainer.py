@@ -1,9 +1,9 @@
 """Save a model as trainers do, over a gloo group, one process a rank. A process of its own.
 
-`python -m tests.scenarios.trainer MODEL OUT RANKS HOW` loads the model in the folder MODEL, cuts it over RANKS and saves
-it in OUT: `hf` and `hf-several` by `dcp.save` with HuggingFaceStorageWriter, `plain` with FileSystemWriter (an optimizer
-and a step beside the model), `columns` the same cut by columns and other dimensions, `accelerate` by the `save_state` of
-accelerate's FSDP, after a step of training. What was trained there is saved whole in OUT-trained too.
+`python -m tests.scenarios.trainer MODEL OUT RANKS HOW…` cuts the model in the folder MODEL over RANKS and saves it in
+OUT/HOW: `hf` and `hf-columns` by `dcp.save` with HuggingFaceStorageWriter, `plain` and `columns` with FileSystemWriter,
+an optimizer and a step beside the model, `accelerate` by the `save_state` of accelerate's FSDP after a step of training.
+What that has trained is saved whole in OUT/trained too. In `columns` tensors are cut along any of their dimensions.
 """
 
 import os
@@ -24,9 +24,14 @@ warnings.filterwarnings("ignore")
 
 
 def main() -> None:
-    """Fork one process a rank and wait for all of them."""
-    folder, out, ranks, how = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    """Save it in every way, each in processes of its own."""
+    folder, out, ranks, ways = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     torch.set_num_threads(1)
+    out.mkdir(parents=True, exist_ok=True)
+    sys.exit(any([_save(folder, out / how, ranks, how) for how in ways]))
+
+
+def _save(folder: Path, out: Path, ranks: int, how: str) -> bool:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -41,7 +46,7 @@ def main() -> None:
                 os._exit(1)
             os._exit(0)
         children.append(child)
-    sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+    return any([os.waitpid(child, 0)[1] for child in children])
 
 
 def _work(rank: int, ranks: int, port: int, folder: Path, out: Path, how: str) -> None:
@@ -54,7 +59,8 @@ def _work(rank: int, ranks: int, port: int, folder: Path, out: Path, how: str) -
     mesh = init_device_mesh("cpu", (ranks,))
     state = {name: _placed(name, tensor, mesh, how) for name, tensor in _loaded(folder).items()}
     if how.startswith("hf"):
-        several = {name: 1 + number % 3 for number, name in enumerate(state)} if how == "hf-several" else None
+        state |= {"model.steps": torch.arange(3), "model.scale": torch.tensor(7, dtype=torch.int16)}
+        several = {name: 1 + number % 3 for number, name in enumerate(state)} if how == "hf-columns" else None
         writer: Any = dcp.HuggingFaceStorageWriter(str(out), several, save_distributed=True)
         dcp.save(state, storage_writer=writer)
     else:
@@ -74,7 +80,7 @@ def _loaded(folder: Path) -> dict[str, torch.Tensor]:
 def _placed(name: str, tensor: torch.Tensor, mesh: Any, how: str) -> torch.Tensor:
     if not tensor.ndim:
         return tensor
-    axis = len(name) % tensor.ndim if how in ("columns", "hf-several") else 0
+    axis = len(name) % tensor.ndim if how in ("columns", "hf-columns") else 0
     if name.endswith("norm.weight") and how != "plain":
         return distribute_tensor(tensor, mesh, [Replicate()])
     found: DTensor = distribute_tensor(tensor, mesh, [Shard(axis)])
@@ -105,7 +111,7 @@ def _accelerate(folder: Path, out: Path) -> None:
     if accelerator.is_main_process:
         unwrapped = AutoModelForCausalLM.from_config(model.config)
         unwrapped.load_state_dict(whole)
-        unwrapped.save_pretrained(out.parent / f"{out.name}-trained")
+        unwrapped.save_pretrained(out.parent / "trained")
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

@@ -1,0 +1,142 @@
+"""`.metadata` is read as torch reads it, and nothing in it is called."""
+
+import io
+import pickle
+import pickletools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from sharding.core.errors import SourceError
+from sharding.formats.dcp_metadata import parse_metadata
+from sharding.formats.torch_globals import PickleRefused
+from sharding.job import inspect
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def save(folder: Path) -> Path:
+    """Save a state dict with this process alone."""
+    state = {
+        "model": {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)},
+        "optimizer": {"state": {"a.weight": {"exp_avg": torch.zeros(2, 3)}}, "groups": [1, 2]},
+        "step": 7,
+    }
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return (save(tmp_path_factory.mktemp("dcp")) / ".metadata").read_bytes()
+
+
+def test_it_is_read_as_torch_reads_it(data: bytes) -> None:
+    ours, theirs = parse_metadata(data), pickle.loads(data)
+    tensors = {
+        name: entry for name, entry in theirs.state_dict_metadata.items() if isinstance(entry, TensorStorageMetadata)
+    }
+    assert {entry.name for entry in ours.entries} == tensors.keys()
+    assert set(ours.others) == theirs.state_dict_metadata.keys() - tensors.keys()
+    for entry in ours.entries:
+        known = tensors[entry.name]
+        assert (entry.shape, f"torch.{entry.dtype}") == (tuple(known.size), str(known.properties.dtype))
+        assert entry.path == tuple(map(str, theirs.planner_data[entry.name]))
+        for chunk in entry.chunks:
+            info = theirs.storage_data[MetadataIndex(entry.name, chunk.offsets)]
+            assert (chunk.file, chunk.start_byte, chunk.bytes) == (info.relative_path, info.offset, info.length)
+
+
+class Evil:
+    """What runs a command when pickle reads it."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.marker,))
+
+
+def test_nothing_in_it_is_called(tmp_path: Path, data: bytes) -> None:
+    metadata: Metadata = pickle.loads(data)
+    metadata.storage_meta = Evil(tmp_path / "called")  # type: ignore[assignment]
+    found = parse_metadata(pickle.dumps(metadata))
+    assert len(found.entries) == 3 and not (tmp_path / "called").exists()
+    pickle.loads(pickle.dumps(metadata))
+    assert (tmp_path / "called").exists()
+
+
+def changed(data: bytes, change: Callable[[Metadata], None]) -> bytes:
+    metadata: Metadata = pickle.loads(data)
+    change(metadata)
+    return pickle.dumps(metadata)
+
+
+def compressed(metadata: Metadata) -> None:
+    next(iter(metadata.storage_data.values())).transform_descriptors = ["zstd"]
+
+
+def without_places(metadata: Metadata) -> None:
+    metadata.storage_data = {}
+
+
+def of_an_odd_kind(metadata: Metadata) -> None:
+    metadata.state_dict_metadata["model.b"] = 3  # type: ignore[assignment]
+
+
+def with_a_negative_length(metadata: Metadata) -> None:
+    next(iter(metadata.storage_data.values())).offset = -1
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (compressed, "was compressed or changed"),
+        (without_places, "does not say where the piece"),
+        (of_an_odd_kind, "neither a tensor nor bytes"),
+        (with_a_negative_length, "no lengths"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: Callable[[Metadata], None], problem: str, data: bytes) -> None:
+    with pytest.raises(PickleRefused, match=problem):
+        parse_metadata(changed(data, change))
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [], "text", torch.zeros(2), print])
+def test_another_pickle_is_refused(value: Any) -> None:
+    stream = io.BytesIO()
+    pickle.dump(value, stream, protocol=4)
+    with pytest.raises(PickleRefused):
+        parse_metadata(stream.getvalue())
+
+
+def test_a_damaged_one_is_refused_or_read(data: bytes) -> None:
+    chosen = random.Random(0)
+    positions = [position for _, _, position in pickletools.genops(data)]
+    refused = 0
+    for _ in range(3000):
+        damaged = bytearray(data)
+        at = chosen.choice(positions) + chosen.randrange(3)
+        damaged[at % len(data)] = chosen.randrange(256)
+        try:
+            parse_metadata(bytes(damaged))
+        except PickleRefused:
+            refused += 1
+    assert refused > 500
+    for end in range(0, len(data), 97):
+        with pytest.raises(PickleRefused):
+            parse_metadata(data[:end])
+
+
+@pytest.mark.parametrize("limit", ["sharding.formats.dcp_metadata._Machine.most_steps", "sharding.checkpoint.trained.MAX_DCP_BYTES"])  # fmt: skip
+def test_one_of_endless_length_is_not_followed(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path)
+    monkeypatch.setattr(limit, 100)
+    with pytest.raises(SourceError, match=r"\.metadata"):
+        inspect(str(tmp_path))

@@ -1,0 +1,94 @@
+"""Pieces of a tensor fill it exactly, or it is said which does not."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sharding.core.errors import SourceError
+from sharding.core.gathered import Box, strides_of
+from sharding.formats.rank_boxes import SavedBoxes, assemble
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> SavedBoxes:
+    """A tensor cut along any of its dimensions, unevenly, its pieces in any order and in files of any number."""
+    shape = tuple(draw(st.lists(st.integers(1, 9), max_size=3)))
+    boxes = [Box("f0", 0, (), (), ())]
+    for length in shape:
+        inner = draw(st.sets(st.integers(1, length - 1), max_size=3)) if length > 1 else set()
+        marks = [0, *sorted(inner), length]
+        boxes = [
+            replace(box, offsets=(*box.offsets, start), shape=(*box.shape, end - start))
+            for box in boxes
+            for start, end in zip(marks, marks[1:], strict=False)
+        ]
+    boxes = [replace(box, file=f"f{n}", strides=strides_of(box.shape)) for n, box in enumerate(boxes)]
+    return SavedBoxes("w", "F32", draw(st.sampled_from([shape, None])), tuple(draw(st.permutations(boxes))))
+
+
+def put_together(saved: SavedBoxes) -> tuple[int, ...]:
+    (entry,), _ = assemble([saved], {f"f{n}": 10_000 for n in range(100)})
+    return entry.shape
+
+
+@given(saved=cuts())
+def test_pieces_cut_along_any_dimension_are_a_tensor(saved: SavedBoxes) -> None:
+    shape = put_together(saved)
+    assert saved.shape in (None, shape)
+    (entry,), gathered = assemble([saved], {f"f{n}": 10_000 for n in range(100)})
+    assert len(gathered) == (len(saved.boxes) > 1)
+    assert entry.bytes == 4 * entry.parameters
+    if gathered:
+        assert entry.start_byte == 10_000 and sorted(gathered[0].boxes, key=str) == sorted(saved.boxes, key=str)
+
+
+@given(saved=cuts(), at=st.integers(0, 100))
+def test_a_missing_piece_is_refused_wherever_its_shape_is_known(saved: SavedBoxes, at: int) -> None:
+    assume(len(saved.boxes) > 1)
+    whole = SavedBoxes("w", "F32", put_together(saved), saved.boxes)
+    lost = saved.boxes[at % len(saved.boxes)]
+    with pytest.raises(SourceError, match="Pieces of w are missing"):
+        put_together(replace(whole, boxes=tuple(box for box in saved.boxes if box is not lost)))
+
+
+@given(saved=cuts(), at=st.integers(0, 100))
+def test_a_piece_that_is_there_twice_is_refused(saved: SavedBoxes, at: int) -> None:
+    again = replace(saved.boxes[at % len(saved.boxes)], file="f99")
+    with pytest.raises(SourceError, match="The same elements of w are there twice.*f99"):
+        put_together(replace(saved, boxes=(*saved.boxes, again)))
+
+
+def box(offsets: tuple[int, ...], shape: tuple[int, ...], file: str = "f0") -> Box:
+    return Box(file, 0, offsets, shape, strides_of(shape))
+
+
+@pytest.mark.parametrize(
+    ("saved", "problem"),
+    [
+        (SavedBoxes("w", "F32", (4,), (box((0,), (3,)), box((2,), (2,), "f1"))), "there twice, in f0, f1"),
+        (SavedBoxes("w", "F32", (4,), (box((0,), (3,)), box((3,), (2,)))), "reaches beyond its shape"),
+        (SavedBoxes("w", "F32", None, (box((0,), (3,)), box((4,), (2,)))), "are missing: 5 of its 6 elements"),
+        (SavedBoxes("w", "F32", None, (box((0,), (3,)), box((3, 0), (1, 1)))), "different numbers of dimensions"),
+        (SavedBoxes("w", "F32", (1 << 62, 4), (box((0, 0), (1, 4)),)), "are missing"),
+        (SavedBoxes("w", "F4", None, (box((0,), (2,)), box((2,), (2,), "f1"))), "end within bytes"),
+    ],
+)
+def test_what_is_no_tensor_is_refused(saved: SavedBoxes, problem: str) -> None:
+    with pytest.raises(SourceError, match=problem):
+        put_together(saved)
+
+
+def test_a_tensor_of_nothing_is_one() -> None:
+    assert put_together(SavedBoxes("w", "F32", (0, 4), (box((0, 0), (0, 4)),))) == (0, 4)
+    assert put_together(SavedBoxes("w", "F32", (3,), (box((0,), (3,)), box((3,), (0,), "f1")))) == (3,)
+
+
+def test_more_pieces_than_can_be_compared_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_PAIRS", 100)
+    rows = tuple(box((0, n), (2, 1)) for n in range(30))
+    assert put_together(SavedBoxes("w", "U8", None, rows)) == (2, 30)  # next to one another: hardly any pairs
+    piled = tuple(box((n, 0), (30, 1)) for n in range(30))
+    with pytest.raises(SourceError, match="too many pieces|there twice"):
+        put_together(SavedBoxes("w", "U8", None, piled))
