@@ -51,7 +51,7 @@ KEYS = {
     (): "schema tool finished engine source destination plan plan_id shards files verification overflowed resources comparison",
     (
         "source",
-    ): "kind repo_id revision architecture library variant other_variants total_bytes total_parameters tensors dtypes components weight_files",
+    ): "kind repo_id revision architecture library variant other_variants in_pieces base total_bytes total_parameters tensors dtypes components weight_files",
     ("source", "components", 0): "folder base metadata",
     ("source", "weight_files", 0): "file bytes tensors",
     ("destination",): "kind repo_id revision",
