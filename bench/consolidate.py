@@ -1,39 +1,47 @@
-"""Torch's own way from rank-sharded files to ordinary ones, beside ours over ordinary files of the same tensors."""
+"""What the ranks of a training run have saved made an ordinary checkpoint: by us, and in torch's own ways."""
 
-import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from harness.checkpoints import build_llama
 from harness.figures import Figure, anon_megabytes, print_figures, ratio, seconds
 from harness.processes import ROOT
 from harness.scratch import benchmark_arguments, scratch
 from harness.state import State
 from harness.turns import Contender, take_turns
 
-_OURS, _TORCH = "ours", "consolidate_safetensors_files"
+_PEERS = {"hf": "consolidate_safetensors_files", "plain": "dcp_to_torch_save + save_pretrained"}
+_STORAGES = {"hf": "Hugging Face storage", "plain": ".distcp files"}
+_TORCH = "import torch"
 _RANKS = 2
-_SAVE = """
-import json, sys
+_LARGE = """
+import sys
 from pathlib import Path
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+folder, megabytes = Path(sys.argv[1]), int(sys.argv[2])
+config = LlamaConfig(vocab_size=megabytes * 500_000 // 2048, hidden_size=2048, intermediate_size=64, num_hidden_layers=1,
+                     num_attention_heads=16, num_key_value_heads=2, tie_word_embeddings=True, dtype="bfloat16")
+LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="100GB")
+"""
+_SAVE = """
+import sys
+from pathlib import Path
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-place, shapes = Path(sys.argv[1]), json.loads(sys.argv[2])
+place, axis = Path(sys.argv[1]), int(sys.argv[2])
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-torch.manual_seed(0)
-whole = {name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
-cut = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole.items()}
-dcp.save(cut, storage_writer=dcp.HuggingFaceStorageWriter(str(place / "ranks"), save_distributed=True))
-if dist.get_rank() == 0:
-    (place / "whole").mkdir()
-    save_file(whole, place / "whole/model.safetensors", metadata={"format": "pt"})
+whole = {name: tensor for path in (place / "base").glob("*.safetensors") for name, tensor in load_file(path).items()}
+cut = {name: distribute_tensor(whole.pop(name), mesh, [Shard(axis if "embed" in name else 0)]) for name in list(whole)}
+dcp.save(cut, storage_writer=dcp.HuggingFaceStorageWriter(str(place / "hf"), save_distributed=True))
+dcp.save(cut, storage_writer=dcp.FileSystemWriter(place / "plain"))
 dist.destroy_process_group()
 """
 
@@ -44,69 +52,66 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1000, help="of either checkpoint (default: 1000)")
     parser.add_argument("--max-shard-size", default="200MB")
     arguments = parser.parse_args()
-    with scratch(arguments.folder, arguments.megabytes * 6_000_000) as folder:
-        kinds = {"layers of 8 MB": _layers(arguments.megabytes), "one large embedding": _large(arguments.megabytes)}
-        for kind, shapes in kinds.items():
-            _save(folder / kind, shapes)
-        size = ("--max-shard-size", arguments.max_shard_size)
-        ours = (sys.executable, "-m", "sharding", "shard", *size, "--json")
-        peer = (sys.executable, str(ROOT / "bench/harness/peers.py"), "consolidate", *size)
-        out = folder / "out"
-        contenders = [
-            contender
-            for kind in kinds
-            for contender in (
-                Contender(f"{_OURS}, {kind}", (*ours, str(folder / kind / "whole"), str(out))),
-                Contender(f"{_TORCH}, {kind}", (*peer, str(folder / kind / "ranks"), str(out))),
-            )
-        ]
-        sources = tuple(folder / kind / side for kind in kinds for side in ("ranks", "whole"))
-        costs = take_turns(contenders, arguments.pairs, State((out,), sources, arguments.megabytes * 2_000_000))
+    kinds = ("a Llama, cut by rows", "one large embedding, cut by columns")
+    with scratch(arguments.folder, arguments.megabytes * 9_000_000) as folder:
+        build_llama(folder / kinds[0] / "base", arguments.megabytes * 1_000_000)
+        command = [sys.executable, "-c", _LARGE, str(folder / kinds[1] / "base"), str(arguments.megabytes)]
+        subprocess.run(command, check=True)
+        for axis, kind in enumerate(kinds):
+            _save(folder / kind, axis)
+        contenders = [Contender(_TORCH, (sys.executable, "-c", "import time, torch; time.sleep(0.3)"))]
+        for kind in kinds:
+            for storage, peer in _PEERS.items():
+                contenders += _contenders(folder, kind, storage, peer, arguments.max_shard_size)
+        sources = tuple(folder / kind / storage for kind in kinds for storage in _PEERS)
+        state = State((folder / "out", folder / "whole.pt"), sources, arguments.megabytes * 2_000_000)
+        costs = take_turns(contenders, arguments.pairs, state)
         figures: list[Figure] = []
         for kind in kinds:
-            one, other = costs[f"{_TORCH}, {kind}"], costs[f"{_OURS}, {kind}"]
-            figures.append(ratio(f"time, {_TORCH} to ours, {kind}", seconds(one), seconds(other)))
-            figures.append(
-                ratio(f"peak anonymous memory, {_TORCH} to ours, {kind}", anon_megabytes(one), anon_megabytes(other))
-            )
+            for storage, peer in _PEERS.items():
+                theirs, ours = costs[f"{peer}, {kind}"], costs[f"ours from {_STORAGES[storage]}, {kind}"]
+                figures.append(ratio(f"time, {peer} to ours, {kind}", seconds(theirs), seconds(ours)))
+                memory = anon_megabytes(theirs), anon_megabytes(ours)
+                figures.append(ratio(f"peak anonymous memory, {peer} to ours, {kind}", *memory))
+                above = (one - other for one, other in zip(memory[1], anon_megabytes(costs[_TORCH]), strict=True))
+                figures.append(
+                    Figure(
+                        f"ours above {_TORCH}, {_STORAGES[storage]}, {kind}", tuple(above), "{:.1f} MB", "at most 100"
+                    )
+                )
         facts = [
-            f"Two checkpoints of {arguments.megabytes} MB in bf16, as {_RANKS} ranks leave them (torch's Hugging Face "
-            f"storage, each tensor cut along its first dimension) and as one ordinary file; into shards of "
-            f"{arguments.max_shard_size}.",
-            f"{_TORCH} checks nothing: it hashes and reads nothing again, does not sync, and shows its files while it "
-            "writes them. Ours includes all of that.",
+            f"Two checkpoints of {arguments.megabytes} MB in bf16 as {_RANKS} ranks leave them, each in torch's Hugging "
+            f"Face storage and in .distcp files; into shards of {arguments.max_shard_size}, with configuration and "
+            "tokenizer of the base where it is ours or save_pretrained.",
+            f"{_PEERS['hf']} checks nothing: it hashes and reads nothing again, does not sync, and shows its files while "
+            "it writes them; so do the others. Ours includes all of that.",
         ]
-        print_figures("From ranks", figures, costs, facts, folder, ("torch", "safetensors"))
+        print_figures("From ranks", figures, costs, facts, folder, ("torch", "transformers", "safetensors"))
 
 
-def _layers(megabytes: int) -> dict[str, tuple[int, ...]]:
-    return {f"model.layers.{n}.weight": (2000, 2000) for n in range(megabytes // 8)}
+def _contenders(folder: Path, kind: str, storage: str, peer: str, size: str) -> list[Contender]:
+    source, base, out = (str(place) for place in (folder / kind / storage, folder / kind / "base", folder / "out"))
+    ours = (sys.executable, "-m", "sharding", "shard", source, out, "--base", base, "--max-shard-size", size, "--json")
+    script = (sys.executable, str(ROOT / "bench/harness/peers.py"), "--max-shard-size", size)
+    theirs = ("consolidate", source, out) if storage == "hf" else ("torch-save", source, out, "--base", base)
+    return [
+        Contender(f"ours from {_STORAGES[storage]}, {kind}", ours),
+        Contender(f"{peer}, {kind}", (*script, *theirs)),
+    ]
 
 
-def _large(megabytes: int) -> dict[str, tuple[int, ...]]:
-    return {"model.embed_tokens.weight": (megabytes * 500_000 // 4000, 4000)}
-
-
-def _save(place: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    place.mkdir()
+def _save(place: Path, axis: int) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(_RANKS)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", _SAVE, str(place), json.dumps(shapes)],
-            env={
-                **os.environ,
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "GLOO_SOCKET_IFNAME": "lo",
-                "RANK": str(rank),
-                "WORLD_SIZE": str(_RANKS),
-            },
+            [sys.executable, "-c", _SAVE, str(place), str(axis)], env={**os.environ, **group, "RANK": str(rank)}
         )
         for rank in range(_RANKS)
     ]
-    if any(rank.wait() for rank in ranks):
+    if any([rank.wait() for rank in ranks]):
         raise SystemExit("The ranks could not save their files.")
 
 

@@ -68,6 +68,21 @@ def consolidate(source: Path, destination: Path, max_shard_size: str) -> None:
     consolidate_safetensors_files(str(source), str(destination), numbers, num_threads=2)
 
 
+def save_from_dcp(source: Path, base: Path, destination: Path, max_shard_size: str) -> None:
+    """Put `.distcp` files together with torch into one file, load that into a model of `base`, save it."""
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    whole = destination.parent / "whole.pt"
+    dcp_to_torch_save(source, whole)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base))
+    model.load_state_dict(torch.load(whole, weights_only=True), strict=False, assign=True)
+    model.tie_weights()
+    model.save_pretrained(destination, max_shard_size=max_shard_size)
+
+
 def read_headers(source: Path) -> dict[str, list[int]]:
     """Return the shape of every tensor in a folder, by name, as safetensors reads it."""
     from safetensors import safe_open
@@ -98,11 +113,15 @@ def main() -> None:
     """Do one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "what", choices=["accelerate", "transformers", "hub", "cast", "consolidate", "headers", "upload", "download"]
-    )
+        "what",
+        choices=[
+            "accelerate", "transformers", "hub", "cast", "consolidate", "torch-save", "headers", "upload", "download",
+        ],
+    )  # fmt: skip
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path, nargs="?")
     parser.add_argument("--max-shard-size", default="200MB")
+    parser.add_argument("--base", type=Path)
     parser.add_argument("--dtype", choices=["keep", "fp16"], default="keep")
     arguments = parser.parse_args()
     match arguments.what:
@@ -116,6 +135,8 @@ def main() -> None:
             load_cast_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
         case "consolidate":
             consolidate(arguments.source, arguments.destination, arguments.max_shard_size)
+        case "torch-save":
+            save_from_dcp(arguments.source, arguments.base, arguments.destination, arguments.max_shard_size)
         case "headers":
             print(len(read_headers(arguments.source)))
         case "upload":
