@@ -8,7 +8,7 @@ from sharding.core.errors import SourceError
 from sharding.core.gathered import Gathered
 from sharding.core.limits import MAX_DCP_BYTES
 from sharding.core.protocols import Source
-from sharding.core.text import format_bytes, name_some
+from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import Checkpoint, FileEntry, Finding, Header, TensorEntry
 from sharding.formats.dcp_archives import find_boxes
 from sharding.formats.dcp_metadata import DcpMetadata, SavedEntry, parse_metadata
@@ -206,8 +206,8 @@ def _shortened(trained: Trained, saved_as: dict[str, str] | None = None) -> Trai
 
 
 def _pieces(files: Sequence[FileEntry], gathered: Sequence[Gathered]) -> Finding:
-    message = f"The weights are as a training run has saved them, in {len(files)} files of its ranks: "
-    message += f"{len(gathered)} tensors are put together of their pieces as they are read."
+    message = f"The weights are as a training run has saved them, in {count(len(files), 'file')} of its ranks"
+    message += f": {count(len(gathered), 'tensor')} lie in pieces, put together as they are read." if gathered else "."
     return Finding("info", "ranks", message)
 
 
