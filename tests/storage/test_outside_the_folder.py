@@ -11,6 +11,7 @@ from sharding.core.errors import DestinationError
 from sharding.core.events import Verified
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.folder_destination import FolderDestination
+from sharding.storage.folder_source import open_folder
 from sharding.storage.journal import JOURNAL_NAME
 from tests.conftest import listing
 from tests.folders import arrays, finish, same
@@ -138,7 +139,7 @@ def test_a_journal_that_is_a_link_is_not_written_through(
 @pytest.mark.parametrize("path", ["../victim", "/etc/x", "sub/../../victim", "..", "a\\..\\b"])
 def test_no_file_is_published_under_a_name_that_leads_out(out: Path, theirs: Path, path: str) -> None:
     target = FolderDestination(out)
-    origin = job.open_source(str(out), job.Hub("http://127.0.0.1:1", None))
+    origin = open_folder(str(out))
     with pytest.raises(DestinationError, match="leads out of the folder"):
         target.publish({}, [], origin, {path: b"x"})
     target.close()
