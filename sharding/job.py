@@ -21,12 +21,12 @@ from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
-from sharding.formats.dtypes import torch_name
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare, compare_staged, how_to_load, refuse_incomparable
 from sharding.loading.costs import Compared, Probed
 from sharding.loading.devices import devices
 from sharding.planning.architecture import hints_for
+from sharding.planning.dequantize import dequantized, offering
 from sharding.planning.plan import identify_plan, plan_checkpoint, shard_header
 from sharding.report.report import make_report
 from sharding.report.schema import Report
@@ -69,7 +69,8 @@ def inspect(
     it, and its headers compared. Raises SourceError where it is no checkpoint that can be streamed, and UsageError for
     a base that `source` needs none of.
     """
-    return _read(open_trained(source, Hub(endpoint or hub_endpoint(), token), base), variant)
+    origin = open_trained(source, Hub(endpoint or hub_endpoint(), token), base)
+    return offering(_read(origin, variant))
 
 
 def plan(
@@ -86,7 +87,8 @@ def plan(
     """
     options = _as_options(options)
     checkpoint = inspect(source, variant=options.variant, base=options.base, endpoint=endpoint, token=token)
-    return checkpoint, plan_checkpoint(checkpoint, options, hints_for(checkpoint, options))
+    after = dequantized(checkpoint, options)
+    return checkpoint, plan_checkpoint(after, options, hints_for(after, options))
 
 
 def shard(
@@ -125,8 +127,10 @@ def shard(
             checkpoint = _read(origin, options.variant)
             if options.dtype != "keep" and checkpoint.configs:
                 import_meanwhile("torch")  # while another process asks transformers
-            hints = hints_for(checkpoint, options)
-            prepared = prepared_stream(origin, checkpoint, plan_checkpoint(checkpoint, options, hints), hints)
+            after = dequantized(checkpoint, options)
+            hints = hints_for(after, options)
+            prepared = prepared_stream(origin, after, plan_checkpoint(after, options, hints), hints)
+            prepared = replace(prepared, checkpoint=checkpoint)
         checkpoint, plan = prepared.checkpoint, prepared.plan
         if compare_rounds:
             refuse_incomparable(checkpoint, origin)
@@ -146,7 +150,7 @@ def shard(
             yield Verified(verification)
 
             resources = _resources(meter, prepared, target)
-            configs = rewritten_configs(origin, checkpoint.side_files, torch_name(options.dtype))
+            configs = rewritten_configs(origin, checkpoint.side_files, options)
             comparison = None
             if compare_rounds and verification.identical:
                 comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
@@ -246,6 +250,13 @@ def _refuse_contradictions(options: Options, destination: str, engine: Engine, c
         raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
     if engine == "classic" and options.ranks:
         raise UsageError("The classic engine cuts for no pipeline.", "Leave out --strategy or --engine.")
+    if options.dequantize and engine == "classic":
+        raise UsageError("The classic engine dequantizes nothing.", "Leave out --dequantize or --engine.")
+    if options.dequantize and compare_rounds:
+        raise UsageError(
+            "Loading the quantized original may need kernels that are not here: it is not compared.",
+            "Leave out --compare or --dequantize.",
+        )
     if options.rank is not None and not is_folder(destination):
         raise UsageError("What one rank loads is no repo of a model.", f"Name a folder: ./{destination}")
     if options.rank is not None and compare_rounds:

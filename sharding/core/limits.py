@@ -81,6 +81,14 @@ TILE_BYTES = 16 << 20
 GATHERED_SPAN_BYTES = 4 << 20
 """What is read at a time for that: of a transpose, rows that lie together, of which a tile takes a few columns."""
 
+TILES_BYTES = 2 * TILE_BYTES + (4 << 20)
+"""Tiles that are kept: one for each thread that reads ahead, and what is small beside it, as scales are."""
+
+PAGE_BYTES = 256 << 10
+PAGES_BYTES = 16 * PAGE_BYTES
+"""What is read at a time of the scales of quantized weights, and what is kept of it: those of a file usually lie
+together, a four-thousandth of its size, and a request for each would double the requests of a job."""
+
 FLUSH_BYTES = 32 << 20
 """Dirty bytes after which write-back is started, so that the sync at the end of a shard is short."""
 

@@ -30,8 +30,9 @@ class Options:
     `order` in which order tensors stand, `dtype` what they are cast to ("keep": not at all). `variant` is such as
     "fp16", where a repo has several; "" takes the plain weights. A cast that makes a finite number infinite is refused,
     unless `allow_overflow`. `rank` takes only what that rank of a pipeline `pp:N` loads, from 0. `base` is the model
-    that was trained, a folder or a repo: what a training run has saved has no configuration beside it. Raises
-    UsageError for what is no choice.
+    that was trained, a folder or a repo: what a training run has saved has no configuration beside it. With
+    `dequantize` quantized weights become ordinary ones of `dtype`, and "keep" becomes "bf16". Raises UsageError for what
+    is no choice.
 
     >>> options = Options("200MB", strategy="stages:4")
     >>> options.max_shard_bytes, options.stages
@@ -46,9 +47,12 @@ class Options:
     allow_overflow: bool = False
     rank: int | None = None
     base: str = ""
+    dequantize: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is no choice."""
+        if self.dequantize and self.dtype == "keep":
+            object.__setattr__(self, "dtype", "bf16")
         if not self.is_single_file:
             parse_bytes(str(self.max_shard_size))
         elif self.strategy != "size":

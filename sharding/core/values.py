@@ -7,6 +7,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from sharding.core.bounds import Count, File, Files, Layers, Line, Seconds, Version, Word
+from sharding.core.computed import Computed
 from sharding.core.gathered import Gathered
 from sharding.core.options import Options
 
@@ -149,6 +150,10 @@ class Checkpoint:
     """The model that was trained, from which the files beside the weights are."""
     other_variants: tuple[str, ...] = ()
     """Variants that could be taken instead, "" for the plain weights."""
+    computed: tuple[Computed, ...] = ()
+    """Which of the tensors are read through `dequantize_source.dequantizing`."""
+    dequantized: str = ""
+    """How they are quantized, in words."""
 
     @property
     def total_bytes(self) -> int:
@@ -274,6 +279,7 @@ class Plan:
     """Which shard holds what; the shards of one of the `components` stand one after another.
 
     `stages` are those of a pipeline, where the options ask for one; `pipeline` is where transformers cuts it.
+    `dequantized` says how the weights were quantized that are computed, "" where none are.
     """
 
     shards: tuple[Shard, ...]
@@ -284,6 +290,7 @@ class Plan:
     findings: tuple[Finding, ...]
     stages: tuple[Stage, ...] = ()
     pipeline: PipelineCut | None = None
+    dequantized: str = ""
 
     @property
     def weight_map(self) -> dict[str, str]:
@@ -368,7 +375,8 @@ class Mismatch:
 class Verification:
     """The outcome of comparing two checkpoints. `method` says what was read and compared.
 
-    With a `dtype` other than "keep" the tensors were compared with the original's cast to it.
+    With a `dtype` other than "keep" the tensors were compared with the original's cast to it, and before that
+    `dequantized`, which says how they were quantized.
     """
 
     tensors: Count
@@ -377,6 +385,7 @@ class Verification:
     method: Line
     mismatches: tuple[Mismatch, ...]
     dtype: Word = "keep"
+    dequantized: Line = ""
 
     @property
     def identical(self) -> bool:

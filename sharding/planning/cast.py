@@ -1,6 +1,5 @@
 """Decide which dtype every tensor of a copy has, and where its bytes lie after the cast. Pure."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 
@@ -8,6 +7,8 @@ from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Checkpoint, Finding, Hints, ModelHints, TensorEntry, folder_of
 from sharding.formats.dtypes import BY_NAME, BY_OPTION, CASTABLE, tensor_bytes
+from sharding.planning.quantization import method_of, quantization_of
+from sharding.planning.recipe import can_help
 
 _NO_CONFIG = ModelHints(unknown="there is no config.json.")
 _QUANTIZED = re.compile(
@@ -80,30 +81,19 @@ def may_overflow(stored: Iterable[TensorEntry], after: Iterable[TensorEntry]) ->
 
 def refuse_cast(checkpoint: Checkpoint) -> None:
     """Raise SourceError where a checkpoint is quantized, so that it cannot be cast."""
-    method = next(filter(None, map(_quantization_method, checkpoint.configs.values())), "")
-    telling = [tensor.name for tensor in checkpoint.tensors if _is_packed(tensor)]
-    if method or telling:
-        how = f" with {method}" if method else f", as {name_some(telling, 1)} tells"
+    said = [found for found in map(quantization_of, checkpoint.configs.values()) if found is not None]
+    telling = [tensor.name for tensor in checkpoint.tensors if is_packed(tensor)]
+    if said or telling:
+        how = f" with {method_of(said[0])}" if said else f", as {name_some(telling, 1)} tells"
+        hint = "Keep the dtype, or take the repo that it was quantized from."
+        if said and all(map(can_help, said)):
+            hint = "--dequantize computes them with their scales. Or keep the dtype."
         raise SourceError(
             f"This checkpoint is quantized{how}: its numbers mean nothing without their scales, so it is not cast.",
-            "Keep the dtype, or take the repo that it was quantized from.",
+            hint,
         )
 
 
-def _is_packed(tensor: TensorEntry) -> bool:
+def is_packed(tensor: TensorEntry) -> bool:
+    """Return whether the name or the dtype of a tensor tells that it is quantized, or what belongs to such a one."""
     return BY_NAME[tensor.dtype].bits < 8 or _QUANTIZED.search(tensor.name) is not None
-
-
-def _quantization_method(config: str) -> str:
-    """Return what a config.json says of quantization, "" if nothing."""
-    try:
-        document = json.loads(config or "{}")
-    except (ValueError, RecursionError):
-        return ""
-    levels = [document, *document.values()] if isinstance(document, dict) else []
-    for level in levels:
-        found = level.get("quantization_config") if isinstance(level, dict) else None
-        if found:
-            method = found.get("quant_method") if isinstance(found, dict) else None
-            return method[:50] if isinstance(method, str) else "an unnamed method"
-    return ""

@@ -37,8 +37,9 @@ _BY_HAND = Finding(
 def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | None = None) -> Plan:
     """Return which shards a checkpoint would be cut into, cast as `options` say.
 
-    `hints` are what `architecture.hints_for` returns for the same options. Raises UsageError, and SourceError where
-    the checkpoint cannot be cast, or transformers does not know the order that was asked for.
+    What is to be dequantized comes from `dequantize.dequantized`. `hints` are what `architecture.hints_for` returns for
+    the same options. Raises UsageError, and SourceError where the checkpoint cannot be cast, or transformers does not
+    know the order that was asked for.
     """
     tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
     hints = hints or {}
@@ -49,7 +50,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     if options.rank is not None:
         tensors = of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
-    return replace(plan, findings=findings + plan.findings)
+    return replace(plan, findings=findings + plan.findings, dequantized=checkpoint.dequantized)
 
 
 def plan_components(
@@ -158,6 +159,8 @@ def identify_plan(plan: Plan, source: RepoRef) -> str:
     sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision, "blake3")).encode())
     if plan.options.dtype != "keep":
         sha256.update(repr((plan.options.dtype, plan.options.allow_overflow)).encode())
+    if plan.options.dequantize:
+        sha256.update(repr(("dequantize", plan.dequantized)).encode())
     for shard in plan.shards:
         sha256.update(shard.file.encode() + shard_header(plan, shard))
     return sha256.hexdigest()

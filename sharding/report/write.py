@@ -8,11 +8,13 @@ from sharding.checkpoint.read import read_small
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES
+from sharding.core.options import Options
 from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
-from sharding.formats.dtypes import CASTABLE
+from sharding.formats.dtypes import CASTABLE, torch_name
 from sharding.formats.index import build_indexes
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
+from sharding.planning.quantization import drop_quantization
 from sharding.report.card import Links, only_metadata, write_card
 from sharding.report.digests import digests_json
 from sharding.report.map_svg import draw_plan
@@ -40,11 +42,15 @@ def write_beside(
     return files | build_indexes(plan)
 
 
-def rewritten_configs(origin: Source, side_files: Iterable[FileEntry], torch_dtype: str | None) -> dict[str, bytes]:
-    """Return the configurations among `side_files` that must change: for the dtype, or the names of the weights."""
+def rewritten_configs(origin: Source, side_files: Iterable[FileEntry], options: Options) -> dict[str, bytes]:
+    """Return the configurations among `side_files` that must change.
+
+    For the dtype, the names of the weights, or because they are no longer quantized.
+    """
     files = [file for file in side_files if file.path.rpartition("/")[2] == "config.json"]
     files = [file for file in files if file.bytes <= MAX_CONFIG_BYTES]
-    documents = {file.path: configured(read_small(origin, file, MAX_CONFIG_BYTES), torch_dtype) for file in files}
+    dtype, plain = torch_name(options.dtype), options.dequantize
+    documents = {file.path: configured(read_small(origin, file, MAX_CONFIG_BYTES), dtype, plain) for file in files}
     return {path: to_bytes(document) for path, document in documents.items() if document is not None}
 
 
@@ -72,8 +78,10 @@ _WEIGHTS_NAMED = "transformers_weights"
 _CASTABLE = {dtype.torch for dtype in CASTABLE.values()}
 
 
-def configured(config: bytes, torch_dtype: str | None) -> dict[str, Any] | None:
+def configured(config: bytes, torch_dtype: str | None, dequantized: bool = False) -> dict[str, Any] | None:
     """Return the config.json of a copy: it says `torch_dtype` ("float16") wherever it said another dtype.
+
+    Where the weights are `dequantized` it says nothing of quantization.
 
     What names the weight files goes, as with `save_pretrained`: the copy has the usual names. None where nothing
     changes, or it is no configuration.
@@ -85,6 +93,8 @@ def configured(config: bytes, torch_dtype: str | None) -> dict[str, Any] | None:
     if not isinstance(document, dict) or (torch_dtype is None and _WEIGHTS_NAMED not in document):
         return None
     document.pop(_WEIGHTS_NAMED, None)
+    if dequantized:
+        drop_quantization(document)
     if torch_dtype is None:
         return document
     if "model_type" in document and not {"dtype", "torch_dtype"} & document.keys():

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from threading import Lock, local
+from threading import Lock
 from typing import Any
 
 from sharding.core.errors import OverflowRefused
@@ -10,6 +10,7 @@ from sharding.core.limits import BATCH_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import CASTABLE
+from sharding.transfer.feed import Feed, scratch
 from sharding.transfer.source_view import SourceView
 
 _PIECE_ELEMENTS = 32768
@@ -18,18 +19,6 @@ _PIECE_ELEMENTS = 32768
 _VECTOR_ELEMENTS = 64
 """Tensors are cast from multiples of this on, more than any processor takes at once: torch converts what is left at the
 end of a run another way, which shows in the payloads of NaNs (fp16 to fp32)."""
-
-
-_SCRATCH = local()
-
-
-def _scratch(name: str, count: int) -> memoryview:
-    """Return `count` bytes of this thread, to be used until it asks again: fresh memory is slow to come by."""
-    room: bytearray = getattr(_SCRATCH, name, bytearray())
-    if len(room) < count:
-        room = bytearray(count)
-        setattr(_SCRATCH, name, room)
-    return memoryview(room)[:count]
 
 
 def cast_chunk(
@@ -43,7 +32,7 @@ def cast_chunk(
     import torch
 
     before = torch.frombuffer(data, dtype=getattr(torch, CASTABLE[stored].torch))
-    room = _scratch("after", len(before) * CASTABLE[target].bits // 8)
+    room = scratch("after", len(before) * CASTABLE[target].bits // 8)
     after = torch.frombuffer(room, dtype=getattr(torch, CASTABLE[target].torch))
     for source, piece in zip(before.split(_PIECE_ELEMENTS), after.split(_PIECE_ELEMENTS), strict=True):
         # By way of float32 torch is twice as quick, and gives the same bits: every bfloat16 is one.
@@ -101,7 +90,7 @@ class CastSource(SourceView):
         """
         for run in _runs(self._stretches(file, start_byte, end_byte)):
             chunks = self._source.read(run[0].stored.file, run[0].start_byte, run[-1].end_byte)
-            feed = _Feed(chunks)
+            feed = Feed(chunks)
             for stretch in run:
                 yield from self._cast(stretch, feed)
 
@@ -124,7 +113,7 @@ class CastSource(SourceView):
                 yield _Stretch(stored, after, start - after.start_byte, end - after.start_byte)
             index += 1
 
-    def _cast(self, stretch: "_Stretch", feed: "_Feed") -> Iterator[bytes]:
+    def _cast(self, stretch: "_Stretch", feed: Feed) -> Iterator[bytes]:
         left = stretch.end_byte - stretch.start_byte
         skip, wanted = stretch.skip_bytes, stretch.bytes
         while left:
@@ -151,7 +140,7 @@ class CastSource(SourceView):
     def _refusal(self, stretch: "_Stretch") -> OverflowRefused:
         """Return an error with the number of overflows in the whole tensor."""
         stored, after = stretch.stored, stretch.after
-        feed = _Feed(self._source.read(stored.file, stored.start_byte, stored.end_byte))
+        feed = Feed(self._source.read(stored.file, stored.start_byte, stored.end_byte))
         count, left = 0, stored.bytes
         while left:
             data = feed.take(min(left, BATCH_BYTES))
@@ -180,26 +169,6 @@ class _Stretch:
         self.end_byte = min(stored.start_byte + last * before, stored.end_byte)
         self.skip_bytes = start - first * now
         self.bytes = end - start
-
-
-class _Feed:
-    """Chunks of any length, taken in others."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = memoryview(b"")
-
-    def take(self, count: int) -> memoryview:
-        """Return the next `count` bytes, which are there until this thread takes more."""
-        data = _scratch("before", count)
-        filled = 0
-        while filled < count:
-            self._rest = self._rest or memoryview(next(self._chunks))
-            chunk = self._rest[: count - filled]
-            data[filled : filled + len(chunk)] = chunk
-            filled += len(chunk)
-            self._rest = self._rest[len(chunk) :]
-        return data
 
 
 def _element_bytes(stored: TensorEntry, after: TensorEntry) -> tuple[int, int]:

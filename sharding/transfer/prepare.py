@@ -8,6 +8,7 @@ from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint, Hints, Plan
 from sharding.planning.cast import cast_tensors
 from sharding.transfer.cast_source import CastSource
+from sharding.transfer.dequantize_source import dequantizing
 from sharding.transfer.strided_source import gathering
 
 
@@ -36,13 +37,14 @@ class Prepared:
 
 
 def prepared_stream(origin: Source, checkpoint: Checkpoint, plan: Plan, hints: Hints) -> Prepared:
-    """Return what streams the bytes of `origin` as `plan` has them, cast where it says so."""
+    """Return what streams the bytes of `origin` as `plan` has them, computed and cast where it says so."""
     if plan.options.dtype == "keep":
         return Prepared(gathering(origin, checkpoint), checkpoint, plan)
     return Prepared(cast_source(origin, checkpoint, plan.options, hints), checkpoint, plan)
 
 
 def cast_source(source: Source, checkpoint: Checkpoint, options: Options, hints: Hints) -> CastSource:
-    """Return `source` with the tensors of `checkpoint` cast as `options` say."""
+    """Return `source` with the tensors of `checkpoint` put together, computed and cast as it and `options` say."""
     after = cast_tensors(checkpoint.tensors, options.dtype, hints)
-    return CastSource(gathering(source, checkpoint), checkpoint.tensors, after, allow_overflow=options.allow_overflow)
+    reading = dequantizing(gathering(source, checkpoint), checkpoint)
+    return CastSource(reading, checkpoint.tensors, after, allow_overflow=options.allow_overflow)

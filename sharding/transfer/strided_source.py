@@ -1,22 +1,17 @@
 """Read tensors that do not lie in order (views, transposes, pieces of ranks) as if they did, in bounded memory."""
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from math import prod
-from threading import Lock
 from typing import Any
 
 from sharding.core.extras import require
 from sharding.core.gathered import Box, Gathered, strides_of
-from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
+from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES, TILES_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint
+from sharding.transfer.kept import Kept
 from sharding.transfer.source_view import SourceView
-
-_TILES_KEPT = 2
-"""One for each thread that reads ahead."""
 
 
 def gathering(source: Source, checkpoint: Checkpoint) -> Source:
@@ -37,8 +32,7 @@ class GatheringSource(SourceView):
         self._parts: dict[str, list[Gathered]] = {}
         for part in sorted(gathered, key=lambda part: part.start_byte):
             self._parts.setdefault(part.file, []).append(part)
-        self._tiles: OrderedDict[tuple[str, int, int], Future[memoryview]] = OrderedDict()
-        self._lock = Lock()
+        self._tiles: Kept[memoryview] = Kept(TILES_BYTES)
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file` in bounded chunks. Raises SourceError."""
@@ -79,25 +73,10 @@ class GatheringSource(SourceView):
             start_byte = stop
 
     def _tile(self, part: Gathered, tiles: "_Tiles", number: int) -> memoryview:
-        """Return a tile, which whoever asks first lays in order, and others wait for."""
-        key = part.file, part.start_byte, number
-        with self._lock:
-            tile = self._tiles.get(key)
-            is_first = tile is None
-            if tile is None:
-                while len(self._tiles) >= _TILES_KEPT:
-                    self._tiles.popitem(last=False)
-                tile = self._tiles[key] = Future()
-            self._tiles.move_to_end(key)
-        if is_first:
-            try:
-                tile.set_result(self._gather(part, *tiles.place(number)))
-            except BaseException as error:
-                with self._lock:
-                    if self._tiles.get(key) is tile:  # who asks again, tries again
-                        del self._tiles[key]
-                tile.set_exception(error)
-        return tile.result()
+        """Return a tile, laid in order."""
+        offsets, shape = tiles.place(number)
+        size = prod(shape) * part.item_bytes
+        return self._tiles.get((part.file, part.start_byte, number), size, lambda: self._gather(part, offsets, shape))
 
     def _gather(self, part: Gathered, offsets: tuple[int, ...], shape: tuple[int, ...]) -> memoryview:
         import numpy as np

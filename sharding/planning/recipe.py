@@ -1,0 +1,124 @@
+"""Decide by what formula quantized weights become ordinary ones, or say why they do not. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sharding.core.errors import SourceError
+from sharding.planning.quantization import method_of
+
+Block = tuple[int, int]
+"""Rows and columns of numbers that share a scale; 0 is all of them."""
+
+_OF_ORIGIN = "Take the repo that it was quantized from: its card usually names that as the base model."
+_HINTS = {
+    "bitsandbytes": "Load it with transformers, which has model.dequantize() for it, and save_pretrained; or take the "
+    "repo that it was quantized from.",
+    "fbgemm_fp8": f"transformers has no way to load it dequantized. {_OF_ORIGIN}",
+    "mxfp8": "transformers loads it dequantized, with FineGrainedFP8Config(dequantize=True), and save_pretrained "
+    "writes what it has loaded.",
+    "compressed-tensors": "transformers loads it dequantized, with CompressedTensorsConfig(dequantize=True) and the "
+    "package compressed-tensors, and save_pretrained writes what it has loaded.",
+    "fp8": "transformers loads it dequantized, with FineGrainedFP8Config(dequantize=True), and save_pretrained writes "
+    "what it has loaded.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the weights of a component are quantized: the `encoding` of `core.computed`, and where their scales are.
+
+    `words` tell a person. A weight is called what its numbers are without `packed`, and they without that and with
+    `scale` are its scales. `blocks` are those that a weight may have, `dropped` the ends of names of what
+    only a kernel for quantized weights reads. Products are rounded to the dtype of their scales where that
+    `rounds_to_scale`.
+    """
+
+    words: str
+    encoding: Literal["fp8", "fp4"]
+    packed: str
+    scale: str
+    blocks: tuple[Block, ...]
+    dropped: tuple[str, ...] = ()
+    rounds_to_scale: bool = False
+
+
+def recipe_of(quantization: Mapping[str, Any]) -> Recipe:
+    """Return the recipe for what a config.json says of quantization. Raises SourceError, naming any other method."""
+    method = method_of(quantization)
+    if method == "mxfp4":
+        return Recipe("mxfp4, one scale for each 32 numbers", "fp4", "_blocks", "_scales", ())
+    if method == "fp8":
+        return _fine_grained(quantization)
+    if method == "compressed-tensors":
+        return _compressed(quantization)
+    raise refusal(method)
+
+
+def can_help(quantization: Mapping[str, Any]) -> bool:
+    """Return whether there is a recipe."""
+    try:
+        recipe_of(quantization)
+    except SourceError:
+        return False
+    return True
+
+
+def refusal(what: str, method: str = "") -> SourceError:
+    """Return the refusal of weights quantized with `what`, a kind of `method`."""
+    hint = _HINTS.get(method or what, _OF_ORIGIN)
+    return SourceError(f"Weights quantized with {what} are not dequantized here.", hint)
+
+
+def _fine_grained(quantization: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of `FineGrainedFP8Config` (transformers 5.23), which is that of DeepSeek-V3."""
+    if quantization.get("expert_dtype", "fp8") != "fp8":
+        raise refusal("fp8 with experts in fp4", "fp8")
+    size = quantization.get("weight_block_size", (128, 128))
+    block = (0, 0) if size is None else _block(size, "fp8")
+    if block == (1, 32):
+        raise refusal("mxfp8")
+    words = "fp8, one scale a tensor" if size is None else f"fp8, one scale for each {block[0]} x {block[1]}"
+    return Recipe(words, "fp8", "", "_scale_inv", (block, (0, 0)), ("activation_scale", "input_scale"))
+
+
+_STRATEGIES = {"tensor": "one scale a tensor", "channel": "one scale a channel", "block": "one scale for each block"}
+
+
+def _compressed(quantization: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of compressed-tensors 0.20 (`NaiveQuantizationCompressor.decompress`) for its FP8."""
+    method = "compressed-tensors"
+    groups = quantization.get("config_groups")
+    groups = list(groups.values()) if isinstance(groups, dict) else []
+    groups = [group for group in groups if isinstance(group, dict)]
+    weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
+    formats = {str(found)[:50] for found in (quantization.get("format"), *(group.get("format") for group in groups))}
+    formats = formats - {"None"} or {"no format"}
+    if other := sorted(formats - {"float-quantized"}):
+        raise refusal(f"{method} {other[0]}", method)
+    if not weights or len(weights) < len(groups):
+        raise refusal(f"{method} that does not say how", method)
+    for key in ("sparsity_config", "transform_config"):
+        found = quantization.get(key)
+        if found and not (isinstance(found, dict) and found.get("format", "") == "dense"):
+            raise refusal(f"{method} and a {key}", method)
+    blocks: list[Block] = []
+    words: dict[str, None] = {}
+    for one in weights:
+        strategy = str(one.get("strategy"))[:50]
+        is_fp8 = (one.get("type"), one.get("num_bits"), one.get("symmetric", True)) == ("float", 8, True)
+        if not is_fp8 or strategy not in _STRATEGIES:
+            raise refusal(f"{method} other than fp8 with {', '.join(_STRATEGIES)} scales", method)
+        blocks.append({"tensor": (0, 0), "channel": (1, 0)}.get(strategy) or _block(one.get("block_structure"), method))
+        words[_STRATEGIES[strategy]] = None
+    dropped = ["input_scale", "input_zero_point", "output_scale", "output_zero_point"]
+    if quantization.get("kv_cache_scheme"):
+        dropped += ["k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point"]
+    told = f"compressed-tensors float-quantized (fp8), {' or '.join(words)}"
+    return Recipe(told, "fp8", "", "_scale", (*blocks, (0, 0)), tuple(dropped), rounds_to_scale=True)
+
+
+def _block(size: Any, method: str) -> Block:
+    if isinstance(size, list | tuple) and len(size) == 2 and all(type(one) is int and 0 < one < 2**31 for one in size):
+        return size[0], size[1]
+    raise refusal(f"{method} in blocks of {str(size)[:50]}", method)

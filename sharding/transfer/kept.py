@@ -1,0 +1,41 @@
+"""Keep what was made last, within so many bytes, for all threads: who asks first makes it, and others wait."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from threading import Lock
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Kept(Generic[_T]):
+    """Values by a key; those asked for longest ago go first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """Keep at most so many bytes, or one value that is larger."""
+        self._most_bytes = most_bytes
+        self._values: OrderedDict[Hashable, tuple[int, Future[_T]]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable, size: int, make: Callable[[], _T]) -> _T:
+        """Return the value of `key`, of `size` bytes, which `make` makes where it is not there. Raises as it does."""
+        with self._lock:
+            found = self._values.get(key)
+            is_first = found is None
+            if found is None:
+                room = self._most_bytes - size
+                while self._values and sum(kept for kept, _ in self._values.values()) > room:
+                    self._values.popitem(last=False)
+                found = self._values[key] = size, Future()
+            self._values.move_to_end(key)
+        value = found[1]
+        if is_first:
+            try:
+                value.set_result(make())
+            except BaseException as error:
+                with self._lock:
+                    if self._values.get(key) is found:  # who asks again, tries again
+                        del self._values[key]
+                value.set_exception(error)
+        return value.result()
