@@ -75,6 +75,10 @@ Base = Annotated[
 ]
 Dtype = Annotated[options.TargetDtype, typer.Option(help="What to load as; keep: as it is stored.")]
 Cast = Annotated[options.TargetDtype, typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")]
+Dequantize = Annotated[
+    bool,
+    typer.Option("--dequantize", help="Make ordinary weights of quantized ones, in --dtype (bf16): FP8, MXFP4."),
+]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
 AsEvents = Annotated[
@@ -107,6 +111,7 @@ def plan(
     variant: Variant = "",
     rank: Rank = None,
     base: Base = "",
+    dequantize: Dequantize = False,
     picture: Annotated[str, typer.Option(metavar="FILE", help="Draw today's files and the shards into this SVG.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -116,7 +121,8 @@ def plan(
         from sharding.core.picture import save_picture
         from sharding.report import map_svg, report, schema
 
-        chosen = Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, rank=rank, base=base)
+        size = _size(max_shard_size, single_file)
+        chosen = Options(size, strategy, order, dtype, variant, rank=rank, base=base, dequantize=dequantize)
         checkpoint, plan = job.plan(source, chosen, token=hub_token())
         if picture:
             save_picture(picture, map_svg.draw_plan(checkpoint, plan))
@@ -154,6 +160,7 @@ def shard(
         typer.Option(help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do."),
     ] = "stream",
     dtype: Cast = "keep",
+    dequantize: Dequantize = False,
     allow_overflow: Annotated[
         bool, typer.Option("--allow-overflow", help="Cast numbers that become infinite; they are counted.")
     ] = False,
@@ -168,10 +175,11 @@ def shard(
         from sharding import job
         from sharding.report.schema import Report
 
+        size = _size(max_shard_size, single_file)
         events = job.shard(
             source,
             destination,
-            Options(_size(max_shard_size, single_file), strategy, order, dtype, variant, allow_overflow, rank, base),
+            Options(size, strategy, order, dtype, variant, allow_overflow, rank, base, dequantize),
             private=private,
             confirmed=confirmed,
             overwrite=overwrite,
@@ -191,6 +199,7 @@ def verify(
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
     dtype: Annotated[options.TargetDtype, typer.Option(help="Compare with SOURCE cast to this.")] = "keep",
+    dequantize: Annotated[bool, typer.Option("--dequantize", help="Compare with SOURCE dequantized to it.")] = False,
     variant: Variant = "",
     base: Base = "",
     as_json: AsJson = False,
@@ -202,7 +211,14 @@ def verify(
         from sharding.core.events import Verified
 
         events = job.verify(
-            source, destination, quick=quick, dtype=dtype, variant=variant, base=base, token=hub_token()
+            source,
+            destination,
+            quick=quick,
+            dtype=dtype,
+            variant=variant,
+            base=base,
+            dequantize=dequantize,
+            token=hub_token(),
         )
         last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:

@@ -64,6 +64,8 @@ class Terminal:
         """Show which shards there will be."""
         order, dtype = plan.options.order, plan.options.dtype
         cast = "" if dtype == "keep" else f", cast to {dtype}"
+        if plan.dequantized:
+            cast = f", dequantized from {plan.dequantized} to {dtype}"
         limit = "" if plan.options.is_single_file else f" of at most {format_bytes(plan.options.max_shard_bytes)}"
         self._say(f"{_count(len(plan.shards), 'shard')}{limit}, order {order}{cast}", "bold")
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
@@ -120,9 +122,10 @@ class Terminal:
         """Say whether two checkpoints are the same, and where they are not."""
         self._bar.stop()
         if verification.identical:
-            same = (
-                "Identical" if verification.dtype == "keep" else f"Equal to the original cast to {verification.dtype}"
-            )
+            made = "dequantized" if verification.dequantized else "cast"
+            same = "Identical"
+            if verification.dtype != "keep":
+                same = f"Equal to the original {made} to {verification.dtype}"
             count = _count(verification.tensors, "tensor")
             self._say(f"{same}: all {count}, {format_bytes(verification.bytes)}.", "green")
         else:

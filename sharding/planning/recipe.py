@@ -11,17 +11,15 @@ Block = tuple[int, int]
 """Rows and columns of numbers that share a scale; 0 is all of them."""
 
 _OF_ORIGIN = "Take the repo that it was quantized from: its card usually names that as the base model."
+_BY_TRANSFORMERS = f"transformers may load it dequantized, with %s(dequantize=True). Or: {_OF_ORIGIN}"
 _HINTS = {
-    "bitsandbytes": "Load it with transformers, which has model.dequantize() for it, and save_pretrained; or take the "
-    "repo that it was quantized from.",
-    "fbgemm_fp8": f"transformers has no way to load it dequantized. {_OF_ORIGIN}",
-    "mxfp8": "transformers loads it dequantized, with FineGrainedFP8Config(dequantize=True), and save_pretrained "
-    "writes what it has loaded.",
-    "compressed-tensors": "transformers loads it dequantized, with CompressedTensorsConfig(dequantize=True) and the "
-    "package compressed-tensors, and save_pretrained writes what it has loaded.",
-    "fp8": "transformers loads it dequantized, with FineGrainedFP8Config(dequantize=True), and save_pretrained writes "
-    "what it has loaded.",
+    "bitsandbytes": "Load it with transformers on a GPU, call model.dequantize() and save_pretrained; or take the repo "
+    "that it was quantized from.",
+    "compressed-tensors": _BY_TRANSFORMERS % "CompressedTensorsConfig",
+    "fp8": _BY_TRANSFORMERS % "FineGrainedFP8Config",
+    "mxfp8": _BY_TRANSFORMERS % "FineGrainedFP8Config",
 }
+"""What helps, by method; what goes for all others, GPTQ, AWQ, torchao and NVFP4 among them, is the original."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,12 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             else f"`{_plain(base.repo_id)}`"
         )
         yield f"What is beside the weights (configuration, tokenizer, licence) is that of {name}, which was trained.\n"
+    if report.plan.dequantized:
+        yield (
+            f"Its bits are computed, not moved: the original is quantized with {report.plan.dequantized}. Every number "
+            f"was multiplied by its scale and rounded to {report.plan.dtype}; what was computed was hashed, and hashed "
+            "again when it was read back. Nothing is won back of what quantizing has lost.\n"
+        )
     yield f"![Every tensor as large as its bytes, in today's files and in those of the copy]({MAP_NAME})\n"
     if is_private and links.source:
         yield (
@@ -156,11 +162,14 @@ def _proof(report: Report) -> str:
     count = f"{report.verification.tensors:,}"
     if report.engine != "stream":
         return f"Loaded and saved by transformers and accelerate; all {count} tensors were read again and compared."
-    lost = ""
-    if report.plan.dtype == "keep":
+    lost, dtype = "", report.plan.dtype
+    if report.plan.dequantized:
+        found = f"equalled what was computed of the original's numbers and scales in {dtype}, bit for bit"
+    elif dtype == "keep":
         found = "were bit-identical to the original's"
     else:
-        found = f"equalled `tensor.to(dtype)` of the original's, cast to {report.plan.dtype}, bit for bit"
+        found = f"equalled `tensor.to(dtype)` of the original's, cast to {dtype}, bit for bit"
+    if dtype != "keep":
         infinite = sum(report.overflowed.values())
         lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""
     return (

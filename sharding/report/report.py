@@ -36,6 +36,7 @@ def summarize_plan(plan: Plan, findings: Iterable[Finding] = ()) -> PlanSummary:
         strategy=plan.options.strategy,
         order=plan.options.order,
         dtype=plan.options.dtype,
+        dequantized=plan.dequantized,
         total_bytes=plan.total_bytes,
         total_parameters=plan.total_parameters,
         shards=tuple(

@@ -117,12 +117,16 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """Which shard holds what; with a `rank` only what that one of a `pipeline` of transformers loads."""
+    """Which shard holds what; with a `rank` only what that one of a `pipeline` of transformers loads.
+
+    `dequantized` says how the weights were quantized that are computed and not moved, "" where none are.
+    """
 
     max_shard_bytes: Count
     strategy: Word
     order: Word
     dtype: TargetDtype = "keep"
+    dequantized: Line = ""
     total_bytes: Count
     total_parameters: Count
     shards: Annotated[tuple[PlannedShard, ...], Field(min_length=1, max_length=MAX_FILES)]
@@ -206,6 +210,8 @@ class Report:
             <= {shard.file for shard in planned},
             "what was verified is not what was planned": not proof.identical
             or (proof.tensors, proof.bytes, proof.dtype) == (len(names), self.plan.total_bytes, self.plan.dtype),
+            "what was dequantized is not what was planned": proof.dequantized == self.plan.dequantized,
+            "nothing is dequantized without a dtype": not self.plan.dequantized or self.plan.dtype != "keep",
             "the copy has another size than its source": self.engine != "stream"
             or self.plan.dtype != "keep"
             or self.plan.rank is not None

@@ -147,6 +147,7 @@ def how_to_check(report: Report, place: str) -> Mapping[str, str]:
     if source.kind != "hub" or report.plan.rank is not None:
         return {}
     words = ["shard-my-repo verify", f"{source.repo_id}@{source.revision}", place]
+    words += ["--dequantize"] if report.plan.dequantized else []
     words += [f"--dtype {shlex.quote(dtype)}"] if dtype != "keep" else []
     words += [f"--variant {shlex.quote(source.variant)}"] if source.variant else []
     return {"check every byte": " ".join(words) + "\n"}

@@ -17,6 +17,7 @@ from sharding.formats.names import DIGESTS_NAME
 from sharding.loading.local_copy import loadable_files
 from sharding.planning.architecture import hints_for
 from sharding.planning.cast import cast_tensors, refuse_cast
+from sharding.planning.dequantize import dequantized
 from sharding.report.digests import Stored, parse_digests
 from sharding.storage.hub_client import Hub
 from sharding.transfer.prepare import Prepared, cast_source
@@ -44,17 +45,19 @@ def verify(
     dtype: TargetDtype = "keep",
     variant: str = "",
     base: str = "",
+    dequantize: bool = False,
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Progress | Verified, None, None]:
     """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
 
     Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
-    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before;
-    `base` is the model that was trained, where that is what a training run has saved.
-    Raises UsageError, SourceError, Refused.
+    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before, and
+    computed of their quantized numbers with `dequantize`; `base` is the model that was trained, where it is what a
+    training run has saved. Raises UsageError, SourceError, Refused.
     """
-    options = Options(dtype=dtype, variant=variant, allow_overflow=True)
+    options = Options(dtype=dtype, variant=variant, allow_overflow=True, dequantize=dequantize)
+    dtype, how = options.dtype, ""
     if quick and dtype != "keep":
         raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
     meter = Meter()
@@ -72,9 +75,11 @@ def verify(
             continue
         view, tensors = gathering(source, checkpoint), checkpoint.tensors
         if dtype != "keep" and not digests:
-            refuse_cast(checkpoint)
-            hints = hints_for(checkpoint, options)
-            view, tensors = cast_source(source, checkpoint, options, hints), cast_tensors(tensors, dtype, hints)
+            after = dequantized(checkpoint, options)
+            refuse_cast(after)
+            hints = hints_for(after, options)
+            view, tensors = cast_source(source, after, options, hints), cast_tensors(after.tensors, dtype, hints)
+            how = after.dequantized
             total += sum(tensor.bytes for tensor in tensors) - checkpoint.total_bytes
         before = total - checkpoint.total_bytes if digests else 0
         digests.append((yield from _told_of_both(digest_tensors(view, tensors), before, total)))
@@ -83,9 +88,11 @@ def verify(
         raise Refused(message, "Verify without --quick, which reads the weights.")
     method = "stored digests compared, no weights read" if quick else "every tensor of both read, its BLAKE3 compared"
     if dtype != "keep":
-        method = "every tensor of both read, the original's cast with tensor.to(dtype), its BLAKE3 compared"
+        computed = f"computed of its quantized numbers ({how}) and " if how else ""
+        method = f"every tensor of both read, the original's {computed}cast with tensor.to(dtype), its BLAKE3 compared"
+    found, size = len(digests[0]), checkpoints[1].total_bytes
     mismatches = compare_digests(*digests)
-    yield Verified(Verification(len(digests[0]), checkpoints[1].total_bytes, meter.seconds, method, mismatches, dtype))
+    yield Verified(Verification(found, size, meter.seconds, method, mismatches, dtype, how))
 
 
 def _told_of_both(work: Digests, before: int, total: int) -> Digests:
@@ -181,6 +188,8 @@ def verify_staged(
     where = "from the folder, through the page cache" if on_disk else "from the Hub"
     dtype = plan.options.dtype
     as_cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
+    if plan.dequantized:
+        as_cast = f" as it was computed of its quantized numbers ({plan.dequantized}){as_cast}"
     method = (
         f"read again {where}: {structure}headers and the BLAKE3 of every tensor compared with the source's{as_cast}"
     )
@@ -189,7 +198,8 @@ def verify_staged(
         method += f"; put together again, {len(originals)} of its files {have} the SHA-256 that the Hub states"
     elif any(file.sha256 for file in origin.files):
         method += "; what was read is not compared with the SHA-256 that the Hub states"
-    return Verification(len(found), plan.total_bytes, meter.seconds - started, method, tuple(problems), dtype)
+    seconds, mismatches = meter.seconds - started, tuple(problems)
+    return Verification(len(found), plan.total_bytes, seconds, method, mismatches, dtype, plan.dequantized)
 
 
 def compare_with_original(

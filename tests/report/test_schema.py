@@ -55,11 +55,11 @@ KEYS = {
     ("source", "components", 0): "folder base metadata",
     ("source", "weight_files", 0): "file bytes tensors",
     ("destination",): "kind repo_id revision",
-    ("plan",): "max_shard_bytes strategy order dtype total_bytes total_parameters shards weight_map "
+    ("plan",): "max_shard_bytes strategy order dtype dequantized total_bytes total_parameters shards weight_map "
     "stages pipeline rank findings",
     ("plan", "shards", 0): "file bytes tensors",
     ("shards", 0): "file bytes sha256",
-    ("verification",): "identical tensors bytes seconds method mismatches dtype",
+    ("verification",): "identical tensors bytes seconds method mismatches dtype dequantized",
     (
         "resources",
     ): "peak_anon_bytes seconds bytes_read read_requests bytes_uploaded bytes_deduplicated disk_bytes_written",
