@@ -12,7 +12,7 @@ from sharding.planning.recipe import can_help
 
 _NO_CONFIG = ModelHints(unknown="there is no config.json.")
 _QUANTIZED = re.compile(
-    r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_packed|weight_scale(_inv)?|qdata"
+    r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_(packed|scale(_inv)?|zero_point|global_scale)|qdata"
     r"|quant_state\.[\w.]+)"
 )
 """Names of GPTQ, AWQ, bitsandbytes, compressed-tensors, fine-grained FP8 and torchao."""
