@@ -1,0 +1,281 @@
+"""Quantized models become ordinary ones: bit for bit what transformers itself loads dequantized, with equal logits."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
+
+from sharding import job
+from sharding.core.errors import OverflowRefused, UsageError
+from sharding.core.events import Planned, ShardFinished, Verified
+from sharding.core.options import Options
+from sharding.report.schema import Report, parse_report
+from tests import hubs
+from tests.conftest import listing
+from tests.folders import bits, finish, tensors
+from tests.localhub.conftest import Server
+from tests.quantized import BLOCK, compressed, fp8, save_compressed, save_fp8, save_mxfp4, spread, write
+
+pytestmark = [
+    pytest.mark.usefixtures("answers_here"),
+    # transformers warns about itself.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def dequantize(source: Path, out: Path, dtype: str = "keep", size: str = "200kB", **more: Any) -> Report:
+    report = finish(job.shard(str(source), str(out), Options(size, dtype=dtype, dequantize=True, **more)))  # type: ignore[arg-type]
+    assert report.verification.identical
+    return report
+
+
+def computed(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.arange(12)[None]).logits
+    return found
+
+
+def same_as_theirs(out: Path, theirs: Any) -> None:
+    """What is in `out`, loaded as usual, is `theirs`: names, dtypes, bits and logits."""
+    ours = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    found, expected = ours.state_dict(), theirs.state_dict()
+    assert found.keys() == expected.keys()
+    assert [name for name in found if bits(found[name]) != bits(expected[name])] == []
+    assert torch.equal(computed(ours), computed(theirs))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen3_moe", "deepseek_v3"])
+def test_block_fp8_becomes_what_transformers_loads_dequantized(model_type: str, tmp_path: Path) -> None:
+    source = save_fp8(model_type, tmp_path / "source")
+    report = dequantize(source, tmp_path / "out")
+    asked = FineGrainedFP8Config(dequantize=True)
+    same_as_theirs(
+        tmp_path / "out", AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=torch.bfloat16)
+    )
+    assert (report.plan.dtype, report.plan.dequantized) == ("bf16", "fp8, one scale for each 128 x 128")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_weights_in_another_dtype_are_those_too(dtype: str, tmp_path: Path) -> None:
+    source = save_fp8("qwen3", tmp_path / "source")
+    dequantize(source, tmp_path / "out", dtype)
+    asked = FineGrainedFP8Config(dequantize=True)
+    theirs = AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=DTYPES[dtype]).state_dict()
+    quantized = [name.removesuffix("_scale_inv") for name in tensors(source) if name.endswith("_scale_inv")]
+    found = tensors(tmp_path / "out")
+    assert {bits(found[name]) for name in quantized} == {bits(theirs[name]) for name in quantized}
+    # Theirs leaves the others in bfloat16 (transformers 5.23), which then does not compute.
+    assert {tensor.dtype for tensor in found.values()} == {DTYPES[dtype]}
+
+
+def test_shapes_that_do_not_divide_evenly_are_computed_by_the_formula_of_deepseek(tmp_path: Path) -> None:
+    source = save_fp8("deepseek_v3", tmp_path / "source", kv_lora_rank=101, intermediate_size=392)
+    before = tensors(source)
+    uneven = [name for name, tensor in before.items() if f"{name}_scale_inv" in before and tensor.shape[0] % 128]
+    assert any(before[name].shape[0] % before[f"{name}_scale_inv"].shape[0] for name in uneven)
+    dequantize(source, tmp_path / "out")
+    after = tensors(tmp_path / "out")
+    for name, tensor in before.items():
+        if f"{name}_scale_inv" in before:
+            product = tensor.float() * spread(before[f"{name}_scale_inv"], BLOCK, tensor.shape)
+            assert bits(after[name]) == bits(product.bfloat16()), name
+    assert after.keys() == {name for name in before if not name.endswith("_scale_inv")}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert computed(model).isfinite().all()
+
+
+def test_an_uneven_shape_that_its_blocks_happen_to_divide_is_cut_where_the_configuration_says(tmp_path: Path) -> None:
+    """Where transformers 5.23 takes blocks of 96 rows, as 192 rows have two scales: the scales are for 128 and 64."""
+    weight = torch.randn(192, 128)
+    packed, scales = fp8(weight, BLOCK, torch.float32)
+    said = {"quant_method": "fp8", "weight_block_size": list(BLOCK)}
+    source = write(tmp_path / "source", {"a.weight": packed, "a.weight_scale_inv": scales}, said)
+    dequantize(source, tmp_path / "out", "fp32")
+    (found,) = tensors(tmp_path / "out").values()
+    assert torch.equal(found, packed.float() * spread(scales, BLOCK, packed.shape))
+    assert (found - weight).abs().max() < 0.3
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "block"])
+def test_fp8_of_compressed_tensors_becomes_what_that_library_computes(strategy: str, tmp_path: Path) -> None:
+    source = save_compressed(strategy, tmp_path / "source")
+    before = tensors(source)
+    for dtype, target in DTYPES.items():
+        dequantize(source, tmp_path / dtype, dtype)
+        after = tensors(tmp_path / dtype)
+        assert not any("scale" in name for name in after)
+        for name, tensor in before.items():
+            if f"{name}_scale" in before:
+                scales = before[f"{name}_scale"].reshape(-1, 1) if strategy == "tensor" else before[f"{name}_scale"]
+                block = {"tensor": tuple(tensor.shape), "channel": (1, tensor.shape[1]), "block": BLOCK}[strategy]
+                # `NaiveQuantizationCompressor.decompress` of compressed-tensors 0.20: in the dtype of the scales.
+                product = tensor.to(scales.dtype) * spread(scales, block, tensor.shape).to(scales.dtype)
+                assert bits(after[name]) == bits(product.to(target)), name
+    assert computed(AutoModelForCausalLM.from_pretrained(tmp_path / "bf16", dtype="auto")).isfinite().all()
+
+
+def test_fp8_of_compressed_tensors_is_what_transformers_loads_with_that_library(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    from transformers import CompressedTensorsConfig
+
+    source = save_compressed("channel", tmp_path / "source", "qwen3_moe")
+    dequantize(source, tmp_path / "out")
+    asked = CompressedTensorsConfig(dequantize=True)
+    same_as_theirs(
+        tmp_path / "out", AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=torch.bfloat16)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mxfp4_becomes_the_weights_that_the_class_of_gpt_oss_saves(dtype: str, tmp_path: Path) -> None:
+    source = save_mxfp4(tmp_path / "source")
+    dequantize(source, tmp_path / "out", dtype, "20kB")
+    asked = Mxfp4Config(dequantize=True)
+    theirs = AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=DTYPES[dtype])
+    same_as_theirs(tmp_path / "out", theirs)
+    names = tensors(tmp_path / "out")
+    assert {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"} <= names.keys()
+
+
+def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was_checked(tmp_path: Path) -> None:
+    source = save_fp8("qwen3", tmp_path / "source")
+    (source / "recipe.yaml").write_text("default_stage: fp8\n")
+    before = listing(source)
+    report = dequantize(source, tmp_path / "out")
+    assert listing(source) == before
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert "quantization_config" not in config and config["dtype"] == "bfloat16"
+    assert (tmp_path / "out/recipe.yaml").read_text() == "default_stage: fp8\n"
+    written = parse_report((tmp_path / "out/sharding_report.json").read_bytes())
+    assert written == report
+    assert written.source.dtypes.keys() == {"F8_E4M3", "F32", "BF16"}
+    assert "computed of its quantized numbers (fp8, one scale for each 128 x 128)" in report.verification.method
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())["metadata"]
+    found = tensors(tmp_path / "out")
+    assert index["total_parameters"] == sum(tensor.numel() for tensor in found.values())
+    card = (tmp_path / "out/README.md").read_text()
+    assert "Its bits are computed, not moved: the original is quantized with fp8, one scale for each 128 x 128." in card
+    assert "bit-identical to the original" not in card
+
+
+def test_a_job_that_was_interrupted_goes_on_and_another_dtype_does_not_mix_with_it(tmp_path: Path) -> None:
+    source = save_fp8("qwen3", tmp_path / "source")
+    dequantize(source, tmp_path / "whole")
+    events = job.shard(str(source), str(tmp_path / "out"), Options("200kB", dequantize=True))
+    for event in events:
+        if isinstance(event, ShardFinished) and event.number == 2:
+            events.close()
+    copytree(tmp_path / "out", tmp_path / "other")
+    *before, report = job.shard(str(source), str(tmp_path / "out"), Options("200kB", dequantize=True))
+    assert [event.number for event in before if isinstance(event, ShardFinished) and event.kept]
+    assert isinstance(report, Report) and report.verification.identical
+    assert _weights(tmp_path / "out") == _weights(tmp_path / "whole")
+    *before, report = job.shard(
+        str(source), str(tmp_path / "other"), Options("200kB", "size", dtype="fp16", dequantize=True)
+    )
+    assert not [event for event in before if isinstance(event, ShardFinished) and event.kept]
+
+
+def _weights(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in listing(folder).items() if name.endswith(".safetensors")}
+
+
+def test_numbers_that_become_infinite_are_refused_or_counted(tmp_path: Path) -> None:
+    weight = torch.full((4, 8), 448.0)
+    weight[1:] = 1.0
+    said = {"quant_method": "fp8", "weight_block_size": None}
+    found = {"a.weight": weight.to(torch.float8_e4m3fn), "a.weight_scale_inv": torch.tensor(1000.0)}
+    source = write(tmp_path / "source", found, said)
+    with pytest.raises(OverflowRefused, match="a.weight has 8 finite numbers"):
+        dequantize(source, tmp_path / "out", "fp16")
+    assert not (tmp_path / "out").exists()
+    report = dequantize(source, tmp_path / "out", "fp16", allow_overflow=True)
+    assert report.overflowed == {"a.weight": 8}
+    assert dequantize(source, tmp_path / "bf16").overflowed == {}
+
+
+def test_verify_computes_all_of_it_once_more(run: Run, tmp_path: Path) -> None:
+    source = save_mxfp4(tmp_path / "source")
+    dequantize(source, tmp_path / "out")
+    *_, last = job.verify(str(source), str(tmp_path / "out"), dequantize=True)
+    assert isinstance(last, Verified) and last.verification.identical
+    assert "computed of its quantized numbers (mxfp4" in last.verification.method
+    assert last.verification.dequantized == "mxfp4, one scale for each 32 numbers"
+    *_, other = job.verify(str(source), str(tmp_path / "out"), dequantize=True, dtype="fp16")
+    assert isinstance(other, Verified) and not other.verification.identical
+    with pytest.raises(UsageError):
+        list(job.verify(str(source), str(tmp_path / "out"), dequantize=True, quick=True))
+    (shard,) = (tmp_path / "out").glob("*-00001-of-*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    *_, broken = job.verify(str(source), str(tmp_path / "out"), dequantize=True)
+    assert isinstance(broken, Verified) and len(broken.verification.mismatches) == 1
+    done = run("verify", source, tmp_path / "out", "--dequantize")
+    assert (done.returncode, "Different: 1 mismatch" in done.stdout) == (1, True)
+
+
+def test_the_command_line_says_what_it_computes_and_how_it_ends(run: Run, tmp_path: Path) -> None:
+    source = save_compressed("channel", tmp_path / "source")
+    planned = run("plan", source, "--dequantize")
+    assert (planned.returncode, "dequantized from compressed-tensors float-quantized" in planned.stdout) == (0, True)
+    done = run("shard", source, tmp_path / "out", "--dequantize")
+    assert (done.returncode, "Equal to the original dequantized to bf16" in done.stdout) == (0, True)
+    again = run("shard", tmp_path / "out", tmp_path / "again", "--dequantize")
+    assert (again.returncode, "not quantized" in again.stderr) == (2, True)
+    assert not (tmp_path / "again").exists()
+    write(tmp_path / "gptq", {"a.qweight": torch.ones(4)}, {"quant_method": "gptq"})
+    refused = run("shard", tmp_path / "gptq", tmp_path / "again", "--dequantize")
+    assert (refused.returncode, "gptq" in refused.stderr, "base model" in refused.stderr) == (3, True, True)
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("more", [{"engine": "classic"}, {"compare_rounds": 1}])
+def test_what_loads_the_whole_original_is_wrong_usage(more: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "source", {"a.weight": torch.ones(1)}, compressed("channel"))
+    with pytest.raises(UsageError, match="quantize"):
+        list(job.shard(str(tmp_path / "source"), str(tmp_path / "out"), Options(dequantize=True), **more))
+    assert not (tmp_path / "out").exists()
+
+
+def test_shards_that_transformers_cuts_otherwise_are_cut_by_its_class(tmp_path: Path) -> None:
+    source = save_mxfp4(tmp_path / "source")
+    report = dequantize(source, tmp_path / "out", size="60kB", strategy="pp:2")
+    assert report.plan.pipeline is not None and len(report.plan.stages) == 2
+
+
+@pytest.fixture(scope="module")
+def hub(served: Callable[..., Server]) -> Iterator[Server]:
+    yield served("--user", "alice")
+
+
+def test_a_repo_on_the_hub_becomes_another(hub: Server, tmp_path: Path) -> None:
+    source = save_fp8("qwen3_moe", tmp_path / "source")
+    hubs.push(hub, source, "alice/model-fp8")
+    *events, report = job.shard(
+        "alice/model-fp8",
+        "alice/model-bf16",
+        Options("400kB", dequantize=True),
+        endpoint=hub.address,
+        token=hubs.TOKEN,
+    )
+    assert isinstance(report, Report) and report.verification.identical
+    (planned,) = [event for event in events if isinstance(event, Planned)]
+    assert planned.checkpoint.total_bytes < planned.plan.total_bytes < 2 * planned.checkpoint.total_bytes
+    assert report.resources.bytes_read < 1.3 * planned.checkpoint.total_bytes
+    found = hubs.download(hub, "alice/model-bf16", tmp_path / "found")
+    dequantize(source, tmp_path / "out", size="400kB")
+    assert _weights(found) == _weights(tmp_path / "out")
+    card = (found / "README.md").read_text()
+    assert "verify alice/model-fp8@" in card and "--dequantize --dtype bf16" in card
+    assert "quantization_config" not in (found / "config.json").read_text()
