@@ -42,6 +42,7 @@ __all__ = [
     "Options",
     "check",
     "compare",
+    "dequantized",
     "devices",
     "discard",
     "find_unfinished",

@@ -31,8 +31,8 @@ class Options:
     "fp16", where a repo has several; "" takes the plain weights. A cast that makes a finite number infinite is refused,
     unless `allow_overflow`. `rank` takes only what that rank of a pipeline `pp:N` loads, from 0. `base` is the model
     that was trained, a folder or a repo: what a training run has saved has no configuration beside it. With
-    `dequantize` quantized weights become ordinary ones of `dtype`, and "keep" becomes "bf16". Raises UsageError for what
-    is no choice.
+    `dequantize` quantized weights become ordinary ones of `dtype`, and "keep" becomes "bf16". Raises UsageError for
+    what is no choice.
 
     >>> options = Options("200MB", strategy="stages:4")
     >>> options.max_shard_bytes, options.stages

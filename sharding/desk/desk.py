@@ -111,7 +111,8 @@ class Desk:
         Planning anew with another size reads nothing. Raises UsageError, SourceError.
         """
         checkpoint = self.inspect(source, options.variant, token, options.base)
-        return checkpoint, job.plan_checkpoint(checkpoint, options, self._headers.hints(checkpoint, options))
+        after = job.dequantized(checkpoint, options)
+        return checkpoint, job.plan_checkpoint(after, options, self._headers.hints(after, options))
 
     def forecast(self, plan: Plan) -> Forecast:
         """Return what a job with `plan` is expected to cost on this machine."""
@@ -184,7 +185,7 @@ class Desk:
         read = self.inspect(original, source.variant, token), self.inspect(copy, "", token)
         self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         base = pinned_name(source.base) if source.base and source.base.kind == "hub" else ""
-        options = Options(dtype=plan.dtype, variant=source.variant, base=base)
+        options = Options(dtype=plan.dtype, variant=source.variant, base=base, dequantize=bool(plan.dequantized))
         request = JobRequest(original, copy, options, kind="verify")
         return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token)
 

@@ -39,7 +39,7 @@ class Headers:
         self._lock = Lock()
         self._entries: dict[_Key, _Entry] = {}
         self._asking = Lock()
-        self._hints: dict[tuple[RepoRef, RepoRef | None, tuple[str, ...], str, int], Hints] = {}
+        self._hints: dict[tuple[RepoRef, RepoRef | None, tuple[str, ...], str, int, bool], Hints] = {}
 
     def read(self, source: str, token: str | None, variant: str = "", base: str = "") -> Checkpoint:
         """Return what the headers of `source` and `base`, links to repos, say to the bearer of `token`.
@@ -68,7 +68,7 @@ class Headers:
         if not options.asks_class:
             return {}
         variants = tuple(component.variant for component in checkpoint.components)
-        key = checkpoint.source, checkpoint.base, variants, options.dtype, options.ranks
+        key = checkpoint.source, checkpoint.base, variants, options.dtype, options.ranks, options.dequantize
         with self._asking:  # a process each, which takes 300 MB for some seconds
             if key not in self._hints:
                 while len(self._hints) >= CACHED_HINTS:

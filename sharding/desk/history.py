@@ -68,7 +68,8 @@ class History:
             case Verification():
                 self.verification = said
                 if said.identical:
-                    cast = "" if said.dtype == "keep" else f", cast to {said.dtype}"
+                    how = "dequantized" if said.dequantized else "cast"
+                    cast = "" if said.dtype == "keep" else f", {how} to {said.dtype}"
                     return f"Verified: all {said.tensors:,} tensors are bit-identical to the source's{cast}."
                 return f"Verification found {len(said.mismatches):,} differences; nothing is published."
             case Probed():

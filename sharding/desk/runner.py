@@ -162,10 +162,12 @@ def command_of(request: JobRequest) -> list[str]:
     if request.kind == "verify":
         words = ["--dtype", options.dtype] + (["--variant", options.variant] if options.variant else [])
         words += ["--base", options.base] if options.base else []
+        words += ["--dequantize"] * options.dequantize
         return ["verify", *words, "--events", "--", request.source, request.destination]
     size = ["--single-file"] if options.is_single_file else ["--max-shard-size", str(options.max_shard_size)]
     words = [*size, "--strategy", options.strategy, "--order", options.order]
     words += ["--dtype", options.dtype] + ["--allow-overflow"] * options.allow_overflow
+    words += ["--dequantize"] * options.dequantize
     words += ["--variant", options.variant] if options.variant else []
     words += ["--base", options.base] if options.base else []
     if request.private is not None:

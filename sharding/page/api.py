@@ -52,6 +52,7 @@ class Endpoints:
         dtype: TargetDtype = "keep",
         variant: str = "",
         base: str = "",
+        dequantize: bool = False,
     ) -> Json:
         """Say which files a model checkpoint would be cut into. Moves no weights and needs no login.
 
@@ -64,10 +65,11 @@ class Endpoints:
             dtype: what weights are cast to, "keep" for not at all
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
             base: the repo of the model that was trained, where the source is what the ranks of a training run saved
+            dequantize: whether quantized weights (FP8, MXFP4) become ordinary ones of `dtype`, or of bf16
         """
         with _told(source, strategy, order, dtype, variant, base):
             token = self._site.token(request)
-            options = Options(max_shard_size, strategy, order, dtype, variant, base=base)
+            options = Options(max_shard_size, strategy, order, dtype, variant, base=base, dequantize=dequantize)
             checkpoint, plan = self._desk.plan(source, options, token)
             return to_json(summarize_plan(plan, checkpoint.findings))
 
@@ -87,6 +89,7 @@ class Endpoints:
         compare: bool = False,
         variant: str = "",
         base: str = "",
+        dequantize: bool = False,
     ) -> Json:
         """Start a job that copies a model checkpoint into files of at most the given size, verifies and pushes them.
 
@@ -108,13 +111,16 @@ class Endpoints:
             compare: whether to load the original and the copy as well, and report what that costs
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
             base: the repo of the model that was trained, where the source is what the ranks of a training run saved
+            dequantize: whether quantized weights (FP8, MXFP4) become ordinary ones of `dtype`, or of bf16
         """
         with _told(source, destination, strategy, order, dtype, variant, base):
             caller, token = self._caller(request)
             asked = JobRequest(
                 source=source,
                 destination=destination,
-                options=Options(max_shard_size, strategy, order, dtype, variant, allow_overflow, base=base),
+                options=Options(
+                    max_shard_size, strategy, order, dtype, variant, allow_overflow, base=base, dequantize=dequantize
+                ),
                 private=private,
                 confirmed=public_copy_allowed,
                 overwrite=overwrite,

@@ -54,7 +54,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     # Sets, so that Gradio hands all fields over together, by field.
     name: list[Block] = [form.namespace, form.name]
     plan: set[Block] = {form.repo, form.base, form.variant, form.size, form.suggested, form.order, form.strategy}
-    plan |= {form.machines, form.dtype, form.overflow, form.seen}
+    plan |= {form.machines, form.dtype, form.overflow, form.dequantize, form.seen}
     target: set[Block] = {*name, form.visibility}
     order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced}
 
@@ -78,6 +78,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     # What the visitor does, not what a link fills in; one after another, the last one last.
     changes = [form.size.submit, form.size.blur, form.order.input]
     changes += [form.strategy.input, form.machines.submit, form.machines.blur, form.dtype.input, form.overflow.input]
+    changes += [form.dequantize.input]
     propose(gr.on(changes, planning.draw, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     propose(form.sizes.select(planning.slide, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     form.picture.select(planning.list_tensors, plan, form.tensors, **_QUIET)
@@ -114,7 +115,16 @@ def _plan_parts(form: Form) -> list[Block]:
         form.facts,
     ]
     shown += [form.plan, form.push, form.advanced, form.sizes, form.size, form.suggested, form.seen, form.machines]
-    shown += [form.size_message, form.overflow, form.picture, form.tensors, form.summary, form.shards, form.findings]
+    shown += [
+        form.size_message,
+        form.dequantize,
+        form.overflow,
+        form.picture,
+        form.tensors,
+        form.summary,
+        form.shards,
+        form.findings,
+    ]
     shown += [form.machine, form.devices, form.visibility, form.permitted, form.measure, form.query]
     return shown
 

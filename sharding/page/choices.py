@@ -1,6 +1,7 @@
 """Read what the fields of the form ask for together, and fill them in."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -47,6 +48,7 @@ def options_in(form: Form, given: Given) -> Options:
         variant=given[form.variant],
         allow_overflow=given[form.overflow],
         base=base_in(form, given),
+        dequantize=given[form.dequantize],
     )
 
 
@@ -58,7 +60,8 @@ def filled_in(form: Form, options: Options) -> dict[Any, Any]:
         form.order: options.order,
         form.strategy: kind,
         form.machines: gr.Number(value=int(count or FEWEST_MACHINES), visible=kind in PIPELINES),
-        form.dtype: options.dtype,
+        form.dtype: "keep" if options == replace(options, dtype="keep") else options.dtype,
         form.overflow: options.allow_overflow,
         form.base: options.base,
+        form.dequantize: options.dequantize,
     }

@@ -70,6 +70,7 @@ class Form:
     sizes: gr.HTML
     size: gr.Textbox
     size_message: gr.HTML
+    dequantize: gr.Checkbox
     picture: gr.HTML
     tensors: gr.HTML
     findings: gr.HTML
@@ -190,6 +191,7 @@ def _plan(parts: dict[str, Block]) -> None:
             "", label="Largest file", info="such as 300MB, or: one file", elem_id="size", scale=1, min_width=180
         )
     parts["size_message"] = _panel("size-message")
+    parts["dequantize"] = gr.Checkbox(visible=False, elem_id="dequantize")
     parts["picture"] = _panel("picture", js_on_load=_CHOSEN)
     parts["tensors"] = _panel("tensors")
     parts["findings"] = _panel("findings")

@@ -11,6 +11,7 @@ from sharding.core.options import Options
 
 _LONGEST = 300
 _USUAL = {"variant": "", "base": "", "order": "natural", "strategy": "size", "dtype": "keep"}
+_SWITCHES = ("allow_overflow", "dequantize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
     repo, revision = given.get("repo", ""), given.get("revision", "")
     asked: dict[str, Any] = {name: given[name] for name in _USUAL if name in given}
     asked |= {"max_shard_size": "".join(given["size"].split())} if "size" in given else {}
-    asked |= {"allow_overflow": given.get("allow_overflow") == "true"}
+    asked |= {name: given.get(name) == "true" for name in _SWITCHES}
     options, taken = Options(), set()
     for name, value in asked.items():
         with suppress(UsageError):
@@ -72,7 +73,7 @@ def query_of(wish: Wish) -> str:
         pairs |= {"size": str(wish.options.max_shard_size)} if source and wish.sized else {}
         asked = {name: getattr(wish.options, name) for name in _USUAL}
         pairs |= {name: value for name, value in asked.items() if source and value != _USUAL[name]}
-        pairs |= {"allow_overflow": "true"} if source and wish.options.allow_overflow else {}
+        pairs |= {name: "true" for name in _SWITCHES if source and getattr(wish.options, name)}
         pairs |= {"to": wish.to} if source and wish.to else {}
         pairs |= {"private": "true"} if source and wish.private else {}
     return f"?{urlencode(pairs, safe='/@:', quote_via=quote)}" if pairs else "?"

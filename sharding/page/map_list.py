@@ -6,7 +6,7 @@ import gradio as gr
 
 from sharding.core.values import TensorEntry
 from sharding.page.panels import tensors_panel
-from sharding.report.model_map import ModelMap
+from sharding.report.model_map import ModelMap, today_of
 
 
 def tensors_of(
@@ -20,7 +20,8 @@ def tensors_of(
     columns = drawn.today if side == "today" else drawn.after
     if not isinstance(number, int) or not 0 <= number < len(columns):
         return ""
-    column, was = columns[number], {tensor.name: tensor.file for tensor in today}
+    column, known = columns[number], today_of(today, {tensor.name for tensor, _ in placed})
+    was = {name: file for name, (file, _) in known.items()}
     if side == "today":
         pairs = [(tensor, file) for tensor, file in placed if was.get(tensor.name) in column.names]
     else:

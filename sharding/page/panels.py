@@ -1,7 +1,7 @@
 """Turn checkpoints, plans and errors into the panels of the page. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sharding.core.errors import ShardingError
 from sharding.core.text import count, duration, format_bytes, parameters
@@ -119,8 +119,9 @@ def shards_panel(plan: Plan, forecast: Forecast) -> str:
 
 def findings_panel(findings: Sequence[Finding]) -> str:
     """Return what else there is to know: warnings at once, the rest where it is asked for."""
-    warnings = [finding for finding in findings if finding.level == "warning"]
-    notes = [finding for finding in findings if finding.level != "warning"]
+    told = [replace(finding, hint=in_page_words(finding.hint)) for finding in findings]
+    warnings = [finding for finding in told if finding.level == "warning"]
+    notes = [finding for finding in told if finding.level != "warning"]
     return render("findings", warnings=warnings, notes=notes)
 
 

@@ -9,6 +9,7 @@ import gradio as gr
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, VariantMissing
 from sharding.core.options import Options
+from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
 from sharding.page.choices import Given, base_in, filled_in, options_in, size_in, size_told, source_in
@@ -30,6 +31,7 @@ from sharding.page.panels import (
 from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.planning.cast import may_overflow
+from sharding.planning.dequantize import Offer, dequantized, offer
 from sharding.planning.sizes import size_stops, usual_size
 from sharding.report.model_map import map_of_plan
 
@@ -127,9 +129,12 @@ class Planning:
             size = usual
         told = size_told(size)
         seen = {**given, form.variant: taken, form.size: told}
+        quantized = offer(checkpoint)
+        seen[form.dequantize] = bool(quantized and given[form.dequantize])
         return {
             form.repo_message: remark,
             form.base: gr.Textbox(visible=True) if of_ranks else gr.Textbox("", visible=False),
+            form.dequantize: _offered(quantized),
             form.examples: gr.Dataset(visible=False),
             form.jobs: "",
             form.variants: _variants({taken, *checkpoint.other_variants}, **another),
@@ -143,7 +148,6 @@ class Planning:
             form.advanced: gr.Accordion(visible=True),
             form.visibility: PRIVATE if hides else gr.Radio(),
             form.permitted: gr.Checkbox(value=False, visible=hides, label=promise),
-            form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
             **self._draw(seen, token, plays=True),
             form.seen: self._choices(seen, checkpoint),
         }
@@ -188,13 +192,16 @@ class Planning:
             gone: Update = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
             return {form.size_message: problem(error), **gone, **shown}
         after = (tensor for shard in plan.shards for tensor in shard.tensors)
-        may = options.dtype != "keep" and may_overflow(checkpoint.tensors, after)
+        may = options.dtype != "keep" and may_overflow(dequantized(checkpoint, options).tensors, after)
+        loads = checkpoint.is_plain_model and not options.dequantize
+        size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)
         return {
             form.size_message: "",
             **shown,
-            form.sizes: sizes_panel(size_stops(checkpoint.total_bytes), str(options.max_shard_size)),
+            form.sizes: sizes_panel(size_stops(size), str(options.max_shard_size)),
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
+            form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
             form.picture: map_panel(map_of_plan(checkpoint, plan), plays),
             form.summary: summary_panel(checkpoint, plan, forecast),
             form.shards: shards_panel(plan, forecast),
@@ -215,6 +222,7 @@ class Planning:
             form.order,
             form.dtype,
             form.overflow,
+            form.dequantize,
         )
         return checkpoint.source, *(given[field] for field in fields)
 
@@ -271,6 +279,19 @@ class Planning:
             return message(_SIGN_IN if self._site.space else _NO_LOGIN), ""
         page = f"{self._site.endpoint}/{who.name}"
         return render("account", name=who.name, page=page), jobs_panel(self._desk.jobs_of(who.name))
+
+
+def _offered(quantized: Offer | None) -> gr.Checkbox:
+    """Return the choice of ordinary weights, which shows where a repo is quantized so that it can be given."""
+    if quantized is None:
+        return gr.Checkbox(value=False, visible=False)
+    before, after = format_bytes(quantized.bytes_before), format_bytes(quantized.bytes_after)
+    return gr.Checkbox(
+        visible=True,
+        label=f"Dequantize: {before} → {after}",
+        info=f"Its weights are quantized with {quantized.words}. Ticked, the copy has ordinary ones in bf16, or in the "
+        "number format under Advanced, computed of numbers and scales: for tools that know no others, or for training.",
+    )
 
 
 def _variants(there: Collection[str], **value: Any) -> gr.Radio:

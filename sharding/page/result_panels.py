@@ -51,7 +51,8 @@ def _verdict(report: Report, level: Level) -> str:
     """Return the headline: it says no more than is known."""
     proof, source = report.verification, f"{report.source.repo_id}@{report.source.revision[:12]}"
     source += f", variant {report.source.variant}" if report.source.variant else ""
-    cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
+    how = f"dequantized from {proof.dequantized}" if proof.dequantized else "cast"
+    cast = "" if proof.dtype == "keep" else f", {how} to {proof.dtype}"
     if not proof.identical:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     match level:

@@ -17,6 +17,7 @@ _WORDS = (
         "Cut for a pipeline of your own, or between layers",
     ),
     (r"allow it \(--allow-overflow\)", "tick Allow overflow under Advanced"),
+    (r"--dequantize computes them", "Tick Dequantize, which computes them"),
     (r"discard it with --restart", "cancel it"),
     (r"add --overwrite to replace", "tick Replace, beside the button, to replace"),
     (r"Add --engine classic, which loads the model", "The command line can: it loads the model"),

@@ -22,6 +22,10 @@ _HINTS = {
 """What helps, by method; what goes for all others, GPTQ, AWQ, torchao and NVFP4 among them, is the original."""
 
 
+PARTS = ("_scale_inv", "_scale", "_blocks", "_scales")
+"""What the name of a weight may have behind it where that is quantized."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How the weights of a component are quantized: the `encoding` of `core.computed`, and where their scales are.

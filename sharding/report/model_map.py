@@ -5,13 +5,14 @@ A map has the same cells twice: where they lie today, and where they lie in the 
 layers are one cell, and neighbouring files one column.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Checkpoint, Plan, Stage, TensorEntry
 from sharding.planning.order import natural_key
+from sharding.planning.recipe import PARTS
 from sharding.report.tensor_kinds import Kind, kind_of, layer_of
 
 WIDTH, HEIGHT = 1000.0, 100.0
@@ -160,6 +161,21 @@ Last, a number of its own where every cell is one tensor. (Plain, because there 
 _Groups = dict[_Place, _Group]
 
 
+def today_of(tensors: Iterable[TensorEntry], names: Container[str]) -> dict[str, tuple[str, int]]:
+    """Return the file and the bytes, today, of the tensors of a copy with `names`.
+
+    Those of quantized weights are two or more `tensors`: numbers, and the scales that are called like them.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for tensor in tensors:
+        name = tensor.name
+        if name not in names:
+            name = next((name.removesuffix(end) for end in PARTS if name.endswith(end)), name)
+        file, size = found.get(name, (tensor.file, 0))
+        found[name] = file, size + tensor.bytes
+    return found
+
+
 def _map(placed: Sequence[tuple[TensorEntry, str]], files: Sequence[str], original: Checkpoint | None) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     fine = _grouped(placed, files, files_today, original.tensors if original else ())
@@ -186,7 +202,7 @@ def _grouped(
     tensors_today: Iterable[TensorEntry],
 ) -> _Groups:
     """Return the tensors that share files, layer and kind; or each by itself, where there are not too many."""
-    there = {tensor.name: tensor for tensor in tensors_today}
+    there = today_of(tensors_today, {tensor.name for tensor, _ in placed})
     number, number_today = ({file: index for index, file in enumerate(names)} for names in (files, files_today))
     apart = len(placed) <= MOST_CELLS
     if apart:
@@ -196,13 +212,13 @@ def _grouped(
     groups: _Groups = {}
     for index, ((tensor, file), layer) in enumerate(zip(placed, names, strict=True)):
         was = there.get(tensor.name)
-        at = number_today.get(was.file, -1) if was else -1
+        at = number_today.get(was[0], -1) if was else -1
         place = (at, number[file], layers[layer], kind_of(tensor.name), index if apart else 0)
         group = groups.get(place)
         if group is None:
             groups[place] = group = _Group(tensor, {layer: None} if layer else {}, 0, 0, 0)
         group.tensors += 1
-        group.today_bytes += was.bytes if was else 0
+        group.today_bytes += was[1] if was else 0
         group.bytes += tensor.bytes
     return groups
 

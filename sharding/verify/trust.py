@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.options import Options
 from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import Checkpoint, FileEntry
 from sharding.formats.dtypes import BY_OPTION
+from sharding.planning.dequantize import dequantized
 from sharding.report.report import summarize_source
 from sharding.report.schema import Report
 
@@ -41,7 +44,13 @@ def judge(
     if (report.source.kind, report.source.repo_id) == ("hub", copy.source.repo_id):
         against.append("The report names the repo itself as its source.")
     if original:
-        against += [*_not_that_source(report, original), *_not_of(report, original, copy)]
+        against += _not_that_source(report, original)
+        try:
+            original = dequantized(original, Options(dtype=report.plan.dtype, dequantize=bool(report.plan.dequantized)))
+        except (SourceError, UsageError) as error:
+            against.append(f"The report says that its source is quantized, and it is not as it says: {error.message}")
+        else:
+            against += _not_of(report, original, copy)
     if against:
         more = f"and {len(against) - _MOST_REASONS} more"
         return Trust("contradicted", (*against[:_MOST_REASONS], *([more] if against[_MOST_REASONS:] else [])))
@@ -53,7 +62,10 @@ def judge(
     if missing:  # the classic engine's
         both = f"The copy has {len(copy.tensors):,} of the {count(len(original.tensors), 'tensor')} of its source"
         return Trust("claims", (here, f"{both}; whether the other {missing:,} were tied cannot be seen in headers."))
-    return Trust("fits", (here, f"The headers of both name the same {len(copy.tensors):,} tensors: {same} agree."))
+    once = ", once those of the source are dequantized" if report.plan.dequantized else ""
+    return Trust(
+        "fits", (here, f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree.")
+    )
 
 
 def _not_there(report: Report, files: Iterable[FileEntry]) -> Iterable[str]:
@@ -99,6 +111,8 @@ def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
 
 def _not_of(report: Report, original: Checkpoint, copy: Checkpoint) -> Iterable[str]:
     """Yield where the headers of copy and source do not fit. The classic engine leaves out what was tied."""
+    if original.dequantized != report.plan.dequantized:
+        yield f"The source is quantized otherwise than the report says: {original.dequantized}."
     was, now = ({tensor.name: tensor for tensor in checkpoint.tensors} for checkpoint in (original, copy))
     added, missing = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
     if added:

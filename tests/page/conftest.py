@@ -147,6 +147,21 @@ def variants(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def quantized(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A public source in FP8, with a scale for each 128 x 128."""
+    import torch
+
+    from tests.quantized import fp8, write
+
+    tensors = {"norm.weight": torch.ones(400, dtype=torch.bfloat16)}
+    for n in range(4):
+        weight, scales = fp8(torch.full((200, 400), n + 1.0), (128, 128), torch.float32)
+        tensors |= {f"layers.{n}.weight": weight, f"layers.{n}.weight_scale_inv": scales}
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    return push(hub, write(tmp_path_factory.mktemp("in") / "fp8", tensors, said), "bob/model-fp8")
+
+
+@pytest.fixture(scope="session")
 def gated(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = write_checkpoint(tmp_path_factory.mktemp("in") / "g", {"model.safetensors": random_tensors()}, False)
     repo_id = push(hub, folder, "bob/gated")

@@ -72,6 +72,22 @@ def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, sma
     assert [shard["file"] for shard in result["report"]["shards"]] == [shard["file"] for shard in plan["shards"]]
 
 
+def test_a_program_asks_for_ordinary_weights(connect: Connect, quantized: str) -> None:
+    client = connect("hf_alice")
+    found = client.predict(source=quantized, api_name="/inspect")["findings"]
+    assert "quantized" in [finding["code"] for finding in found]
+    plan = client.predict(source=quantized, dequantize=True, api_name="/plan")
+    assert (plan["dtype"], plan["dequantized"]) == ("bf16", "fp8, one scale for each 128 x 128")
+    name = f"alice/{copy_name()}"
+    taken = client.predict(source=quantized, destination=name, dequantize=True, dtype="fp32", api_name="/shard")
+    status = finish(client, taken["job"])
+    assert (status["state"], status["request"]["dequantize"]) == ("done", True)
+    assert "dequantized to fp32" in str(status["log"])
+    assert client.predict(repo=name, api_name="/result")["report"]["plan"]["dtype"] == "fp32"
+    with pytest.raises(AppError, match="not quantized"):
+        client.predict(source=name, dequantize=True, api_name="/plan")
+
+
 def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) -> None:
     client = connect("hf_alice")
     assert client.predict(source=variants, api_name="/inspect")["other_variants"] == ["fp16"]

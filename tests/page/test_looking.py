@@ -141,6 +141,42 @@ def test_overflow_is_asked_about_where_a_cast_can_have_it(home: Site, visit: Vis
     expect(page.locator("#result")).to_contain_text("3 numbers too large for fp16 became infinite")
 
 
+def test_ordinary_weights_are_offered_where_a_repo_is_quantized_and_made_of_it(
+    home: Site, visit: Visit, quantized: str, small: str
+) -> None:
+    page = visit(home, f"?repo={small}&size=90kB")
+    expect(files(page)).to_have_count(3)
+    offered = page.locator("#dequantize")
+    expect(offered.get_by_role("checkbox")).to_have_count(0)
+    page.get_by_label("Model", exact=True).fill(quantized)
+    page.get_by_label("Model", exact=True).press("Enter")
+    expect(offered).to_contain_text("Dequantize: 320.9 kB → 640.8 kB")
+    expect(offered).to_contain_text("quantized with fp8, one scale for each 128 x 128")
+    expect(page.locator("#findings")).to_contain_text("Tick Dequantize, which computes them")
+    expect(page.locator("#picture .sides")).to_contain_text("Today 1 file, 320.9 kB")
+    box = offered.get_by_role("checkbox")
+    box.check()
+    expect(page).to_have_url(re.compile("dtype=bf16&dequantize=true$"))
+    expect(page.locator("#picture .sides")).to_contain_text("640.8 kB")
+    expect(page.get_by_label("Load the original and the copy as well")).to_have_count(0)
+    expect(page.get_by_label("Name of the new repo")).to_have_value("model-fp8-bf16-sharded-90kB")
+    page.get_by_label("Model", exact=True).fill(small)
+    page.get_by_label("Model", exact=True).press("Enter")
+    expect(box).to_have_count(0)
+    expect(page).not_to_have_url(re.compile("dequantize"))
+    page.goto(f"{home.address}/?repo={quantized}&size=200kB&dtype=bf16&dequantize=true")
+    expect(box).to_be_checked()
+    start_job(page, copy_name())
+    expect(page.locator("#progress .route")).to_contain_text("dequantized")
+    result = page.locator("#result")
+    expect(result).to_contain_text(
+        re.compile(
+            r"All 5 tensors bit-identical to bob/model-fp8@\w+, dequantized from fp8, one scale for each 128 x 128 to bf16"
+        )
+    )
+    expect(result).to_contain_text("Its bits are computed, not moved")
+
+
 def test_what_is_wrong_stands_beside_the_field_it_is_about(space: Site, visit: Visit, gated: str, small: str) -> None:
     page = visit(space, "?repo=not a repo")
     field, message = page.get_by_label("Model", exact=True), page.locator("#repo-message").get_by_role("alert")

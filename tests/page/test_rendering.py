@@ -128,6 +128,7 @@ OPTIONS = st.builds(
     dtype=st.sampled_from(get_args(TargetDtype)),
     variant=st.sampled_from(["", "fp16", "non_ema"]),
     allow_overflow=st.booleans(),
+    dequantize=st.booleans(),
 )
 
 
@@ -146,7 +147,9 @@ def test_fields_that_were_filled_in_ask_for_the_same_again(options: Options) -> 
 
 @given(
     st.dictionaries(st.sampled_from(["repo", "revision", "job", "result", "size"]), st.text()),
-    st.dictionaries(st.sampled_from(["order", "strategy", "dtype", "variant", "allow_overflow"]), st.text()),
+    st.dictionaries(
+        st.sampled_from(["order", "strategy", "dtype", "variant", "allow_overflow", "dequantize"]), st.text()
+    ),
 )
 def test_any_link_at_all_can_be_read(place: dict[str, str], choices: dict[str, str]) -> None:
     wish = read_wish(place | choices)

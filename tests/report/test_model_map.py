@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ET
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint, Component, FileEntry, Plan, RepoRef, TensorEntry
-from sharding.planning.plan import plan_checkpoint
+from sharding.planning.plan import plan_checkpoint, plan_shards
 from sharding.report.map_svg import draw_plan
 from sharding.report.model_map import (
     HEIGHT,
@@ -167,3 +168,16 @@ def test_each_machine_stands_under_its_own_files() -> None:
     assert sum(machine.width for machine in machines) <= WIDTH
     assert all(one.x + one.width <= other.x for one, other in pairwise(machines))
     assert not map_of_plan(source, plan_checkpoint(source, Options(500))).machines
+
+
+def test_quantized_weights_lie_today_where_their_numbers_and_scales_do() -> None:
+    def entry(name: str, file: str, start: int, size: int) -> TensorEntry:
+        return TensorEntry(name, "U8", (size,), file, start, start + size)
+
+    source = checkpoint({"model.layers.0.mlp.experts.up_blocks": 160, "model.layers.0.mlp.experts.up_scales": 10})
+    tensors = (*source.tensors, entry("logit_scale", source.tensors[0].file, 170, 4))
+    source = replace(source, tensors=tensors)
+    made = [entry("model.layers.0.mlp.experts.up", "f", 0, 640), entry("logit_scale", "f", 640, 4)]
+    drawn = map_of_plan(source, plan_shards(made, Options("1kB")))
+    (today,), (after,) = drawn.today, drawn.after
+    assert (today.bytes, today.tensors, after.bytes) == (174, 2, 644)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sharding import job
 from sharding.core.options import Options
@@ -14,6 +15,7 @@ from sharding.core.values import Checkpoint, FileEntry
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import judge
 from tests.conftest import random_tensors, write_checkpoint
+from tests.quantized import write
 
 
 @dataclass(frozen=True)
@@ -134,3 +136,23 @@ def test_only_the_classic_engine_may_leave_tensors_out_and_then_it_only_claims(t
     found = judge(classic, told.files, told.copy, more)
     assert found.level == "claims"
     assert "whether the other 1 were tied cannot be seen" in found.reasons[-1]
+
+
+def test_computed_weights_fit_where_the_source_is_quantized_as_the_report_says(tmp_path: Path) -> None:
+    numbers = torch.zeros(40, 30, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    tensors = {"a.weight": numbers, "a.weight_scale_inv": torch.ones(1, 1), "b": torch.ones(3)}
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    source = write(tmp_path / "in", tensors, said)
+    *_, _ = job.shard(str(source), str(tmp_path / "out"), Options(dequantize=True))
+    report = parse_report((tmp_path / "out/sharding_report.json").read_bytes())
+    files = tuple(FileEntry(shard.file, shard.bytes, sha256=shard.sha256) for shard in report.shards)
+    copy, original = job.inspect(str(tmp_path / "out")), job.inspect(str(source))
+    found = judge(report, files, copy, original)
+    assert found.level == "fits"
+    assert "the same 2 tensors, once those of the source are dequantized" in found.reasons[1]
+    silent = replace(report, plan=replace(report.plan, dequantized=""))
+    assert judge(silent, files, copy, original).level == "contradicted"
+    other = replace(report, plan=replace(report.plan, dequantized="mxfp4, one scale for each 32 numbers"))
+    assert "quantized otherwise than the report says: fp8" in str(judge(other, files, copy, original).reasons)
+    plain = replace(original, configs={})
+    assert "no config.json says how" in str(judge(report, files, copy, plain).reasons)
