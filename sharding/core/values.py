@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, NamedTuple
 
-from sharding.core.bounds import Count, File, Files, Layers, Line, Seconds, Version, Word
+from sharding.core.bounds import Count, File, Files, Line, Seconds, Word
 from sharding.core.computed import Computed
 from sharding.core.gathered import Gathered
+from sharding.core.hints import PipelineCut
 from sharding.core.options import Options
 
 Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
@@ -190,50 +191,6 @@ class Checkpoint:
     def is_plain_model(self) -> bool:
         """Whether transformers loads it by the name of its repo alone: no pipeline, adapter, variant or ranks."""
         return self.library in ("transformers", "sentence-transformers") and not self.variant and not self.of_ranks
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
-    """A tensor as transformers would save it. Those of one `storage` share memory, so they share a shard.
-
-    `block` is the module around it that transformers never splits over devices, "" where there is none.
-    """
-
-    name: str
-    dtype: str
-    storage: int
-    block: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineCut:
-    """Where `transformers` (a version of it) cuts a model over ranks: the layers `[start, end)` of each."""
-
-    transformers: Version
-    layers: Layers
-
-
-@dataclass(frozen=True, slots=True)
-class ModelHints:
-    """What transformers 5.23 would save of a checkpoint that it has loaded, in its order: hints for a plan.
-
-    `tied` are groups of names, as files have them, that stand for one tensor; most checkpoints hold one of each.
-    Where it cannot load the checkpoint, `unknown` says why, `saved` is empty and `tied` is what config.json says.
-    `pipeline` is how it cuts the model over as many ranks as were asked for, `loads` what each of these needs of the
-    files; `uncut` says why it cannot.
-    """
-
-    class_name: str = ""
-    saved: tuple[SavedTensor, ...] = ()
-    unknown: str = ""
-    tied: tuple[tuple[str, ...], ...] = ()
-    pipeline: PipelineCut | None = None
-    loads: tuple[frozenset[str], ...] = ()
-    uncut: str = ""
-
-
-Hints = Mapping[str, ModelHints]
-"""What is known of each component, by its folder; empty where nothing was asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from hashlib import sha256
 from threading import Lock
 
 from sharding import job
+from sharding.core.hints import Hints
 from sharding.core.limits import CACHED_CHECKPOINTS, CACHED_HINTS, CACHED_SECONDS, CACHED_TENSORS
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Hints, RepoRef
+from sharding.core.values import Checkpoint, RepoRef
 
 _Key = tuple[str, str, str, str]
 

@@ -11,9 +11,10 @@ from typing import Any
 from sharding.core.environment import child_variables
 from sharding.core.errors import SourceError
 from sharding.core.extras import require
+from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, ModelHints, PipelineCut, SavedTensor, folder_of
+from sharding.core.values import Checkpoint, folder_of
 from sharding.formats.dtypes import torch_name
 
 _EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")

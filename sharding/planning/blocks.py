@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from sharding.core.values import ModelHints, TensorEntry
+from sharding.core.hints import ModelHints
+from sharding.core.values import TensorEntry
 
 
 def known_blocks(hints: ModelHints | None) -> dict[str, str]:

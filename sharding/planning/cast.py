@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from sharding.core.errors import SourceError
+from sharding.core.hints import Hints, ModelHints
 from sharding.core.text import name_some
-from sharding.core.values import Checkpoint, Finding, Hints, ModelHints, TensorEntry, folder_of
+from sharding.core.values import Checkpoint, Finding, TensorEntry, folder_of
 from sharding.formats.dtypes import BY_NAME, BY_OPTION, CASTABLE, tensor_bytes
 from sharding.planning.quantization import method_of, quantization_of
 from sharding.planning.recipe import can_help

@@ -3,8 +3,9 @@
 from functools import lru_cache
 
 from sharding.core.errors import SourceError
+from sharding.core.hints import ModelHints
 from sharding.core.text import name_some
-from sharding.core.values import Finding, ModelHints, TensorEntry
+from sharding.core.values import Finding, TensorEntry
 
 _LONGEST_NUMBER = 18
 """Digits of a name read as a number; no layer has a longer one, and Python refuses to read some that do."""

@@ -5,20 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from sharding.core.hints import Hints, ModelHints
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
-from sharding.core.values import (
-    Checkpoint,
-    Component,
-    Finding,
-    Hints,
-    ModelHints,
-    Plan,
-    RepoRef,
-    Shard,
-    TensorEntry,
-    folder_of,
-)
+from sharding.core.values import Checkpoint, Component, Finding, Plan, RepoRef, Shard, TensorEntry, folder_of
 from sharding.formats.safetensors_header import build_header, in_file_order
 from sharding.planning.blocks import known_blocks, whole_blocks
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.values import ModelHints, Shard, Stage, TensorEntry, TiedTensor
+from sharding.core.hints import ModelHints
+from sharding.core.values import Shard, Stage, TensorEntry, TiedTensor
 from sharding.planning.blocks import blocks_around
 from sharding.planning.pipeline import Unit, in_pipeline_order, link, unit_that_uses
 

@@ -25,9 +25,10 @@ from pydantic import (
 
 from sharding.core.bounds import Count, File, Line, Sha256, Word
 from sharding.core.errors import SourceError
+from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_FILES
 from sharding.core.options import Engine, TargetDtype
-from sharding.core.values import Finding, Library, PipelineCut, RepoRef, Resources, Stage, Verification
+from sharding.core.values import Finding, Library, RepoRef, Resources, Stage, Verification
 from sharding.formats.names import REPORT_NAME
 from sharding.report.comparison import ComparisonSummary
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sharding.core.hints import Hints
 from sharding.core.options import Options
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, Hints, Plan
+from sharding.core.values import Checkpoint, Plan
 from sharding.planning.cast import cast_tensors
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.dequantize_source import dequantizing

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding import job
+from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.options import Options
-from sharding.core.values import ModelHints, SavedTensor, TensorEntry
+from sharding.core.values import TensorEntry
 from sharding.planning.blocks import blocks_around
 from sharding.planning.order import natural_key
 from sharding.planning.plan import plan_shards

@@ -222,7 +222,7 @@ def test_scales_that_lie_together_cost_one_read_and_weights_that_do_another() ->
     zeros = torch.zeros(200, 200).to(torch.float8_e4m3fn)
     tensors |= {f"m.{number}.weight": zeros for number in range(20)}
     memory, checkpoint = in_memory(tensors, '{"quantization_config": {"quant_method": "fp8"}}')
-    source = Noting(memory._data)
+    source = Noting(b"".join(memory._files.values()))
     computed = dequantized(checkpoint, Options(dequantize=True)).computed
     list(DequantizeSource(source, computed).read(FILE, computed[0].start_byte, computed[-1].end_byte))
     assert sorted(source.noted) == [(0, 320), (320, 320 + 20 * 40_000)]
@@ -265,7 +265,7 @@ def test_little_of_a_large_weight_is_in_memory_at_a_time() -> None:
         '{"quantization_config": {"quant_method": "fp8"}}',
     )
     (part,) = dequantized(checkpoint, Options(dequantize=True)).computed
-    reading = DequantizeSource(Noting(memory._data), [part])
+    reading = DequantizeSource(Noting(b"".join(memory._files.values())), [part])
     assert len(b"".join(reading.read(FILE, part.start_byte, part.start_byte + 4096))) == 4096  # what is imported
     tracemalloc.start()
     size = sum(len(chunk) for chunk in reading.read(FILE, part.start_byte, part.end_byte))
