@@ -51,8 +51,8 @@ def _verdict(report: Report, level: Level) -> str:
     """Return the headline: it says no more than is known."""
     proof, source = report.verification, f"{report.source.repo_id}@{report.source.revision[:12]}"
     source += f", variant {report.source.variant}" if report.source.variant else ""
-    how = f"dequantized from {proof.dequantized}" if proof.dequantized else "cast"
-    cast = "" if proof.dtype == "keep" else f", {how} to {proof.dtype}"
+    cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
+    cast = f", dequantized to {proof.dtype} ({proof.dequantized})" if proof.dequantized else cast
     if not proof.identical:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     match level:

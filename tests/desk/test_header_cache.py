@@ -25,14 +25,14 @@ class Readings:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str | None]] = []
-        self.variants: list[str] = []
+        self.variants: list[tuple[str, str]] = []
         self.go = Event()
         self.go.set()
         self.broken = False
 
-    def __call__(self, source: str, *, variant: str, endpoint: str, token: str | None) -> Checkpoint:
+    def __call__(self, source: str, *, variant: str, base: str, endpoint: str, token: str | None) -> Checkpoint:
         self.seen.append((source, token))
-        self.variants.append(variant)
+        self.variants.append((variant, base))
         assert self.go.wait(60)
         if self.broken:
             raise SourceError("It is broken.", "Try later.")
@@ -56,7 +56,7 @@ def test_visitors_who_ask_at_once_cost_one_reading(readings: Readings) -> None:
     readings.go.clear()
     with ThreadPoolExecutor(20) as pool:
         answers = [pool.submit(ask) for _ in range(20)]
-        while not readings.seen:
+        while not readings.seen and not any(answer.done() for answer in answers):
             pass
         readings.go.set()
         assert len({id(answer.result()) for answer in answers}) == 1
@@ -83,12 +83,13 @@ def test_no_token_is_held(readings: Readings) -> None:
     assert "hf_very_secret" not in repr(vars(headers))
 
 
-def test_each_variant_is_read_for_itself(readings: Readings) -> None:
+def test_each_variant_and_base_is_read_for_itself(readings: Readings) -> None:
     headers = Headers("http://hub")
-    for variant in ("", "fp16", "", "fp16"):
-        headers.read("a/b", None, variant)
-        headers.read("a/b", "alice", variant)
-    assert readings.variants == ["", "fp16"]
+    wanted = [("", ""), ("fp16", ""), ("", "c/d")]
+    for variant, base in wanted * 2:
+        headers.read("a/b", None, variant, base)
+        headers.read("a/b", "alice", variant, base)
+    assert readings.variants == wanted
 
 
 def test_a_failure_is_told_to_all_who_wait_and_not_remembered(readings: Readings) -> None:

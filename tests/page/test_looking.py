@@ -171,7 +171,7 @@ def test_ordinary_weights_are_offered_where_a_repo_is_quantized_and_made_of_it(
     result = page.locator("#result")
     expect(result).to_contain_text(
         re.compile(
-            r"All 5 tensors bit-identical to bob/model-fp8@\w+, dequantized from fp8, one scale for each 128 x 128 to bf16"
+            r"All 5 tensors bit-identical to bob/model-fp8@\w+, dequantized to bf16 \(fp8, one scale for each 128 x 128\)"
         )
     )
     expect(result).to_contain_text("Its bits are computed, not moved")
