@@ -10,6 +10,7 @@ _COMMANDS = (
     "shard.py --pairs 20",
     "tutorial.py --pairs 3 --cold --chart bench/tutorial.svg",
     "cast.py",
+    "dequantize.py",
     "archive.py",
     "plan.py",
     "scale.py --chart bench/scale.svg",

@@ -1,4 +1,4 @@
-"""Write checkpoints to measure with, in the format of the Hub: a random Llama, or a sparse one of many tensors."""
+"""Write checkpoints to measure with, in the format of the Hub: random, quantized, or sparse ones of many tensors."""
 
 import argparse
 import json
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK_BYTES = 16 << 20
-_BYTES = {"BF16": 2, "F32": 4}
+_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
 _NAMES = {"BF16": "bfloat16", "F32": "float32"}
 _INDEX_NAME = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that is to be written, in bf16 or fp32."""
+    """A tensor that is to be written."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,6 +45,11 @@ def build_llama(folder: Path, weight_bytes: int, dtype: str = "BF16") -> None:
 def build_sparse(folder: Path, files: int, tensors: int, width: int = 2048) -> None:
     """Write `files` files that hold `tensors` tensors, one side of each `width`: headers, and holes for the weights."""
     _build("sparse", folder, "--files", files, "--tensors", tensors, "--width", width)
+
+
+def build_quantized(folder: Path, kind: str, weight_bytes: int) -> None:
+    """Write about `weight_bytes` of quantized weights: a Llama in FP8 ("llama"), or one weight ("fp8", "mxfp4")."""
+    _build("quantized", folder, "--of", kind, "--bytes", weight_bytes)
 
 
 def weight_bytes(folder: Path) -> int:
@@ -80,6 +85,66 @@ def _write_llama(folder: Path, weight_bytes: int, dtype: str) -> None:
         with safe_open(folder / name, framework="np") as file:
             assert sorted(file.keys()) == [tensor.name for tensor in part]
     _write_index(folder, files)
+
+
+_SIDE = 128
+_ROWS, _GROUPS = 5760, 90
+"""Of an expert of gpt-oss: its rows, and the groups of 32 columns in each."""
+
+
+def _write_quantized(folder: Path, kind: str, weight_bytes: int) -> None:
+    folder.mkdir(parents=True)
+    said: dict[str, object] = {"quant_method": "fp8", "weight_block_size": [_SIDE, _SIDE]}
+    config: dict[str, object] = {}  # of no class: nothing is asked
+    match kind:
+        case "llama":
+            text, tensors = _llama(2 * weight_bytes, "BF16")
+            config, tensors = json.loads(text), [part for tensor in tensors for part in _in_fp8(tensor)]
+        case "fp8":
+            side = round(weight_bytes**0.5) // _SIDE * _SIDE
+            tensors = _in_fp8(Tensor("a_proj.weight", (side, side)))
+        case _:
+            said = {"quant_method": "mxfp4"}
+            experts = max(1, weight_bytes // (_ROWS * _GROUPS * 17))
+            shape = (experts, _ROWS, _GROUPS)
+            tensors = [Tensor("up_proj_blocks", (*shape, 16), "U8"), Tensor("up_proj_scales", shape, "U8")]
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+    # As safetensors 0.8 lays out tensors of several dtypes.
+    tensors.sort(key=lambda tensor: (-_BYTES[tensor.dtype], tensor.name))
+    with open(folder / "model.safetensors", "wb") as stream:
+        _write_header(stream, tensors)
+        for tensor in tensors:
+            _write_numbers(stream, tensor)
+
+
+def _in_fp8(tensor: Tensor) -> list[Tensor]:
+    """Return what a tensor of a Llama is in FP8: a matrix between layers and its scales, or itself."""
+    if not tensor.name.endswith("_proj.weight"):
+        return [tensor]
+    grid = tuple(-(-length // _SIDE) for length in tensor.shape)
+    return [Tensor(tensor.name, tensor.shape, "F8_E4M3"), Tensor(f"{tensor.name}_scale_inv", grid, "F32")]
+
+
+def _write_numbers(stream: BinaryIO, tensor: Tensor) -> None:
+    """Write random numbers of a dtype, all of them finite, and small ones for scales."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    left_bytes = tensor.bytes
+    while left_bytes:
+        count = min(left_bytes, _CHUNK_BYTES)
+        bits = random.integers(0, 256, count, np.uint8)
+        match tensor.dtype:
+            case "F8_E4M3":
+                bits &= 0xF7  # no NaN
+            case "U8" if tensor.name.endswith("_scales"):
+                bits = bits % 8 + 116
+            case "F32":
+                bits.view(np.uint32)[:] = (bits.view(np.uint32) & 0x007FFFFF) | 0x3A000000
+            case "BF16":
+                bits.view(np.uint16)[:] = (bits.view(np.uint16) & 0x81FF) | 0x3C00
+        stream.write(bits.data)
+        left_bytes -= count
 
 
 def _llama(weight_bytes: int, dtype: str) -> tuple[str, list[Tensor]]:
@@ -174,15 +239,20 @@ def main() -> None:
     llama = kinds.add_parser("llama", help="random weights in two files")
     llama.add_argument("--dtype", choices=list(_BYTES), default="BF16")
     llama.add_argument("--bytes", type=int, default=1_500_000_000)
+    quantized = kinds.add_parser("quantized", help="random quantized weights")
+    quantized.add_argument("--of", choices=["llama", "fp8", "mxfp4"], default="llama")
+    quantized.add_argument("--bytes", type=int, default=750_000_000)
     sparse = kinds.add_parser("sparse", help="real headers, holes for the weights")
     sparse.add_argument("--files", type=int, default=200)
     sparse.add_argument("--tensors", type=int, default=100_000)
     sparse.add_argument("--width", type=int, default=2048)
-    for kind in (llama, sparse):
+    for kind in (llama, quantized, sparse):
         kind.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     if arguments.kind == "llama":
         _write_llama(arguments.folder, arguments.bytes, arguments.dtype)
+    elif arguments.kind == "quantized":
+        _write_quantized(arguments.folder, arguments.of, arguments.bytes)
     else:
         _write_sparse(arguments.folder, arguments.files, arguments.tensors, arguments.width)
 

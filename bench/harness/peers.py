@@ -45,6 +45,17 @@ def load_cast_and_save(source: Path, destination: Path, max_shard_size: str) -> 
     model.save_pretrained(destination, max_shard_size=max_shard_size)
 
 
+def load_dequantized_and_save(source: Path, destination: Path, max_shard_size: str) -> None:
+    """Load a model in FP8 dequantized to bf16, and save it so."""
+    import torch
+    from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+
+    asked = FineGrainedFP8Config(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=torch.bfloat16)
+    del model._weight_conversions  # by which save_pretrained (5.23) would quantize it again
+    model.save_pretrained(destination, max_shard_size=max_shard_size)
+
+
 def consolidate(source: Path, destination: Path, max_shard_size: str) -> None:
     """Put rank-sharded files together, each tensor into the file that the Hub's splitter gives it."""
     from huggingface_hub import split_state_dict_into_shards_factory
@@ -115,7 +126,8 @@ def main() -> None:
     parser.add_argument(
         "what",
         choices=[
-            "accelerate", "transformers", "hub", "cast", "consolidate", "torch-save", "headers", "upload", "download",
+            "accelerate", "transformers", "hub", "cast", "dequantize", "consolidate", "torch-save", "headers", "upload",
+            "download",
         ],
     )  # fmt: skip
     parser.add_argument("source", type=Path)
@@ -133,6 +145,8 @@ def main() -> None:
             save_with_hub(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
         case "cast":
             load_cast_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
+        case "dequantize":
+            load_dequantized_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
         case "consolidate":
             consolidate(arguments.source, arguments.destination, arguments.max_shard_size)
         case "torch-save":

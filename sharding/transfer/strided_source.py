@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from math import prod
+from mmap import mmap
 from typing import Any
 
 from sharding.core.extras import require
@@ -81,7 +82,9 @@ class GatheringSource(SourceView):
     def _gather(self, part: Gathered, offsets: tuple[int, ...], shape: tuple[int, ...]) -> memoryview:
         import numpy as np
 
-        tile = np.empty(shape, f"u{part.item_bytes}")
+        # Mapped, so that it goes back to the system as soon as it is dropped.
+        room = mmap(-1, prod(shape) * part.item_bytes)
+        tile = np.frombuffer(room, f"u{part.item_bytes}").reshape(shape)
         for box in part.boxes:
             starts = [max(at, begin) for at, begin in zip(offsets, box.offsets, strict=True)]
             ends = [
