@@ -53,8 +53,8 @@ def main() -> None:
             f"{weight_bytes(sources['mxfp4']):,} in MXFP4, into bf16 shards of {arguments.max_shard_size}; digests, "
             "sync and verification included.",
             "Of the Llama a process of its own first asks transformers what its class keeps in fp32; of a single "
-            "weight there is nothing to ask, which shows what computing takes. The peer writes bf16 only once its model "
-            "has forgotten by what conversions it was loaded: save_pretrained (5.23) would quantize it again.",
+            "weight there is nothing to ask, which shows what computing takes. The peer writes bf16 only once its "
+            "model has forgotten by what conversions it was loaded: save_pretrained (5.23) would quantize it again.",
             str(state),
         ]
         print_figures("Dequantizing", figures, costs, facts, folder, ("torch", "transformers", "safetensors"))

@@ -218,7 +218,9 @@ def _rounded(values: Any, dtype: str) -> Any:
     import torch
 
     flat = torch.from_numpy(values.reshape(-1))
-    return flat.to(getattr(torch, BY_NAME[dtype].torch)).view(torch.int16).numpy()
+    rounded = flat.to(getattr(torch, BY_NAME[dtype].torch))
+    # Which NaN it is would depend on where in a run it stands: torch converts what is left at its end another way.
+    return rounded.masked_fill_(flat.isnan(), float("nan")).view(torch.int16).numpy()
 
 
 def _fp8_table() -> Any:
