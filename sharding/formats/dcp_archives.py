@@ -26,7 +26,11 @@ _EDGE_BYTES = 2 << 10
 _MOST_READ_BYTES = 1 << 20
 """Of an archive, beside its tensor: the pickle of one tensor has some 300 bytes."""
 
-_MOST_JOINED_BYTES = 4 << 20
+_JOIN_GAP_BYTES = 16 << 10
+"""Edges closer than this are read as one: between those of larger pieces lie the pieces themselves."""
+
+_PIECES_AT_ONCE = 1000
+"""Their edges are held until their places are known: 4 KB each, and what lies in between."""
 
 _HINT = "Copy the files of all ranks of one save into one folder; none may be of another."
 
@@ -47,11 +51,19 @@ def find_boxes(
     for chunk in chunks:
         if chunk.start_byte + chunk.bytes > files[chunk.file].bytes:
             raise SourceError(f"{files[chunk.file].path} ends before byte {chunk.start_byte + chunk.bytes}.", _HINT)
-    edges = {name: _Edges(source, files[name], (c for c in chunks if c.file == name)) for name in named}
-    return {
-        entry.name: tuple(_box(entry, chunk, edges[chunk.file], files[chunk.file]) for chunk in entry.chunks)
-        for entry in entries
-    }
+    inside: dict[str, list[tuple[SavedEntry, SavedChunk]]] = {name: [] for name in named}
+    for entry in entries:
+        for chunk in entry.chunks:
+            inside[chunk.file].append((entry, chunk))
+    found: dict[str, list[Box]] = {entry.name: [] for entry in entries}
+    for name, pieces in inside.items():
+        pieces.sort(key=lambda piece: piece[1].start_byte)
+        for first in range(0, len(pieces), _PIECES_AT_ONCE):
+            some = pieces[first : first + _PIECES_AT_ONCE]
+            edges = _Edges(source, files[name], (chunk for _, chunk in some))
+            for entry, chunk in some:
+                found[entry.name].append(_box(entry, chunk, edges, files[name]))
+    return {name: tuple(boxes) for name, boxes in found.items()}
 
 
 class _Edges:
@@ -60,7 +72,7 @@ class _Edges:
     def __init__(self, source: Source, file: FileEntry, chunks: Iterable[SavedChunk]) -> None:
         self.source = source
         self.file = file
-        ranges = list(_joined(_wanted(chunks), source.join_gap_bytes))
+        ranges = list(_joined(_wanted(chunks)))
         with readers(source.ranges_at_once) as pool:
             self._known = list(pool.map(lambda place: b"".join(source.read(file.path, *place)), ranges))
         self._starts = [start for start, _ in ranges]
@@ -82,11 +94,11 @@ def _wanted(chunks: Iterable[SavedChunk]) -> list[tuple[int, int]]:
     return sorted(places)
 
 
-def _joined(places: Iterable[tuple[int, int]], gap_bytes: int) -> Iterator[tuple[int, int]]:
+def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield ranges that hold all of `places`, which are sorted: those that lie near one another are one."""
     start, end = 0, 0
     for first, last in places:
-        if end and first <= end + gap_bytes and last - start <= _MOST_JOINED_BYTES:
+        if end and first <= end + _JOIN_GAP_BYTES:
             end = max(end, last)
             continue
         if end > start:

@@ -20,6 +20,7 @@ from sharding.report.digests import digests_json
 from sharding.report.map_svg import draw_plan
 from sharding.report.schema import Json, Report, to_json
 from sharding.storage.hub_client import Hub
+from sharding.transfer.trained_source import TrainedSource
 
 
 def write_beside(
@@ -67,7 +68,8 @@ def _card(report: Report, origin: Source, hub: Hub) -> str:
     base = report.source.base
     base_page = hub.page(base.repo_id) if base and base.kind == "hub" else None
     links = Links(page, result_page(target.repo_id) if target.kind == "hub" else None, base_page)
-    text = only_metadata(text) if base else text  # the rest of it describes another model
+    if isinstance(origin, TrainedSource) and origin.is_from_base(CARD_NAME):
+        text = only_metadata(text)  # the rest of it describes another model
     card = write_card(report, text, links, is_private=bool(origin.is_private))
     if target.kind == "hub" and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
         return write_card(report, text, links, is_private=bool(origin.is_private), keeps_metadata=False)

@@ -72,6 +72,10 @@ class TrainedSource(SourceView):
         source, path = self._places[file]
         return source.read(path, start_byte, end_byte)
 
+    def is_from_base(self, file: str) -> bool:
+        """Return whether `file` is the base's."""
+        return file in self._places and self._places[file][0] is self.base
+
     def path(self, file: str) -> Path | None:
         """Return where `file` lies on this disk, if it does."""
         source, path = self._places[file]

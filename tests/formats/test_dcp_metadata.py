@@ -13,10 +13,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
+from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
 from sharding.formats.dcp_metadata import parse_metadata
 from sharding.formats.torch_globals import PickleRefused
 from sharding.job import inspect
+from sharding.storage.folder_source import open_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -140,3 +142,21 @@ def test_one_of_endless_length_is_not_followed(limit: str, tmp_path: Path, monke
     monkeypatch.setattr(limit, 100)
     with pytest.raises(SourceError, match=r"\.metadata"):
         inspect(str(tmp_path))
+
+
+def test_places_of_many_pieces_are_found_in_little_memory_and_few_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    state = {f"w{n}": torch.full((4 if n % 2 else 30_000,), float(n)) for n in range(60)}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    monkeypatch.setattr("sharding.formats.dcp_archives._PIECES_AT_ONCE", 7)
+    source = open_folder(str(tmp_path))
+    checkpoint = read_checkpoint(source)
+    for tensor in checkpoint.tensors:
+        stored = b"".join(source.read(tensor.file, tensor.start_byte, tensor.start_byte + 4))
+        assert torch.frombuffer(bytearray(stored), dtype=torch.float32).item() == float(tensor.name[1:])
+    source = open_folder(str(tmp_path))
+    read_checkpoint(source)
+    metadata_bytes = (tmp_path / ".metadata").stat().st_size
+    assert source.bytes_read - metadata_bytes < 60 * 8_000 < sum(tensor.bytes for tensor in checkpoint.tensors) / 5

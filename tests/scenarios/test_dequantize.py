@@ -125,7 +125,6 @@ def test_fp8_of_compressed_tensors_becomes_what_that_library_computes(strategy: 
 
 
 def test_fp8_of_compressed_tensors_is_what_transformers_loads_with_that_library(tmp_path: Path) -> None:
-    pytest.importorskip("compressed_tensors")
     from transformers import CompressedTensorsConfig
 
     source = save_compressed("channel", tmp_path / "source", "qwen3_moe")
