@@ -29,7 +29,7 @@ def finish(site: Site, said: str) -> str:
 
 def public_copy(source: str, name: str) -> list[Any]:
     """The arguments of `shard` that make a public copy, also of what is private."""
-    return [source, f"alice/{name}", "1GB", "size", "natural", "keep", False, False, True, False, False, ""]
+    return [source, f"alice/{name}", "1GB", "size", "natural", "keep", False, False, True, False, False, "", "", False]
 
 
 # --- On somebody's machine ------------------------------------------------------------------------------
@@ -61,8 +61,8 @@ def test_names_that_the_environment_gives_are_answered(serve: Callable[..., Site
         assert ask(site, "GET", "/config", {"Host": host}).status_code == 200
     assert ask(site, "GET", "/config", {"Host": "evil.example"}).status_code == 421
     own = {"Host": "models.lan", "Origin": "http://models.lan"}
-    assert call(site, "inspect", ["bob/small", ""], own)[0] == 200
-    assert call(site, "inspect", ["bob/small", ""], {"Host": "models.lan", "Origin": EVIL})[0] == 403
+    assert call(site, "inspect", ["bob/small", "", ""], own)[0] == 200
+    assert call(site, "inspect", ["bob/small", "", ""], {"Host": "models.lan", "Origin": EVIL})[0] == 403
 
 
 FOREIGN: list[Headers] = [
@@ -100,11 +100,11 @@ def test_a_token_of_ones_own_works_from_anywhere_and_is_all_that_counts(home: Si
     private = "alice/hidden-from-bob"
     hub.api("hf_alice").create_repo(private, private=True, exist_ok=True)
     anywhere = {"Origin": EVIL, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}
-    status, said = call(home, "inspect", [small, ""], {**anywhere, "Authorization": "Bearer hf_bob"})
+    status, said = call(home, "inspect", [small, "", ""], {**anywhere, "Authorization": "Bearer hf_bob"})
     assert status == 200 and "event: complete" in said
     for sent in ("Bearer hf_bob", "Bearer hf_nobody", "Basic YTpi", "Bearer", "x"):
         for headers in (anywhere, {}):  # this machine's login is not lent to who shows another one
-            _, said = call(home, "inspect", [private, ""], {**headers, "Authorization": sent})
+            _, said = call(home, "inspect", [private, "", ""], {**headers, "Authorization": sent})
             assert "event: error" in said and "hold" not in said, sent
 
 
