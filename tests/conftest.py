@@ -37,6 +37,9 @@ os.environ["HF_HOME"] = str(HOME)
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 # Two processes run tests side by side, and their models are small: threads of torch would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On some processors MKL adds up in another order where weights lie at another offset in their file: the last bit of
+# logits would tell how a checkpoint is cut (oneMKL, Conditional Numerical Reproducibility).
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 Tensors = Mapping[str, np.ndarray]
 
 
