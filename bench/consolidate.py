@@ -29,7 +29,7 @@ config = LlamaConfig(**sizes, **heads, tie_word_embeddings=True, dtype="bfloat16
 LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="100GB")
 """
 _SAVE = """
-import sys
+import os, sys
 from pathlib import Path
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -43,7 +43,9 @@ whole = {name: tensor for path in (place / "base").glob("*.safetensors") for nam
 cut = {name: distribute_tensor(whole.pop(name), mesh, [Shard(axis if "embed" in name else 0)]) for name in list(whole)}
 dcp.save(cut, storage_writer=dcp.HuggingFaceStorageWriter(str(place / "hf"), save_distributed=True))
 dcp.save(cut, storage_writer=dcp.FileSystemWriter(place / "plain"))
+dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # threads of gloo may still be there, and would end it with an error
 """
 
 
