@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from sharding.core.limits import MAX_DCP_STEPS
 from sharding.formats.dtypes import BY_TORCH
-from sharding.formats.torch_globals import Global, Ordered, PickleRefused, key_of
+from sharding.formats.torch_globals import Global, Ordered, PickleRefused
 from sharding.formats.torch_pickle import STEPS, Machine, text_of
 
 _LENGTH_END = 1 << 63
@@ -124,13 +124,9 @@ class _Machine(Machine):
         elif type(made) is not Ordered:
             raise PickleRefused("it sets the state of something that has none")
 
-    def _set(self, items: list[Any]) -> None:
-        target = self._stack[-1]
-        if type(target) not in (dict, Ordered) or len(items) % 2:
-            raise PickleRefused("it puts items into what is no dictionary")
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            # Of ours, by identity: no hash that anybody could choose.
-            target[key if isinstance(key, _Made) else key_of(key)] = value
+    def _key(self, key: Any) -> Any:
+        # Of ours, by identity: no hash that anybody could choose.
+        return key if isinstance(key, _Made) else super()._key(key)
 
     def _memoize(self) -> None:
         self._memo[len(self._memo)] = self._stack[-1]
@@ -144,8 +140,6 @@ _Machine.steps = STEPS | {
     ord("R"): _Machine._call,
     ord("\x81"): _Machine._make,
     ord("b"): _Machine._build,
-    ord("s"): lambda m: m._set(m._pop_last(2)),
-    ord("u"): lambda m: m._set(m._since_mark()),
     ord("\x90"): _Machine._add,
     ord("\x93"): _Machine._push_named,
     ord("\x94"): _Machine._memoize,

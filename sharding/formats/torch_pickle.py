@@ -159,7 +159,10 @@ class Machine:
         if type(target) not in (dict, Ordered) or len(items) % 2:
             raise PickleRefused("it puts items into what is no dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            target[key_of(key)] = value
+            target[self._key(key)] = value
+
+    def _key(self, key: Any) -> Any:
+        return key_of(key)
 
     def _last(self, count: int) -> None:
         if len(self._stack) < count:
