@@ -12,7 +12,7 @@ from sharding.core.values import Checkpoint
 from sharding.formats.dtypes import BY_NAME, item_bytes
 from sharding.transfer.feed import Feed
 from sharding.transfer.pages import Pages
-from sharding.transfer.source_view import SourceView
+from sharding.transfer.source_view import LongerSource
 
 _PIECE_ELEMENTS = 32768
 """What is computed at a time: it stays in a processor's cache, and torch converts no more in the thread that asks."""
@@ -30,27 +30,16 @@ def dequantizing(source: Source, checkpoint: Checkpoint) -> Source:
     return DequantizeSource(source, checkpoint.computed)
 
 
-class DequantizeSource(SourceView):
+class DequantizeSource(LongerSource[Computed]):
     """A source whose files go on beyond their end with tensors that are computed. See `protocols.Source`."""
 
     def __init__(self, source: Source, computed: Sequence[Computed]) -> None:
         """Compute each of `computed` when it is read."""
-        super().__init__(source)
-        self._parts: dict[str, list[Computed]] = {}
-        for part in sorted(computed, key=lambda part: part.start_byte):
-            self._parts.setdefault(part.file, []).append(part)
+        super().__init__(source, computed)
         ranges = [(part.scales.file, part.scales.start_byte, _scales_end(part)) for part in computed]
         self._scales = Pages(source, ranges)
 
-    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of `file` in bounded chunks. Raises SourceError."""
-        parts = self._parts.get(file, [])
-        if not parts or end_byte <= parts[0].start_byte:
-            yield from self._source.read(file, start_byte, end_byte)
-            return
-        if start_byte < parts[0].start_byte:
-            yield from self._source.read(file, start_byte, parts[0].start_byte)
-            start_byte = parts[0].start_byte
+    def _made(self, parts: list[Computed], start_byte: int, end_byte: int) -> Iterator[bytes]:
         stretches = []
         index = bisect_right(parts, start_byte, key=lambda part: part.start_byte) - 1
         while index < len(parts) and parts[index].start_byte < end_byte:

@@ -12,7 +12,7 @@ from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES, T
 from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint
 from sharding.transfer.kept import Kept
-from sharding.transfer.source_view import SourceView
+from sharding.transfer.source_view import LongerSource
 
 
 def gathering(source: Source, checkpoint: Checkpoint) -> Source:
@@ -24,26 +24,15 @@ def gathering(source: Source, checkpoint: Checkpoint) -> Source:
     return GatheringSource(source, checkpoint.gathered)
 
 
-class GatheringSource(SourceView):
+class GatheringSource(LongerSource[Gathered]):
     """A source whose files go on beyond their end with tensors laid in order. See `protocols.Source`."""
 
     def __init__(self, source: Source, gathered: Sequence[Gathered]) -> None:
         """Lay each of `gathered` in order when it is read."""
-        super().__init__(source)
-        self._parts: dict[str, list[Gathered]] = {}
-        for part in sorted(gathered, key=lambda part: part.start_byte):
-            self._parts.setdefault(part.file, []).append(part)
+        super().__init__(source, gathered)
         self._tiles: Kept[memoryview] = Kept(TILES_BYTES)
 
-    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of `file` in bounded chunks. Raises SourceError."""
-        parts = self._parts.get(file, [])
-        if not parts or end_byte <= parts[0].start_byte:
-            yield from self._source.read(file, start_byte, end_byte)
-            return
-        if start_byte < parts[0].start_byte:
-            yield from self._source.read(file, start_byte, parts[0].start_byte)
-            start_byte = parts[0].start_byte
+    def _made(self, parts: list[Gathered], start_byte: int, end_byte: int) -> Iterator[bytes]:
         while start_byte < end_byte:
             part = parts[bisect_right(parts, start_byte, key=lambda part: part.start_byte) - 1]
             stop = min(end_byte, part.end_byte)
