@@ -18,9 +18,12 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.core.extras import import_meanwhile
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.core.meter import Meter
-from sharding.core.options import Engine, Options
+from sharding.core.options import Engine, Options, WorkersOf
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
+from sharding.fleet.crew import Crew
+from sharding.fleet.parts import Spent
+from sharding.fleet.ray_workers import ray_workers
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare, compare_staged, how_to_load, refuse_incomparable
 from sharding.loading.costs import Compared, Probed
@@ -36,6 +39,7 @@ from sharding.storage.locate import find_destination, is_folder, open_destinatio
 from sharding.transfer.prepare import Prepared, prepared_stream
 from sharding.transfer.stream import transfer
 from sharding.transfer.trained_source import TrainedSource, open_trained
+from sharding.verify.digests import ThisMachine
 from sharding.verify.verify import check_kept, compare_with_original, reading_back, verify, verify_staged
 
 __all__ = [
@@ -103,6 +107,7 @@ def shard(
     restart: bool = False,
     engine: Engine = "stream",
     compare_rounds: int = 0,
+    workers: WorkersOf | None = None,
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Event, None, None]:
@@ -114,14 +119,17 @@ def shard(
     that a copy of a gated or private source may be public. `overwrite` replaces another model's copy, or a checkpoint
     in a folder that this tool did not write, `restart` discards what an earlier run left. `engine` "classic" loads the
     whole model and saves it again. `compare_rounds` is how often original and result are each loaded before the result
-    is published, for the report and the card. Raises UsageError, SourceError, DestinationError, and Refused where an
-    extra is missing.
+    is published, for the report and the card. `workers` "ray" has other machines move and read the bytes, those of the
+    cluster at RAY_ADDRESS; they are given no login. Raises UsageError, SourceError, DestinationError, and Refused where
+    an extra is missing.
     """
     options = _as_options(options)
-    _refuse_contradictions(options, destination, engine, compare_rounds)
+    _refuse_contradictions(options, destination, engine, compare_rounds, workers)
     hub = Hub(endpoint or hub_endpoint(), token)
     origin, target = _open(source, destination, hub, private, confirmed, overwrite, restart, options.base)
     with Meter() as meter, closing(target), ExitStack() as stack:
+        crew = Crew(stack.enter_context(ray_workers())) if workers else None
+        reader = crew or ThisMachine()
         if engine == "classic":
             prepared = stack.enter_context(prepared_classic(origin, options, hub))
         else:
@@ -138,19 +146,20 @@ def shard(
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, prepared.reading.ref)
-        kept = yield from _measured(check_kept(target, plan, plan_id), target, meter)
+        kept = yield from _measured(check_kept(target, plan, plan_id, reader), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
-            moving = reading_back(transfer(plan, prepared.reading, target, kept), prepared, origin, target)
-            records, read = yield from _measured(moving, target, meter)
-            proving = verify_staged(prepared, origin, records, read, target, meter)
+            moving = crew.transfer(prepared, target, kept) if crew else transfer(plan, prepared.reading, target, kept)
+            reading = reading_back(moving, prepared, origin, target, reader)
+            records, read = yield from _measured(reading, target, meter)
+            proving = verify_staged(prepared, origin, records, read, target, meter, reader)
             verification = yield from _measured(proving, target, meter)
             if engine == "classic" and options.dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
 
-            resources = _resources(meter, prepared, target)
+            resources = _resources(meter, prepared, target, crew)
             configs = rewritten_configs(origin, checkpoint.side_files, options)
             comparison = None
             if compare_rounds and verification.identical:
@@ -166,6 +175,7 @@ def shard(
                 engine=engine,
                 overflowed=prepared.overflowed(kept),
                 comparison=comparison,
+                fleet=crew.cost if crew else None,
             )
             if verification.identical:
                 beside = write_beside(report, checkpoint, plan, records, origin, hub) | configs
@@ -246,7 +256,11 @@ def _read(origin: Source, variant: str) -> Checkpoint:
     return compare_with_base(checkpoint, read_checkpoint(base)) if base else checkpoint
 
 
-def _refuse_contradictions(options: Options, destination: str, engine: Engine, compare_rounds: int) -> None:
+def _refuse_contradictions(
+    options: Options, destination: str, engine: Engine, compare_rounds: int, workers: WorkersOf | None
+) -> None:
+    if engine == "classic" and workers:
+        raise UsageError("The classic engine loads the model on one machine.", "Leave out --workers or --engine.")
     if engine == "classic" and options.variant:
         raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
     if engine == "classic" and options.ranks:
@@ -285,8 +299,8 @@ def _measured(
                 event = replace(
                     event,
                     anon_bytes=meter.anon_bytes,
-                    bytes_uploaded=target.bytes_uploaded,
-                    bytes_deduplicated=target.bytes_deduplicated,
+                    bytes_uploaded=event.bytes_uploaded + target.bytes_uploaded,
+                    bytes_deduplicated=event.bytes_deduplicated + target.bytes_deduplicated,
                 )
             yield event
 
@@ -314,13 +328,14 @@ def _bytes_to_write(checkpoint: Checkpoint, plan: Plan, kept: Mapping[str, Shard
     return sum(len(shard_header(plan, shard)) + shard.bytes for shard in shards) + side_bytes
 
 
-def _resources(meter: Meter, prepared: Prepared, target: Destination) -> Resources:
+def _resources(meter: Meter, prepared: Prepared, target: Destination, crew: Crew | None) -> Resources:
+    others = crew.spent if crew else Spent()
     return Resources(
-        peak_anon_bytes=max(meter.peak_anon_bytes, prepared.peak_anon_bytes),
+        peak_anon_bytes=max(meter.peak_anon_bytes, prepared.peak_anon_bytes, others.peak_anon_bytes),
         seconds=meter.seconds,
-        bytes_read=prepared.reading.bytes_read,
-        read_requests=prepared.reading.requests,
-        bytes_uploaded=target.bytes_uploaded,
-        bytes_deduplicated=target.bytes_deduplicated,
+        bytes_read=prepared.reading.bytes_read + others.bytes_read,
+        read_requests=prepared.reading.requests + others.read_requests,
+        bytes_uploaded=target.bytes_uploaded + others.bytes_uploaded,
+        bytes_deduplicated=target.bytes_deduplicated + others.bytes_deduplicated,
         disk_bytes_written=target.disk_bytes_written + prepared.disk_bytes_written,
     )

@@ -167,6 +167,10 @@ def shard(
     comparing: Annotated[
         bool, typer.Option("--compare", help="Load original and result in turn first; the card shows what it cost.")
     ] = False,
+    workers: Annotated[
+        options.WorkersOf | None,
+        typer.Option(help="Have many machines do it: ray, the cluster at RAY_ADDRESS.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
@@ -186,6 +190,7 @@ def shard(
             restart=restart,
             engine=engine,
             compare_rounds=ROUNDS if comparing else 0,
+            workers=workers,
             token=hub_token(),
         )
         last = _follow(events, terminal, as_json, as_events)

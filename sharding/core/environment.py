@@ -2,6 +2,8 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sharding.core.errors import UsageError
@@ -92,6 +94,39 @@ def desk_folder() -> Path:
 def child_environment() -> dict[str, str]:
     """Return the few variables that a job's process inherits: none that could hold a secret of this one."""
     return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+
+
+def ray_address() -> str:
+    """Return where a cluster of Ray is: RAY_ADDRESS, or "local" for one of this machine's own. Raises UsageError."""
+    address = os.environ.get("RAY_ADDRESS", "").strip() or "local"
+    if "://" in address:
+        raise UsageError(
+            f"RAY_ADDRESS is {address!r}: a job runs on a node of its cluster and is not led from outside.",
+            "Submit it there: ray job submit -- shard-my-repo shard … --workers ray.",
+        )
+    return address
+
+
+def prepare_for_ray(address: str) -> None:
+    """Set what Ray reads when it is imported: on loopback it stays there, and nobody is told how it is used."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address.startswith(("local", "127.", "[::1]")):
+        # Else it takes the address that this machine has among others.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+@contextmanager
+def without_login() -> Iterator[None]:
+    """Leave in the environment, for the time, what a child process that loads a model has, and what is Ray's."""
+    before = dict(os.environ)
+    kept = {name: text for name, text in before.items() if name.startswith("RAY_")} | child_variables()
+    os.environ.clear()
+    os.environ.update(kept)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 _INHERITED = (

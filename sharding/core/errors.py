@@ -10,6 +10,7 @@ ShardingError                 the family; `str(error)` is the sentence, `error.h
 │   └── ReplaceRefused        another model's copy stands there, and nobody said that it may go
 ├── Refused                   this machine does not take the job: it is busy, the job too large or somebody else's,
 │                             or an extra of this package missing
+├── GrantExpired              what a worker was granted has ended before its part was done: it is asked anew
 ├── Fault                     a fault of this program itself, which nobody foresaw
 └── Cancelled                 somebody asked to stop; what is finished stays and is resumed; exit status 130
 
@@ -78,6 +79,10 @@ class ReplaceRefused(DestinationError):
 
 class Refused(ShardingError):
     """The desk does not take a job or let go of one, or this machine lacks a library for it."""
+
+
+class GrantExpired(ShardingError):
+    """The access to a store that a worker was granted has ended, or is not accepted."""
 
 
 class Fault(ShardingError):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from sharding.core.bounds import Count
+from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.values import Checkpoint, Plan, RepoRef, Verification
 
 
@@ -16,11 +16,23 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class AtWork:
+    """A worker of a fleet: its process on a node, the file that it is at, and how far; memory is that of now."""
+
+    node: Line
+    pid: Count
+    file: Line
+    bytes_done: Count
+    seconds: Seconds
+    anon_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Bytes moved so far in one phase of the job, its `stage`; `seconds_left` is None until a rate is known.
 
     `anon_bytes` is the memory of the job's process now; `bytes_uploaded` and `bytes_deduplicated` are those of
-    its finished shards. They stay 0 where no job but a mere comparison makes progress.
+    its finished shards. They stay 0 where no job but a mere comparison makes progress. `workers` are those of a fleet.
     """
 
     stage: Literal["check", "transfer", "verify"]
@@ -32,6 +44,7 @@ class Progress:
     anon_bytes: Count = 0
     bytes_uploaded: Count = 0
     bytes_deduplicated: Count = 0
+    workers: tuple[AtWork, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

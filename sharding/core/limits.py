@@ -159,6 +159,20 @@ ANSWER_TIMEOUT_SECONDS = 100
 LONGEST_WAIT_SECONDS = 300
 """What a server may ask for with Retry-After: the Hub counts requests in windows of five minutes."""
 
+# --- Many machines --------------------------------------------------------------------------------------
+
+TOLD_SECONDS = 1.0
+"""How often a worker says how far it is: a thousand of them are a thousand messages a second."""
+
+ATTEMPTS = 3
+"""How often a part is begun whose worker dies or whose access ends: what fails thrice is no accident."""
+
+WORKERS_SECONDS = 60.0
+"""How long a cluster may have no processor at all: then a job that has nothing under way ends."""
+
+LEASE_SECONDS = 60.0
+"""After what silence of its job a folder that machines share may be taken over from another machine."""
+
 # --- Many visitors on one machine -----------------------------------------------------------------------
 
 KEEP_SECONDS = 24 * 3600

@@ -14,6 +14,8 @@ Strategy = str
 Order = Literal["natural", "stored", "transformers"]
 TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
 Engine = Literal["stream", "classic"]
+WorkersOf = Literal["ray"]
+"""What runs a job on many machines."""
 
 SINGLE_FILE = "single-file"
 """In the place of a size: one file, however large."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sharding.core.events import Published
+from sharding.core.lent import LentDestination, LentSource
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 
 
@@ -44,6 +45,10 @@ class Source(Protocol):
 
     def path(self, file: str) -> Path | None:
         """Return where `file` lies on this disk, if it does."""
+        ...
+
+    def lend(self, files: Iterable[str]) -> LentSource:
+        """Return what another machine needs to read `files`, for a while and without a login. Raises SourceError."""
         ...
 
 
@@ -126,6 +131,13 @@ class Destination(ShardSink, Protocol):
         """Make ready for `new_bytes` of `job`; forget what an earlier run left, but for the shards in `keep`.
 
         Raises DestinationError, before a byte moves, where the result cannot be written.
+        """
+        ...
+
+    def lend(self) -> LentDestination:
+        """Return what another machine needs to write shards of the job that was prepared; none are opened here then.
+
+        Raises DestinationError where that would take a login.
         """
         ...
 

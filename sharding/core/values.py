@@ -351,8 +351,31 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCost:
+    """What a job took of one machine of a fleet: parts done, their bytes, the time of its workers added up.
+
+    `peak_anon_bytes` is the memory of the largest of these processes.
+    """
+
+    node: Line
+    parts: Count
+    bytes: Count
+    seconds: Seconds
+    peak_anon_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCost:
+    """What many machines took: the engine with its version, each node, and the files that were begun again."""
+
+    engine: Word
+    nodes: tuple[NodeCost, ...]
+    repeated: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
-    """What a job cost: peak anonymous memory of its process, wall time, and the bytes it moved."""
+    """What a job cost: peak anonymous memory of its largest process, wall time, and the bytes it moved."""
 
     peak_anon_bytes: Count
     seconds: Seconds

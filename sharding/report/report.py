@@ -6,7 +6,7 @@ from typing import Any
 
 from sharding import __version__
 from sharding.core.options import Engine
-from sharding.core.values import Checkpoint, Finding, Plan, RepoRef, Resources, ShardRecord, Verification
+from sharding.core.values import Checkpoint, Finding, FleetCost, Plan, RepoRef, Resources, ShardRecord, Verification
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Comparison
 from sharding.report.comparison import summarize_comparison
@@ -62,6 +62,7 @@ def make_report(
     engine: Engine,
     overflowed: Mapping[str, int],
     comparison: Comparison | None,
+    fleet: FleetCost | None = None,
 ) -> Report:
     """Return the report of a job that ends now."""
     written = [records[shard.file] for shard in plan.shards]
@@ -82,6 +83,7 @@ def make_report(
         verification=verification,
         overflowed=overflowed,
         resources=resources,
+        fleet=fleet,
         comparison=summarize_comparison(comparison) if comparison else None,
     )
 

@@ -28,7 +28,7 @@ from sharding.core.errors import SourceError
 from sharding.core.hints import PipelineCut
 from sharding.core.limits import MAX_FILES
 from sharding.core.options import Engine, TargetDtype
-from sharding.core.values import Finding, Library, RepoRef, Resources, Stage, Verification
+from sharding.core.values import Finding, FleetCost, Library, RepoRef, Resources, Stage, Verification
 from sharding.formats.names import REPORT_NAME
 from sharding.report.comparison import ComparisonSummary
 
@@ -176,7 +176,8 @@ Proof = Annotated[Verification, WrapSerializer(_with_answer)]
 class Report:
     """What a job did and what it cost: its last event, and `sharding_report.json` in the result.
 
-    `overflowed` says how many numbers a cast has made infinite, as was allowed, by tensor.
+    `overflowed` says how many numbers a cast has made infinite, as was allowed, by tensor; `fleet` is of the job alone
+    that was done on many machines.
     """
 
     schema: Literal[1]  # it changes when a key changes its meaning
@@ -192,6 +193,7 @@ class Report:
     verification: Proof
     overflowed: Mapping[Line, Count] = field(default_factory=dict)
     resources: Resources
+    fleet: FleetCost | None = None
     comparison: ComparisonSummary | None = None
 
     @model_validator(mode="after")

@@ -12,10 +12,10 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from urllib.parse import quote
 
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
+from sharding.core.lent import LentDestination
 from sharding.core.limits import DISK_FLOOR_BYTES, THREADS
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
@@ -23,10 +23,17 @@ from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, Sta
 from sharding.formats.names import REPORT_NAME, is_index, is_weights
 from sharding.storage.folder_earlier import ENTRANCES, by_removal, is_inside, is_last, leads_inside, remove, report_in
 from sharding.storage.folder_source import FolderSource
-from sharding.storage.folder_writing import FolderShardWriter, explained, sync_folders, write_whole
+from sharding.storage.folder_writing import (
+    PART,
+    FolderShardWriter,
+    explained,
+    part_path,
+    record_path,
+    sync_folders,
+    write_whole,
+)
 from sharding.storage.journal import Journal
-
-PART = ".part"
+from sharding.storage.records import parse_record
 
 _BESIDE = "sharding_file.part"
 """What a file beside the shards is called until it is whole: one at a time, so that it is found again."""
@@ -50,6 +57,7 @@ class FolderDestination:
         self._overwrite = overwrite
         self._restart = restart
         self._journal = Journal(folder)
+        self._plan_id = ""
         self._earlier: list[str] = []
         self._made: list[Path] = []
         self._finished: set[str] = set()
@@ -77,7 +85,7 @@ class FolderDestination:
         with explained(self._folder):
             if self._restart:
                 return {}
-            records = self._journal.read(plan_id)
+            records = self._records_of_others(plan_id) | self._journal.read(plan_id)
             return {file: record for file, record in records.items() if self._size(file) == record.bytes}
 
     def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
@@ -92,6 +100,7 @@ class FolderDestination:
         with explained(self._folder):
             self._make_folder()
             self._lock()
+            self._plan_id = job.plan_id
             self._journal.begin(job, list(kept.values()))
             self._finished = set(kept)
             for path in stale:
@@ -112,6 +121,10 @@ class FolderDestination:
             self._journal.note(record)
             self._written += record.bytes
             self._finished.add(record.file)
+
+    def lend(self) -> LentDestination:
+        """Return where the folder is, on machines that have it at the same place."""
+        return LentDestination(self.ref, self._plan_id, folder=str(self._folder))
 
     def open_finished(self, file: str) -> None:
         """Return None: reading would take the processor from what is being written."""
@@ -180,6 +193,12 @@ class FolderDestination:
             with suppress(OSError):
                 folder.rmdir()
         return Discarded(found)
+
+    def _records_of_others(self, plan_id: str) -> dict[str, ShardRecord]:
+        """Return what other machines have finished of plan `plan_id`, of which the journal may not know yet."""
+        paths = self._folder.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
+        records = (parse_record(path.read_bytes()) for path in paths)
+        return {record.file: record for record in records if record}
 
     def _half_made(self) -> tuple[str, ...]:
         """Return the files of a result that the journal's job has begun to publish, and nobody takes for one yet."""
@@ -250,8 +269,7 @@ class FolderDestination:
         return part if part.exists() else self._folder / file
 
     def _part(self, file: str) -> Path:
-        # All parts lie at the top, so that what is left of an earlier run is found without a search.
-        return self._folder / (quote(file, safe="") + PART)
+        return part_path(self._folder, file)
 
     def _inside(self, path: str) -> Path:
         if not leads_inside(self._folder, path):
@@ -265,7 +283,7 @@ class FolderDestination:
 
     def _parts(self) -> list[Path]:
         beside = self._folder / _BESIDE
-        return [*sorted(self._folder.glob("*.safetensors" + PART)), *([beside] if os.path.lexists(beside) else [])]
+        return [*sorted(self._folder.glob("*.safetensors*" + PART)), *([beside] if os.path.lexists(beside) else [])]
 
     def _make_folder(self) -> None:
         missing = [folder for folder in (self._folder, *self._folder.parents) if not folder.exists()]

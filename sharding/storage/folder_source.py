@@ -3,18 +3,21 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from stat import S_ISREG
 from threading import Lock
 
 from sharding.core.errors import SourceError
+from sharding.core.lent import LentFile, LentSource
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES, MAX_FILES
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import DCP_METADATA_NAME
 
 _NOT_REPO = {".git", ".cache", "__pycache__"}
 """Folders that tools keep beside a checkpoint; no repo has them."""
+
+_AGAIN = "Start again once nothing writes to it any more."
 
 _WEIGHTS = (".safetensors", ".bin", ".distcp", DCP_METADATA_NAME)
 
@@ -52,6 +55,18 @@ class FolderSource:
         """Return where `file` lies on this disk."""
         return self._paths[file]
 
+    def lend(self, files: Iterable[str]) -> LentSource:
+        """Return where `files` lie, on a machine that has the same folders, and the time that each is pinned to."""
+        stats = [(file, self._stats[file]) for file in files]
+        lent = (LentFile(file, stat.st_size, None, str(self._paths[file]), stat.st_mtime_ns) for file, stat in stats)
+        return LentSource(self.ref, tuple(lent))
+
+    def refuse_other(self, lent: LentSource) -> None:
+        """Raise SourceError where a file is not, or no longer, the one that was `lent`."""
+        for one in lent.files:
+            if _pin(self._stats[one.file]) != (one.bytes, one.modified_ns):
+                raise _changed(one.file)
+
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BATCH_BYTES`.
 
@@ -60,16 +75,15 @@ class FolderSource:
         with self._lock:
             self.requests += 1
             self.bytes_read += end_byte - start_byte
-        again = "Start again once nothing writes to it any more."
         try:
             with open(self._paths[file], "rb", buffering=0) as stream:
                 if _pin(os.fstat(stream.fileno())) != _pin(self._stats[file]):
-                    raise SourceError(f"{file} changed while it was being read.", again)
+                    raise _changed(file)
                 stream.seek(start_byte)
                 while start_byte < end_byte:
                     chunk = stream.read(min(BATCH_BYTES, end_byte - start_byte))
                     if not chunk:
-                        raise SourceError(f"{file} ends early, at byte {start_byte}.", again)
+                        raise SourceError(f"{file} ends early, at byte {start_byte}.", _AGAIN)
                     start_byte += len(chunk)
                     yield chunk
         except OSError as error:
@@ -108,6 +122,10 @@ def _list_folder(folder: Path) -> dict[str, Path]:
 
 def _pin(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
+
+
+def _changed(file: str) -> SourceError:
+    return SourceError(f"{file} changed while it was being read.", _AGAIN)
 
 
 def _cannot_read(file: str, error: OSError) -> SourceError:

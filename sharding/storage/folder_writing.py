@@ -9,10 +9,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+from urllib.parse import quote
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import FLUSH_BYTES
 from sharding.core.text import format_bytes
+
+PART = ".part"
+"""The end of the name of whatever is not published yet."""
+
+
+def part_path(folder: Path, file: str) -> Path:
+    """Return where a shard lies until it is published: at the top, so that it is found again without a search."""
+    return folder / (quote(file, safe="") + PART)
+
+
+def record_path(folder: Path, file: str, plan_id: str) -> Path:
+    """Return where another machine puts the record of a shard that it has written."""
+    return part_path(folder, file).with_suffix(f".{plan_id[:16]}.record{PART}")
 
 
 class FolderShardWriter:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sharding import __version__
 from sharding.core.errors import DestinationError, ShardingError
-from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
+from sharding.core.lent import Grant
+from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
 from sharding.storage.hub_retry import GARBLED, may_pass, refuses_argument, wait_to_retry
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ _T = TypeVar("_T")
 
 class Hub:
     """A Hub at `endpoint`, seen with `token` (None: as anybody sees it). Nothing is asked before it is needed."""
+
+    least_xet_bytes = XET_LEAST_BYTES
+    """Shorter ranges of files in its store are read over HTTP."""
 
     def __init__(self, endpoint: str, token: str | None) -> None:
         """Keep the address and the token; the token goes nowhere but into request headers."""
@@ -117,11 +121,10 @@ class Hub:
 
     def get(self, repo_id: str, revision: str, path: str, max_bytes: int) -> bytes:
         """Return a small file of a repo, cut off at `max_bytes`. Raises the client's errors."""
-        from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        url = hf_hub_url(repo_id, path, revision=revision, endpoint=self.endpoint)
         text = b""
+        url = self.address(repo_id, revision, path)
         with get_session().stream("GET", url, headers=self.headers, follow_redirects=True) as response:
             hf_raise_for_status(response)
             for chunk in response.iter_bytes():
@@ -130,29 +133,50 @@ class Hub:
                     break
         return text[:max_bytes]
 
-    def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
-        """Return how hf-xet reaches the store: asked for here, where a refusal is understood and tried again.
+    def address(self, repo_id: str, revision: str, path: str) -> str:
+        """Return where a file of a repo is read over HTTP."""
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(repo_id, path, revision=revision, endpoint=self.endpoint)
+
+    def address_to_lend(self, repo_id: str, revision: str, path: str) -> str:
+        """Return where whoever has no login reads a file for a while, if anywhere. Raises the client's errors."""
+        url = self.address(repo_id, revision, path)
+        return str(self.api.get_hf_file_metadata(url=url, token=self._token, timeout=ANSWER_TIMEOUT_SECONDS).location)
+
+    def grant(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> Grant:
+        """Return new access to the store, which whoever has it may use until it ends. Raises the client's errors.
 
         Question and answer are those of the Xet protocol (https://huggingface.co/docs/xet/auth).
         """
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        url = f"{self.endpoint}/api/models/{repo_id}/xet-{kind}-token/{revision}"
+        response = get_session().get(self._grants(kind, repo_id, revision), headers=self.headers)
+        hf_raise_for_status(response)
+        granted = response.json()
+        return Grant(granted["casUrl"], granted["accessToken"], granted["exp"])
+
+    def _grants(self, kind: str, repo_id: str, revision: str) -> str:
+        return f"{self.endpoint}/api/models/{repo_id}/xet-{kind}-token/{revision}"
+
+    def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
+        """Return how hf-xet reaches the store: asked for here, where a refusal is understood and tried again."""
+        url = self._grants(kind, repo_id, revision)
         access = self._accesses.get(url)
         if access and access["token_expiry_unix_secs"] > time.time() + ANSWER_TIMEOUT_SECONDS:
             return access
-        response = get_session().get(url, headers=self.headers)
-        hf_raise_for_status(response)
-        granted = response.json()
-        self._accesses[url] = {
-            "endpoint": granted["casUrl"],
-            "token": granted["accessToken"],
-            "token_expiry_unix_secs": granted["exp"],
-            "token_refresh_url": url,
-            "token_refresh_headers": self.headers,
+        refresh = {"token_refresh_url": url, "token_refresh_headers": self.headers}
+        self._accesses[url] = self._reached_with(self.grant(kind, repo_id, revision)) | refresh
+        return self._accesses[url]
+
+    def _reached_with(self, grant: Grant) -> dict[str, Any]:
+        """Return how hf-xet reaches the store until `grant` ends."""
+        return {
+            "endpoint": grant.endpoint,
+            "token": grant.token,
+            "token_expiry_unix_secs": grant.expires,
             "custom_headers": {name: text for name, text in self.headers.items() if name.lower() != "authorization"},
         }
-        return self._accesses[url]
 
     def forget_access(self) -> None:
         """Ask for new access to the store next time: what was granted may have expired."""

@@ -14,6 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
+from sharding.core.lent import LentDestination
 from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
@@ -152,6 +153,17 @@ class HubDestination:
             writer = LfsShardWriter(self._upload_lfs, file)
         self._writers.append(writer)
         return writer
+
+    def lend(self) -> LentDestination:
+        """Return access to the store of the Hub, in which a shard may be put without a login."""
+        repo_id = self.ref.repo_id
+        if not self._has_xet or self._job is None:
+            raise DestinationError(
+                f"This Hub takes files for {repo_id} from nobody without a login, and other machines get none.",
+                "Work without --workers, or into a folder.",
+            )
+        grant = self._repo.ask(lambda: self._hub.grant("write", repo_id, STAGING_BRANCH))
+        return LentDestination(self.ref, self._job.plan_id, hub=self._hub.endpoint, grant=grant)
 
     def open_finished(self, file: str) -> HubSource | None:
         """Return a shard that hf-xet has stored, by the name that it has there: no commit shows it yet."""

@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from sharding.core.errors import SourceError
+from sharding.core.lent import LentFile, LentSource
 from sharding.core.limits import (
     HUB_BATCH_BYTES,
     HUB_JOIN_GAP_BYTES,
     MAX_FILES,
     RANGES_AT_ONCE,
     READ_TIMEOUT_SECONDS,
-    XET_LEAST_BYTES,
 )
 from sharding.core.values import FileEntry, RepoRef
 from sharding.storage.hub_client import Hub, checked_commit
@@ -80,15 +80,45 @@ class HubSource:
         does not help, the server sends something else than it was asked for, or a file that is read whole is
         not the one that the Hub lists. Neither HTTP nor hf-xet 1.8 compares what arrives with a hash.
         """
+        entry = self._entry(file)
+        chunks = self._read(entry, start_byte, end_byte)
+        return _checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
+
+    def lend(self, files: Iterable[str]) -> LentSource:
+        """Return access to `files` in the store, or where they lie; that of what the Hub itself keeps is a login.
+
+        Raises SourceError where only somebody who is signed in can read one of them.
+        """
+        entries = [self._entry(file) for file in files]
+        repo_id, revision = self.ref.repo_id, self.ref.revision
+
+        def ask() -> LentSource:
+            in_store = any(entry.xet_hash for entry in entries)
+            grant = self._hub.grant("read", repo_id, revision) if in_store else None
+            return LentSource(self.ref, tuple(map(self._lend, entries)), self._hub.endpoint, grant)
+
+        lent = self._hub.ask(repo_id, SourceError, ask)
+        of_hub = [one.file for one in lent.files if one.place.startswith(f"{self._hub.endpoint}/")]
+        if of_hub and self.is_private is not False:
+            message = f"{repo_id} is private or gated, and its Hub shows {of_hub[0]} to nobody without a login."
+            raise SourceError(message, "Other machines get none: work on it without --workers.")
+        return lent
+
+    def _lend(self, entry: FileEntry) -> LentFile:
+        if entry.xet_hash:
+            return LentFile(entry.path, entry.bytes, entry.xet_hash)
+        place = self._hub.address_to_lend(self.ref.repo_id, self.ref.revision, entry.path)
+        return LentFile(entry.path, entry.bytes, place=place)
+
+    def _entry(self, file: str) -> FileEntry:
         entry = self._by_path.get(file)
         if entry is None:
             message = f"{self.ref.repo_id} does not list {file} at {self.ref.revision}."
             raise SourceError(message, "Somebody may have removed it; start the same job again.")
-        chunks = self._read(entry, start_byte, end_byte)
-        return _checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
+        return entry
 
     def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        with_xet = entry.xet_hash is not None and end_byte - start_byte >= XET_LEAST_BYTES
+        with_xet = entry.xet_hash is not None and end_byte - start_byte >= self._hub.least_xet_bytes
         position, tries = start_byte, 0
         with self._hub.explained(self.ref.repo_id, SourceError):
             while position < end_byte:
@@ -125,11 +155,10 @@ class HubSource:
         return sorted(files, key=lambda file: file.path)
 
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
         self._count()
-        url = hf_hub_url(self.ref.repo_id, entry.path, revision=self.ref.revision, endpoint=self._hub.endpoint)
+        url = self._hub.address(self.ref.repo_id, self.ref.revision, entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         headers = {**self._hub.headers, **asked}
         with get_session().stream(

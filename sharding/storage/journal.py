@@ -67,9 +67,13 @@ class Journal:
         if kept and earlier and earlier.plan_id == job.plan_id:
             # A kill may have cut the last line short, and the next must not be glued to it.
             self._stream.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+            known = self.read(job.plan_id)
+            for record in kept:
+                if known.get(record.file) != record:  # another machine had put it down
+                    self.note(record)
         else:
             self._stream.truncate(0)
-            self._append(job_line(job))
+            self._append(job_line(job), *map(record_line, kept))
 
     def note(self, record: ShardRecord) -> None:
         """Add a finished shard; returns once the line would survive a crash."""

@@ -8,7 +8,6 @@ from typing import Any
 from sharding.core.computed import Computed
 from sharding.core.extras import require
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint
 from sharding.formats.dtypes import BY_NAME, item_bytes
 from sharding.transfer.feed import Feed
 from sharding.transfer.pages import Pages
@@ -22,12 +21,12 @@ _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """E2M1, by its four bits (OCP Microscaling Formats 1.0, table 5)."""
 
 
-def dequantizing(source: Source, checkpoint: Checkpoint) -> Source:
-    """Return the source that the tensors of `checkpoint` are read from: `source`, or a view of it. Raises Refused."""
-    if not checkpoint.computed:
+def dequantizing(source: Source, computed: Sequence[Computed]) -> Source:
+    """Return what reads `source` and beyond its files `computed`: itself where there are none. Raises Refused."""
+    if not computed:
         return source
     require("Dequantizing", ["torch", "numpy"])
-    return DequantizeSource(source, checkpoint.computed)
+    return DequantizeSource(source, computed)
 
 
 class DequantizeSource(LongerSource[Computed]):

@@ -1,16 +1,39 @@
 """Make what a job transfers: the source's bytes, their cast, or what the classic engine has loaded and saved."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from sharding.core.computed import Computed
+from sharding.core.gathered import Gathered
 from sharding.core.hints import Hints
 from sharding.core.options import Options
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Checkpoint, Plan, TensorEntry
 from sharding.planning.cast import cast_tensors
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.dequantize_source import dequantizing
 from sharding.transfer.strided_source import gathering
+
+
+@dataclass(frozen=True)
+class Making:
+    """How tensors of a result are made of the bytes of a source: some put together, some computed, then all cast.
+
+    `after` are the tensors `stored`, in their order, after the cast; both are empty where there is none.
+    """
+
+    gathered: tuple[Gathered, ...] = ()
+    computed: tuple[Computed, ...] = ()
+    stored: tuple[TensorEntry, ...] = ()
+    after: tuple[TensorEntry, ...] = ()
+    allow_overflow: bool = False
+
+    def read_from(self, source: Source) -> Source:
+        """Return a view of `source` in which the tensors lie in order, or itself where they do. Raises Refused."""
+        reading = dequantizing(gathering(source, self.gathered), self.computed)
+        if not self.after:
+            return reading
+        return CastSource(reading, self.stored, self.after, allow_overflow=self.allow_overflow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +46,7 @@ class Prepared:
     reading: Source
     checkpoint: Checkpoint
     plan: Plan
+    making: Making = field(default_factory=Making)
     peak_anon_bytes: int = 0
     disk_bytes_written: int = 0
 
@@ -39,13 +63,13 @@ class Prepared:
 
 def prepared_stream(origin: Source, checkpoint: Checkpoint, plan: Plan, hints: Hints) -> Prepared:
     """Return what streams the bytes of `origin` as `plan` has them, computed and cast where it says so."""
-    if plan.options.dtype == "keep":
-        return Prepared(gathering(origin, checkpoint), checkpoint, plan)
-    return Prepared(cast_source(origin, checkpoint, plan.options, hints), checkpoint, plan)
+    making = making_of(checkpoint, plan.options, hints)
+    return Prepared(making.read_from(origin), checkpoint, plan, making)
 
 
-def cast_source(source: Source, checkpoint: Checkpoint, options: Options, hints: Hints) -> CastSource:
-    """Return `source` with the tensors of `checkpoint` put together, computed and cast as it and `options` say."""
+def making_of(checkpoint: Checkpoint, options: Options, hints: Hints) -> Making:
+    """Return how the tensors of `checkpoint` are put together, computed and cast as it and `options` say."""
+    if options.dtype == "keep":
+        return Making(checkpoint.gathered, checkpoint.computed)
     after = cast_tensors(checkpoint.tensors, options.dtype, hints)
-    reading = dequantizing(gathering(source, checkpoint), checkpoint)
-    return CastSource(reading, checkpoint.tensors, after, allow_overflow=options.allow_overflow)
+    return Making(checkpoint.gathered, checkpoint.computed, checkpoint.tensors, after, options.allow_overflow)

@@ -1,10 +1,11 @@
 """See a source through another: what every view of one passes on."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from sharding.core.lent import LentSource
 from sharding.core.protocols import Source
 
 
@@ -35,6 +36,10 @@ class SourceView:
     def path(self, file: str) -> Path | None:
         """Return where `file` lies on this disk, if it does."""
         return self._source.path(file)
+
+    def lend(self, files: Iterable[str]) -> LentSource:
+        """Return what another machine needs to read `files` of the source below."""
+        return self._source.lend(files)
 
 
 class Place(Protocol):

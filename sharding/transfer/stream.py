@@ -30,13 +30,24 @@ def transfer(plan: Plan, source: Source, destination: Destination, kept: Mapping
     Finished shards last even if the generator is closed or fails.
     Raises SourceError and DestinationError as reading and writing do.
     """
+    header = partial(shard_header, plan)
+    return told_in_order(plan, kept, lambda todo: move_shards("transfer", todo, header, source, destination))
+
+
+def told_in_order(
+    plan: Plan, kept: Mapping[str, ShardRecord], moving: Callable[[list[Shard]], Iterator[Progress | Done[ShardRecord]]]
+) -> Transfer:
+    """Have `moving` write every shard of `plan` that is not in `kept`; tell of each in the order of the plan.
+
+    Returns the records of all, by file name.
+    """
     numbers = {shard.file: number for number, shard in enumerate(plan.shards, start=1)}
     for record in kept.values():
         yield ShardFinished(record.file, record.bytes, record.sha256, numbers[record.file], len(numbers), kept=True)
     records = dict(kept)
     todo = [shard for shard in plan.shards if shard.file not in kept]
     told = 0
-    for event in _work_off("transfer", todo, partial(shard_header, plan), source, destination):
+    for event in moving(todo):
         if not isinstance(event, Done):
             yield event
             continue
@@ -54,17 +65,21 @@ def digest_shards(
 
     Raises SourceError as reading does.
     """
-    records = yield from collected(_work_off("verify", shards, header, source, _Nowhere()))
+    records = yield from collected(move_shards("verify", shards, header, source, NOWHERE))
     return {record.file: record for record in records}
 
 
-def _work_off(
-    stage: Literal["transfer", "verify"],
+def move_shards(
+    stage: Literal["check", "transfer", "verify"],
     shards: Sequence[Shard],
     header: Callable[[Shard], bytes],
     source: Source,
     sink: ShardSink,
 ) -> Iterator[Progress | Done[ShardRecord]]:
+    """Read `shards` of `source`, each behind its `header`, into `sink`; yield progress, and the record of each.
+
+    Raises SourceError and DestinationError.
+    """
     lanes = Lanes(stage, sum(shard.bytes for shard in shards), sink.shards_at_once)
     # A disk needs no thread of its own where another shard keeps the second core busy.
     batches_ahead = BATCHES_AHEAD if source.ranges_at_once > 1 or len(shards) < THREADS else 0
@@ -83,6 +98,9 @@ class _Nowhere:
 
     def note(self, record: ShardRecord) -> None:
         """Do nothing."""
+
+
+NOWHERE = _Nowhere()
 
 
 class _Forgotten:

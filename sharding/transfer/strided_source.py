@@ -10,18 +10,17 @@ from sharding.core.extras import require
 from sharding.core.gathered import Box, Gathered, strides_of
 from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES, TILES_BYTES
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint
 from sharding.transfer.kept import Kept
 from sharding.transfer.source_view import LongerSource
 
 
-def gathering(source: Source, checkpoint: Checkpoint) -> Source:
-    """Return the source that the tensors of `checkpoint` are read from: `source`, or a view of it. Raises Refused."""
-    if not checkpoint.gathered:
+def gathering(source: Source, gathered: Sequence[Gathered]) -> Source:
+    """Return what reads `source` and beyond its files `gathered`: itself where there are none. Raises Refused."""
+    if not gathered:
         return source
-    if not all(map(_stretches, checkpoint.gathered)):
+    if not all(map(_stretches, gathered)):
         require("Writing what does not lie in order (transposed, cut out, expanded, cut by columns)", ["numpy"])
-    return GatheringSource(source, checkpoint.gathered)
+    return GatheringSource(source, gathered)
 
 
 class GatheringSource(LongerSource[Gathered]):

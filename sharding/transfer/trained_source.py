@@ -1,10 +1,11 @@
 """See what a training run has saved as a repo: its weights at the top, beside them what the trained model has there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from sharding.core.errors import UsageError
+from sharding.core.lent import LentSource
 from sharding.core.protocols import Source
 from sharding.formats.names import is_duplicate, is_training_state, is_weights, trained_folder
 from sharding.storage.hub_client import Hub
@@ -80,3 +81,9 @@ class TrainedSource(SourceView):
         """Return where `file` lies on this disk, if it does."""
         source, path = self._places[file]
         return source.path(path)
+
+    def lend(self, files: Iterable[str]) -> LentSource:
+        """Return what another machine needs to read weight `files`, which are never the base's. Raises SourceError."""
+        names = {self._places[file][1]: file for file in files}
+        lent = self._source.lend(names)
+        return replace(lent, files=tuple(replace(one, file=names[one.file]) for one in lent.files))

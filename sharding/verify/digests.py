@@ -1,9 +1,10 @@
 """Prove that two checkpoints hold the same tensors, by reading them again."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from sharding.core.errors import HeaderError
 from sharding.core.events import Progress
@@ -14,8 +15,45 @@ from sharding.core.protocols import Source
 from sharding.core.values import Mismatch, Shard, ShardRecord, TensorDigest, TensorEntry
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.transfer.lanes import Lanes, collected
+from sharding.transfer.stream import digest_shards
 
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
+
+
+class Reader(Protocol):
+    """Whoever reads for a proof: this machine, or a crew of others."""
+
+    def digest_files(self, source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
+        """Read whole files (name to size); yield progress; return the SHA-256 of each, in hex, by name."""
+        ...
+
+    def digest_tensors(self, source: Source, tensors: Iterable[TensorEntry]) -> Digests:
+        """Read `tensors` (in stored order); yield progress; return their digests by name."""
+        ...
+
+    def digest_shards(
+        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
+    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
+        """Read `shards` as if to write them, each behind its `header`; yield progress; return their records."""
+        ...
+
+
+class ThisMachine:
+    """Reading here. See `Reader`."""
+
+    def digest_files(self, source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
+        """Read two files at a time."""
+        return digest_files(source, sizes)
+
+    def digest_tensors(self, source: Source, tensors: Iterable[TensorEntry]) -> Digests:
+        """Read files in long streams, two at a time."""
+        return digest_tensors(source, tensors)
+
+    def digest_shards(
+        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
+    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
+        """Read two shards at a time."""
+        return digest_shards(shards, header, source)
 
 
 def digest_tensors(source: Source, tensors: Iterable[TensorEntry]) -> Digests:

@@ -14,7 +14,7 @@ from sharding.core.values import Checkpoint, FileEntry, Header, Mismatch, Shard,
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.safetensors_header import parse_header
 from sharding.transfer.prepare import Prepared
-from sharding.transfer.stream import digest_shards
+from sharding.verify.digests import Reader
 
 
 def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
@@ -38,9 +38,9 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[Fil
 
 
 def digest_as_stored(
-    prepared: Prepared, stated: Sequence[FileEntry], staged: Source, tensors: Iterable[TensorEntry]
+    prepared: Prepared, stated: Sequence[FileEntry], staged: Source, tensors: Iterable[TensorEntry], reader: Reader
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
-    """Read `tensors`, those of the checkpoint where they lie in `staged`, as the files of the source hold them.
+    """Have `tensors`, those of the checkpoint where they lie in `staged`, read as the files of the source hold them.
 
     Return their digests by name, and what is not as it is `stated`. Headers are read from the source once more.
     Raises SourceError, HeaderError.
@@ -64,7 +64,7 @@ def digest_as_stored(
         return text
 
     shards = [_shard(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
-    read = yield from digest_shards(shards, header, staged)
+    read = yield from reader.digest_shards(shards, header, staged)
     wrong += [
         Mismatch(file.path, "what was read of it does not have the SHA-256 that the Hub states")
         for file in stated

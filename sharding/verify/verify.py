@@ -16,18 +16,19 @@ from sharding.core.values import Checkpoint, FileEntry, Mismatch, Plan, ShardRec
 from sharding.formats.names import DIGESTS_NAME
 from sharding.loading.local_copy import loadable_files
 from sharding.planning.architecture import hints_for
-from sharding.planning.cast import cast_tensors, refuse_cast
+from sharding.planning.cast import refuse_cast
 from sharding.planning.dequantize import dequantized
 from sharding.report.digests import Stored, parse_digests
 from sharding.storage.hub_client import Hub
-from sharding.transfer.prepare import Prepared, cast_source
+from sharding.transfer.prepare import Prepared, making_of
 from sharding.transfer.stream import Transfer
 from sharding.transfer.strided_source import gathering
 from sharding.transfer.trained_source import open_trained
 from sharding.verify.digests import (
     Digests,
+    Reader,
+    ThisMachine,
     check_structure,
-    digest_files,
     digest_tensors,
     expected_digests,
     structure_reader,
@@ -73,12 +74,13 @@ def verify(
             digests.append(stored.tensors)
             hashes.add(stored.hash)
             continue
-        view, tensors = gathering(source, checkpoint), checkpoint.tensors
+        view, tensors = gathering(source, checkpoint.gathered), checkpoint.tensors
         if dtype != "keep" and not digests:
             after = dequantized(checkpoint, options)
             refuse_cast(after)
             hints = hints_for(after, options)
-            view, tensors = cast_source(source, after, options, hints), cast_tensors(after.tensors, dtype, hints)
+            making = making_of(after, options, hints)
+            view, tensors = making.read_from(source), making.after
             how = after.dequantized
             total += sum(tensor.bytes for tensor in tensors) - checkpoint.total_bytes
         before = total - checkpoint.total_bytes if digests else 0
@@ -107,7 +109,9 @@ def _told_of_both(work: Digests, before: int, total: int) -> Digests:
         yield replace(told, bytes_done=done, bytes_total=total, seconds_left=left)
 
 
-def check_kept(target: Destination, plan: Plan, plan_id: str) -> Generator[Progress, None, dict[str, ShardRecord]]:
+def check_kept(
+    target: Destination, plan: Plan, plan_id: str, reader: Reader
+) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Return which shards of an earlier run of `plan` are still as they were finished."""
     tensors = {shard.file: {tensor.name for tensor in shard.tensors} for shard in plan.shards}
     # Who may write to the destination may have put down records of anything.
@@ -122,15 +126,15 @@ def check_kept(target: Destination, plan: Plan, plan_id: str) -> Generator[Progr
     staged = target.open_staged(done)
     known = {file.path: file.sha256 for file in staged.files}
     unknown = {file: record.bytes for file, record in done.items() if known.get(file) is None}
-    sha256 = yield from digest_files(staged, unknown)
+    sha256 = yield from reader.digest_files(staged, unknown)
     return {file: record for file, record in done.items() if (known.get(file) or sha256[file]) == record.sha256}
 
 
 def reading_back(
-    moving: Transfer, prepared: Prepared, origin: Source, target: Destination
+    moving: Transfer, prepared: Prepared, origin: Source, target: Destination, reader: Reader
 ) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
-    """Do as `read_back_meanwhile` where `verify_staged` will read one shard after another; else just move."""
-    if _in_order_of_source(prepared, origin):
+    """Do as `read_back_meanwhile` where this machine will read one shard after another at the end; else just move."""
+    if not isinstance(reader, ThisMachine) or _in_order_of_source(prepared, origin):
         return (yield from moving), {}
     return (yield from read_back_meanwhile(moving, prepared.plan, target))
 
@@ -148,8 +152,9 @@ def verify_staged(
     read: ReadBack,
     target: Destination,
     meter: Meter,
+    reader: Reader,
 ) -> Generator[Progress, None, Verification]:
-    """Read the result again, before it is published, and compare it with what passed on the way to it.
+    """Have `reader` read the result again, before it is published; compare it with what passed on the way to it.
 
     `read` is what was read back already.
 
@@ -171,7 +176,7 @@ def verify_staged(
         if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
             originals = []  # the comparison below says what is missing
         if originals:
-            found, wrong = yield from digest_as_stored(prepared, originals, staged, tensors)
+            found, wrong = yield from digest_as_stored(prepared, originals, staged, tensors, reader)
             problems.extend(wrong)
         else:
             listed = {file.path: file.sha256 for file in staged.files}
@@ -180,7 +185,7 @@ def verify_staged(
                 for tensor in tensors
                 if tensor in read and listed[tensor.file] == records[tensor.file].sha256
             }
-            found = yield from digest_tensors(staged, [tensor for tensor in tensors if tensor.name not in known])
+            found = yield from reader.digest_tensors(staged, [one for one in tensors if one.name not in known])
             found |= known
         problems.extend(compare_digests(expected_digests(plan.shards, records), found))
     on_disk = any(staged.path(file) for file in records)

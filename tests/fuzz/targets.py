@@ -64,7 +64,7 @@ def archive(data: bytes) -> None:
     source = Memory(data)
     found = read_archive(source, source.files[0])
     checkpoint = Checkpoint(source.ref, found.tensors, {}, source.files, (), (), gathered=found.gathered)
-    reading = gathering(source, checkpoint)
+    reading = gathering(source, checkpoint.gathered)
     for tensor in found.tensors:
         end = min(tensor.end_byte, tensor.start_byte + _MOST_READ_BYTES)
         read = b"".join(reading.read(_FILE, tensor.start_byte, end))
@@ -104,7 +104,7 @@ def metadata(data: bytes) -> None:
     """The `.metadata` of a checkpoint of ranks, beside two sound files."""
     source = Memory(data, {".metadata": data, **_DISTCP})
     checkpoint = read_checkpoint(source)
-    reading = gathering(source, checkpoint)
+    reading = gathering(source, checkpoint.gathered)
     for tensor in checkpoint.tensors:
         end = min(tensor.end_byte, tensor.start_byte + _MOST_READ_BYTES)
         assert len(b"".join(reading.read(tensor.file, tensor.start_byte, end))) == end - tensor.start_byte

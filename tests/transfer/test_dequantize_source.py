@@ -20,7 +20,7 @@ from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef, Tens
 from sharding.planning.dequantize import dequantized
 from sharding.transfer.dequantize_source import DequantizeSource
 from sharding.transfer.kept import Kept
-from sharding.transfer.prepare import cast_source
+from sharding.transfer.prepare import making_of
 from tests.folders import bits
 from tests.fuzz.targets import Memory
 from tests.quantized import compressed, plain_fp4, spread
@@ -53,7 +53,7 @@ def read(source: Memory, checkpoint: Checkpoint, name: str, cut: Sequence[float]
     """The bytes of a tensor between two shares of it, as a job with `dtype` reads them."""
     options = Options(dtype=dtype, dequantize=True, allow_overflow=True)  # type: ignore[arg-type]
     after = dequantized(checkpoint, options)
-    reading = cast_source(source, after, options, {})
+    reading = making_of(after, options, {}).read_from(source)
     position = [tensor.name for tensor in after.tensors].index(name)
     entry = reading._tensors[FILE][position][1]
     assert entry.name == name

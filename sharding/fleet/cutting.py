@@ -1,0 +1,82 @@
+"""Cut a job into parts: which files and which of its making each needs. Lends what it takes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sharding.core.protocols import Destination, Source
+from sharding.core.values import Shard, TensorEntry
+from sharding.fleet.parts import Part
+from sharding.transfer.prepare import Making
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A part that can be asked for again and again, each time with fresh access: `make` lends it."""
+
+    file: str
+    bytes: int
+    make: Callable[[], Part]
+
+
+class Cutter:
+    """What the shards of a result take of `making`."""
+
+    def __init__(self, making: Making) -> None:
+        """Look through it once, as there may be a hundred thousand tensors and a thousand shards."""
+        self._making = making
+        self._stored = {after.name: stored for stored, after in zip(making.stored, making.after, strict=True)}
+        self._gathered = {(one.file, one.start_byte): one for one in making.gathered}
+        self._computed = {(one.file, one.start_byte): one for one in making.computed}
+
+    def making(self, tensors: Sequence[TensorEntry]) -> tuple[Making, list[str]]:
+        """Return what `tensors` take, and the files that they are made of."""
+        stored = [self._stored.get(tensor.name, tensor) for tensor in tensors]
+        places = [(tensor.file, tensor.start_byte) for tensor in stored]
+        computed = [self._computed[place] for place in places if place in self._computed]
+        places = [place for place in places if place not in self._computed]
+        places += [(part.file, part.start_byte) for one in computed for part in (one.packed, one.scales)]
+        gathered = [self._gathered[place] for place in dict.fromkeys(places) if place in self._gathered]
+        files = {file: None for file, _ in places} | {box.file: None for one in gathered for box in one.boxes}
+        if not self._stored:
+            return Making(tuple(gathered), tuple(computed)), list(files)
+        pairs = sorted(zip(stored, tensors, strict=True), key=lambda pair: (pair[1].file, pair[1].start_byte))
+        return (
+            Making(
+                tuple(gathered),
+                tuple(computed),
+                tuple(before for before, _ in pairs),
+                tuple(after for _, after in pairs),
+                self._making.allow_overflow,
+            ),
+            list(files),
+        )
+
+
+def tasks_to_write(
+    shards: Iterable[Shard], header: Callable[[Shard], bytes], making: Making, source: Source, target: Destination
+) -> list[Task]:
+    """Return a task for each of `shards`, to be made of `source` and put into `target`."""
+    cutter = Cutter(making)
+
+    def part(shard: Shard) -> Part:
+        taken, files = cutter.making(shard.tensors)
+        return Part("transfer", shard, header(shard), source.lend(files), taken, target.lend())
+
+    return [_task(shard, part) for shard in shards]
+
+
+def tasks_to_read(
+    stage: Literal["check", "verify"], shards: Iterable[Shard], header: Callable[[Shard], bytes], source: Source
+) -> list[Task]:
+    """Return a task for each of `shards`, whose tensors are read from `source` as if to be written."""
+
+    def part(shard: Shard) -> Part:
+        files = dict.fromkeys(tensor.file for tensor in shard.tensors)
+        return Part(stage, shard, header(shard), source.lend(files))
+
+    return [_task(shard, part) for shard in shards]
+
+
+def _task(shard: Shard, part: Callable[[Shard], Part]) -> Task:
+    return Task(shard.file, shard.bytes, lambda: part(shard))

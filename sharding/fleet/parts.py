@@ -1,0 +1,121 @@
+"""The parts of a job, and what is said of one while it is done: frozen values, JSON both ways. Pure.
+
+A part is one file: a shard of the result to be written, or a file to be read once more. It says all that a worker needs
+to know, and nothing that is anybody's login: access to a store is granted for it alone, and ends by itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Base64Bytes, TypeAdapter
+
+from sharding.core.bounds import Count, Line, Seconds
+from sharding.core.lent import LentDestination, LentSource
+from sharding.core.values import Shard, ShardRecord
+from sharding.transfer.prepare import Making
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Read the tensors of `shard` from `source`, made as `making` says, behind `header`; write them to `target`.
+
+    Without a target they are only read. Its name is the plan that the target is of, and the file.
+    """
+
+    stage: Literal["check", "transfer", "verify"]
+    shard: Shard
+    header: Base64Bytes
+    source: LentSource
+    making: Making = field(default_factory=Making)
+    target: LentDestination | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that does parts, one after another."""
+
+    node: Line
+    pid: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a part has cost by now; memory is that of the worker's process at its peak."""
+
+    seconds: Seconds = 0.0
+    peak_anon_bytes: Count = 0
+    bytes_read: Count = 0
+    read_requests: Count = 0
+    bytes_uploaded: Count = 0
+    bytes_deduplicated: Count = 0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        """Return what two parts have cost together, with the larger peak of both."""
+        return Spent(
+            self.seconds + other.seconds,
+            max(self.peak_anon_bytes, other.peak_anon_bytes),
+            self.bytes_read + other.bytes_read,
+            self.read_requests + other.read_requests,
+            self.bytes_uploaded + other.bytes_uploaded,
+            self.bytes_deduplicated + other.bytes_deduplicated,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """How far a part is."""
+
+    worker: Worker
+    bytes_done: Count
+    seconds: Seconds
+    anon_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class PartDone:
+    """A part is done; `overflowed` counts by tensor the numbers that a cast has made infinite."""
+
+    worker: Worker
+    record: ShardRecord
+    spent: Spent
+    overflowed: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailed:
+    """A part is not done: the name of the error, a sentence, and what helps. With `again` it is worth another try."""
+
+    worker: Worker
+    kind: str
+    message: str
+    hint: str
+    again: bool = False
+
+
+Said = UnderWay | PartDone | PartFailed
+_SAID: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (UnderWay, PartDone, PartFailed)}
+_PART = TypeAdapter(Part)
+
+
+def part_json(part: Part) -> str:
+    """Return a part as JSON."""
+    return _PART.dump_json(part).decode()
+
+
+def parse_part(text: str) -> Part:
+    """Return what `part_json` wrote."""
+    return _PART.validate_json(text)
+
+
+def said_json(said: Said) -> str:
+    """Return what is said of a part as a line: the name of its kind, and JSON."""
+    name = type(said).__name__
+    return f"{name} {_SAID[name].dump_json(said).decode()}"
+
+
+def parse_said(line: str) -> Said:
+    """Return what `said_json` wrote."""
+    name, _, text = line.partition(" ")
+    said: Said = _SAID[name].validate_json(text)
+    return said

@@ -1,0 +1,113 @@
+"""Run parts on a cluster of Ray, a part a processor. https://docs.ray.io/en/releases-2.60.0/ray-core/tasks.html."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
+from typing import Any
+
+from sharding import __version__
+from sharding.core.environment import prepare_for_ray, ray_address, without_login
+from sharding.core.errors import Refused
+from sharding.core.extras import require
+from sharding.fleet.parts import Said, parse_said
+
+_OBJECT_STORE_BYTES = 80_000_000
+"""The least that Ray takes: what is said of parts is short and needs none of it."""
+
+
+@contextmanager
+def ray_workers() -> Iterator["RayWorkers"]:
+    """Yield the workers of the cluster at RAY_ADDRESS, or of one that is made of this machine and ends with the block.
+
+    Raises UsageError, and Refused where there is no such cluster or Ray is not installed.
+    """
+    require("Working on many machines", ["ray"], "ray")
+    address = ray_address()
+    prepare_for_ray(address)
+    import ray
+
+    with _signals_kept():
+        try:
+            if address == "local":
+                with without_login():  # it goes to the processes that are started now
+                    ray.init(
+                        "local",
+                        include_dashboard=False,
+                        object_store_memory=_OBJECT_STORE_BYTES,
+                        _node_ip_address="127.0.0.1",
+                        **_QUIET,
+                    )
+            else:
+                ray.init(address, **_QUIET)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            where = "could be started here" if address == "local" else f"is at {address}"
+            hint = "On a machine of the cluster RAY_ADDRESS may be auto; from elsewhere: ray job submit."
+            raise Refused(f"No cluster of Ray {where}: {error}", hint) from error
+    try:
+        yield RayWorkers()
+    finally:
+        ray.shutdown()
+
+
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+class RayWorkers:
+    """Parts under way on a cluster, each by what `start` has returned. See `crew.Workers`."""
+
+    def __init__(self) -> None:
+        """Take the cluster that this process is connected to."""
+        import ray
+        from ray import cloudpickle
+
+        from sharding.fleet import entry
+
+        self.name = f"ray {ray.__version__}"
+        cloudpickle.register_pickle_by_value(entry)
+        self._ray = ray
+        self._enter = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming", scheduling_strategy="SPREAD")(
+            entry.enter
+        )
+
+    @property
+    def count(self) -> int:
+        """How many parts can be under way: the processors that the cluster has now."""
+        return int(self._ray.cluster_resources().get("CPU", 0))
+
+    def start(self, part: str) -> Any:
+        """Send out a part."""
+        return self._enter.remote(part, __version__)
+
+    def stop(self, part: Any) -> None:
+        """Have the process of a part killed, if it is still under way."""
+        with suppress(self._ray.exceptions.RayError, TypeError, ValueError):
+            self._ray.cancel(part, force=True)
+
+    def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, Said | None]]:
+        """Wait so long for one of `parts` to say something; yield what each says, None for one whose worker has died.
+
+        Raises Refused where this package is another on a node.
+        """
+        ready, _ = self._ray.wait(parts, num_returns=len(parts), timeout=seconds, fetch_local=False)
+        for part in ready:
+            try:
+                node, line = self._ray.get(next(part))
+            except (StopIteration, self._ray.exceptions.RayError):
+                yield part, None
+                continue
+            if " " not in line:
+                raise Refused(
+                    f"On node {node} shard-my-repo is {line or 'not installed'}, and here it is {__version__}.",
+                    "Install the same on all nodes: a runtime environment of Ray may do it.",
+                )
+            yield part, parse_said(line)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Have SIGTERM end this process as before: Ray takes it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if current_thread() is main_thread():
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,68 @@
+"""Do one part of a job: read, make, hash and write one file, and say how far it is."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+from sharding.core.errors import Fault, GrantExpired, ShardingError
+from sharding.core.limits import TOLD_SECONDS
+from sharding.core.meter import Meter
+from sharding.core.protocols import Source
+from sharding.fleet.parts import Part, PartDone, PartFailed, Said, Spent, UnderWay, Worker, parse_part, said_json
+from sharding.storage.borrowed import LentSink, open_lent, open_lent_destination
+from sharding.transfer.cast_source import CastSource
+from sharding.transfer.lanes import Done
+from sharding.transfer.stream import NOWHERE, move_shards
+
+
+def work(text: str, node: str) -> Iterator[str]:
+    """Do the part that `text` is on the machine called `node`; yield what there is to say of it, its outcome last.
+
+    It is idempotent: where another attempt has left the shard and its record, that is the outcome.
+    """
+    worker = Worker(node, os.getpid())
+    try:
+        for said in _do(parse_part(text), worker):
+            yield said_json(said)
+    except ShardingError as error:
+        # A store that refuses what was granted: it has ended, if not by this machine's clock.
+        again = isinstance(error, GrantExpired) or isinstance(error.__cause__, PermissionError)
+        yield said_json(PartFailed(worker, type(error).__name__, error.message, error.hint, again))
+    except Exception as error:
+        fault = Fault(error)
+        yield said_json(PartFailed(worker, "Fault", fault.message, fault.hint))
+
+
+def _do(part: Part, worker: Worker) -> Iterator[Said]:
+    with Meter() as meter, ExitStack() as stack:
+        origin = open_lent(part.source)
+        reading = part.making.read_from(origin)
+        sink = stack.enter_context(open_lent_destination(part.target)) if part.target else None
+        record = sink.finished(part.shard.file) if sink else None
+        if record and isinstance(reading, CastSource):
+            reading.count_overflow(tensor.name for tensor in part.shard.tensors)
+        told = -TOLD_SECONDS
+        for event in (
+            () if record else move_shards(part.stage, [part.shard], lambda _: part.header, reading, sink or NOWHERE)
+        ):
+            if isinstance(event, Done):
+                record = event.result
+            elif meter.seconds >= told + TOLD_SECONDS:
+                told = meter.seconds
+                yield UnderWay(worker, event.bytes_done, told, meter.anon_bytes)
+        assert record, "moving ends with a record, or is refused"
+        overflowed = reading.overflowed if isinstance(reading, CastSource) else {}
+        spent = _spent(meter, origin, sink)
+    # Once the meter has stopped: its last sample is the process at the end.
+    yield PartDone(worker, record, replace(spent, peak_anon_bytes=meter.peak_anon_bytes), overflowed)
+
+
+def _spent(meter: Meter, origin: Source, sink: LentSink | None) -> Spent:
+    return Spent(
+        seconds=meter.seconds,
+        bytes_read=origin.bytes_read,
+        read_requests=origin.requests,
+        bytes_uploaded=sink.bytes_uploaded if sink else 0,
+        bytes_deduplicated=sink.bytes_deduplicated if sink else 0,
+    )
