@@ -126,7 +126,9 @@ def shard(
     options = _as_options(options)
     _refuse_contradictions(options, destination, engine, compare_rounds, workers)
     hub = Hub(endpoint or hub_endpoint(), token)
-    origin, target = _open(source, destination, hub, private, confirmed, overwrite, restart, options.base)
+    origin, target = _open(
+        source, destination, hub, private, confirmed, overwrite, restart, options.base, bool(workers)
+    )
     with Meter() as meter, closing(target), ExitStack() as stack:
         crew = Crew(stack.enter_context(ray_workers())) if workers else None
         reader = crew or ThisMachine()
@@ -230,6 +232,7 @@ def _open(
     overwrite: bool,
     restart: bool,
     base: str,
+    is_shared: bool = False,
 ) -> tuple[Source, Destination]:
     """Return both sides of a job that may be done. Raises UsageError, SourceError, DestinationError."""
     origin = open_trained(source, hub, base)
@@ -240,7 +243,9 @@ def _open(
         )
     if private is None:  # as the source; what is not shown anywhere yet is not shown by this job
         private = False if origin.is_private is False else None if confirmed or origin.is_private is None else True
-    target = open_destination(destination, hub, origin, private=private, overwrite=overwrite, restart=restart)
+    target = open_destination(
+        destination, hub, origin, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared
+    )
     try:
         target.check(origin.ref)
     except BaseException:

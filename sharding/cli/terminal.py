@@ -13,7 +13,7 @@ from rich.text import Text
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.text import format_bytes, name_some
-from sharding.core.values import Checkpoint, Discarded, Finding, Plan, Verification
+from sharding.core.values import Checkpoint, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
 from sharding.loading.devices import DevicePlan
 from sharding.report.schema import Report
@@ -104,6 +104,8 @@ class Terminal:
                     f"{format_bytes(cost.disk_bytes_written)} written, "
                     f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
+                if event.fleet:
+                    self._fleet(event.fleet)
                 for name, count in islice(event.overflowed.items(), _MOST_ROWS):
                     self._mention(f"{name}: {count:,} numbers were too large and are infinite now.", "yellow")
                 if len(event.overflowed) > _MOST_ROWS:
@@ -197,7 +199,25 @@ class Terminal:
         self._bar.start()
         if event.stage not in self._tasks:
             self._tasks[event.stage] = self._bar.add_task(_PHASES[event.stage], total=event.bytes_total)
-        self._bar.update(self._tasks[event.stage], completed=event.bytes_done)
+        task, phase = self._tasks[event.stage], _PHASES[event.stage]
+        if event.workers:
+            memory = format_bytes(sum(worker.anon_bytes for worker in event.workers))
+            phase += f": {_count(len(event.workers), 'worker')}, {memory}"
+        self._bar.update(task, description=phase, completed=event.bytes_done)
+
+    def _fleet(self, fleet: FleetCost) -> None:
+        table = Table(box=None, pad_edge=False)
+        table.add_column(fleet.engine, no_wrap=True)
+        for name in ("parts", "size", "working", "largest worker"):
+            table.add_column(name, justify="right")
+        for cost in fleet.nodes[:_MOST_ROWS]:
+            sizes = (format_bytes(cost.bytes), f"{cost.seconds:.1f} s", format_bytes(cost.peak_anon_bytes))
+            table.add_row(_plain(cost.node, ""), f"{cost.parts:,}", *sizes)
+        self._results.print(table)
+        if fleet.nodes[_MOST_ROWS:]:
+            self._say(f"and {len(fleet.nodes) - _MOST_ROWS:,} more nodes")
+        if fleet.repeated:
+            self._mention(f"Begun again: {name_some(fleet.repeated, _MOST_ROWS)}", "yellow")
 
     def _table(self, rows: Sequence[tuple[str, int, int]]) -> None:
         total = sum(size for _, _, size in rows) or 1

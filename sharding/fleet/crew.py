@@ -162,7 +162,7 @@ class Crew:
                     del under_way[part]
                     if isinstance(said, PartDone):
                         finished += task.bytes
-                        self._add(said, task)
+                        self._add(said, task, of_source=stage == "transfer")
                         yield Done(attempt.number, said)
                         continue
                     _refuse_hopeless(task.file, said, begun[attempt.number])
@@ -181,8 +181,8 @@ class Crew:
             for part in under_way:
                 self._workers.stop(part)
 
-    def _add(self, done: PartDone, task: Task) -> None:
-        self.spent += done.spent
+    def _add(self, done: PartDone, task: Task, of_source: bool) -> None:
+        self.spent += done.spent if of_source else replace(done.spent, bytes_read=0, read_requests=0)
         node = done.worker.node
         before = self._nodes.get(node, NodeCost(node, 0, 0, 0.0, 0))
         self._nodes[node] = NodeCost(

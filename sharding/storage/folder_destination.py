@@ -16,7 +16,7 @@ from threading import Lock
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
-from sharding.core.limits import DISK_FLOOR_BYTES, THREADS
+from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS, THREADS
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
@@ -45,18 +45,20 @@ class FolderDestination:
     bytes_uploaded = bytes_deduplicated = 0
     shards_at_once = THREADS
 
-    def __init__(self, folder: Path, *, overwrite: bool = False, restart: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, overwrite: bool = False, restart: bool = False, is_shared: bool = False
+    ) -> None:
         """Aim at `folder`. Writes nothing.
 
         `overwrite` replaces another model's copy, or a checkpoint that this tool did not write; `restart` forgets
-        what an interrupted run left.
+        what an interrupted run left. One that `is_shared` with other machines, which will write to it, is not locked.
         """
         self.ref = RepoRef("folder", folder.name, "")
         self._written = 0
         self._folder = folder
         self._overwrite = overwrite
         self._restart = restart
-        self._journal = Journal(folder)
+        self._journal = Journal(folder, is_shared=is_shared)
         self._plan_id = ""
         self._earlier: list[str] = []
         self._made: list[Path] = []
@@ -167,6 +169,8 @@ class FolderDestination:
                 for path in filter(is_due, contents):
                     self._written += write_whole(self._folder / path, contents[path], self._folder / _BESIDE)
             sync_folders(folders)
+            for path in self._parts():  # records that other machines have put down
+                path.unlink(missing_ok=True)
             self._journal.remove()
             sync_folders([self._folder])
         return Published(self.ref, str(self._folder))
@@ -227,7 +231,9 @@ class FolderDestination:
                 self._journal.lock()
             except BlockingIOError as error:
                 raise DestinationError(
-                    f"Another job is writing to {self._folder} right now.", "Wait for it, or choose another folder."
+                    f"Another job is writing to {self._folder} right now.",
+                    "Wait for it, or choose another folder. One that was killed on another machine counts as ended "
+                    f"after {LEASE_SECONDS:.0f} s.",
                 ) from error
 
     def _refuse_foreign(self, source: RepoRef) -> None:

@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 
 from sharding.core.values import ShardRecord, StagedJob
+from sharding.storage.lease import Lease
 from sharding.storage.records import job_line, parse_job, parse_record, record_line
 
 JOURNAL_NAME = "sharding_journal.part"
@@ -17,12 +18,14 @@ JOURNAL_NAME = "sharding_journal.part"
 class Journal:
     """A file with one JSON object a line: first the `StagedJob`, then a `ShardRecord` for every finished shard.
 
-    It is locked while a job writes to it, so that two jobs cannot share a folder. All methods raise OSError
-    as files do.
+    It is locked while a job writes to it, so that two jobs cannot share a folder; one that machines share is held by a
+    lease instead. All methods raise OSError as files do.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
         """Take the journal of `folder`. Opens nothing."""
+        self._is_shared = is_shared
+        self._lease = Lease(folder)
         self.path = folder / JOURNAL_NAME
         self.bytes_written = 0
         self._stream: FileIO | None = None
@@ -51,7 +54,11 @@ class Journal:
         # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
         stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._is_shared:
+                self._lease.take()
+            else:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lease.clear()
         except OSError:
             stream.close()
             raise
@@ -82,9 +89,11 @@ class Journal:
     def remove(self) -> None:
         """Delete the journal: what it spoke of is published or discarded."""
         self.path.unlink(missing_ok=True)
+        self._lease.release()
 
     def close(self) -> None:
         """Release the lock."""
+        self._lease.release()
         if self._stream:
             self._stream.close()
 
@@ -95,6 +104,7 @@ class Journal:
 
     def _append(self, *lines: bytes) -> None:
         assert self._stream, "begin comes first"
+        self._lease.refuse_lost()
         text = b"".join(line + b"\n" for line in lines)
         view = memoryview(text)
         while view:

@@ -113,7 +113,14 @@ def open_source(text: str, hub: Hub) -> Source:
 
 
 def open_destination(
-    text: str, hub: Hub, source: Source, *, private: bool | None, overwrite: bool, restart: bool
+    text: str,
+    hub: Hub,
+    source: Source,
+    *,
+    private: bool | None,
+    overwrite: bool,
+    restart: bool,
+    is_shared: bool = False,
 ) -> Destination:
     """Return the destination that `text` names: a folder, or `owner/name` on `hub`. Changes nothing.
 
@@ -125,18 +132,28 @@ def open_destination(
             raise DestinationError(
                 f"The destination {text} and the source lie inside each other.", "Choose a folder beside the source."
             )
-    target = find_destination(text, hub, private=private, overwrite=overwrite, restart=restart)
+    target = find_destination(text, hub, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared)
     if (source.ref.kind, source.ref.repo_id) == ("hub", target.ref.repo_id):
         raise DestinationError("The destination is the source itself.", f"Choose another, such as {text}-sharded.")
     return target
 
 
 def find_destination(
-    text: str, hub: Hub, *, private: bool | None = None, overwrite: bool = False, restart: bool = False
+    text: str,
+    hub: Hub,
+    *,
+    private: bool | None = None,
+    overwrite: bool = False,
+    restart: bool = False,
+    is_shared: bool = False,
 ) -> Destination:
-    """Return the destination that `text` names, whatever goes there. Changes nothing. Raises DestinationError."""
+    """Return the destination that `text` names, whatever goes there. Changes nothing. Raises DestinationError.
+
+    A folder that `is_shared` is one that other machines write to as well.
+    """
     if is_folder(text):
-        return FolderDestination(Path(text).expanduser().resolve(), overwrite=overwrite, restart=restart)
+        folder = Path(text).expanduser().resolve()
+        return FolderDestination(folder, overwrite=overwrite, restart=restart, is_shared=is_shared)
     name = new_repo_id(text, hub.endpoint)
     from sharding.storage.hub_destination import HubDestination
 
