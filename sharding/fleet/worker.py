@@ -9,8 +9,8 @@ from sharding.core.errors import Fault, GrantExpired, ShardingError
 from sharding.core.limits import TOLD_SECONDS
 from sharding.core.meter import Meter
 from sharding.core.protocols import Source
+from sharding.fleet.borrowed import LentSink, open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartFailed, Said, Spent, UnderWay, Worker, parse_part, said_json
-from sharding.storage.borrowed import LentSink, open_lent, open_lent_destination
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.lanes import Done
 from sharding.transfer.stream import NOWHERE, move_shards

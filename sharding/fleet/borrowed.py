@@ -8,8 +8,8 @@ from typing import Protocol
 from sharding.core.lent import LentDestination, LentSource
 from sharding.core.protocols import ShardSink, Source
 from sharding.core.values import FileEntry, ShardRecord
+from sharding.fleet.shared_folder import SharedFolder
 from sharding.storage.folder_source import FolderSource
-from sharding.storage.shared_folder import SharedFolder
 
 
 class LentSink(ShardSink, Protocol):
@@ -40,7 +40,7 @@ def open_lent(lent: LentSource) -> Source:
         source = FolderSource(lent.ref.repo_id, {one.file: Path(one.place) for one in lent.files})
         source.refuse_other(lent)
         return source
-    from sharding.storage.hub_granted import GrantedHub
+    from sharding.fleet.granted_hub import GrantedHub
     from sharding.storage.hub_source import HubSource
 
     files = tuple(FileEntry(one.file, one.bytes, xet_hash=one.xet_hash) for one in lent.files)
@@ -54,7 +54,7 @@ def open_lent_destination(lent: LentDestination) -> Iterator[LentSink]:
     if lent.folder:
         sink = SharedFolder(Path(lent.folder), lent.plan_id)
     else:
-        from sharding.storage.hub_granted import GrantedStore
+        from sharding.fleet.granted_hub import GrantedStore
 
         sink = GrantedStore(lent)
     try:
