@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -117,11 +117,11 @@ def prepare_for_ray(address: str) -> None:
 
 @contextmanager
 def without_login() -> Iterator[None]:
-    """Leave in the environment, for the time, what a child process that loads a model has, and what is Ray's."""
+    """Leave in the environment, for the time, what a child process of this package needs, and what is Ray's."""
     before = dict(os.environ)
-    kept = {name: text for name, text in before.items() if name.startswith("RAY_")} | child_variables()
+    of_ray = {name: text for name, text in before.items() if name.startswith("RAY_")}
     os.environ.clear()
-    os.environ.update(kept)
+    os.environ.update(of_ray | _child_with_package(before))
     try:
         yield
     finally:
@@ -137,7 +137,11 @@ _INHERITED = (
 
 def child_variables() -> dict[str, str]:
     """Return the environment of a child process that loads a model: this package importable, no login, no network."""
-    kept = {name: os.environ[name] for name in ("HOME", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ}
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent.parent), os.environ.get("PYTHONPATH")]))
-    quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    return {**child_environment(), **kept, **quiet, "PYTHONPATH": path}
+    return _child_with_package(os.environ) | {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
+def _child_with_package(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child process that imports this package: no login."""
+    names = (*_INHERITED, "HOME", "TMPDIR", "OMP_NUM_THREADS")
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent.parent), environment.get("PYTHONPATH")]))
+    return {name: environment[name] for name in names if name in environment} | {"PYTHONPATH": path}

@@ -169,8 +169,8 @@ class FolderDestination:
                 for path in filter(is_due, contents):
                     self._written += write_whole(self._folder / path, contents[path], self._folder / _BESIDE)
             sync_folders(folders)
-            for path in self._parts():  # records that other machines have put down
-                path.unlink(missing_ok=True)
+            for part in self._parts():  # records that other machines have put down
+                part.unlink(missing_ok=True)
             self._journal.remove()
             sync_folders([self._folder])
         return Published(self.ref, str(self._folder))

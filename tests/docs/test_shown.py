@@ -92,6 +92,11 @@ def check(words: tuple[str, ...]) -> None:
             options = {word for word in rest[: next((at for at, word in enumerate(rest) if ":" in word), None)]}
             options = {word for word in options if word.startswith("--")}
             assert options <= options_of_hf(*(word for word in rest[:2] if re.fullmatch("[a-z]+", word)))
+        case ("ray", "job", "submit", *rest):
+            own, command = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
+            cli = Path(importlib.util.find_spec("ray").origin).parent / "dashboard/modules/job/cli.py"  # type: ignore[union-attr, arg-type]
+            assert {word for word in own if word.startswith("--")} <= set(re.findall(r'"(--[a-z-]+)"', cli.read_text()))
+            check(tuple(command))
         case ("git", "clone", _) | ("cd", _):
             pass
         case _:

@@ -48,7 +48,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 KEYS = {
-    (): "schema tool finished engine source destination plan plan_id shards files verification overflowed resources comparison",
+    (): "schema tool finished engine source destination plan plan_id shards files verification overflowed resources fleet comparison",
     (
         "source",
     ): "kind repo_id revision architecture library variant other_variants in_pieces base total_bytes total_parameters tensors dtypes components weight_files",
