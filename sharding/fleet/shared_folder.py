@@ -3,6 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from uuid import uuid4
 
@@ -36,6 +37,7 @@ class SharedFolder:
         self._folder = folder
         self._plan_id = plan_id
         self._own: dict[str, Path] = {}
+        self._streams: list[FileIO] = []
         self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._refuse_other()
 
@@ -53,6 +55,7 @@ class SharedFolder:
         with explained(self._folder):
             stream = open(own, "xb", buffering=0)  # noqa: SIM115 - closed by finish or close
         self._own[file] = own
+        self._streams.append(stream)
         return FolderShardWriter(stream, self._flusher)
 
     def note(self, record: ShardRecord) -> None:
@@ -70,6 +73,8 @@ class SharedFolder:
     def close(self) -> None:
         """Remove what has no name yet."""
         self._flusher.shutdown(cancel_futures=True)
+        for stream in self._streams:
+            stream.close()
         for own in self._own.values():
             with suppress(OSError):
                 own.unlink(missing_ok=True)

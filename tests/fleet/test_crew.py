@@ -1,0 +1,183 @@
+"""Many machines make what one does, and what is lost is begun again. The workers here are in this process."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sharding import job
+from sharding.core.errors import OverflowRefused, Refused, SourceError
+from sharding.core.events import Progress
+from sharding.core.values import FleetCost
+from sharding.fleet.parts import Part, PartDone, Said, UnderWay
+from sharding.report.schema import Report
+from tests.casts import save_mixed
+from tests.conftest import listing, write_checkpoint
+from tests.fleet.hands import Hands
+from tests.folders import reshard
+from tests.hubs import TOKEN, branches, push, shard
+from tests.inhouse import InHouse
+from tests.quantized import save_fp8
+
+Led = Callable[[Hands], Hands]
+LARGE = {"v": np.ones(9000, np.float32), "w": np.full(9000, 7e4, np.float32)}
+
+
+def fleet_of(report: Report) -> FleetCost:
+    assert report.fleet
+    return report.fleet
+
+
+def without_figures(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a result, its card without what the job cost and what the folder is called; no report."""
+    card = re.sub(rb"in [\d.]+ s, with at most [\d.]+ \wB|\b(one|many)\b", b"", files["README.md"])
+    return {path: data for path, data in files.items() if path != "sharding_report.json"} | {"README.md": card}
+
+
+def new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def as_bin(folder: Path, source: Path) -> Path:
+    """What `source` holds, as a .bin file with a transposed tensor and two that share their bytes."""
+    (new(folder) / "config.json").write_bytes((source / "config.json").read_bytes())
+    tensors = {name: one for file in source.glob("*.safetensors") for name, one in load_file(file).items()}
+    tensors |= {"turned": torch.arange(6000.0).reshape(60, 100).T}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["plain", "single", "cast", "overflow", "bin", "fp8"])
+def test_the_result_is_that_of_one_machine(
+    kind: str, checkpoint: Path, tmp_path: Path, led: Led, answers_here: None
+) -> None:
+    source, choices = checkpoint, dict[str, object]()
+    match kind:
+        case "single":
+            choices = {"size": "single-file"}
+        case "cast":
+            source, choices = save_mixed(new(tmp_path / "mixed")), {"dtype": "bf16"}
+        case "overflow":
+            source = write_checkpoint(tmp_path / "large", {"model.safetensors": LARGE}, index=False)
+            choices = {"dtype": "fp16", "allow_overflow": True}
+        case "bin":
+            source = as_bin(tmp_path / "bin", checkpoint)
+        case "fp8":
+            source, choices = save_fp8("qwen3", tmp_path / "fp8"), {"dequantize": True}
+    one = reshard(source, tmp_path / "one", **choices)  # type: ignore[arg-type]
+    hands = led(Hands())
+    many = reshard(source, tmp_path / "many", workers="ray", **choices)  # type: ignore[arg-type]
+    assert without_figures(listing(tmp_path / "one")) == without_figures(listing(tmp_path / "many"))
+    assert (many.verification.method, many.overflowed) == (one.verification.method, one.overflowed)
+    assert many.verification.identical and bool(many.overflowed) == (kind == "overflow")
+    cost = fleet_of(many)
+    assert cost.engine == "hands 1" and [node.node for node in cost.nodes] == ["here"] and not cost.repeated
+    assert cost.nodes[0].parts == len(hands.sent) == 2 * len(many.shards)
+    assert cost.nodes[0].bytes == 2 * sum(shard.bytes for shard in many.plan.shards)
+    assert many.resources.bytes_read >= one.resources.bytes_read // 2 and many.resources.disk_bytes_written
+
+
+def test_what_a_worker_leaves_undone_is_begun_again_and_what_it_has_done_is_not(
+    checkpoint: Path, tmp_path: Path, led: Led
+) -> None:
+    def first_time(part: Part, said: Said, attempt: int) -> bool:
+        # One dies at its first words, one when it is done, before that is heard.
+        return attempt == 1 and isinstance(said, UnderWay if "00001" in part.shard.file else PartDone)
+
+    hands = led(Hands(first_time))
+    reshard(checkpoint, tmp_path / "one")
+    *events, report = job.shard(str(checkpoint), str(tmp_path / "many"), "50kB", workers="ray")
+    assert isinstance(report, Report)
+    assert without_figures(listing(tmp_path / "one")) == without_figures(listing(tmp_path / "many"))
+    counted = Counter(fleet_of(report).repeated)
+    assert set(counted) == {shard.file for shard in report.shards} and set(counted.values()) == {2}
+    found = [
+        done.spent.bytes_read for stage, done in hands.done if stage == "transfer" and "00001" not in done.record.file
+    ]
+    assert found and not any(found), "what was written is found by its record"
+    told = [event.bytes_done for event in events if isinstance(event, Progress) and event.stage == "transfer"]
+    assert told == sorted(told)
+
+
+def test_a_part_that_fails_for_good_ends_the_job_and_keeps_the_others(
+    checkpoint: Path, tmp_path: Path, led: Led
+) -> None:
+    led(Hands(lambda part, *_: "00002" in part.shard.file, count=1))
+    with pytest.raises(Refused, match="worker of model-00002.* has died, 3 times") as refused:
+        reshard(checkpoint, tmp_path / "many", workers="ray")
+    assert "memory" in refused.value.hint
+    left = {path.name for path in (tmp_path / "many").iterdir()}
+    assert "model-00001-of-00006.safetensors.part" in left and not any("record" in name for name in left)
+    hands = led(Hands())
+    report = reshard(checkpoint, tmp_path / "many", workers="ray")
+    assert report.verification.identical
+    sent = [name for name in re.findall(r'"stage":"transfer","shard":\{"file":"([^"]+)', "".join(hands.sent))]
+    assert sent and "model-00001-of-00006.safetensors" not in sent
+
+
+def test_errors_of_a_part_are_those_of_one_machine_and_name_the_node(
+    tmp_path: Path, led: Led, answers_here: None
+) -> None:
+    source = write_checkpoint(tmp_path / "large", {"model.safetensors": LARGE}, index=False)
+    led(Hands())
+    with pytest.raises(OverflowRefused, match="w has 9,000 finite numbers") as refused:
+        reshard(source, tmp_path / "many", workers="ray", dtype="fp16")
+    assert refused.value.hint.endswith("That was on node here.")
+    assert not (tmp_path / "many").exists()
+
+
+def test_a_source_that_changes_under_a_part_ends_the_job(checkpoint: Path, tmp_path: Path, led: Led) -> None:
+    def touches(*_: object) -> bool:
+        for file in checkpoint.glob("*.safetensors"):
+            file.touch()
+        return False
+
+    led(Hands(touches, count=1))
+    with pytest.raises(SourceError, match="changed while it was being read"):
+        reshard(checkpoint, tmp_path / "many", workers="ray")
+
+
+def test_a_cluster_without_processors_is_waited_for_and_then_left(
+    checkpoint: Path, tmp_path: Path, led: Led, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.fleet.crew.WORKERS_SECONDS", 0.2)
+    led(Hands(count=0))
+    with pytest.raises(Refused, match="no processor"):
+        reshard(checkpoint, tmp_path / "many", workers="ray")
+
+
+def test_what_an_earlier_run_has_kept_is_checked_by_the_workers(checkpoint: Path, tmp_path: Path, led: Led) -> None:
+    out = tmp_path / "many"
+    led(Hands(lambda part, *_: part.stage == "verify", count=1))
+    with pytest.raises(Refused):
+        reshard(checkpoint, out, workers="ray")
+    damaged = out / "model-00003-of-00006.safetensors.part"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    hands = led(Hands())
+    assert reshard(checkpoint, out, workers="ray").verification.identical
+    stages = Counter(re.search(r'"stage":"(\w+)"', part)[1] for part in hands.sent)  # type: ignore[index]
+    assert stages == {"check": 6, "transfer": 1, "verify": 6}
+
+
+def test_from_hub_to_hub_parts_have_grants_of_their_own_and_no_login(
+    checkpoint: Path, in_house: InHouse, led: Led
+) -> None:
+    push(in_house, checkpoint, "alice/source", private=True)
+    one = shard(in_house, "alice/source", "alice/one", "50kB")
+    hands = led(Hands())
+    many = shard(in_house, "alice/source", "alice/many", "50kB", workers="ray")
+    assert [(file.file, file.sha256) for file in one.shards] == [(file.file, file.sha256) for file in many.shards]
+    assert "put together again, 2 of its files have the SHA-256" in many.verification.method
+    assert len(in_house.api().list_repo_commits("alice/many")) == 2 and branches(in_house, "alice/many") == {"main"}
+    assert not [part for part in hands.sent if TOKEN in part]
+    assert len(hands.sent) == 6 + 2
+    asked = Counter(re.findall(r"xet-(?:read|write)-token", "\n".join(in_house.log)))
+    assert asked["xet-read-token"] >= 8 and asked["xet-write-token"] >= 6
