@@ -110,6 +110,8 @@ def ray_address() -> str:
 def prepare_for_ray(address: str) -> None:
     """Set what Ray reads when it is imported: on loopback it stays there, and nobody is told how it is used."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # It prints what happens to workers on standard output, where there may be JSON; there is no other way to stop that.
+    os.environ["RAY_DEDUP_LOGS"], os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "1", "."
     if address.startswith(("local", "127.", "[::1]")):
         # Else it takes the address that this machine has among others.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
