@@ -1,6 +1,7 @@
 """Do one part of a job: read, make, hash and write one file, and say how far it is."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,13 +22,12 @@ def work(text: str, node: str) -> Iterator[str]:
 
     It is idempotent: where another attempt has left the shard and its record, that is the outcome.
     """
-    worker = Worker(node, os.getpid())
+    worker, part = Worker(node, os.getpid()), parse_part(text)
     try:
-        for said in _do(parse_part(text), worker):
+        for said in _do(part, worker):
             yield said_json(said)
     except ShardingError as error:
-        # A store that refuses what was granted: it has ended, if not by this machine's clock.
-        again = isinstance(error, GrantExpired) or isinstance(error.__cause__, PermissionError)
+        again = _is_of_access(error, part)
         yield said_json(PartFailed(worker, type(error).__name__, error.message, error.hint, again))
     except Exception as error:
         fault = Fault(error)
@@ -56,6 +56,15 @@ def _do(part: Part, worker: Worker) -> Iterator[Said]:
         spent = _spent(meter, origin, sink)
     # Once the meter has stopped: its last sample is the process at the end.
     yield PartDone(worker, record, replace(spent, peak_anon_bytes=meter.peak_anon_bytes), overflowed)
+
+
+def _is_of_access(error: ShardingError, part: Part) -> bool:
+    """Return whether a part failed once its access had ended, by this machine's clock or by that of the store."""
+    cause = error.__cause__  # hf-xet has no kind of error for that where it reads
+    if isinstance(error, GrantExpired) or isinstance(cause, PermissionError) or "401 Unauthorized" in str(cause):
+        return True
+    grants = (part.source.grant, part.target.grant if part.target else None)
+    return any(grant.expires <= time.time() for grant in grants if grant)
 
 
 def _spent(meter: Meter, origin: Source, sink: LentSink | None) -> Spent:

@@ -203,7 +203,7 @@ def matrix(folder: Path) -> Iterator[Matrix]:
         for name, value in (
             ("hub_retry.NETWORK_WAIT_SECONDS", 0.001),
             ("hub_source.READ_TIMEOUT_SECONDS", 1.5),
-            ("hub_source.XET_LEAST_BYTES", 1900),
+            ("hub_client.Hub.least_xet_bytes", 1900),
             ("hub_client.ANSWER_TIMEOUT_SECONDS", 2),
         ):
             stack.enter_context(patch(f"sharding.storage.{name}", value))

@@ -10,7 +10,7 @@ from sharding.core.errors import SourceError
 from sharding.core.events import ShardFinished
 from sharding.report.schema import Report
 from sharding.storage import hub_retry as retry
-from sharding.storage import hub_source
+from sharding.storage.hub_client import Hub
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
@@ -40,7 +40,7 @@ def lfs(tmp_path: Path) -> Iterator[InHouse]:
 @pytest.fixture
 def xet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
     """The same with Xet; all but headers is read through it."""
-    monkeypatch.setattr(hub_source, "XET_LEAST_BYTES", 10_000)
+    monkeypatch.setattr(Hub, "least_xet_bytes", 10_000)
     folder = write_checkpoint(tmp_path / "checkpoint", {"model.safetensors": random_tensors()}, index=False)
     with hub_in_house(tmp_path / "hub") as hub:
         push(hub, folder, SOURCE)

@@ -201,7 +201,7 @@ def test_two_jobs_at_once_leave_one_whole_result_or_none(hub: InHouse, size: str
 @pytest.fixture
 def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
     """A Hub whose store is reached over HTTP with grants that are good for three seconds."""
-    monkeypatch.setattr("sharding.storage.hub_source.XET_LEAST_BYTES", 10_000)
+    monkeypatch.setattr("sharding.storage.hub_client.Hub.least_xet_bytes", 10_000)
     tensors = {f"layers.{n}.weight": np.random.default_rng(n).random(20_000, np.float32) for n in range(6)}
     with hub_in_house(tmp_path / "strict", xet_over_http=True, xet_seconds=3) as hub:
         push(hub, write_checkpoint(tmp_path / "in", {"model.safetensors": tensors}, index=False), SOURCE)

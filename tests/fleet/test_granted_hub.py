@@ -1,0 +1,155 @@
+"""A worker reads and uploads with what it was granted, and knows when that is over."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sharding.core.errors import DestinationError, GrantExpired, SourceError
+from sharding.core.lent import LentDestination
+from sharding.core.values import RepoRef, Shard
+from sharding.fleet.borrowed import open_lent, open_lent_destination
+from sharding.fleet.parts import Part, PartDone, PartFailed, Said, parse_part, parse_said, part_json
+from sharding.fleet.worker import work
+from sharding.storage.hub_client import Hub
+from sharding.storage.hub_source import open_repo
+from sharding.storage.locate import open_source
+from sharding.transfer.trained_source import TrainedSource
+from tests.conftest import listing
+from tests.fleet.hands import Hands
+from tests.folders import reshard
+from tests.hubs import TOKEN, push, shard
+from tests.inhouse import hub_in_house
+from tests.localhub.conftest import Server
+
+FILE = "model-00001-of-00002.safetensors"
+
+
+@pytest.fixture(scope="module")
+def hub(served: Callable[..., Server]) -> Server:
+    return served("--xet-over-http")
+
+
+@pytest.fixture(scope="module")
+def repo(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    from tests.conftest import in_two_files
+
+    return push(hub, in_two_files(tmp_path_factory.mktemp("source")), "alice/lent", private=True)
+
+
+def test_what_is_lent_is_read_without_a_login(hub: Server, repo: str, checkpoint: Path) -> None:
+    source = open_repo(Hub(hub.address, TOKEN), repo)
+    lent = source.lend([FILE])
+    assert TOKEN not in repr(lent) and lent.grant and TOKEN not in lent.grant.token
+    data = (checkpoint / FILE).read_bytes()
+    # Short ranges too: over HTTP they would take the login.
+    assert b"".join(open_lent(lent).read(FILE, 8, 100)) == data[8:100]
+    assert b"".join(open_lent(lent).read(FILE, 0, len(data))) == data
+    with pytest.raises(SourceError, match="does not list"):
+        list(open_lent(lent).read("config.json", 0, 1))
+    assert source.lend([FILE]).grant is not lent.grant
+
+
+def test_access_that_is_over_is_told_from_a_damaged_source(
+    hub: Server, repo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.storage.hub_retry.NETWORK_WAIT_SECONDS", 0)
+    lent = open_repo(Hub(hub.address, TOKEN), repo).lend([FILE])
+    assert lent.grant
+    with pytest.raises(GrantExpired):
+        list(open_lent(replace(lent, grant=replace(lent.grant, expires=1))).read(FILE, 0, 9))
+    forged = replace(lent, grant=replace(lent.grant, token="xet_read_9999999999_forged"))
+    (said,) = [parse_said(line) for line in work(part_json(_reading(forged)), "here")][-1:]
+    assert isinstance(said, PartFailed), said
+    assert said.again, said.message
+
+
+def _reading(lent: object) -> Part:
+    from sharding.core.values import TensorEntry
+
+    shard = Shard(FILE, (TensorEntry("w", "U8", (9,), FILE, 0, 9),), 9)
+    return Part("verify", shard, b"", lent)  # type: ignore[arg-type]
+
+
+def test_an_upload_whose_access_is_over_is_not_begun(hub: Server, repo: str) -> None:
+    grant = Hub(hub.address, TOKEN).grant("write", repo, "main")
+    lent = LentDestination(RepoRef("hub", repo, ""), "p", hub=hub.address, grant=replace(grant, expires=1))
+    with open_lent_destination(lent) as sink, pytest.raises(GrantExpired):
+        sink.open_shard("x.safetensors")
+
+
+def test_a_part_whose_access_ends_gets_other_access_and_is_not_asked_for_ever(
+    hub: Server, repo: str, led: Callable[[Hands], Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Hands):
+        """Some parts arrive when their access is over."""
+
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            self.times = times
+
+        def start(self, part: str) -> object:
+            parsed = parse_part(part)
+            assert parsed.source.grant
+            if parsed.stage == "transfer" and "00002" in parsed.shard.file and self.times:
+                self.times -= 1
+                parsed = replace(parsed, source=replace(parsed.source, grant=replace(parsed.source.grant, expires=1)))
+            return super().start(part_json(parsed))  # type: ignore[return-value]
+
+    hands = led(Late(2))
+    report = shard(hub, repo, "alice/late", "50kB", workers="ray")
+    assert report.fleet and report.fleet.repeated == ("model-00002-of-00006.safetensors",) * 2
+    assert len({token for part in hands.sent for token in re.findall(r'"token":"([^"]+)', part)}) >= 1
+    led(Late(3))
+    with pytest.raises(GrantExpired, match="granted for a part of the job has ended"):
+        shard(hub, repo, "alice/too-late", "50kB", workers="ray")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
+def test_without_xet_a_public_repo_is_read_and_neither_a_private_one_nor_a_destination(
+    checkpoint: Path, tmp_path: Path, led: Callable[[Hands], Hands]
+) -> None:
+    with hub_in_house(tmp_path / "hub", xet=False) as hub:
+        shard(hub, str(checkpoint), "alice/public", "1GB", private=False)
+        shard(hub, str(checkpoint), "alice/private", "1GB", private=True)
+        hands = led(Hands())
+        shard(hub, "alice/public", str(tmp_path / "many"), "50kB", workers="ray")
+        assert not [part for part in hands.sent if TOKEN in part]
+        reshard(checkpoint, tmp_path / "one")
+        weights = {path: data for path, data in listing(tmp_path / "one").items() if path.endswith(".safetensors")}
+        assert weights.items() <= listing(tmp_path / "many").items()
+        with pytest.raises(SourceError, match="shows model.safetensors to nobody without a login"):
+            shard(hub, "alice/private", str(tmp_path / "none"), "50kB", workers="ray")
+        with pytest.raises(DestinationError, match="takes files for alice/copy from nobody without a login"):
+            shard(hub, "alice/public", "alice/copy", "50kB", workers="ray")
+        assert not (tmp_path / "none").exists() and not hub.api().repo_exists("alice/copy")
+
+
+def test_what_ranks_have_saved_is_lent_by_the_names_that_it_has_as_a_checkpoint(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    top = tmp_path / "run"
+    (top / "weights").mkdir(parents=True)
+    (checkpoint / FILE).rename(top / "weights" / FILE)
+    source = TrainedSource(open_source(str(top), Hub("http://127.0.0.1:1", None)), "weights/", None)
+    lent = source.lend([FILE])
+    assert lent.files[0].file == FILE and lent.files[0].place == str(top / "weights" / FILE)
+    assert b"".join(open_lent(lent).read(FILE, 0, 9)) == (top / "weights" / FILE).read_bytes()[:9]
+
+
+def test_a_fault_of_a_worker_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError("whatever")
+
+    monkeypatch.setattr("sharding.fleet.worker.open_lent", breaks)
+    said: list[Said] = [parse_said(line) for line in work(part_json(_reading(_nothing())), "here")]
+    assert [type(one) for one in said] == [PartFailed] and not isinstance(said[0], PartDone)
+    assert isinstance(said[0], PartFailed) and "ZeroDivisionError" in said[0].message and not said[0].again
+
+
+def _nothing() -> object:
+    from sharding.core.lent import LentSource
+
+    return LentSource(RepoRef("folder", "x", ""), ())

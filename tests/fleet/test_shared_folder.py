@@ -1,0 +1,89 @@
+"""Machines write into one folder at once and do one another no harm."""
+
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import DestinationError
+from sharding.core.options import Options
+from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.fleet.shared_folder import SharedFolder
+from sharding.storage.folder_destination import FolderDestination
+
+PLAN = "a" * 64
+FILE = "unet/model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a job in it."""
+    target = FolderDestination(tmp_path / "out", is_shared=True)
+    target.prepare(StagedJob(PLAN, RepoRef("folder", "in", ""), Options()), [], 0)
+    target.close()  # the journal stays
+    return tmp_path / "out"
+
+
+def written(sink: SharedFolder, data: bytes = b"bytes") -> ShardRecord:
+    writer = sink.open_shard(FILE)
+    writer.write(data)
+    return ShardRecord(FILE, len(data), writer.finish(), {})
+
+
+def test_two_attempts_at_a_shard_leave_it_once(folder: Path) -> None:
+    one, other = SharedFolder(folder, PLAN), SharedFolder(folder, PLAN)
+    records = written(one), written(other)
+    assert one.finished(FILE) is None, "without a name nothing is finished"
+    one.note(records[0])
+    (part,) = folder.glob("unet%2Fmodel.safetensors.part")
+    first = part.stat()
+    assert other.finished(FILE) == records[0]
+    other.note(records[1])
+    for sink in (one, other):
+        sink.close()
+    assert part.stat().st_ino == first.st_ino and part.read_bytes() == b"bytes"
+    left = {path.name for path in folder.glob("unet*")}
+    assert left == {part.name, f"unet%2Fmodel.safetensors.{PLAN[:16]}.record.part"}
+
+
+def test_the_next_run_knows_what_was_not_yet_in_the_journal(folder: Path) -> None:
+    sink = SharedFolder(folder, PLAN)
+    record = written(sink)
+    sink.note(record)
+    sink.close()
+    assert FolderDestination(folder).done(PLAN) == {FILE: record}
+    assert FolderDestination(folder).done("b" * 64) == {}
+    assert FolderDestination(folder, restart=True).done(PLAN) == {}
+
+
+def test_what_is_not_finished_goes_and_so_does_all_with_the_job(folder: Path) -> None:
+    sink = SharedFolder(folder, PLAN)
+    writer = sink.open_shard(FILE)
+    writer.write(b"half")
+    assert len(list(folder.glob("unet*"))) == 1
+    sink.close()
+    assert not list(folder.glob("unet*"))
+    killed = SharedFolder(folder, PLAN)
+    killed.note(written(killed))
+    killed.open_shard(FILE)
+    job.discard(str(folder))
+    assert not folder.exists() or not list(folder.iterdir())
+    killed.close()
+
+
+@pytest.mark.parametrize("plan", ["b" * 64, None])
+def test_a_machine_that_has_another_folder_there_says_so(folder: Path, tmp_path: Path, plan: str | None) -> None:
+    place = folder if plan else tmp_path / "elsewhere"
+    with pytest.raises(DestinationError, match="there is not, or no longer, the job") as refused:
+        SharedFolder(place, plan or PLAN)
+    assert "All nodes must have the same folder" in refused.value.hint
+
+
+def test_an_attempt_that_comes_after_the_job_leaves_nothing(folder: Path) -> None:
+    late = SharedFolder(folder, PLAN)
+    record = written(late)
+    (folder / "sharding_journal.part").unlink()
+    with pytest.raises(DestinationError):
+        late.note(record)
+    late.close()
+    assert not list(folder.glob("unet*"))
