@@ -18,7 +18,7 @@ from sharding.core.errors import (
     UsageError,
 )
 from sharding.core.events import AtWork, Progress
-from sharding.core.limits import ATTEMPTS, PROGRESS_SECONDS, WORKERS_SECONDS
+from sharding.core.limits import ATTEMPTS, PROGRESS_SECONDS, TOLD_SECONDS, WORKERS_SECONDS
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import FleetCost, NodeCost, Shard, ShardRecord, TensorDigest, TensorEntry
 from sharding.fleet.cutting import Task, tasks_to_read, tasks_to_write
@@ -52,7 +52,7 @@ class Workers(Protocol):
         ...
 
     def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, Said | None]]:
-        """Wait so long for one of `parts` to say something; yield what each says, None for one whose worker has died.
+        """Wait so long for `parts`, if any, to say something; yield what each says, None where its worker has died.
 
         Raises Refused where a worker cannot do parts of this job.
         """
@@ -61,14 +61,50 @@ class Workers(Protocol):
 
 @dataclass(slots=True)
 class _Attempt:
-    """A part that was sent out."""
+    """Part `number`, sent out, and what was last heard of it."""
 
     number: int
     told: UnderWay | None = None
 
 
-def _at_work(file: str, told: UnderWay) -> AtWork:
-    return AtWork(told.worker.node, told.worker.pid, file, told.bytes_done, told.seconds, told.anon_bytes)
+class _Phase:
+    """The parts of one phase: which wait, which are under way, how far they are."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
+        self.waiting = deque(range(len(tasks)))
+        self.begun = [0] * len(tasks)
+        self.under_way: dict[Any, _Attempt] = {}
+        self.idle_since: float | None = None
+        self._finished = self._told = 0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.waiting or self.under_way)
+
+    @property
+    def at_work(self) -> tuple[AtWork, ...]:
+        told = ((self.tasks[one.number].file, one.told) for one in self.under_way.values())
+        return tuple(
+            AtWork(one.worker.node, one.worker.pid, file, one.bytes_done, one.seconds, one.anon_bytes)
+            for file, one in told
+            if one
+        )
+
+    def end(self, part: Any, *, is_done: bool) -> int:
+        """Take a part off that is under way, done or to be begun again; return its number."""
+        number = self.under_way.pop(part).number
+        if is_done:
+            self._finished += self.tasks[number].bytes
+        else:
+            self.waiting.appendleft(number)
+        return number
+
+    def more_bytes(self) -> int:
+        """Return how many bytes are done beyond the last answer; what was lost is not counted twice."""
+        done = self._finished + sum(one.told.bytes_done for one in self.under_way.values() if one.told)
+        told, self._told = self._told, max(done, self._told)
+        return self._told - told
 
 
 class Crew:
@@ -134,52 +170,51 @@ class Crew:
         self, stage: Literal["check", "transfer", "verify"], tasks: Sequence[Task]
     ) -> Iterator[Progress | Done[PartDone]]:
         """Yield progress, and what becomes of each of `tasks`. The first error ends all of them."""
-        pace = Pace(stage, sum(task.bytes for task in tasks), time.monotonic())
-        waiting = deque(range(len(tasks)))
-        begun = [0] * len(tasks)
-        under_way: dict[Any, _Attempt] = {}
-        finished = told = 0
-        seen = time.monotonic()
+        pace = Pace(stage, sum(task.bytes for task in tasks), time.monotonic(), TOLD_SECONDS)
+        phase = _Phase(tasks)
         try:
-            while waiting or under_way:
-                now = time.monotonic()
-                while waiting and len(under_way) < self._workers.count:
-                    number = waiting.popleft()
-                    begun[number] += 1
-                    under_way[self._workers.start(part_json(tasks[number].make()))] = _Attempt(number)
-                if under_way:
-                    seen = now
-                elif now > seen + WORKERS_SECONDS:
-                    raise Refused(f"The cluster has had no processor for {WORKERS_SECONDS:.0f} s.", "Add nodes to it.")
-                else:
-                    time.sleep(PROGRESS_SECONDS)
-                for part, said in self._workers.wait(list(under_way), PROGRESS_SECONDS) if under_way else ():
-                    attempt = under_way[part]
-                    task = tasks[attempt.number]
-                    if isinstance(said, UnderWay):
-                        attempt.told = said
-                        continue
-                    del under_way[part]
-                    if isinstance(said, PartDone):
-                        finished += task.bytes
-                        self._add(said, task, of_source=stage == "transfer")
-                        yield Done(attempt.number, said)
-                        continue
-                    _refuse_hopeless(task.file, said, begun[attempt.number])
-                    self._repeated.append(task.file)
-                    waiting.appendleft(attempt.number)
-                at_work = [(attempt, attempt.told) for attempt in under_way.values() if attempt.told]
-                done = max(told, finished + sum(one.bytes_done for _, one in at_work))
-                if progress := pace.add(done - told, time.monotonic()):
-                    workers = (_at_work(tasks[attempt.number].file, at) for attempt, at in at_work)
-                    uploaded, deduplicated = self.spent.bytes_uploaded, self.spent.bytes_deduplicated
-                    yield replace(
-                        progress, workers=tuple(workers), bytes_uploaded=uploaded, bytes_deduplicated=deduplicated
-                    )
-                told = done
+            while phase.is_open:
+                has_room = self._send(phase)
+                for part, said in self._workers.wait(list(phase.under_way), 0 if has_room else PROGRESS_SECONDS):
+                    if done := self._heard(phase, part, said):
+                        self._add(done.result, tasks[done.number], of_source=stage == "transfer")
+                        yield done
+                if progress := pace.add(phase.more_bytes(), time.monotonic()):
+                    sent, there = self.spent.bytes_uploaded, self.spent.bytes_deduplicated
+                    yield replace(progress, workers=phase.at_work, bytes_uploaded=sent, bytes_deduplicated=there)
         finally:
-            for part in under_way:
+            for part in phase.under_way:
                 self._workers.stop(part)
+
+    def _send(self, phase: _Phase) -> bool:
+        """Send out the next part where there is a processor for it; return whether there was.
+
+        One at a time, as access to a Hub is asked for before: meanwhile others have something to say.
+        """
+        count, now = self._workers.count, time.monotonic()
+        if phase.waiting and len(phase.under_way) < count:
+            number = phase.waiting.popleft()
+            phase.begun[number] += 1
+            phase.under_way[self._workers.start(part_json(phase.tasks[number].make()))] = _Attempt(number)
+            phase.idle_since = None
+            return True
+        if not phase.under_way:
+            phase.idle_since = phase.idle_since or now
+            if now > phase.idle_since + WORKERS_SECONDS:
+                raise Refused(f"The cluster has had no processor for {WORKERS_SECONDS:.0f} s.", "Add nodes to it.")
+        return False
+
+    def _heard(self, phase: _Phase, part: Any, said: Said | None) -> Done[PartDone] | None:
+        """Return what is done; have begun again what is not. Raises the error of a part for which that is no use."""
+        if isinstance(said, UnderWay):
+            phase.under_way[part].told = said
+            return None
+        number = phase.end(part, is_done=isinstance(said, PartDone))
+        if isinstance(said, PartDone):
+            return Done(number, said)
+        _refuse_hopeless(phase.tasks[number].file, said, phase.begun[number])
+        self._repeated.append(phase.tasks[number].file)
+        return None
 
     def _add(self, done: PartDone, task: Task, of_source: bool) -> None:
         self.spent += done.spent if of_source else replace(done.spent, bytes_read=0, read_requests=0)

@@ -1,6 +1,7 @@
 """Run parts on a cluster of Ray, a part a processor. https://docs.ray.io/en/releases-2.60.0/ray-core/tasks.html."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
@@ -85,10 +86,13 @@ class RayWorkers:
             self._ray.cancel(part, force=True)
 
     def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, Said | None]]:
-        """Wait so long for one of `parts` to say something; yield what each says, None for one whose worker has died.
+        """Wait so long for `parts`, if any, to say something; yield what each says, None where its worker has died.
 
         Raises Refused where this package is another on a node.
         """
+        if not parts:
+            time.sleep(seconds)
+            return
         ready, _ = self._ray.wait(parts, num_returns=len(parts), timeout=seconds, fetch_local=False)
         for part in ready:
             try:

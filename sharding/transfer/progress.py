@@ -13,8 +13,15 @@ _SAMPLES = 50
 class Pace:
     """The progress of one stage. The clock is the caller's."""
 
-    def __init__(self, stage: Literal["check", "transfer", "verify"], bytes_total: int, now: float) -> None:
-        """Start at zero of `bytes_total` bytes at the time `now`, in seconds of any steady clock."""
+    def __init__(
+        self,
+        stage: Literal["check", "transfer", "verify"],
+        bytes_total: int,
+        now: float,
+        every: float = PROGRESS_SECONDS,
+    ) -> None:
+        """Start at zero of `bytes_total` bytes at the time `now`; tell `every` so many seconds of any steady clock."""
+        self._every = every
         self._stage: Literal["check", "transfer", "verify"] = stage
         self._total = bytes_total
         self._done = 0
@@ -23,7 +30,7 @@ class Pace:
     def add(self, count: int, now: float, file: str = "") -> Progress | None:
         """Count `count` bytes more; return an event, or None if the last one is too recent to add to."""
         self._done += count
-        if now - self._samples[-1][0] < PROGRESS_SECONDS and self._done < self._total:
+        if now - self._samples[-1][0] < self._every and self._done < self._total:
             return None
         self._samples.append((now, self._done))
         first_time, first_bytes = self._samples[0]
