@@ -85,7 +85,8 @@ def test_neither_plan_nor_shard_of_a_folder_imports_what_an_extra_brings(checkpo
 
 
 def test_every_range_that_the_package_asks_for_holds_the_version_that_is_pinned() -> None:
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    texts = [(ROOT / file).read_text() for file in ("requirements.txt", "tests/requirements.txt")]
+    lines = [line for text in texts for line in text.splitlines()]
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     pinned = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
     ranges = [
