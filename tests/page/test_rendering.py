@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 from urllib.parse import parse_qsl
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
-from sharding.core.values import Checkpoint, FileEntry, Finding, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, FileEntry, Finding, FleetCost, NodeCost, RepoRef, TensorEntry
 from sharding.desk.forecast import Forecast
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
@@ -23,10 +24,14 @@ from sharding.page.form import Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import MOST_ROWS, files_of
 from sharding.page.render import MOST_NAMED
+from sharding.page.result_panels import details_panel
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops
 from sharding.report.model_map import map_of_plan
 from sharding.storage.hub_lookup import SourceCard
+from sharding.verify.trust import Trust
+from tests.conftest import in_two_files
+from tests.folders import reshard
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 
@@ -240,3 +245,12 @@ def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:
     html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(200_000))), plays=True)
     assert html.count("data-n=") > 300
     assert len(html.encode()) < 200_000
+
+
+def test_the_details_of_a_result_count_the_machines_that_made_it(tmp_path: Path) -> None:
+    report = reshard(in_two_files(tmp_path / "in"), tmp_path / "out")
+    trust = Trust("claims", ())
+    assert "Machines" not in details_panel(report, "a/b", None, trust)
+    nodes = tuple(NodeCost(f"10.0.0.{n} (1a2b3c4d)", 3, 4, 5.0, 6) for n in range(2))
+    many = replace(report, fleet=FleetCost("<ray> 2.60.0", nodes))
+    assert "2 with &lt;ray&gt; 2.60.0" in details_panel(many, "a/b", None, trust)
