@@ -13,7 +13,7 @@ from pathlib import Path
 from starlette.responses import StreamingResponse
 
 from sharding.localhub.blobs import read_file
-from sharding.localhub.grants import Right
+from sharding.localhub.grants import Right, name_of_grant
 from sharding.localhub.refusals import Refusal, bad_credentials, bad_request
 from sharding.localhub.resolve import parse_range
 from sharding.localhub.store import XetFile, XetStore, parse_shard
@@ -52,6 +52,7 @@ def reconstruct(call: Call) -> Answer:
     terms: list[Json] = []
     parts: dict[str, list[Json]] = {}
     offset = position = 0
+    granted = name_of_grant(call.headers["authorization"])
     for segment in file.segments:
         chunks = _chunks(store.xorb(segment.xorb))[segment.first : segment.end]
         held: list[tuple[int, int, int, int]] = []
@@ -63,7 +64,7 @@ def reconstruct(call: Call) -> Answer:
         if held:
             span = {"start": held[0][0], "end": held[-1][0] + 1}
             terms.append({"hash": segment.xorb, "unpacked_length": sum(chunk[3] for chunk in held), "range": span})
-            url = f"{call.hub.address}/cas/xorbs/{segment.xorb}"
+            url = f"{call.hub.address}/cas/xorbs/{segment.xorb}?grant={granted}"
             url_range = {"start": held[0][1], "end": held[-1][2] - 1}
             parts.setdefault(segment.xorb, []).append({"range": span, "url": url, "url_range": url_range})
     return {"offset_into_first_range": offset, "terms": terms, "fetch_info": parts}

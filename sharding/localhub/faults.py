@@ -3,18 +3,22 @@
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from threading import Lock
 from typing import Literal, cast, get_args
 
 import anyio
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sharding.localhub.grants import HUBS_OWN, name_of_grant
+
 Kind = Literal[
     "delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow",
-    "link", "null", "list", "text", "empty", "html", "gone",
+    "link", "line", "null", "list", "text", "empty", "html", "gone",
 ]  # fmt: skip
 
 _RULE = re.compile(
@@ -43,7 +47,8 @@ class Fault:
     `value` bytes less and more, and say so; `corrupt` turns a bit in the middle; `whole` ignores a range; `other`
     sends the name of another commit and another content along. `null`, `list`, `text`, `empty`, `html` and `gone` do
     nothing and answer with something that no Hub does, `gone` with status 404. `slow` takes the request's body, and
-    sends the answer's, at `value` bytes a second; with `link` all of them share that rate.
+    sends the answer's, at `value` bytes a second; with `link` all of them share that rate, with `line` those that bear
+    the same grant of the Xet store, as a machine does that has one for itself.
     """
 
     kind: Kind
@@ -51,7 +56,7 @@ class Fault:
     pattern: re.Pattern[str]
     chance: float = 1.0
     left: int | None = None
-    link: "_Rate | None" = None
+    rates: "dict[str, _Rate]" = field(default_factory=dict)
 
 
 def parse_fault(text: str) -> Fault:
@@ -70,7 +75,6 @@ def parse_fault(text: str) -> Fault:
         re.compile(match["pattern"]),
         float(match["chance"] or 1),
         int(match["times"]) if match["times"] else None,
-        _Rate(value) if kind == "link" else None,
     )
 
 
@@ -105,8 +109,8 @@ class Faults:
                     return await _ODD[kind](scope, receive, send)
                 case "whole":
                     scope["headers"] = [line for line in scope["headers"] if line[0] != b"range"]
-                case "slow" | "link":
-                    rate = fault.link or _Rate(fault.value)
+                case "slow" | "link" | "line":
+                    rate = _rate(fault, scope)
                     receive, send = _slow_receive(receive, rate), _slow_send(send, rate)
                 case _:
                     send = _Breaker(send, fault)
@@ -135,6 +139,17 @@ class _Rate:
         now = anyio.current_time()
         self._free_at = max(now, self._free_at) + count / self._bytes_per_second
         await anyio.sleep(self._free_at - now)
+
+
+def _rate(fault: Fault, scope: Scope) -> _Rate:
+    """Return what a request has to itself, or shares with others of its link or line. The Hub's own go over neither."""
+    if fault.kind == "slow":
+        return _Rate(fault.value)
+    request = Request(scope)
+    granted = name_of_grant(request.headers.get("authorization", "")) or request.query_params.get("grant", "")
+    if granted == HUBS_OWN:
+        return _Rate(inf)
+    return fault.rates.setdefault(granted if fault.kind == "line" else "", _Rate(fault.value))
 
 
 def _slow_receive(receive: Receive, rate: _Rate) -> Receive:

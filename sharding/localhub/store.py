@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from sharding.localhub.grants import Grants
+from sharding.localhub.grants import HUBS_OWN, Grants
 from sharding.localhub.state import State
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class XetStore:
         import hf_xet  # type: ignore[import-untyped, unused-ignore]
 
         if self.grants:
-            token, expires = self.grants.token("read", VIEW_SECONDS)
+            token, expires = self.grants.token("read", VIEW_SECONDS, HUBS_OWN)
             access = {"endpoint": self.grants.endpoint, "token": token, "token_expiry_unix_secs": expires}
             # At the end of a session hf-xet waits two seconds for those who want to know how it was.
             config = hf_xet.XetConfig().with_config({"telemetry.enabled": False})

@@ -1,4 +1,4 @@
-"""A slow answer has a rate of its own; all answers that go over one link share its rate."""
+"""A slow answer has a rate of its own; answers share that of a link, and those to one grant that of its line."""
 
 import asyncio
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 
 from sharding.localhub import faults
 from sharding.localhub.faults import Faults, parse_fault
+from sharding.localhub.grants import HUBS_OWN, Grants
 
 
 class Clock:
@@ -27,24 +28,41 @@ async def answer_of_a_thousand_bytes(_scope: Any, _receive: Any, send: Any) -> N
     await send({"type": "http.response.body", "body": bytes(1000)})
 
 
-@pytest.mark.parametrize(("kind", "until"), [("slow", [1.0, 1.0, 1.0]), ("link", [1.0, 2.0, 3.0])])
-def test_answers_side_by_side_wait_for_one_another_on_a_link_alone(
-    kind: str, until: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(faults, "anyio", clock)
+    return clock
+
+
+def ask(hub: Faults, path: str, token: str = "hf_alice") -> None:
+    async def take(_message: Any) -> None:
+        pass
+
+    headers = [(b"authorization", f"Bearer {token}".encode())]
+    request = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
+    asyncio.run(hub(request, take, take))
+
+
+@pytest.mark.parametrize(
+    ("kind", "until"), [("slow", [1.0, 1.0, 1.0]), ("link", [1.0, 2.0, 3.0]), ("line", [1.0, 1.0, 2.0])]
+)
+def test_answers_side_by_side_wait_for_one_another_on_a_link_or_a_line_alone(
+    kind: str, until: list[float], clock: Clock
+) -> None:
     hub = Faults(answer_of_a_thousand_bytes, [parse_fault(f"{kind}:1000@GET /big")])
-
-    async def ask(path: str) -> None:
-        async def take(_message: Any) -> None:
-            pass
-
-        await hub({"type": "http", "method": "GET", "path": path}, take, take)
-
     ends = []
-    for path in ("/big/1", "/big/2", "/big/3"):
-        asyncio.run(ask(path))
+    for number, grant in enumerate(("one", "other", "one")):
+        ask(hub, f"/big/{number}", f"xet_read_9_{grant}_signed")
         ends.append(clock.slept[-1])
     assert ends == until
-    asyncio.run(ask("/small"))
+    ask(hub, "/small")
     assert clock.slept[-1] == until[-1], "what no rule names does not wait"
+
+
+@pytest.mark.parametrize("kind", ["link", "line"])
+def test_what_the_hub_fetches_for_itself_goes_over_nobodys_line(kind: str, clock: Clock) -> None:
+    hub = Faults(answer_of_a_thousand_bytes, [parse_fault(f"{kind}:1000@GET /big")])
+    token, _ = Grants("", 60, b"key").token("read", name=HUBS_OWN)
+    ask(hub, "/big", token)
+    assert not any(clock.slept)
