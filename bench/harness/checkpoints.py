@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from zlib import crc32
 
 _CHUNK_BYTES = 16 << 20
 _BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
@@ -42,9 +43,12 @@ def build_llama(folder: Path, weight_bytes: int, dtype: str = "BF16") -> None:
     _build("llama", folder, "--bytes", weight_bytes, "--dtype", dtype)
 
 
-def build_sparse(folder: Path, files: int, tensors: int, width: int = 2048) -> None:
-    """Write `files` files that hold `tensors` tensors, one side of each `width`: headers, and holes for the weights."""
-    _build("sparse", folder, "--files", files, "--tensors", tensors, "--width", width)
+def build_sparse(folder: Path, files: int, tensors: int, width: int = 2048, *, filled: bool = False) -> None:
+    """Write `files` files that hold `tensors` tensors, one side of each `width`: headers, and holes for the weights.
+
+    With `filled` there are random weights in the place of holes.
+    """
+    _build("sparse", folder, "--files", files, "--tensors", tensors, "--width", width, *["--filled"] * filled)
 
 
 def build_quantized(folder: Path, kind: str, weight_bytes: int) -> None:
@@ -125,11 +129,11 @@ def _in_fp8(tensor: Tensor) -> list[Tensor]:
     return [Tensor(tensor.name, tensor.shape, "F8_E4M3"), Tensor(f"{tensor.name}_scale_inv", grid, "F32")]
 
 
-def _write_numbers(stream: BinaryIO, tensor: Tensor) -> None:
+def _write_numbers(stream: BinaryIO, tensor: Tensor, seed: int = 0) -> None:
     """Write random numbers of a dtype, all of them finite, and small ones for scales."""
     import numpy as np
 
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     left_bytes = tensor.bytes
     while left_bytes:
         count = min(left_bytes, _CHUNK_BYTES)
@@ -185,7 +189,7 @@ def _in_two_files(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
     return files
 
 
-def _write_sparse(folder: Path, files: int, tensors: int, width: int) -> None:
+def _write_sparse(folder: Path, files: int, tensors: int, width: int, filled: bool) -> None:
     folder.mkdir(parents=True)
     config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": files}
     (folder / "config.json").write_text(json.dumps(config))
@@ -198,7 +202,11 @@ def _write_sparse(folder: Path, files: int, tensors: int, width: int) -> None:
     for name, part in parts.items():
         with open(folder / name, "wb") as stream:
             _write_header(stream, part)
-            stream.truncate(stream.tell() + sum(tensor.bytes for tensor in part))
+            if not filled:
+                stream.truncate(stream.tell() + sum(tensor.bytes for tensor in part))
+                continue
+            for tensor in part:
+                _write_numbers(stream, tensor, crc32(tensor.name.encode()))  # no two of a model are the same
     _write_index(folder, parts)
 
 
@@ -246,6 +254,7 @@ def main() -> None:
     sparse.add_argument("--files", type=int, default=200)
     sparse.add_argument("--tensors", type=int, default=100_000)
     sparse.add_argument("--width", type=int, default=2048)
+    sparse.add_argument("--filled", action="store_true", help="random numbers in the place of holes")
     for kind in (llama, quantized, sparse):
         kind.add_argument("folder", type=Path)
     arguments = parser.parse_args()
@@ -254,7 +263,7 @@ def main() -> None:
     elif arguments.kind == "quantized":
         _write_quantized(arguments.folder, arguments.of, arguments.bytes)
     else:
-        _write_sparse(arguments.folder, arguments.files, arguments.tensors, arguments.width)
+        _write_sparse(arguments.folder, arguments.files, arguments.tensors, arguments.width, arguments.filled)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub import HfApi
+
 from harness.processes import ROOT, Surroundings
 
 TOKEN = "hf_alice"
@@ -67,13 +69,15 @@ def serve(folder: Path, options: Sequence[str] = (), log: Path | None = None) ->
             process.terminate()
 
 
-def filled(folder: Path, sources: Iterable[Path], options: Sequence[str] = ()) -> Path:
+def filled(folder: Path, sources: Iterable[Path], options: Sequence[str] = (), *, private: bool = False) -> Path:
     """Return the folder of a new Hub that has each of `sources`, folders, as a repo of alice's of the same name."""
     full, home = folder / "full", folder / "home"
     with serve(full, options) as address:
         for source in sources:
             command = (sys.executable, ROOT / "bench/harness/peers.py", "upload", source, f"alice/{source.name}")
             subprocess.run([*map(str, command)], env=dict(environment(address, home)), check=True)
+            if private:
+                HfApi(address, TOKEN).update_repo_settings(f"alice/{source.name}", private=True)
     shutil.rmtree(home, ignore_errors=True)
     return full
 
