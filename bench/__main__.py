@@ -24,6 +24,7 @@ _COMMANDS = (
     "page.py --seconds 30",
     "looking.py",
     "crowd.py",
+    "fleet.py",
 )
 
 
