@@ -167,6 +167,9 @@ TOLD_SECONDS = 1.0
 ATTEMPTS = 3
 """How often a part is begun whose worker dies or whose access ends: what fails thrice is no accident."""
 
+GRANT_MARGIN_SECONDS = 30.0
+"""So long before its end hf-xet 1.8 takes a grant as ended: it would ask for another, which takes a login."""
+
 WORKERS_SECONDS = 60.0
 """How long a cluster may have no processor at all: then a job that has nothing under way ends."""
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from sharding.core.errors import DestinationError, GrantExpired
 from sharding.core.lent import LentDestination, LentSource
+from sharding.core.limits import GRANT_MARGIN_SECONDS
 from sharding.core.values import ShardRecord
 from sharding.storage.hub_client import Hub
 from sharding.storage.hub_upload import XetShardWriter
@@ -30,7 +31,7 @@ class GrantedHub(Hub):
 
     def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
         """Return how hf-xet reaches the store. Raises GrantExpired."""
-        if self._grant is None or self._grant.expires <= time.time():
+        if self._grant is None or self._grant.expires <= time.time() + GRANT_MARGIN_SECONDS:
             raise GrantExpired(f"The access to {repo_id} that was granted for a part of the job has ended.")
         return self._reached_with(self._grant)
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from sharding.core.errors import Fault, GrantExpired, ShardingError
-from sharding.core.limits import TOLD_SECONDS
+from sharding.core.limits import GRANT_MARGIN_SECONDS, TOLD_SECONDS
 from sharding.core.meter import Meter
 from sharding.core.protocols import Source
 from sharding.fleet.borrowed import LentSink, open_lent, open_lent_destination
@@ -64,7 +64,7 @@ def _is_of_access(error: ShardingError, part: Part) -> bool:
     if isinstance(error, GrantExpired) or isinstance(cause, PermissionError) or "401 Unauthorized" in str(cause):
         return True
     grants = (part.source.grant, part.target.grant if part.target else None)
-    return any(grant.expires <= time.time() for grant in grants if grant)
+    return any(grant.expires <= time.time() + GRANT_MARGIN_SECONDS for grant in grants if grant)
 
 
 def _spent(meter: Meter, origin: Source, sink: LentSink | None) -> Spent:
