@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from sharding.core.options import Options
 
 if TYPE_CHECKING:
+    from tests.clusters import Cluster
     from tests.localhub.conftest import Server
 
 # A run in the background may ignore interrupts, and would hand that on to the jobs that are interrupted here.
@@ -131,6 +132,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Callable[..., 
     for server in servers:
         if server.process and server.process.poll() is None:
             server.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator["Cluster"]:
+    """A Ray cluster of two nodes, for tests that kill none of them."""
+    from tests.clusters import cluster
+
+    with cluster() as running:
+        yield running
 
 
 def options_of(size: str, choices: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:

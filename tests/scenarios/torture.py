@@ -140,7 +140,7 @@ def torture_hub(hub: Server, source: str, name: str, place: Path, kills: int, mo
         to_kill = tally.kills < kills
         kept, new, killed = _run(hub, source, name, place, moments if to_kill else None)
         assert noted <= kept or not kept | new, f"lost {noted - kept}"
-        noted = _staged(hub, name)
+        noted = staged(hub, name)
         tally.kills += killed
         tally.again += len(kept | new) - len(noted) if killed and noted else 0
         whole = _shown_whole(hub, name)
@@ -181,7 +181,7 @@ def _run(
     return kept, new, killed
 
 
-def _staged(hub: Server, name: str) -> set[str]:
+def staged(hub: Server, name: str) -> set[str]:
     """Return the shards of which the staging branch, where there is one, has a record."""
     if not exists(hub, name) or STAGING_BRANCH not in branches(hub, name):
         return set()

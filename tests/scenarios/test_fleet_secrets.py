@@ -1,0 +1,139 @@
+"""Of a job on several machines only the process of the command has the login: nobody else's, and no file."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.clusters import Cluster, of_session, wait_until
+from tests.fleets import SLOW_BYTES, Fleet, files_with, fleet, processes_with, slow_parts, variables
+from tests.hubs import push
+from tests.inhouse import InHouse, hub_in_house
+from tests.scenarios.test_fleet import SIZE, plain
+
+NUMBERS = count(1000)
+TOKEN = "hf_keeper-of-the-keys"
+"""Of a user whose name stands nowhere else."""
+SLOW = f"slow:{SLOW_BYTES}@GET /cas/xorbs/"
+PLACES = {"variable": ("environ", "cmdline"), "saved": ("environ", "cmdline", "memory")}
+"""Where to look for it in processes, by how somebody is signed in."""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    users = ("alice", "keeper-of-the-keys")
+    orgs = {"acme": users}
+    with hub_in_house(tmp_path_factory.mktemp("hub"), xet_over_http=True, users=users, orgs=orgs) as hub:
+        yield hub
+
+
+@pytest.fixture
+def source(hub: InHouse, tmp_path: Path) -> str:
+    return push(hub, plain(tmp_path)[0], f"acme/source-{next(NUMBERS)}", private=True)
+
+
+@pytest.mark.parametrize("place", ["environ", "cmdline", "memory"])
+def test_the_search_finds_what_a_process_knows(place: str) -> None:
+    script = "import os, time; word = '-'.join(['hf_keeper', 'of', 'the', 'keys']); print(flush=True); input()"
+    words = [TOKEN] if place == "cmdline" else []
+    if place != "memory":
+        script = "print(flush=True); input()"
+    env = os.environ | ({"HF_TOKEN": TOKEN} if place == "environ" else {})
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert f"{place} of {process.pid}" in processes_with(TOKEN, [psutil.Process(process.pid)])
+        assert not processes_with("hf_somebody" + "-else", [psutil.Process(process.pid)])
+        process.communicate(b"\n")
+
+
+def test_the_search_finds_what_a_file_holds(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/one").write_text(f"It was {TOKEN}.")
+    (tmp_path / "other").write_text("It was nothing.")
+    assert files_with(TOKEN, tmp_path) == [str(tmp_path / "logs/one")]
+
+
+@pytest.fixture
+def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The variables of somebody who is signed in: by one of them, or by what `hf auth login` has saved."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "token").write_text(TOKEN)
+    return {"variable": {"HF_TOKEN": TOKEN}, "saved": {"HF_HOME": str(home)}}
+
+
+def search(job: Fleet, session: int, login: str, *folders: Path) -> None:
+    """Look everywhere while a job is under way.
+
+    hf-xet looks itself through the variables of all processes of a machine, and so remembers those of the command.
+    """
+    assert processes_with(TOKEN, [psutil.Process(job.process.pid)])  # so the others are not searched in vain
+    processes = [process for process in of_session(session) if process.pid != job.process.pid]
+    assert len(processes) > 5  # Ray's own and its workers
+    assert processes_with(TOKEN, processes, PLACES[login]) == []
+    assert files_with(TOKEN, *folders) == []
+    assert job.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("login", "to_folder"),
+    [
+        ("variable", False),
+        pytest.param("variable", True, marks=pytest.mark.thorough),
+        pytest.param("saved", False, marks=pytest.mark.thorough),
+        pytest.param("saved", True, marks=pytest.mark.thorough),
+    ],
+)
+def test_no_node_ever_has_the_login(
+    login: str,
+    to_folder: bool,
+    homes: dict[str, dict[str, str]],
+    cluster: Cluster,
+    hub: InHouse,
+    source: str,
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "shared" if to_folder else f"acme/made-{next(NUMBERS)}"
+    env = variables(cluster, hub, "") | homes[login]
+    with fleet(env, source, out, "-s", SIZE) as job:
+        with hub.failing(SLOW) if to_folder else slow_parts(hub):
+            job.at_work("transfer")
+            search(job, cluster.session, login, cluster.folder, tmp_path)
+            if not to_folder:  # which is read too quickly
+                job.at_work("verify")
+                search(job, cluster.session, login, cluster.folder, tmp_path)
+        job.finish()
+    assert processes_with(TOKEN, cluster.processes(), PLACES[login]) == []
+    assert files_with(TOKEN, cluster.folder, tmp_path) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("login", ["variable", "saved"])
+def test_no_node_that_the_command_starts_itself_ever_has_the_login(
+    login: str, homes: dict[str, dict[str, str]], hub: InHouse, source: str, tmp_path: Path
+) -> None:
+    env = variables(None, hub, "") | homes[login]
+    with fleet(env, source, tmp_path / "out", "-s", SIZE) as job:
+        with hub.failing(SLOW):
+            job.at_work("transfer")
+            ray_folder = folder_of_ray(job.process.pid)
+            search(job, job.process.pid, login, ray_folder, tmp_path)
+        job.finish()
+        wait_until(lambda: not of_session(job.process.pid))
+    assert files_with(TOKEN, ray_folder, tmp_path) == []
+
+
+def folder_of_ray(session: int) -> Path:
+    """Return where Ray has its files, as it tells each of its processes."""
+    said = " ".join(word for process in of_session(session) for word in process.cmdline())
+    found = re.search(r"(/\S*?/session_\d[^/\s]*)", said)
+    assert found
+    return Path(found[1])
