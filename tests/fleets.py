@@ -90,6 +90,7 @@ def fleet(env: Mapping[str, str], *words: object) -> Iterator[Fleet]:
     command = [sys.executable, "-m", "sharding", "shard", *map(str, words), "--workers", "ray", "--events"]
     # Elsewhere: Ray has workers look for packages where the command was given, before they look at their own.
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryDirectory() as here:
+        env = dict(env) if "RAY_ADDRESS" in env else {**env, "RAY_TMPDIR": here}
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=said, text=True, env=env, cwd=here, start_new_session=True
         )

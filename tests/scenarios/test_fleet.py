@@ -70,22 +70,20 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
 
 
 def assert_told(events: list[Event], cluster: Cluster, is_slow: bool = False) -> None:
-    """Nodes did parts, both where one could not be quicker, each shard was told of once, and who is at what."""
+    """Each shard was told of once, and who was at what: both nodes, where one alone could not be quicker."""
     names = {node.name for node in cluster.nodes}
     report = events[-1]
     told = report["fleet"]
     assert told["engine"].startswith("ray ") and told["repeated"] == []
-    at_parts = {node["node"] for node in told["nodes"]}
-    assert at_parts == names if is_slow else at_parts <= names
     assert all(
         node["parts"] and node["bytes"] and node["seconds"] and node["peak_anon_bytes"] for node in told["nodes"]
     )
     files = [shard["file"] for shard in report["shards"]]
     assert sorted(event["file"] for event in events if event["event"] == "shard-finished") == sorted(files)
-    progress = [event for event in events if event["event"] == "progress"]
-    at_work = [worker for event in progress for worker in event["workers"]]
-    assert {worker["node"] for worker in at_work} == at_parts
-    assert {worker["file"] for worker in at_work if worker["file"].endswith(".safetensors")} & set(files)
+    at_work = [worker for event in events if event["event"] == "progress" for worker in event["workers"]]
+    for found in ({node["node"] for node in told["nodes"]}, {worker["node"] for worker in at_work}):
+        assert found == names if is_slow else found <= names  # once a second somebody says who is at what
+    assert {worker["file"] for worker in at_work} & set(files) or not is_slow
     assert all(worker["pid"] and worker["anon_bytes"] for worker in at_work)
 
 

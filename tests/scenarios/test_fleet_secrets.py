@@ -128,7 +128,8 @@ def test_no_node_that_the_command_starts_itself_ever_has_the_login(
             search(job, job.process.pid, login, ray_folder, tmp_path)
         job.finish()
         wait_until(lambda: not of_session(job.process.pid))
-    assert files_with(TOKEN, ray_folder, tmp_path) == []
+        assert ray_folder.is_dir()
+        assert files_with(TOKEN, ray_folder, tmp_path) == []
 
 
 def folder_of_ray(session: int) -> Path:
