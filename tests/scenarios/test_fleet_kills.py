@@ -51,13 +51,13 @@ class Work:
         if self.hub:
             worker = job.at_work(wave, nodes[-1].name)
             return psutil.Process(worker["pid"]), worker["file"]
-        *others, node = nodes
-        for other in others:  # while these stand still, there are parts for that one
-            self._stop(wave, other)
-        return self._stop(wave, node)
+        while True:  # while others stand still, there are parts for that one
+            process, part = self._stop(wave, nodes)
+            if process.ppid() == nodes[-1].raylet.pid:
+                return process, part
 
-    def _stop(self, wave: str, node: Node) -> tuple[psutil.Process, str]:
-        """Stop a worker while it has a shard of the result open: a part lasts as long as it is stopped."""
+    def _stop(self, wave: str, nodes: Sequence[Node]) -> tuple[psutil.Process, str]:
+        """Stop another worker while it has a shard of the result open: a part lasts as long as it is stopped."""
         in_wave = {"transfer": _WRITTEN, "verify": _READ}[wave]
 
         def opened(process: psutil.Process) -> str:
@@ -67,8 +67,8 @@ class Work:
             return ""
 
         def found() -> tuple[psutil.Process, str] | None:
-            for process in node.raylet.children():
-                if not opened(process):
+            for process in (process for node in nodes for process in node.raylet.children()):
+                if process in self.stopped or not opened(process):
                     continue
                 process.suspend()
                 if file := opened(process):
