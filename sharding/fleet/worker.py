@@ -27,7 +27,7 @@ def work(text: str, node: str) -> Iterator[str]:
         for said in _do(part, worker):
             yield said_json(said)
     except ShardingError as error:
-        again = _is_of_access(error, part)
+        again = _is_worth_another_try(error, part)
         yield said_json(PartFailed(worker, type(error).__name__, error.message, error.hint, again))
     except Exception as error:
         fault = Fault(error)
@@ -58,10 +58,15 @@ def _do(part: Part, worker: Worker) -> Iterator[Said]:
     yield PartDone(worker, record, replace(spent, peak_anon_bytes=meter.peak_anon_bytes), overflowed)
 
 
-def _is_of_access(error: ShardingError, part: Part) -> bool:
-    """Return whether a part failed once its access had ended, by this machine's clock or by that of the store."""
-    cause = error.__cause__  # hf-xet has no kind of error for that where it reads
-    if isinstance(error, GrantExpired) or isinstance(cause, PermissionError) or "401 Unauthorized" in str(cause):
+def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
+    """Return whether a part failed as its access had ended, by any clock, or as this machine did not reach the store.
+
+    Of these two hf-xet makes one: refused with 401, it speaks of a connection, or a stream just ends.
+    """
+    cause = error.__cause__
+    if isinstance(error, GrantExpired) or isinstance(cause, (PermissionError, ConnectionError, TimeoutError)):
+        return True
+    if "401 Unauthorized" in str(cause):
         return True
     grants = (part.source.grant, part.target.grant if part.target else None)
     return any(grant.expires <= time.time() + GRANT_MARGIN_SECONDS for grant in grants if grant)

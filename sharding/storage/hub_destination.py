@@ -159,7 +159,7 @@ class HubDestination:
         repo_id = self.ref.repo_id
         if not self._has_xet or self._job is None:
             raise DestinationError(
-                f"This Hub takes files for {repo_id} from nobody without a login, and other machines get none.",
+                f"This Hub has no Xet: it takes files for {repo_id} from nobody without a login, as workers are.",
                 "Work without --workers, or into a folder.",
             )
         grant = self._repo.ask(lambda: self._hub.grant("write", repo_id, STAGING_BRANCH))
