@@ -173,6 +173,9 @@ GRANT_MARGIN_SECONDS = 30.0
 WORKERS_SECONDS = 60.0
 """How long a cluster may have no processor at all: then a job that has nothing under way ends."""
 
+ANSWER_SECONDS = 10.0
+"""How long the head node of a cluster may take to answer at all."""
+
 LEASE_SECONDS = 60.0
 """After what silence of its job a folder that machines share may be taken over from another machine."""
 

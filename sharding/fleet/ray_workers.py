@@ -1,6 +1,7 @@
 """Run parts on a cluster of Ray, a part a processor. https://docs.ray.io/en/releases-2.60.0/ray-core/tasks.html."""
 
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ from sharding import __version__
 from sharding.core.environment import prepare_for_ray, ray_address, without_login
 from sharding.core.errors import Refused
 from sharding.core.extras import require
+from sharding.core.limits import ANSWER_SECONDS
 from sharding.fleet.parts import Said, parse_said
 
 _OBJECT_STORE_BYTES = 80_000_000
@@ -26,6 +28,7 @@ def ray_workers() -> Iterator["RayWorkers"]:
     require("Working on many machines", ["ray"], "ray")
     address = ray_address()
     prepare_for_ray(address)
+    _refuse_unreachable(address)
     import ray
 
     with _signals_kept():
@@ -49,6 +52,18 @@ def ray_workers() -> Iterator["RayWorkers"]:
         yield RayWorkers()
     finally:
         ray.shutdown()
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Raise Refused where nobody answers at `address`: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():  # "local", or "auto"
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        hint = "Is it the address of the head node, with the port of its store (6379)? Set RAY_ADDRESS to that."
+        raise Refused(f"No cluster of Ray is at {address}: {error}.", hint) from error
 
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}

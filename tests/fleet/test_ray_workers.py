@@ -1,0 +1,48 @@
+"""A cluster that is not there is said not to be, before anything of a job is begun. Real ones: tests/scenarios."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import Refused, UsageError
+from sharding.fleet.ray_workers import ray_workers
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_an_address_where_nobody_answers_is_refused(
+    nobody: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", nobody)
+    with pytest.raises(Refused, match=f"No cluster of Ray is at {nobody}: ") as refused:
+        list(job.shard(str(checkpoint), str(tmp_path / "out"), "50kB", workers="ray"))
+    assert "RAY_ADDRESS" in refused.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("address", ["[::1]:99999", "no such host:1"])
+def test_what_is_no_address_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(Refused), ray_workers():
+        pass
+
+
+def test_a_cluster_is_not_led_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
+    with pytest.raises(UsageError, match="not led from outside"), ray_workers():
+        pass
+
+
+def test_without_ray_it_is_said_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.core.extras.is_installed", lambda module: module != "ray")
+    with pytest.raises(Refused) as refused, ray_workers():
+        pass
+    assert refused.value.hint == "Run pip install 'shard-my-repo[ray]'."
