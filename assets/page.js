@@ -4,6 +4,8 @@ window.shardMyRepo = {
     if (!query || query === window.location.search) return;
     // What one comes back to: from a job to its plan. While one chooses, the last choice is enough.
     const kind = (search) => (search.match(/^\?(repo|job|result)=/) ?? [])[1];
+    // A plan that was still on its way when the job began.
+    if (kind(query) === "repo" && kind(window.location.search) === "job") return;
     const goes = kind(query) !== kind(window.location.search) && kind(window.location.search);
     window.history[goes ? "pushState" : "replaceState"](window.history.state, "", query);
     // A Space lies in a frame; the Hub takes the address over from it.

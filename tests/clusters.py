@@ -1,6 +1,6 @@
 """A Ray cluster of two nodes on this machine, in processes of its own, which see no login and surely end.
 
-`python -m tests.clusters FOLDER OTHER` is that cluster: it says where it is in a line of JSON, and ends when nobody
+`python -m tests.clusters OTHER` is that cluster: it says where it is in a line of JSON, and ends when nobody
 holds its standard input any more. The package that nodes import is this one; in the second node it is that in OTHER,
 where a folder is named.
 """
@@ -58,7 +58,7 @@ class Cluster:
 def cluster(other: Path | None = None) -> Iterator[Cluster]:
     """Run a cluster of two nodes, one CPU each, while the block lasts; `other` holds the package of the second."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of sockets have a bound
-    command = [sys.executable, "-m", "tests.clusters", str(folder), str(other or "")]
+    command = [sys.executable, "-m", "tests.clusters", str(other or "")]
     log = (folder / "cluster.log").open("wb")
     try:
         process = subprocess.Popen(
@@ -92,6 +92,7 @@ def without_login(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        "RAY_TMPDIR": str(home),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Else Ray puts the address of this machine for 127.0.0.1, where it is not reached.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -143,9 +144,9 @@ def main() -> None:
     """Run the cluster."""
     from ray.cluster_utils import Cluster as RayCluster
 
-    folder, other = sys.argv[1:]
+    (other,) = sys.argv[1:]
     common = {"node_ip_address": "127.0.0.1", "num_cpus": 1, "object_store_memory": 80_000_000}
-    head = {**common, "temp_dir": folder, "include_dashboard": False}
+    head = {**common, "include_dashboard": False}
     ray_cluster = RayCluster(initialize_head=True, head_node_args=head)
     second = ray_cluster.add_node(**common, env_vars={"PYTHONPATH": other} if other else None)
     nodes = [

@@ -66,12 +66,13 @@ def ray_cluster(processors: int) -> Iterator[Cluster]:
         **{"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
         # Else Ray puts the address of this machine for 127.0.0.1, where it is not reached.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_TMPDIR": str(folder),
     }
     try:
         with (
             open(folder / "log", "wb") as log,
             subprocess.Popen(
-                [sys.executable, str(ROOT / "bench/harness/ray_node.py"), str(folder), str(processors)],
+                [sys.executable, str(ROOT / "bench/harness/ray_node.py"), str(processors)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -7,13 +7,13 @@ _OBJECT_STORE_BYTES = 80_000_000
 
 
 def main() -> None:
-    """Read FOLDER PROCESSORS from the command line; say the address."""
+    """Read PROCESSORS from the command line; say the address."""
     from ray.cluster_utils import Cluster
 
-    folder, processors = sys.argv[1:]
+    (processors,) = sys.argv[1:]
     node = {
         **{"node_ip_address": "127.0.0.1", "num_cpus": int(processors), "object_store_memory": _OBJECT_STORE_BYTES},
-        **{"temp_dir": folder, "include_dashboard": False},
+        "include_dashboard": False,
     }
     cluster = Cluster(initialize_head=True, head_node_args=node)
     print(cluster.address, flush=True)

@@ -19,6 +19,7 @@ _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"
 _LOOK_SECONDS = 0.02
 """Between two looks into Gradio's queue. By itself 6.31 looks every millisecond: 8% of a core, for nothing."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
+_SHOW_JOB = "(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)"
 _SAME = "(chosen) => chosen"
 _OWN_NAME = "(name) => window.shardMyRepo.ownName(name)"
 _STARTED = "() => window.shardMyRepo.started()"
@@ -96,7 +97,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
 
 
 def _follow(form: Form, after: Dependency, running: Running) -> None:
-    after.then(None, form.query, js=_SHOW_ADDRESS)
+    after.then(None, [form.query, form.job], js=_SHOW_JOB)
     after.then(running.follow, form.job, _job_parts(form), **_QUIET)
 
 

@@ -104,6 +104,7 @@ def test_the_second_visitor_waits_and_neither_sees_or_cancels_the_others_job(
 ) -> None:
     first = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
     until(desk, first, 2)
+    next(status for status in desk.watch(first, "alice") if status.progress and status.progress.seconds_left)
     second = desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), *AS_BOB)
     waiting = desk.status(second, "bob")
     assert waiting
