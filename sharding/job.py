@@ -29,9 +29,9 @@ from sharding.loading.compare import compare, compare_staged, how_to_load, refus
 from sharding.loading.costs import Compared, Probed
 from sharding.loading.devices import devices
 from sharding.planning.architecture import hints_for
-from sharding.planning.dequantize import dequantized, offering
+from sharding.planning.dequantize import dequantized, offering, ordinary
 from sharding.planning.plan import identify_plan, plan_checkpoint, shard_header
-from sharding.report.report import make_report
+from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report
 from sharding.report.write import rewritten_configs, write_beside
 from sharding.storage.hub_client import Hub
@@ -40,7 +40,9 @@ from sharding.transfer.prepare import Prepared, prepared_stream
 from sharding.transfer.stream import transfer
 from sharding.transfer.trained_source import TrainedSource, open_trained
 from sharding.verify.digests import ThisMachine
-from sharding.verify.verify import check_kept, compare_with_original, reading_back, verify, verify_staged
+from sharding.verify.sides import noting, source_to_read
+from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
+from sharding.verify.verify import verify
 
 __all__ = [
     "Options",
@@ -135,12 +137,14 @@ def shard(
         if engine == "classic":
             prepared = stack.enter_context(prepared_classic(origin, options, hub))
         else:
-            checkpoint = _read(origin, options.variant)
+            noted = noting(origin)
+            checkpoint = _read(origin, options.variant, noted)
             if options.dtype != "keep" and checkpoint.configs:
                 import_meanwhile("torch")  # while another process asks transformers
             after = dequantized(checkpoint, options)
             hints = hints_for(after, options)
-            prepared = prepared_stream(origin, after, plan_checkpoint(after, options, hints), hints)
+            reading = source_to_read(origin, noted, after, options)
+            prepared = prepared_stream(reading, after, plan_checkpoint(after, options, hints), hints)
             prepared = replace(prepared, checkpoint=checkpoint)
         checkpoint, plan = prepared.checkpoint, prepared.plan
         if compare_rounds:
@@ -148,21 +152,23 @@ def shard(
         yield Planned(checkpoint, plan)
 
         plan_id = identify_plan(plan, prepared.reading.ref)
-        kept = yield from _measured(check_kept(target, plan, plan_id, reader), target, meter)
+        kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
-            target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept))
-            moving = crew.transfer(prepared, target, kept) if crew else transfer(plan, prepared.reading, target, kept)
-            reading = reading_back(moving, prepared, origin, target, reader)
-            records, read = yield from _measured(reading, target, meter)
-            proving = verify_staged(prepared, origin, records, read, target, meter, reader)
+            ours = files_written(plan, has_picture=bool(compare_rounds))
+            theirs = [file.path for file in checkpoint.side_files if file.path not in ours]
+            target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept), ours, theirs)
+            moving = (crew.transfer if crew else transfer)(prepared, target, kept)
+            moved = reading_back(moving, prepared, origin, target, reader)
+            records, read = yield from _measured(moved, target, meter)
+            proving = verify_staged(prepared, origin, records, read, target, meter, reader, kept)
             verification = yield from _measured(proving, target, meter)
             if engine == "classic" and options.dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
 
             resources = _resources(meter, prepared, target, crew)
-            configs = rewritten_configs(origin, checkpoint.side_files, options)
+            configs = rewritten_configs(origin, checkpoint, options)
             comparison = None
             if compare_rounds and verification.identical:
                 comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
@@ -254,11 +260,17 @@ def _open(
     return origin, target
 
 
-def _read(origin: Source, variant: str) -> Checkpoint:
-    """Return what `origin` says of itself, compared with the model that was trained where that is known."""
-    checkpoint = read_checkpoint(origin, variant)
+def _read(origin: Source, variant: str, noted: Source | None = None) -> Checkpoint:
+    """Return what `origin` says of itself, compared with the model that was trained where that is known.
+
+    It is read by way of `noted`, where that is given.
+    """
+    checkpoint = read_checkpoint(noted or origin, variant)
     base = origin.base if isinstance(origin, TrainedSource) else None
-    return compare_with_base(checkpoint, read_checkpoint(base)) if base else checkpoint
+    if base is None:
+        return checkpoint
+    trained = read_checkpoint(base)
+    return compare_with_base(checkpoint, trained, ordinary(trained))
 
 
 def _refuse_contradictions(
@@ -278,7 +290,7 @@ def _refuse_contradictions(
             "Leave out --compare or --dequantize.",
         )
     if options.rank is not None and not is_folder(destination):
-        raise UsageError("What one rank loads is no repo of a model.", f"Name a folder: ./{destination}")
+        raise UsageError("What one rank loads is no repo of a model.", "Name a folder, such as ./part.")
     if options.rank is not None and compare_rounds:
         raise UsageError("What one rank loads computes nothing by itself.", "Leave out --compare or --rank.")
 

@@ -1,19 +1,22 @@
 """What tests do with folders: shard one, read what is in one, tell whether two hold the same."""
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from safetensors.numpy import load_file
 
 from sharding import job
+from sharding.formats.names import STAGING_FOLDER
 from sharding.job import Event
 from sharding.report.schema import Report
 from tests.conftest import listing, options_of
 
 if TYPE_CHECKING:
     import torch
+
+Result = TypeVar("Result")
 
 
 def finish(events: Iterable[Event]) -> Report:
@@ -75,3 +78,17 @@ def in_folders(folder: Path) -> dict[str, bytes]:
         for place in sorted({path.parent for path in folder.rglob("*.safetensors")})
         for name, tensor in tensors(place).items()
     }
+
+
+def staged(out: Path) -> Path:
+    """Where a job keeps what it has not published yet."""
+    return out / STAGING_FOLDER
+
+
+def result_of(work: Generator[object, None, Result]) -> Result:
+    """Run a generator to its end; return what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from sharding import job
-from sharding.core.errors import SourceError
+from sharding.core.errors import ShardingError, SourceError, UsageError
 from sharding.core.events import Progress, Published, ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.job import Event
 from sharding.report.schema import Report
 from sharding.storage import folder_destination as destination_room
-from tests.conftest import listing, random_tensors, write_checkpoint
-from tests.folders import arrays, finish, same
+from sharding.storage import folder_source
+from tests.conftest import in_two_files, listing, random_tensors, write_checkpoint
+from tests.folders import arrays, finish, same, staged
 
 
 @pytest.mark.parametrize("size", ["1B", "10kB", "50kB", "100kB", "1GB"])
@@ -127,7 +128,7 @@ def test_an_interrupted_run_is_resumed_and_finished_shards_are_not_written_again
 ) -> None:
     out = tmp_path / "out"
     stop_after(job.shard(str(checkpoint), str(out), "20kB"), 5)
-    parts = {path.name: path.stat() for path in out.glob("*.safetensors.part")}
+    parts = {path.name: path.stat() for path in staged(out).glob("*.safetensors.part")}
     assert len(parts) >= 5
     assert not list(out.glob("*.safetensors"))
     events = list(job.shard(str(checkpoint), str(out), "20kB"))
@@ -137,13 +138,13 @@ def test_an_interrupted_run_is_resumed_and_finished_shards_are_not_written_again
         now = (out / name.removesuffix(".part")).stat()
         assert (now.st_ino, now.st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
     assert same(arrays(out), random_tensors())
-    assert not list(out.glob("*.part"))
+    assert not staged(out).exists()
 
 
 def test_a_kept_shard_that_was_damaged_meanwhile_is_written_again(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     stop_after(job.shard(str(checkpoint), str(out), "20kB"), 4)
-    victim = sorted(out.glob("*.safetensors.part"))[1]
+    victim = sorted(staged(out).glob("*.safetensors.part"))[1]
     data = bytearray(victim.read_bytes())
     data[-1] ^= 1
     victim.write_bytes(data)
@@ -161,7 +162,7 @@ def test_another_plan_or_restart_forgets_what_an_interrupted_run_left(checkpoint
         events = list(job.shard(str(checkpoint), str(out), size, restart=restart))
         assert not [event for event in events if isinstance(event, ShardFinished) and event.kept]
         assert same(arrays(out), random_tensors())
-        assert not list(out.glob("*.part"))
+        assert not staged(out).exists()
 
 
 def test_a_changed_source_is_not_mixed_with_shards_of_its_earlier_state(checkpoint: Path, tmp_path: Path) -> None:
@@ -172,6 +173,66 @@ def test_a_changed_source_is_not_mixed_with_shards_of_its_earlier_state(checkpoi
     save_file(changed, path, metadata={"format": "pt"})
     finish(job.shard(str(checkpoint), str(out), "20kB"))
     assert same(arrays(out), {**random_tensors(), **changed})
+
+
+@pytest.fixture
+def as_on_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """File systems that number their files anew: nothing tells two states of one size and one time from each other."""
+    monkeypatch.setattr(folder_source, "is_steady", lambda folder: False)
+
+
+def replace_alike(file: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Put other numbers into a file whose header, size and time stay the same."""
+    before = file.stat()
+    new = file.with_name("new")
+    save_file(arrays, new, metadata={"format": "pt"})
+    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+    new.replace(file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+@pytest.mark.usefixtures("as_on_a_network")
+@pytest.mark.parametrize("dtype", ["keep", "bf16"])
+def test_two_sources_of_one_name_size_and_time_are_not_mixed(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
+    out, options = tmp_path / "out", Options("20kB", dtype=dtype)
+    before = job.inspect(str(checkpoint)).source
+    stop_after(job.shard(str(checkpoint), str(out), options), 7)
+    path = checkpoint / "model-00002-of-00002.safetensors"
+    replace_alike(path, {name: array[::-1].copy() for name, array in load_file(path).items()})
+    assert job.inspect(str(checkpoint)).source == before
+    events = list(job.shard(str(checkpoint), str(out), options))
+    kept = {event.file for event in events if isinstance(event, ShardFinished) and event.kept}
+    (verified,) = [event.verification for event in events if isinstance(event, Verified)]
+    assert kept and verified.identical
+    assert f"{len(kept)} shards of an earlier run compared with the source's tensors" in verified.method
+    (again,) = [
+        event.verification
+        for event in job.verify(str(checkpoint), str(out), dtype=options.dtype)
+        if isinstance(event, Verified)
+    ]
+    assert again.identical
+
+
+def test_a_file_in_the_place_of_another_of_one_size_and_time_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
+    if not folder_source.is_steady(checkpoint):
+        pytest.skip("this file system does not tell them apart")
+    path = checkpoint / "model-00002-of-00002.safetensors"
+    before = job.inspect(str(checkpoint)).source
+    events = job.shard(str(checkpoint), str(tmp_path / "out"), "20kB")
+    next(event for event in events if isinstance(event, ShardFinished))
+    replace_alike(path, dict(load_file(path)))
+    assert job.inspect(str(checkpoint)).source != before
+    with pytest.raises(SourceError, match="changed while it was being read"):
+        finish(events)
+
+
+@pytest.mark.usefixtures("as_on_a_network")
+def test_another_header_is_another_source(checkpoint: Path) -> None:
+    path = checkpoint / "model-00001-of-00002.safetensors"
+    before, times = job.inspect(str(checkpoint)).source, path.stat()
+    path.write_bytes(path.read_bytes().replace(b'"pt"', b'"tf"'))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert job.inspect(str(checkpoint)).source != before
 
 
 def test_a_result_that_differs_is_not_published(
@@ -186,3 +247,58 @@ def test_a_result_that_differs_is_not_published(
     report = finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
     assert not report.verification.identical
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\t"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda source, empty: job.inspect(empty),
+        lambda source, empty: job.inspect(source, base=empty or " "),
+        lambda source, empty: job.plan(empty),
+        lambda source, empty: job.plan(source, empty),
+        lambda source, empty: list(job.shard(source, empty, overwrite=True)),
+        lambda source, empty: list(job.shard(empty, "out")),
+        lambda source, empty: list(job.shard(source, "out", empty)),
+        lambda source, empty: list(job.verify(source, empty)),
+        lambda source, empty: job.check(source, empty),
+        lambda source, empty: job.find_unfinished(empty),
+        lambda source, empty: job.discard(empty),
+        lambda source, empty: list(job.compare(source, empty)),
+        lambda source, empty: job.devices(empty, "cpu=1GB"),
+    ],
+)
+def test_an_empty_name_is_wrong_usage_and_not_the_folder_that_one_is_in(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[str, str], object], empty: str
+) -> None:
+    monkeypatch.chdir(in_two_files(tmp_path / "here"))
+    before = listing(tmp_path)
+    with pytest.raises(UsageError):
+        ask(str(checkpoint), empty)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("address", ["s3://a/b", "file:/a/b", "http://localhost/a/b"])
+def test_an_address_is_never_a_folder(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    (tmp_path / "here" / address).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    before = listing(tmp_path)
+    for ask in (
+        lambda: job.inspect(address),
+        lambda: list(job.shard(str(checkpoint), address)),
+        lambda: list(job.shard(str(checkpoint), address, Options(strategy="pp:2", rank=0))),
+        lambda: job.discard(address),
+    ):
+        with pytest.raises(ShardingError):
+            ask()
+    assert listing(tmp_path) == before
+
+
+def test_a_folder_may_have_a_colon_in_its_name(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint.rename("s3:")
+    assert len(job.inspect("s3:").tensors) == len(random_tensors())

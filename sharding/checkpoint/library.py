@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sharding.core.text import name_problem
 from sharding.core.values import Library, folder_of
 from sharding.formats.names import is_duplicate, is_weights
 
@@ -31,7 +32,7 @@ class Documents:
             if isinstance(document, dict):
                 listed = document.get("architectures")
                 name = listed[0] if isinstance(listed, list) and listed else document.get("_class_name")
-                if isinstance(name, str):
+                if isinstance(name, str) and not name_problem(name):
                     return name
         return None
 

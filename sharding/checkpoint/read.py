@@ -7,7 +7,8 @@ from typing import Any
 
 from sharding.checkpoint.library import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME, Documents
 from sharding.checkpoint.side_files import sort_files
-from sharding.checkpoint.trained import read_dcp, read_rank_shards, what_is_missing
+from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
+from sharding.checkpoint.tying import is_tied_again
 from sharding.checkpoint.weight_files import WeightSet, find_sets, named_set
 from sharding.core.errors import SourceError
 from sharding.core.gathered import Gathered
@@ -72,7 +73,7 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
         other_variants=found.passed_over,
         of_ranks=bool(of_ranks),
     )
-    return replace(checkpoint, findings=(*what_is_missing(checkpoint), *checkpoint.findings))
+    return as_trained(replace(checkpoint, findings=(*what_is_missing(checkpoint), *checkpoint.findings)))
 
 
 def _read_component(
@@ -85,8 +86,10 @@ def _read_component(
     index = _read_index(source, by_path, weight_set)
     files = [by_path[path] for path in weight_set.files(index, by_path)]
     pickled = [file for file in files if file.path.endswith(".bin")]
-    # What loads weights of this name ties none again after loading.
-    archives = read_archives(source, pickled, unites_tied=weight_set.base != "diffusion_pytorch_model")
+    # A name that is left out is filled in by what loads the copy, or by nobody: so diffusers never does.
+    is_tied = bool(pickled) and is_tied_again(_read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
+    is_tied = is_tied and weight_set.base != "diffusion_pytorch_model"
+    archives = read_archives(source, pickled, unites_tied=is_tied)
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")])
     tensors = [tensor for header in headers for tensor in header.tensors]
     tensors += [tensor for archive in archives for tensor in archive.tensors]

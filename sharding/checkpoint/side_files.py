@@ -6,18 +6,23 @@ from sharding.core.limits import MAX_SIDE_FILE_BYTES
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import FileEntry, Finding
 from sharding.formats.names import (
+    CARD_NAME,
     DIGESTS_NAME,
     MAP_NAME,
     PICTURE_NAME,
     REPORT_NAME,
     SHARD_NAME,
+    folded,
     is_duplicate,
     is_index,
+    is_reserved,
     is_training_state,
     is_weights,
 )
 
 _NEVER = {".gitattributes", REPORT_NAME, DIGESTS_NAME, PICTURE_NAME, MAP_NAME}
+_REWRITTEN = {CARD_NAME, "config.json"}
+"""Files of the source that the result has in another form: no second one that differs in case stands beside them."""
 
 
 def sort_files(
@@ -46,9 +51,15 @@ def sort_files(
 
 
 def _reason_to_leave_out(file: FileEntry, is_copied: bool) -> str | None:
-    path = file.path
+    path = folded(file.path)  # on some disks README.md and readme.md are one file
     if path in _NEVER or is_index(path):
         return "describes the files of the source, not those of the result"
+    if is_reserved(path):
+        return "in a folder that this tool keeps for itself"
+    if path.endswith(".part"):
+        return "a download that was not finished"
+    if file.path not in _REWRITTEN and path in map(folded, _REWRITTEN):
+        return "differs only in case from a file that is written anew"
     if is_duplicate(path):
         return "the same weights in another layout"
     if path.endswith(".safetensors") and not is_copied:

@@ -1,9 +1,10 @@
 """Read a checkpoint that the ranks of a training run have saved, each its pieces of every tensor."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sharding.checkpoint.state_dict import clashes, model_names, short_names, state_in
 from sharding.core.errors import SourceError
 from sharding.core.gathered import Gathered
 from sharding.core.limits import MAX_DCP_BYTES
@@ -11,25 +12,19 @@ from sharding.core.protocols import Source
 from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import Checkpoint, FileEntry, Finding, Header, TensorEntry
 from sharding.formats.dcp_archives import find_boxes
-from sharding.formats.dcp_metadata import DcpMetadata, SavedEntry, parse_metadata
+from sharding.formats.dcp_metadata import parse_metadata
 from sharding.formats.dcp_safetensors import assemble_headers, missing_names
 from sharding.formats.dtypes import BY_TORCH
 from sharding.formats.names import DCP_METADATA_NAME
+from sharding.formats.quantization import (
+    QUANTIZERS_FILES,
+    holds_quantized,
+    method_of,
+    quantization_of,
+    without_quantization,
+)
 from sharding.formats.rank_boxes import SavedBoxes, assemble
 from sharding.formats.torch_globals import PickleRefused
-
-_STATE = {
-    "optimizer", "optimizers", "optim", "optimizer_state", "optimizer_state_dict", "optimizer_states", "scheduler",
-    "schedulers", "lr_scheduler", "lr_schedulers", "dataloader", "train_state", "rng", "rng_state", "rng_states",
-    "random_states", "extra_state", "scaler", "grad_scaler",
-}  # fmt: skip
-"""Keys below which trainers keep what is no weight (accelerate 1.15, torchtitan, PyTorch's own tutorials)."""
-
-_WRAPPERS = {"app", "model", "module", "state_dict", "model_state_dict", "state"}
-"""Keys below which they keep the weights."""
-
-_WRAPPING_MODULES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What torch.compile, FSDP and activation checkpointing put into the names of what they wrap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +38,25 @@ class Trained:
 
 def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> Trained:
     """Return what safetensors files of ranks hold together. Raises SourceError where that is no whole checkpoint."""
-    tensors, gathered = assemble_headers(files, headers)
-    findings = [_pieces(files, gathered)]
+    stored = dict.fromkeys(tensor.name for header in headers for tensor in header.tensors)
+    # As keys of one flat dictionary: a wrapper cannot be told from a module of that name.
+    state = state_in({name: (name,) for name in stored})
+    names = _final_names({name: name for name in stored if name not in state}, state)
+    left_out = Counter[str]()
+    of_model = []
+    for header in headers:
+        of_model.append(replace(header, tensors=tuple(tensor for tensor in header.tensors if tensor.name in names)))
+        for tensor in header.tensors:
+            if tensor.name in state:
+                left_out[tensor.name] += tensor.bytes
+    tensors, gathered = assemble_headers(files, of_model)
+    tensors = [tensor._replace(name=names[tensor.name]) for tensor in tensors]
+    findings = [_pieces(files, gathered), *_left_out(left_out, ()), *_renamed(names)]
     if missing := missing_names(files):
         message = f"Not every rank has a file of every number: {name_some(missing)} would be there."
         hint = "No piece is missing between those that are there; whether one comes after them, only a base can tell."
         findings.append(Finding("warning", "ranks-uneven", message, hint))
-    return _shortened(Trained(tensors, gathered, findings))
+    return Trained(tensors, gathered, findings)
 
 
 def read_dcp(source: Source, by_path: dict[str, FileEntry]) -> tuple[list[FileEntry], Trained]:
@@ -67,25 +74,24 @@ def read_dcp(source: Source, by_path: dict[str, FileEntry]) -> tuple[list[FileEn
         metadata = parse_metadata(b"".join(source.read(listed.path, 0, listed.bytes)))
     except PickleRefused as error:
         raise SourceError(f"{listed.path} is not read: {error}.", "Ask its author to save it again.") from error
-    weights = {_name(entry): entry for entry in metadata.entries if not _is_state(entry.path, entry.name)}
-    if not weights:
-        raise SourceError(
-            "There are no weights in it, only the state of an optimizer and the like.",
-            "Give the folder beside it that holds the model.",
-        )
-    for entry in weights.values():
+    state = state_in({entry.name: entry.path for entry in metadata.entries})
+    weights = [entry for entry in metadata.entries if entry.name not in state]
+    names = _final_names(model_names({entry.name: entry.path for entry in weights}), state or metadata.others)
+    for entry in weights:
         if not BY_TORCH[entry.dtype].name:
             raise SourceError(f"{entry.name} is of dtype {entry.dtype}, which safetensors has no place for.")
-    boxes = find_boxes(source, list(weights.values()), by_path)
+    boxes = find_boxes(source, weights, by_path)
     saved = [
-        SavedBoxes(name, BY_TORCH[entry.dtype].name, entry.shape, boxes[entry.name]) for name, entry in weights.items()
+        SavedBoxes(names[entry.name], BY_TORCH[entry.dtype].name, entry.shape, boxes[entry.name]) for entry in weights
     ]
-    named = {chunk.file for entry in weights.values() for chunk in entry.chunks}
+    named = {chunk.file for entry in weights for chunk in entry.chunks}
     files = [by_path[name] for name in sorted(named)]
     tensors, gathered = assemble(saved, {file.path: file.bytes for file in files})
-    findings = [_pieces(files, gathered), *_left_out(metadata, list(weights.values()))]
-    taken_off = {entry.name: name for name, entry in weights.items()}
-    return files, _shortened(Trained(tensors, gathered, findings), taken_off)
+    left_out = {
+        entry.name: sum(chunk.bytes for chunk in entry.chunks) for entry in metadata.entries if entry.name in state
+    }
+    findings = [_pieces(files, gathered), *_left_out(left_out, metadata.others), *_renamed(names)]
+    return files, Trained(tensors, gathered, findings)
 
 
 def what_is_missing(checkpoint: Checkpoint) -> tuple[Finding, ...]:
@@ -102,15 +108,48 @@ def needs_base(checkpoint: Checkpoint) -> bool:
     return checkpoint.of_ranks and not checkpoint.configs
 
 
-def compare_with_base(checkpoint: Checkpoint, base: Checkpoint) -> Checkpoint:
+def as_trained(checkpoint: Checkpoint) -> Checkpoint:
+    """Return `checkpoint` without what says that its weights are quantized, where ranks have saved ordinary ones.
+
+    Training a quantized model usually makes ordinary weights; its configuration still describes the quantized ones.
+    """
+    if not checkpoint.of_ranks or any(map(holds_quantized, checkpoint.tensors)):
+        return checkpoint
+    configs, unfit, findings = dict(checkpoint.configs), set(QUANTIZERS_FILES), []
+    for folder, config in checkpoint.configs.items():
+        if (quantization := quantization_of(config)) is not None:
+            configs[folder] = without_quantization(config)
+            unfit.add("recipe.yaml")  # llm-compressor's; without such an entry it may be the trainer's own
+            message = f"config.json says that the weights are quantized with {method_of(quantization)}, and no weight "
+            message += "here is quantized: the entry is left out of the result's."
+            findings.append(Finding("info", "quantization-dropped", message))
+    if paths := [file.path for file in checkpoint.side_files if file.path in unfit]:
+        message = f"Left out: {name_some(paths, len(paths))} (describes how other weights are quantized)."
+        findings.append(Finding("info", "left-out", message))
+    return replace(
+        checkpoint,
+        configs=configs,
+        side_files=tuple(file for file in checkpoint.side_files if file.path not in unfit),
+        findings=(*checkpoint.findings, *findings),
+    )
+
+
+def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkpoint | None) -> Checkpoint:
     """Return `checkpoint` with what tells it from `base`, the model that was trained, as findings.
 
+    `ordinary` is that model with weights that are not quantized, None where it cannot be had.
     Raises SourceError where every tensor that is in pieces is shorter than there: the files of a rank are missing.
     """
-    ours, theirs = ({tensor.name: tensor for tensor in one.tensors} for one in (checkpoint, base))
+    name = base.source.repo_id
+    if any(quantization_of(config) is not None for config in checkpoint.configs.values()):
+        ordinary = base  # both are quantized
+    if ordinary is None:
+        message = f"The weights of {name} are quantized and these are not: names and shapes are not compared."
+        finding = Finding("info", "base-quantized", message)
+        return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, finding))
+    ours, theirs = ({tensor.name: tensor for tensor in one.tensors} for one in (checkpoint, ordinary))
     _refuse_cut_short(checkpoint, ours, theirs)
     findings = []
-    name = base.source.repo_id
     if absent := [name for name in theirs if name not in ours]:
         message = f"{len(absent)} of the {len(theirs)} tensors of {name} are not here: {name_some(absent)}."
         hint = "Tied weights may stand under one name; else the model that is loaded lacks them."
@@ -154,55 +193,31 @@ def _refuse_cut_short(checkpoint: Checkpoint, ours: dict[str, TensorEntry], thei
         )
 
 
-def _name(entry: SavedEntry) -> str:
-    """Return what the model itself calls a tensor, as far as the keys on the way to it tell."""
-    containers = list(entry.path[:-1])
-    if not entry.path or not containers:
-        return entry.name
-    while containers and containers[0] in _WRAPPERS:
-        del containers[0]
-    return ".".join((*containers, entry.path[-1]))
+def _final_names(given: Mapping[str, str], state: Collection[str]) -> dict[str, str]:
+    """Return the names that tensors get in the result, by those in the files; `given` are without wrappers' keys.
 
-
-def _is_state(path: Sequence[str], name: str) -> bool:
-    containers = path[:-1] if len(path) > 1 else name.split(".")[:1]
-    return not _STATE.isdisjoint(containers[:3])
-
-
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Return what each of `names` is without what wrappers have put before it or into it.
-
-    >>> short_names(["model.model.norm.weight", "model.lm_head.weight"])
-    {'model.model.norm.weight': 'model.norm.weight', 'model.lm_head.weight': 'lm_head.weight'}
-    >>> short_names(["model.norm.weight", "model.layers.0._orig_mod.mlp.weight"])
-    {'model.norm.weight': 'model.norm.weight', 'model.layers.0._orig_mod.mlp.weight': 'model.layers.0.mlp.weight'}
+    Raises SourceError where there is only `state` of the training, or two would get the same name.
     """
-    names = list(names)
-    short = names
-    for module in _WRAPPING_MODULES:
-        short = [name.replace(module, "") for name in short]
-    while prefix := next((prefix for prefix in ("module.", "state_dict.", "model.") if _is_wrapped(short, prefix)), ""):
-        short = [name.removeprefix(prefix) for name in short]
-    return dict(zip(names, short, strict=True))
+    if state and not given:
+        raise SourceError(
+            "There are no weights in it, only the state of an optimizer and the like.",
+            "Give the folder beside it that holds the model.",
+        )
+    short = short_names(given.values())
+    names = {saved: short[name] for saved, name in given.items()}
+    for first, second, name in clashes(names):
+        raise SourceError(
+            f"{first} and {second} would both be called {name} in the result, and nothing tells which one is meant.",
+            "Save only the one that you want, or each by itself, in a folder of its own.",
+        )
+    return names
 
 
-def _is_wrapped(names: Sequence[str], prefix: str) -> bool:
-    if not names or not all(name.startswith(prefix) for name in names):
-        return False
-    # Most models call their own body "model": only a second one, or a head inside it, tells that this is another's.
-    return prefix != "model." or any(name.startswith(("model.model.", "model.lm_head.")) for name in names)
-
-
-def _shortened(trained: Trained, saved_as: dict[str, str] | None = None) -> Trained:
-    """Return it with the names that the model has; `saved_as` maps those in the files to those given."""
-    short = short_names(tensor.name for tensor in trained.tensors)
-    tensors = [tensor._replace(name=short[tensor.name]) for tensor in trained.tensors]
-    whole = saved_as or {name: name for name in short}
-    if not (changed := [name for name, given in whole.items() if name != short[given]]):
-        return trained
-    example = f"{changed[0]} is {short[whole[changed[0]]]}"
-    message = f"What the trainer put before names is taken off {len(changed)} of them: {example}."
-    return replace(trained, tensors=tensors, findings=[*trained.findings, Finding("info", "names", message)])
+def _renamed(names: Mapping[str, str]) -> Iterable[Finding]:
+    if changed := [saved for saved, name in names.items() if saved != name]:
+        example = f"{changed[0]} is {names[changed[0]]}"
+        message = f"What the trainer put before names is taken off {len(changed)} of them: {example}."
+        yield Finding("info", "names", message)
 
 
 def _pieces(files: Sequence[FileEntry], gathered: Sequence[Gathered]) -> Finding:
@@ -211,18 +226,13 @@ def _pieces(files: Sequence[FileEntry], gathered: Sequence[Gathered]) -> Finding
     return Finding("info", "ranks", message)
 
 
-def _left_out(metadata: DcpMetadata, weights: Sequence[SavedEntry]) -> Iterable[Finding]:
-    kept = {entry.name for entry in weights}
-    state = [entry for entry in metadata.entries if entry.name not in kept]
-    if not state and not metadata.others:
-        return
-    size = format_bytes(sum(chunk.bytes for entry in state for chunk in entry.chunks))
-    told = (
-        [f"{len(state)} tensors of its state ({size}; {name_some([entry.name for entry in state], 1)})"]
-        if state
-        else []
-    )
-    told += [f"{len(metadata.others)} entries that are no tensors ({name_some(metadata.others, 1)})"] * bool(
-        metadata.others
-    )
-    yield Finding("info", "training-state", f"Of the training, these are left out: {' and '.join(told)}.")
+def _left_out(state: Mapping[str, int], others: Sequence[str]) -> Iterable[Finding]:
+    """Yield what is said of the tensors of the training's state, and their bytes, and of what is no tensor."""
+    told = []
+    if state:
+        size = format_bytes(sum(state.values()))
+        told.append(f"{len(state)} tensors of its state ({size}; {name_some(list(state), 1)})")
+    if others:
+        told.append(f"{len(others)} entries that are no tensors ({name_some(others, 1)})")
+    if told:
+        yield Finding("info", "training-state", f"Of the training, these are left out: {' and '.join(told)}.")

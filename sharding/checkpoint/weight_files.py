@@ -115,6 +115,8 @@ def find_sets(paths: Sequence[str], documents: Documents, variant: str = "") -> 
     for folder, is_whole in layout.folders.items():
         inside = [path for path in paths if folder_of(path) == folder]
         named = documents.weights_named if not folder else None
+        if named and named not in inside and _of_ranks(inside):
+            named = None  # that is what the weights of the base are called
         # What the configuration names is loaded whichever variant is asked for.
         variants = {} if named else _by_variant(folder, inside)
         if not is_whole and not named:

@@ -8,9 +8,11 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from sharding import __version__
 from sharding.core import options
@@ -19,6 +21,7 @@ from sharding.core.errors import Cancelled, Fault, ShardingError, UsageError
 from sharding.core.extras import require
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.options import SINGLE_FILE, Options
+from sharding.core.text import printable
 
 if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
@@ -33,6 +36,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class _Command(TyperCommand):
+    """A command that takes nothing empty: as a folder it would mean the current one, as an option its default."""
+
+    def invoke(self, ctx: Any) -> Any:
+        for parameter in self.params:
+            value, source = ctx.params.get(parameter.name), ctx.get_parameter_source(parameter.name)
+            if isinstance(value, str) and not value.strip() and source.name == "COMMANDLINE":
+                is_option = parameter.opts[0].startswith("-")
+                name = parameter.opts[0] if is_option else parameter.opts[0].upper()
+                with _outcome(any(ctx.params.get(machine) for machine in ("as_json", "as_events"))):
+                    raise UsageError(f"{name} is empty.", f"Give it a value{', or leave it out' * is_option}.")
+        return super().invoke(ctx)
+
+
+_command = partial(app.command, cls=_Command)
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or owner/name[@revision] on the Hub.")]
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub.")]
@@ -86,7 +106,7 @@ AsEvents = Annotated[
 ]
 
 
-@app.command()
+@_command()
 def inspect(source: Source, variant: Variant = "", base: Base = "", as_json: AsJson = False) -> None:
     """Show what a checkpoint holds, from its headers only."""
     with _outcome(as_json) as terminal:
@@ -100,7 +120,7 @@ def inspect(source: Source, variant: Variant = "", base: Base = "", as_json: AsJ
             terminal.checkpoint(checkpoint)
 
 
-@app.command()
+@_command()
 def plan(
     source: Source,
     max_shard_size: Size = None,
@@ -133,7 +153,7 @@ def plan(
             terminal.plan(plan)
 
 
-@app.command()
+@_command()
 def shard(
     source: Source,
     destination: Destination,
@@ -198,7 +218,7 @@ def shard(
             raise typer.Exit(1)
 
 
-@app.command()
+@_command()
 def verify(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it.")],
@@ -230,7 +250,7 @@ def verify(
             raise typer.Exit(1)
 
 
-@app.command()
+@_command()
 def discard(
     destination: Destination,
     as_json: AsJson = False,
@@ -246,7 +266,7 @@ def discard(
             terminal.discarded(discarded)
 
 
-@app.command()
+@_command()
 def compare(
     original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision].")],
     sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare it with.")],
@@ -268,7 +288,7 @@ def compare(
         _follow(events, terminal, as_json, as_events)
 
 
-@app.command()
+@_command()
 def devices(
     source: Source,
     budget: Annotated[str, typer.Option("--budget", help="cuda:0=16GB,cpu=12GB, or a preset: colab-t4, 24gb, …")],
@@ -325,7 +345,7 @@ def _size(given: str | None, single_file: bool) -> str:
     """Return the size that was asked for. Raises UsageError for two answers to one question."""
     if given is not None and single_file:
         raise UsageError("--single-file takes no size.", "Leave out --max-shard-size or --single-file.")
-    return SINGLE_FILE if single_file else given or DEFAULT_MAX_SHARD_SIZE
+    return SINGLE_FILE if single_file else DEFAULT_MAX_SHARD_SIZE if given is None else given
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -394,5 +414,5 @@ def _follow(
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.write(printable(json.dumps(document, ensure_ascii=False)) + "\n")
     sys.stdout.flush()

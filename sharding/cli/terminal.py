@@ -125,11 +125,13 @@ class Terminal:
         self._bar.stop()
         if verification.identical:
             made = "dequantized" if verification.dequantized else "cast"
-            same = "Identical"
-            if verification.dtype != "keep":
-                same = f"Equal to the original {made} to {verification.dtype}"
+            cast = "" if verification.dtype == "keep" else f"{made} to {verification.dtype}"
+            same = f"Equal to the original {cast}" if cast else "Identical"
+            if verification.unstated:
+                same = f"Matches what was read{f', {cast}' if cast else ''}"
             count = _count(verification.tensors, "tensor")
-            self._say(f"{same}: all {count}, {format_bytes(verification.bytes)}.", "green")
+            style = "yellow" if verification.unstated else "green"
+            self._say(f"{same}: all {count}, {format_bytes(verification.bytes)}.", style)
         else:
             self._say(f"Different: {_count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
         for mismatch in verification.mismatches[:_MOST_ROWS]:

@@ -4,6 +4,7 @@ ShardingError                 the family; `str(error)` is the sentence, `error.h
 ├── UsageError                the words of the request are wrong (a size such as "10 apples"); exit status 2
 ├── SourceError               the checkpoint cannot be read: missing, truncated, corrupt, changed meanwhile
 │   ├── HeaderError           a safetensors header that the safetensors reader would refuse as well
+│   ├── DamagedError          a file arrived with other bytes than the hash of it says
 │   ├── VariantMissing        there is no such variant of the weights, or there are several and no plain one
 │   └── OverflowRefused       a cast would make finite numbers infinite, and nobody said that it may
 ├── DestinationError          the result cannot be written: occupied, no room, read-only
@@ -29,9 +30,9 @@ class ShardingError(Exception):
 
     def __init__(self, message: str, hint: str = "") -> None:
         """Keep `message`, one sentence about what happened, and `hint`, one about what helps."""
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        # A name in them may be one that UTF-8 cannot hold, and whoever shows an error must be able to.
+        self.message, self.hint = (text.encode(errors="backslashreplace").decode() for text in (message, hint))
+        super().__init__(self.message)
 
 
 class UsageError(ShardingError):
@@ -46,6 +47,10 @@ class SourceError(ShardingError):
 
 class HeaderError(SourceError):
     """A safetensors header breaks a rule of the format."""
+
+
+class DamagedError(SourceError):
+    """A file did not arrive as it is said to be."""
 
 
 class VariantMissing(SourceError):

@@ -36,6 +36,10 @@ MAX_SIDE_FILE_BYTES = 500_000_000
 MAX_FILES = 100_000
 """The Hub advises against repositories with more files than this."""
 
+MAX_NAME_CHARACTERS = 4096
+"""The longest name of a file or a tensor: a path of Linux has no more bytes, and names of tensors have some tens of
+characters. Regular expressions search every name, and pages show it: one of megabytes would stall both."""
+
 MAX_TENSORS = 1_000_000
 """Three times what the largest known mixtures of experts have; a million take half a gigabyte of memory."""
 
@@ -59,6 +63,10 @@ MAX_DIRECTORY_BYTES = 16_000_000
 
 MAX_EXPANDED_BYTES = 1_000_000_000
 """What tensors that share their bytes may add to the size of a file: real ones are masks and position numbers."""
+
+MAX_NAMES_OF_A_TENSOR = 4
+"""How often a whole file may be in its tensors: embeddings of an encoder and a decoder, what they share, and an output
+head may be one tensor, which has nearly all bytes of a small model."""
 
 # --- Buffers ------------------------------------------------------------------------------------------
 

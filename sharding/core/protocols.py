@@ -127,10 +127,18 @@ class Destination(ShardSink, Protocol):
         """
         ...
 
-    def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
+    def prepare(
+        self,
+        job: StagedJob,
+        keep: Iterable[ShardRecord],
+        new_bytes: int,
+        ours: Iterable[str] = (),
+        beside: Iterable[str] = (),
+    ) -> None:
         """Make ready for `new_bytes` of `job`; forget what an earlier run left, but for the shards in `keep`.
 
-        Raises DestinationError, before a byte moves, where the result cannot be written.
+        The result will have the files `ours`, which this tool writes, and those of the source `beside` them. Raises
+        DestinationError, before a byte moves, where it cannot be written.
         """
         ...
 

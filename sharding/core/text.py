@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from sharding.core.errors import UsageError
+from sharding.core.limits import MAX_NAME_CHARACTERS
 
 
 def name_some(names: Sequence[str], most: int = 3) -> str:
@@ -15,6 +16,31 @@ def name_some(names: Sequence[str], most: int = 3) -> str:
     """
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with what has no place in UTF-8 written as an escape: halves of surrogate pairs, bytes of names.
+
+    >>> printable("caf\xe9"), printable("caf\udce9")
+    ('café', 'caf\\udce9')
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
+def shown_name(name: str) -> str:
+    """Return the beginning of a name that somebody else chose, for a message."""
+    return printable(name[:100])
+
+
+def name_problem(name: str) -> str:
+    """Return why `name` can be that of no file and no tensor, "" where it can.
+
+    >>> name_problem("model.norm.weight"), name_problem("n" * 5000)
+    ('', 'has 5,000 characters; at most 4,096 are taken')
+    """
+    if len(name) > MAX_NAME_CHARACTERS:
+        return f"has {len(name):,} characters; at most {MAX_NAME_CHARACTERS:,} are taken"
+    return "" if name.isascii() or printable(name) == name else "is not UTF-8"
 
 
 _UNITS = {

@@ -281,8 +281,9 @@ def folder_of(path: str) -> str:
 class StagedJob:
     """What a job leaves beside its staged shards, so that anybody who may can go on with it, or discard it.
 
-    `private` is the visibility that the result is meant to have, `created` whether the job made the repo itself;
-    both are None for a folder.
+    The rest says more of a repo and is None for a folder: `private` is the visibility that the result is meant to have,
+    `created` whether the job made the repo itself, `main` the commit that `main` was at when staging began. `id` is
+    the job's own.
     """
 
     plan_id: str
@@ -290,6 +291,8 @@ class StagedJob:
     options: Options
     private: bool | None = None
     created: bool | None = None
+    main: str | None = None
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +304,27 @@ class Discarded:
     remark: str = ""
 
 
+class BytesRead(NamedTuple):
+    """What came when bytes `[start_byte, end_byte)` of a source's `file` were read: their BLAKE3 in hex."""
+
+    file: str
+    start_byte: int
+    end_byte: int
+    blake3: str
+
+
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A finished shard: file size and SHA-256, and the BLAKE3 of every tensor's bytes. Hashes in hex."""
+    """A finished shard: file size and SHA-256, and the BLAKE3 of every tensor's bytes. Hashes in hex.
+
+    `reads` are what the job has read of its source since the record before, where it notes that.
+    """
 
     file: str
     bytes: int
     sha256: str
     tensor_blake3: Mapping[str, str]
+    reads: tuple[BytesRead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +349,8 @@ class Verification:
     """The outcome of comparing two checkpoints. `method` says what was read and compared.
 
     With a `dtype` other than "keep" the tensors were compared with the original's cast to it, and before that
-    `dequantized`, which says how they were quantized.
+    `dequantized`, which says how they were quantized. One that is `unstated` matches what was read of a Hub's files, of
+    which not all were compared with a hash that the Hub states.
     """
 
     tensors: Count
@@ -343,6 +360,7 @@ class Verification:
     mismatches: tuple[Mismatch, ...]
     dtype: Word = "keep"
     dequantized: Line = ""
+    unstated: bool = False
 
     @property
     def identical(self) -> bool:
@@ -375,7 +393,10 @@ class FleetCost:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a job cost: peak anonymous memory of its largest process, wall time, and the bytes it moved."""
+    """What a job cost: peak anonymous memory of its largest process, wall time, and the bytes it moved.
+
+    What is read to prove the result is not counted, neither of the result nor of the source.
+    """
 
     peak_anon_bytes: Count
     seconds: Seconds

@@ -179,12 +179,12 @@ class Desk:
         """
         result = read_result(place, endpoint=self._settings.endpoint, token=token)
         source, plan = result.report.source, result.report.plan
-        if source.kind != "hub":
+        if result.report.needs_folder:
             raise Refused("It was made from a folder, which is not here.", "Run `shard-my-repo verify` where it is.")
         original, copy = f"{source.repo_id}@{source.revision}", f"{result.repo_id}@{result.revision}"
-        read = self.inspect(original, source.variant, token), self.inspect(copy, "", token)
-        self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         base = pinned_name(source.base) if source.base and source.base.kind == "hub" else ""
+        read = self.inspect(original, source.variant, token, base), self.inspect(copy, "", token)
+        self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         options = Options(dtype=plan.dtype, variant=source.variant, base=base, dequantize=bool(plan.dequantized))
         request = JobRequest(original, copy, options, kind="verify")
         return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token)
@@ -193,8 +193,8 @@ class Desk:
         """Return the result in `place`, and how far it may be relied on. Raises SourceError."""
         result = read_result(place, endpoint=self._settings.endpoint, token=token)
 
-        def inspect(source: str, variant: str = "") -> Checkpoint:
-            return self.inspect(source, variant, token)
+        def inspect(source: str, variant: str = "", base: str = "") -> Checkpoint:
+            return self.inspect(source, variant, token, base)
 
         return result, judge_result(result, inspect, self._shelf.records())
 

@@ -70,7 +70,8 @@ class History:
                 if said.identical:
                     how = "dequantized" if said.dequantized else "cast"
                     cast = "" if said.dtype == "keep" else f", {how} to {said.dtype}"
-                    return f"Verified: all {said.tensors:,} tensors are bit-identical to the source's{cast}."
+                    same = "match what was read of the source" if said.unstated else "are bit-identical to the source's"
+                    return f"Verified: all {said.tensors:,} tensors {same}{cast}."
                 return f"Verification found {len(said.mismatches):,} differences; nothing is published."
             case Probed():
                 # The first round is a warm-up of both.

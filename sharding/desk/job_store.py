@@ -60,7 +60,7 @@ class Shelf:
 
     def note(self, job_id: str, event: Json, seconds: float) -> int:
         """Append an event and when it came; return how many bytes that took."""
-        line = json.dumps({"time": seconds, **event}, ensure_ascii=False).encode() + b"\n"
+        line = json.dumps({"time": seconds, **event}, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
         with open(self._place(job_id) / _EVENTS, "ab") as stream:
             return stream.write(line)
 

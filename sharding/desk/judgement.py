@@ -11,19 +11,23 @@ from sharding.verify.trust import Trust, judge
 
 
 def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: Iterable[JobRecord]) -> Trust:
-    """Return how far `result` may be relied on: `inspect` reads headers of a source and a variant.
+    """Return how far `result` may be relied on: `inspect` reads headers of a source, its variant and its base.
 
     Only a record of this very commit and this very commit of its source says more than what is stated.
     """
     source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
     pinned = f"{source.repo_id}@{source.revision}"
-    if source.kind == "hub":
+    # Only what was dequantized cannot be told from headers without the configuration, which is the base's.
+    base = source.base if result.report.plan.dequantized else None
+    if source.kind == "folder":
+        why_not = "it was a folder on somebody's machine."
+    elif base and base.kind == "folder":
+        why_not = "the model that was trained was a folder on somebody's machine."
+    else:
         try:
-            original = inspect(pinned, source.variant)
+            original = inspect(pinned, source.variant, f"{base.repo_id}@{base.revision}" if base else "")
         except SourceError as error:
             why_not = error.message
-    else:
-        why_not = "it was a folder on somebody's machine."
     found = judge(result.report, result.files, inspect(copy), original, why_not)
     if found.level != "contradicted":
         for record in records:

@@ -112,7 +112,9 @@ class Runner:
         if _result(job):
             return "done", None, job.history.published.remark if job.history.published else ""
         if job.record.state == "cancelling":
-            return "cancelled", None, "" if job.record.request.kind == "verify" else self._discard(job)
+            # One that had no plan yet has staged nothing: what is there is another's.
+            has_staged = job.record.request.kind != "verify" and job.history.planned
+            return "cancelled", None, self._discard(job) if has_staged else ""
         if self._closing.is_set():
             return "interrupted", INTERRUPTED, ""
         return "failed", _reason(job, status, child.last_words), ""

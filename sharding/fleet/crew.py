@@ -2,9 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, Protocol
 
 from sharding.core.errors import (
@@ -20,16 +19,15 @@ from sharding.core.errors import (
 from sharding.core.events import AtWork, Progress
 from sharding.core.limits import ATTEMPTS, PROGRESS_SECONDS, TOLD_SECONDS, WORKERS_SECONDS
 from sharding.core.protocols import Destination, Source
-from sharding.core.values import FleetCost, NodeCost, Shard, ShardRecord, TensorDigest, TensorEntry
-from sharding.fleet.cutting import Task, tasks_to_read, tasks_to_write
+from sharding.core.values import FileEntry, FleetCost, NodeCost, Shard, ShardRecord, TensorDigest, TensorEntry
+from sharding.fleet.cutting import Task, layers_of, tasks_to_make, tasks_to_read
 from sharding.fleet.parts import PartDone, PartFailed, Said, Spent, UnderWay, part_json
-from sharding.planning.plan import shard_header
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.lanes import Done, collected
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import Pace
 from sharding.transfer.stream import Transfer, told_in_order
-from sharding.verify.digests import Digests
+from sharding.verify.digests import Digests, Ranges, WholeFile
 
 
 class Workers(Protocol):
@@ -127,9 +125,7 @@ class Crew:
         """Have every shard that is not in `kept` written, as `transfer` does it."""
 
         def moving(todo: list[Shard]) -> Iterator[Progress | Done[ShardRecord]]:
-            header = partial(shard_header, prepared.plan)
-            tasks = tasks_to_write(todo, header, prepared.making, prepared.reading, target)
-            for event in self._run("transfer", tasks):
+            for event in self._run("transfer", tasks_to_make(todo, prepared, target)):
                 if isinstance(event, Progress):
                     yield event
                     continue
@@ -140,12 +136,34 @@ class Crew:
 
         return told_in_order(prepared.plan, kept, moving)
 
+    def make_again(
+        self, prepared: Prepared, shards: Sequence[Shard], origin: Source
+    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
+        """Have `shards` made as they are to be written, as `ThisMachine` does it."""
+        done = yield from collected(self._run("check", tasks_to_make(shards, prepared)))
+        return {one.record.file: one.record for one in done}
+
     def digest_shards(
         self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Have `shards` read behind their headers, as `transfer.digest_shards` does it."""
         done = yield from collected(self._run("verify", tasks_to_read("verify", shards, header, source)))
         return {one.record.file: one.record for one in done}
+
+    def digest_ranges(
+        self, source: Source, files: Collection[FileEntry], ranges: Ranges
+    ) -> Generator[Progress, None, dict[str, WholeFile]]:
+        """Have `files` read, a part each; once more for what overlaps, as a part hashes one range after another."""
+        layers = {file.path: list(layers_of(file, ranges[file.path])) for file in files}
+        sha256, found = dict[str, str](), {file.path: dict[tuple[int, int], str]() for file in files}
+        for depth in range(max(map(len, layers.values()), default=0)):
+            shards = [shard for held in layers.values() for shard in held[depth : depth + 1]]
+            records = yield from self.digest_shards(shards, lambda _: b"", source)
+            for shard in shards:
+                digests = records[shard.file].tensor_blake3
+                sha256.setdefault(shard.file, records[shard.file].sha256)
+                found[shard.file] |= {(one.start_byte, one.end_byte): digests[one.name] for one in shard.tensors}
+        return {path: WholeFile(sha256[path], found[path]) for path in layers}
 
     def digest_tensors(self, source: Source, tensors: Iterable[TensorEntry]) -> Digests:
         """Have `tensors` read file by file, as `verify.digest_tensors` does it."""

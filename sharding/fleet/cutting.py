@@ -1,13 +1,14 @@
 """Cut a job into parts: which files and which of its making each needs. Lends what it takes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sharding.core.protocols import Destination, Source
-from sharding.core.values import Shard, TensorEntry
+from sharding.core.values import FileEntry, Shard, TensorEntry
 from sharding.fleet.parts import Part
-from sharding.transfer.prepare import Making
+from sharding.planning.plan import shard_header
+from sharding.transfer.prepare import Making, Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,17 @@ class Cutter:
         )
 
 
-def tasks_to_write(
-    shards: Iterable[Shard], header: Callable[[Shard], bytes], making: Making, source: Source, target: Destination
-) -> list[Task]:
-    """Return a task for each of `shards`, to be made of `source` and put into `target`."""
-    cutter = Cutter(making)
+def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destination | None = None) -> list[Task]:
+    """Return a task for each of `shards`, to be made as `prepared` and put into `target`, or only to be read again."""
+    cutter = Cutter(prepared.making)
+    notes = prepared.noted is not None
 
     def part(shard: Shard) -> Part:
         taken, files = cutter.making(shard.tensors)
-        return Part("transfer", shard, header(shard), source.lend(files), taken, target.lend())
+        header, lent = shard_header(prepared.plan, shard), prepared.reading.lend(files)
+        if target is None:
+            return Part("check", shard, header, lent, taken)
+        return Part("transfer", shard, header, lent, taken, target.lend(), notes)
 
     return [_task(shard, part) for shard in shards]
 
@@ -76,6 +79,23 @@ def tasks_to_read(
         return Part(stage, shard, header(shard), source.lend(files))
 
     return [_task(shard, part) for shard in shards]
+
+
+def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
+    """Yield `ranges` of a file as tensors, none of which overlap: first with all that lies between, then the rest."""
+    left, between = sorted(ranges), True
+    while left or between:
+        taken, later, position = list[tuple[int, int]](), list[tuple[int, int]](), 0
+        for start, end in left:
+            if start < position:
+                later.append((start, end))
+                continue
+            taken += [(position, start)] * (between and start > position) + [(start, end)]
+            position = end
+        taken += [(position, file.bytes)] * (between and position < file.bytes)
+        tensors = [TensorEntry(f"{a}-{b}", "U8", (b - a,), file.path, a, b) for a, b in taken]
+        yield Shard(file.path, tuple(tensors), sum(tensor.bytes for tensor in tensors))
+        left, between = later, False
 
 
 def _task(shard: Shard, part: Callable[[Shard], Part]) -> Task:

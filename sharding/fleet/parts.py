@@ -20,7 +20,8 @@ from sharding.transfer.prepare import Making
 class Part:
     """Read the tensors of `shard` from `source`, made as `making` says, behind `header`; write them to `target`.
 
-    Without a target they are only read. Its name is the plan that the target is of, and the file.
+    Without a target they are only read. Its name is the plan that the target is of, and the file. Where it `notes`, its
+    record says what was read of the source.
     """
 
     stage: Literal["check", "transfer", "verify"]
@@ -29,6 +30,7 @@ class Part:
     source: LentSource
     making: Making = field(default_factory=Making)
     target: LentDestination | None = None
+    notes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

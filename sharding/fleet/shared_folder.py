@@ -16,6 +16,7 @@ from sharding.storage.folder_writing import (
     explained,
     part_path,
     record_path,
+    staging_in,
     sync_folders,
     write_whole,
 )
@@ -66,9 +67,9 @@ class SharedFolder:
         self._refuse_other()
         with explained(self._folder):
             os.replace(own, part_path(self._folder, record.file))
-            sync_folders([self._folder])
+            sync_folders([staging_in(self._folder)])
             write_whole(record_path(self._folder, record.file, self._plan_id), [record_line(record)], own)
-            sync_folders([self._folder])
+            sync_folders([staging_in(self._folder)])
 
     def close(self) -> None:
         """Remove what has no name yet."""
@@ -81,7 +82,7 @@ class SharedFolder:
 
     def _refuse_other(self) -> None:
         with explained(self._folder):
-            job = Journal(self._folder).job()
+            job = Journal(staging_in(self._folder)).job()
         if job is None or job.plan_id != self._plan_id:
             raise DestinationError(
                 f"In {self._folder} there is not, or no longer, the job that this is a part of.",

@@ -14,6 +14,7 @@ from sharding.fleet.borrowed import LentSink, open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartFailed, Said, Spent, UnderWay, Worker, parse_part, said_json
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.lanes import Done
+from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import NOWHERE, move_shards
 
 
@@ -37,14 +38,17 @@ def work(text: str, node: str) -> Iterator[str]:
 def _do(part: Part, worker: Worker) -> Iterator[Said]:
     with Meter() as meter, ExitStack() as stack:
         origin = open_lent(part.source)
-        reading = part.making.read_from(origin)
+        noted = NotingSource(origin) if part.notes else None
+        reading = part.making.read_from(noted or origin)
         sink = stack.enter_context(open_lent_destination(part.target)) if part.target else None
         record = sink.finished(part.shard.file) if sink else None
         if record and isinstance(reading, CastSource):
             reading.count_overflow(tensor.name for tensor in part.shard.tensors)
         told = -TOLD_SECONDS
         for event in (
-            () if record else move_shards(part.stage, [part.shard], lambda _: part.header, reading, sink or NOWHERE)
+            ()
+            if record
+            else move_shards(part.stage, [part.shard], lambda _: part.header, reading, sink or NOWHERE, noted)
         ):
             if isinstance(event, Done):
                 record = event.result

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sharding.core.limits import MAX_DCP_STEPS
+from sharding.core.text import name_problem, shown_name
 from sharding.formats.dtypes import BY_TORCH
 from sharding.formats.torch_globals import Global, Ordered, PickleRefused
 from sharding.formats.torch_pickle import STEPS, Machine, text_of
@@ -64,8 +65,11 @@ def parse_metadata(data: bytes) -> DcpMetadata:
     for name, entry in entries.items():
         if not isinstance(name, str):
             raise PickleRefused("it names an entry by what is no text")
+        path = _path(paths.get(name))
+        if problem := name_problem(name) or name_problem(".".join(path)):
+            raise PickleRefused(f"it has an entry by the name {shown_name(name)}, which {problem}")
         if _is(entry, "TensorStorageMetadata"):
-            tensors.append(_entry(name, _path(paths.get(name)), entry, places))
+            tensors.append(_entry(name, path, entry, places))
         elif _is(entry, "BytesStorageMetadata"):
             others.append(name)
         else:
@@ -182,6 +186,8 @@ def _places(stored: Mapping[Any, Any]) -> dict[tuple[str, str], _Place]:
         file, start, size = (info.state.get(key) for key in ("relative_path", "offset", "length"))
         if not isinstance(name, str) or not isinstance(file, str):
             raise PickleRefused("its storage_data name no tensor or no file")
+        if problem := name_problem(file):
+            raise PickleRefused(f"it names the file {shown_name(file)}, whose name {problem}")
         if info.state.get("transform_descriptors"):
             raise PickleRefused(f"what it has of {name[:100]} was compressed or changed on the way to {file[:100]}")
         start, size = _lengths((start, size))

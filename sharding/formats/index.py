@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from sys import intern
 
 from sharding.core.errors import SourceError
-from sharding.core.text import name_some
+from sharding.core.text import name_problem, name_some, shown_name
 from sharding.core.values import Component, Finding, Plan, TensorEntry, folder_of
 
 
@@ -39,8 +39,11 @@ def parse_index(text: bytes, path: str) -> Index:
     ):
         raise SourceError(f"{path} has no weight_map from tensor names to file names.", hint)
     for file in set(weight_map.values()):
-        if not file.endswith(suffix) or re.search(r"[/\\\x00-\x1f]", file):
+        if not file.endswith(suffix) or name_problem(file) or re.search(r"[/\\\x00-\x1f]", file):
             raise SourceError(f"{path} names {file[:100]!r}, which is not a {suffix[1:]} file beside it.", hint)
+    for name in weight_map:
+        if problem := name_problem(name):
+            raise SourceError(f"{path} names the tensor {shown_name(name)}, whose name {problem}.", hint)
     metadata = document.get("metadata")
     count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
     # A hundred thousand entries, few files.

@@ -1,7 +1,11 @@
 """Tell what a file is by its name. Pure."""
 
 import re
-from collections.abc import Collection
+import unicodedata
+from collections.abc import Collection, Iterable
+
+from sharding.core.errors import DestinationError
+from sharding.core.text import name_some
 
 SINGLE_NAME = "model.safetensors"
 REPORT_NAME = "sharding_report.json"
@@ -9,6 +13,12 @@ DIGESTS_NAME = "sharding_digests.json"
 PICTURE_NAME = "sharding_comparison.svg"
 MAP_NAME = "sharding_map.svg"
 CARD_NAME = "README.md"
+
+STAGING_FOLDER = ".shard-my-repo"
+"""Folder in a destination where everything lies until it is published."""
+
+RECORDS_FOLDER = "sharding_records"
+"""Folder on a staging branch where a job notes what it has finished."""
 
 SHARD_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")
 BIN_SHARD_NAME = re.compile(SHARD_NAME.pattern.replace("safetensors", "bin"))
@@ -32,6 +42,78 @@ _TRAINING_STATE = re.compile(
 )
 _ACCELERATE_FOLDER = "pytorch_model_fsdp_0/"
 _RANK_INDEX = re.compile(r".*\.safetensors\.index\.(?:[^./]+-)?rank\d+-of-\d+\.json")
+
+
+def folded(path: str) -> str:
+    """Return `path` as a disk that ignores case compares it.
+
+    >>> folded("README.md") == folded("ReadMe.MD")
+    True
+    """
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
+
+
+def is_reserved(path: str) -> bool:
+    """Return whether a path is one where this tool keeps what is not published: no file of a source has it."""
+    return folded(path).partition("/")[0] in (STAGING_FOLDER, RECORDS_FOLDER)
+
+
+def is_plain(path: str) -> bool:
+    """Return whether `path` leads to a file below a folder, and no other path leads there.
+
+    >>> is_plain("unet/model.safetensors"), is_plain("./model.safetensors"), is_plain("../model.safetensors")
+    (True, False, False)
+    """
+    return not {"", ".", ".."} & set(path.split("/"))
+
+
+def clashes(ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    """Return which paths of a source (`theirs`) would take the place of one of `ours`, or are reserved.
+
+    One that is a file takes the place of a folder, too.
+
+    >>> clashes(["model.safetensors"], ["Model.SafeTensors", "model.safetensors/x", "vocab.txt"])
+    ['Model.SafeTensors', 'model.safetensors/x']
+    """
+    taken = set(map(folded, ours))
+    folders = {folder for path in taken for folder in _folders(path)}
+    return [
+        path
+        for path in theirs
+        if is_reserved(path) or folded(path) in taken | folders or taken & set(_folders(folded(path)))
+    ]
+
+
+def refuse_clashes(ours: Iterable[str], beside: Iterable[str]) -> None:
+    """Raise DestinationError where a file of the source, `beside` our own, would take the place of one of `ours`."""
+    if taken := clashes(ours, beside):
+        raise DestinationError(
+            f"{name_some(taken)} of the source would take the place of a file that this tool writes.",
+            "Rename it in the source.",
+        )
+
+
+def _folders(path: str) -> list[str]:
+    return [path[: match.start()] for match in re.finditer("/", path)]
+
+
+def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
+    """Return which of the paths `there` a library could load in the place of the weights among `ours`.
+
+    >>> sorted(rivals(["model-00001-of-00002.safetensors"], ["model.safetensors", "lora.safetensors"]))
+    ['model.safetensors']
+    """
+    stems = {_stem(path) for path in ours if path.endswith(".safetensors")}
+    folders = {stem.rpartition("/")[0] for stem in stems}
+    found = {path for path in there if path.endswith(".safetensors") and _stem(path) in stems}
+    found |= {
+        path for path in there if is_index(path) and ".safetensors." in path and path.rpartition("/")[0] in folders
+    }
+    return found - set(ours)
+
+
+def _stem(path: str) -> str:
+    return re.sub(r"(-\d{5,}-of-\d{5,})?\.safetensors$", "", path)
 
 
 def is_weights(name: str) -> bool:

@@ -2,8 +2,8 @@
 
 A safetensors file is eight bytes (the header's length, little-endian), the header (JSON, UTF-8), then the
 tensors' bytes. What is accepted and refused here is what the reader of safetensors 0.8 accepts and refuses
-(`SafeTensors::read_metadata` and `Metadata::validate` in its Rust source); what is written is what its
-writer writes. Both are held to the installed library by tests.
+(`SafeTensors::read_metadata` and `Metadata::validate` in its Rust source), but for a bound on the names of
+tensors; what is written is what its writer writes. Both are held to the installed library by tests.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 
 from sharding.core.errors import HeaderError
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
+from sharding.core.text import name_problem, shown_name
 from sharding.core.values import Header, TensorEntry, folder_of
 from sharding.formats.dtypes import BY_NAME, USIZE_END, tensor_bytes
 
@@ -52,7 +53,8 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
     of the whole file, which the tensors must fill without hole or overlap. The folder of `file` stands before the
     tensors' names, as in every `TensorEntry`.
 
-    Raises HeaderError exactly when the safetensors reader would refuse the file.
+    Raises HeaderError exactly when the safetensors reader would refuse the file, and for a tensor whose name has more
+    than `MAX_NAME_CHARACTERS`.
     """
     end = header_end(header, file_bytes, file)
     try:
@@ -132,6 +134,8 @@ def _read_document(document: _Json) -> tuple[dict[str, str] | None, dict[str, tu
     entries = {}
     for name, value in document:
         _check_text(name)
+        if problem := name_problem(name):
+            raise ValueError(f"the name of the tensor {shown_name(name)} {problem}")
         if name != "__metadata__":
             entries[name] = _read_tensor(name, value)
         elif metadata_seen:

@@ -8,9 +8,9 @@ from typing import Any
 
 from sharding.core.errors import SourceError
 from sharding.core.gathered import Gathered, in_one_piece
-from sharding.core.limits import MAX_EXPANDED_BYTES
+from sharding.core.limits import MAX_EXPANDED_BYTES, MAX_NAMES_OF_A_TENSOR
 from sharding.core.protocols import Source
-from sharding.core.text import format_bytes, name_some
+from sharding.core.text import format_bytes, name_problem, name_some, shown_name
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Finding, TensorEntry, folder_of
 from sharding.formats.dtypes import BY_TORCH, item_bytes
@@ -19,7 +19,16 @@ from sharding.formats.torch_globals import Other, PickleRefused, StoredTensor
 from sharding.formats.torch_zip import ZipRefused
 
 _HINT = "Ask its author for safetensors, or load it in a sandbox of your own and save it again."
-_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_EMBEDDINGS = re.compile(
+    r"(?:^|[./])(?:embed_tokens|shared|wte|word_embeddings?|tok_embeddings|embeddings|embed_in|tokens_embed|w)\.weight$"
+)
+_HEADS = re.compile(
+    r"(?:^|[./])(?:(?:\w+_)?head|(?:(?:lm_)?head|(?:cls\.)?predictions)\.decoder|decoder|output|embed_out|proj_out|out_proj"
+    r"|lm_loss|output_projection|vocab_projector|proj)\.weight$"
+)
+_HEAD_BIASES = re.compile(r"(?:^|[./])(?:predictions|(?:\w+_)?head)\.(?:decoder\.)?bias$")
+"""What `_tied_weights_keys` of the classes of transformers 5.23 call what they tie, a few rare ones apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,8 @@ def read_archives(source: Source, files: Iterable[FileEntry], *, unites_tied: bo
 def read_archive(source: Source, file: FileEntry, *, unites_tied: bool = True) -> Archive:
     """Return where the tensors of `file` lie, its folder before their names.
 
-    With `unites_tied` one name stands for all that share a tensor, as transformers has it; else each is a tensor.
+    With `unites_tied` one name stands for embeddings and output heads that share a tensor, as transformers has it once
+    it has tied them; every other name, and each without `unites_tied`, is a tensor of its own.
     Raises SourceError where torch's weights-only reader would refuse it, where it holds what safetensors cannot, or
     where its parts contradict one another.
     """
@@ -55,7 +65,7 @@ def read_archive(source: Source, file: FileEntry, *, unites_tied: bool = True) -
         value, locate = open_bin(source, file)
         wrapper = value if isinstance(value, dict) and isinstance(value.get("state_dict"), dict) else {}
         tensors, ignored = _sort(wrapper.get("state_dict", value), folder_of(file.path))
-        ignored += [str(key) for key in wrapper if key != "state_dict"]
+        ignored += [shown_name(str(key)) for key in wrapper if key != "state_dict"]
         tied = _tied(tensors) if unites_tied else {}
         return _lay_out(file, tensors, tied, locate, tuple(ignored), is_wrapped=bool(wrapper))
     except PickleRefused as error:
@@ -96,13 +106,15 @@ def _sort(state: Any, folder: str) -> tuple[dict[str, StoredTensor], list[str]]:
         if isinstance(value, Other) and value.is_tensor:
             raise PickleRefused(f"{str(name)[:100]} is {value.what}, which has no place in a safetensors file")
         if not isinstance(value, StoredTensor):
-            ignored.append(str(name))
+            ignored.append(shown_name(str(name)))
         elif not BY_TORCH[value.dtype].name:
             raise PickleRefused(f"{name!s:.100} is of dtype {value.dtype}, which has no place in a safetensors file")
-        elif isinstance(name, str) and name != "__metadata__" and not _SURROGATE.search(name):
-            tensors[folder + name] = value
-        else:
+        elif not isinstance(name, str) or name == "__metadata__":
             raise PickleRefused(f"it has a tensor by the name {name!r:.100}, which a safetensors file cannot have")
+        elif problem := name_problem(name):
+            raise PickleRefused(f"it has a tensor by the name {shown_name(name)}, which {problem}")
+        else:
+            tensors[folder + name] = value
     if not tensors:
         raise PickleRefused(f"it holds no tensors by name, only {name_some(ignored) or 'nothing'}"[:300])
     return tensors, ignored
@@ -112,7 +124,13 @@ def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     """Return names that are not kept, by which one stands for the same tensor."""
     same: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
-        same.setdefault(_identity(name, tensor), []).append(name)
+        if _EMBEDDINGS.search(name) or _HEADS.search(name):
+            same.setdefault(_identity(name, tensor), []).append(name)
+        elif _HEAD_BIASES.search(name):
+            same.setdefault((_HEAD_BIASES, _identity(name, tensor)), []).append(name)
+    for identity, names in list(same.items()):
+        if identity[0] is not _HEAD_BIASES and not any(map(_EMBEDDINGS.search, names)):
+            del same[identity]
     return {name: kept for names in same.values() for kept in [_main_name(names)] for name in names if name != kept}
 
 
@@ -128,8 +146,9 @@ def _lay_out(
     kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
     places = locate(tensor.storage for tensor in kept.values())
     sizes = {name: prod(tensor.shape) * item_bytes(tensor.dtype) for name, tensor in kept.items()}
-    if sum(sizes.values()) > file.bytes + MAX_EXPANDED_BYTES:
-        raise PickleRefused(f"its tensors share bytes: apart they have over {format_bytes(MAX_EXPANDED_BYTES)} more")
+    most_more = (MAX_NAMES_OF_A_TENSOR - 1) * file.bytes + MAX_EXPANDED_BYTES
+    if sum(sizes.values()) > file.bytes + most_more:
+        raise PickleRefused(f"its tensors share bytes: apart they have over {format_bytes(most_more)} more")
     entries: list[TensorEntry] = []
     gathered: list[Gathered] = []
     beyond = file.bytes

@@ -104,6 +104,7 @@ def prepared_classic(origin: Source, options: Options, hub: Hub) -> Iterator[Pre
             reading=saved,
             checkpoint=replace(checkpoint, source=origin.ref, side_files=sort_files(origin.files, ())[0]),
             plan=replace(plan, shards=_as_saved(checkpoint)),
+            is_stated=all(file.sha256 or file.git_sha1 for file in files),
             peak_anon_bytes=cost.peak_anon_bytes,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),
         )

@@ -12,9 +12,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="A Hub on this machine. User NAME has the tokens hf_NAME (write) and hf_NAME_read (read).",
     )
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0, the default, takes a free one")
-    parser.add_argument("--folder", type=Path, required=True, help="where repos and accounts are kept")
-    parser.add_argument("--user", action="append", metavar="NAME", help="a user; default: alice and bob")
-    parser.add_argument("--org", action="append", default=[], metavar="NAME=member,member", help="an organisation")
+    parser.add_argument("--folder", type=_folder, required=True, help="where repos and accounts are kept")
+    parser.add_argument("--user", action="append", type=_text, metavar="NAME", help="a user; default: alice and bob")
+    parser.add_argument(
+        "--org", action="append", default=[], type=_text, metavar="NAME=member,member", help="an organisation"
+    )
     parser.add_argument("--samples", action="store_true", help="add sample models under samples/ and alice/")
     parser.add_argument("--no-xet", action="store_true", help="LFS only; clients need HF_HUB_DISABLE_XET=1")
     parser.add_argument("--xet-over-http", action="store_true", help="serve the Xet store itself, not a shared disk")
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--fault",
         action="append",
+        type=_text,
         default=[],
         metavar="RULE",
         help="break answers: KIND[:VALUE]@PATTERN[%%CHANCE][#TIMES], as sharding/localhub/faults.py says",
@@ -69,6 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.fault:
         middleware.append(Middleware(Faults, [parse_fault(rule) for rule in options.fault], options.seed))
     serve(options.port, options.folder, settings, options.samples, middleware, access_log=options.access_log)
+
+
+def _text(argument: str) -> str:
+    if not argument.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return argument
+
+
+def _folder(argument: str) -> Path:
+    return Path(_text(argument))
 
 
 if __name__ == "__main__":

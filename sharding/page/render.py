@@ -22,7 +22,7 @@ def render(template: str, **values: Any) -> str:
 
     Autoescape is on for every template, so that nothing that comes from a repo, an event or a visitor is markup.
     """
-    return _templates().get_template(f"{template}.html").render(values)
+    return words.printable(_templates().get_template(f"{template}.html").render(values))
 
 
 @cache

@@ -13,7 +13,7 @@ from sharding.page.links import Wish, query_of
 from sharding.page.map_list import tensors_of
 from sharding.page.panels import map_panel, message, problem
 from sharding.page.planning import Update
-from sharding.page.result_panels import details_panel, result_panel
+from sharding.page.result_panels import can_check, details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.report.fetch import Result
 from sharding.report.model_map import map_of_copy
@@ -42,12 +42,12 @@ class Showing:
         if trust.level == "contradicted":
             text = f"The report in {result.repo_id} does not fit, so nothing of it is shown."
             return {form.result: message(text, " ".join(trust.reasons), "error"), **hidden}
-        can_check = trust.level == "fits"
+        checkable = can_check(result.report, trust)
         return {
             **self._panels(result, trust, wanted, request),
             form.result_map: map_panel(map_of_copy(*self._both(result, token), result.report.plan.stages)),
-            form.check: gr.Button(visible=can_check, interactive=token is not None),
-            form.check_message: message("To read every byte needs a login.") if can_check and token is None else "",
+            form.check: gr.Button(visible=checkable, interactive=token is not None),
+            form.check_message: message("To read every byte needs a login.") if checkable and token is None else "",
         }
 
     def check(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:

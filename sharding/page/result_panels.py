@@ -26,11 +26,16 @@ def result_panel(report: Report, repo_id: str, page: str, link: str, trust: Trus
         link=link,
         trust=trust,
         is_known=trust.level in _KNOWN,
-        can_check=trust.level == "fits",
+        can_check=can_check(report, trust),
         verdict=_verdict(report, trust.level),
         infinite=sum(report.overflowed.values()),
         snippets={**load, **how_to_check(report, repo_id)},
     )
+
+
+def can_check(report: Report, trust: Trust) -> bool:
+    """Return whether somebody here can have every byte read, and has a reason to."""
+    return trust.level == "fits" and not report.needs_folder
 
 
 def details_panel(report: Report, repo_id: str, source_link: str | None, trust: Trust) -> str:
@@ -57,7 +62,8 @@ def _verdict(report: Report, level: Level) -> str:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     match level:
         case "made-here" | "read-now":
-            return f"All {count(proof.tensors, 'tensor')} bit-identical to {source}{cast}"
+            same = "match what was read of" if proof.unstated else "bit-identical to"
+            return f"All {count(proof.tensors, 'tensor')} {same} {source}{cast}"
         case "fits":
             return f"Fits together with {source}{cast}"
         case _:

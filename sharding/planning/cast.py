@@ -1,6 +1,5 @@
 """Decide which dtype every tensor of a copy has, and where its bytes lie after the cast. Pure."""
 
-import re
 from collections.abc import Iterable, Sequence
 
 from sharding.core.errors import SourceError
@@ -8,15 +7,10 @@ from sharding.core.hints import Hints, ModelHints
 from sharding.core.text import name_some
 from sharding.core.values import Checkpoint, Finding, TensorEntry, folder_of
 from sharding.formats.dtypes import BY_NAME, BY_OPTION, CASTABLE, tensor_bytes
-from sharding.planning.quantization import method_of, quantization_of
+from sharding.formats.quantization import is_packed, method_of, quantization_of
 from sharding.planning.recipe import can_help
 
 _NO_CONFIG = ModelHints(unknown="there is no config.json.")
-_QUANTIZED = re.compile(
-    r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_(packed|scale(_inv)?|zero_point|global_scale)|qdata"
-    r"|quant_state\.[\w.]+)"
-)
-"""Names of GPTQ, AWQ, bitsandbytes, compressed-tensors, fine-grained FP8 and torchao."""
 
 
 def cast_tensors(tensors: Sequence[TensorEntry], dtype: str, hints: Hints) -> tuple[TensorEntry, ...]:
@@ -93,8 +87,3 @@ def refuse_cast(checkpoint: Checkpoint) -> None:
             f"This checkpoint is quantized{how}: its numbers mean nothing without their scales, so it is not cast.",
             hint,
         )
-
-
-def is_packed(tensor: TensorEntry) -> bool:
-    """Return whether the name or the dtype of a tensor tells that it is quantized, or what belongs to such a one."""
-    return BY_NAME[tensor.dtype].bits < 8 or _QUANTIZED.search(tensor.name) is not None

@@ -14,8 +14,8 @@ from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, TensorEntry, folder_of
 from sharding.formats.dtypes import CASTABLE, tensor_bytes
-from sharding.planning.cast import cast_tensors, is_packed
-from sharding.planning.quantization import quantization_of, without_quantization
+from sharding.formats.quantization import is_quantized, may_be_quantized, quantization_of, without_quantization
+from sharding.planning.cast import cast_tensors
 from sharding.planning.recipe import Recipe, recipe_of, refusal
 
 MOST_ROWS = 65_536
@@ -70,14 +70,20 @@ class Offer:
 
 def offer(checkpoint: Checkpoint) -> Offer | None:
     """Return what dequantizing would make of a checkpoint, None where it is not for it."""
-    if not any("quant" in config or "compression_config" in config for config in checkpoint.configs.values()):
-        return None
+    after = ordinary(checkpoint)
+    return Offer(after.dequantized, checkpoint.total_bytes, after.total_bytes) if after and after.dequantized else None
+
+
+def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
+    """Return a checkpoint with ordinary weights: as it is, or dequantized to bf16; None where it is not for that."""
+    says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
+    if not says_so or not any(map(may_be_quantized, checkpoint.tensors)):
+        return checkpoint
     try:
         after = dequantized(checkpoint, Options(dequantize=True))
     except (SourceError, UsageError):
         return None
-    size = sum(tensor.bytes for tensor in cast_tensors(after.tensors, "bf16", {}))
-    return Offer(after.dequantized, checkpoint.total_bytes, size)
+    return replace(after, tensors=cast_tensors(after.tensors, "bf16", {}))
 
 
 def offering(checkpoint: Checkpoint) -> Checkpoint:
@@ -95,16 +101,12 @@ def offering(checkpoint: Checkpoint) -> Checkpoint:
 
 def _refuse_unknown(checkpoint: Checkpoint) -> None:
     """Raise what is due where no configuration says that anything is quantized."""
-    if telling := [tensor.name for tensor in checkpoint.tensors if _is_quantized(tensor)]:
+    if telling := [tensor.name for tensor in checkpoint.tensors if is_quantized(tensor)]:
         raise SourceError(
             f"These weights are quantized, as {name_some(telling, 1)} tells, and no config.json says how.",
             "Put the config.json beside them that belongs to them.",
         )
     raise UsageError("This checkpoint is not quantized.", "Leave out --dequantize; --dtype alone casts it.")
-
-
-def _is_quantized(tensor: TensorEntry) -> bool:
-    return is_packed(tensor) or tensor.dtype.startswith("F8_")
 
 
 class _Made:
@@ -144,7 +146,7 @@ class _Made:
                 recipe = recipes.get(folder_of(one.file))
                 if recipe and _is_dropped(one.name, recipe):
                     continue
-                if recipe and (_is_quantized(one) or _is_half(one, recipe)):
+                if recipe and (is_quantized(one) or _is_half(one, recipe)):
                     raise SourceError(
                         f"{one.name} is not quantized as config.json says, which is {recipe.words}.",
                         "Weights that are quantized in several ways are not dequantized here.",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sharding.core.errors import SourceError
-from sharding.planning.quantization import method_of
+from sharding.formats.quantization import method_of
 
 Block = tuple[int, int]
 """Rows and columns of numbers that share a scale; 0 is all of them."""

@@ -102,6 +102,8 @@ def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
     tags = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, list) else []
     metadata["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
     origin, page = (report.source.base, links.base) if report.source.base else (report.source, links.source)
+    if report.source.base:
+        metadata.pop("base_model_relation", None)  # how the base was made of another, as by quantizing it
     if page:
         metadata["base_model"] = origin.repo_id
         link = metadata.get("license_link")
@@ -169,6 +171,8 @@ def _proof(report: Report) -> str:
         found = "were bit-identical to the original's"
     else:
         found = f"equalled `tensor.to(dtype)` of the original's, cast to {dtype}, bit for bit"
+    if report.verification.unstated:
+        found += ", as it was read: not all of its files were compared with a hash that the Hub states"
     if dtype != "keep":
         infinite = sum(report.overflowed.values())
         lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""

@@ -67,8 +67,7 @@ def make_report(
     """Return the report of a job that ends now."""
     written = [records[shard.file] for shard in plan.shards]
     side_files = (file.path for file in checkpoint.side_files if file.path != CARD_NAME)
-    picture = [PICTURE_NAME] if comparison and comparison.is_measured else []
-    ours = (CARD_NAME, MAP_NAME, *picture, DIGESTS_NAME, REPORT_NAME)
+    ours = files_written(plan, has_picture=bool(comparison and comparison.is_measured))
     return Report(
         schema=1,
         tool=f"shard-my-repo {__version__}",
@@ -79,13 +78,19 @@ def make_report(
         plan=summarize_plan(plan, checkpoint.findings),
         plan_id=plan_id,
         shards=tuple(WrittenShard(file=record.file, bytes=record.bytes, sha256=record.sha256) for record in written),
-        files=(*side_files, *(record.file for record in written), *ours, *plan.indexes),
+        files=(*side_files, *ours),
         verification=verification,
         overflowed=overflowed,
         resources=resources,
         fleet=fleet,
         comparison=summarize_comparison(comparison) if comparison else None,
     )
+
+
+def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
+    """Return the paths of what this tool writes for `plan`: the shards, the files about them, the indexes."""
+    shards, picture = (shard.file for shard in plan.shards), [PICTURE_NAME] if has_picture else []
+    return (*shards, CARD_NAME, MAP_NAME, *picture, DIGESTS_NAME, REPORT_NAME, *plan.indexes)
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:

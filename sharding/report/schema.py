@@ -165,11 +165,17 @@ class WrittenShard:
 
 
 def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler) -> Json:
-    return {"identical": verification.identical, **dump(verification)}
+    document = {"identical": verification.identical, **dump(verification)}
+    if not document["unstated"]:
+        del document["unstated"]
+    return document
 
 
 Proof = Annotated[Verification, WrapSerializer(_with_answer)]
-"""A verification, which in JSON says first of all whether the copy is `identical`; read, its mismatches say so."""
+"""A verification, which in JSON says first of all whether the copy is `identical`; read, its mismatches say so.
+
+`unstated` is there only where it is true.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +201,13 @@ class Report:
     resources: Resources
     fleet: FleetCost | None = None
     comparison: ComparisonSummary | None = None
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether it can be checked only where a folder is: its source, or the base that tells how it was cast."""
+        base = self.source.base
+        of_base = base is not None and base.kind == "folder" and self.plan.dtype != "keep"
+        return self.source.kind == "folder" or of_base
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

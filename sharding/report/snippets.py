@@ -141,15 +141,16 @@ def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
 def how_to_check(report: Report, place: str) -> Mapping[str, str]:
     """Return the command that compares the result at `place` with its source byte by byte.
 
-    None where that is a folder, or the result is a part of it.
+    None where that takes a folder, which only its maker has, or the result is a part of it.
     """
-    source, dtype = report.source, report.plan.dtype
-    if source.kind != "hub" or report.plan.rank is not None:
+    source, base, dtype = report.source, report.source.base, report.plan.dtype
+    if report.needs_folder or report.plan.rank is not None:
         return {}
     words = ["shard-my-repo verify", f"{source.repo_id}@{source.revision}", place]
     words += ["--dequantize"] if report.plan.dequantized else []
     words += [f"--dtype {shlex.quote(dtype)}"] if dtype != "keep" else []
     words += [f"--variant {shlex.quote(source.variant)}"] if source.variant else []
+    words += [f"--base {base.repo_id}@{base.revision}"] if base and base.kind == "hub" else []
     return {"check every byte": " ".join(words) + "\n"}
 
 

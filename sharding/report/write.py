@@ -1,7 +1,7 @@
 """Write the files that stand beside the shards of a result: report, digests, card, picture, index, configuration."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sharding.checkpoint.read import read_small
@@ -10,11 +10,11 @@ from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES
 from sharding.core.options import Options
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
+from sharding.core.values import Checkpoint, Plan, ShardRecord, folder_of
 from sharding.formats.dtypes import CASTABLE, torch_name
 from sharding.formats.index import build_indexes
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
-from sharding.planning.quantization import drop_quantization
+from sharding.formats.quantization import drop_quantization, quantization_of
 from sharding.report.card import Links, only_metadata, write_card
 from sharding.report.digests import digests_json
 from sharding.report.map_svg import draw_plan
@@ -43,21 +43,26 @@ def write_beside(
     return files | build_indexes(plan)
 
 
-def rewritten_configs(origin: Source, side_files: Iterable[FileEntry], options: Options) -> dict[str, bytes]:
-    """Return the configurations among `side_files` that must change.
+def rewritten_configs(origin: Source, checkpoint: Checkpoint, options: Options) -> dict[str, bytes]:
+    """Return the configurations beside the weights that must change.
 
-    For the dtype, the names of the weights, or because they are no longer quantized.
+    For the dtype, the names of the weights, or because the weights are not quantized, or no longer.
     """
-    files = [file for file in side_files if file.path.rpartition("/")[2] == "config.json"]
-    files = [file for file in files if file.bytes <= MAX_CONFIG_BYTES]
-    dtype, plain = torch_name(options.dtype), options.dequantize
-    documents = {file.path: configured(read_small(origin, file, MAX_CONFIG_BYTES), dtype, plain) for file in files}
+    files = [file for file in checkpoint.side_files if file.path.rpartition("/")[2] == "config.json"]
+    documents = {}
+    for file in files:
+        if file.bytes <= MAX_CONFIG_BYTES:
+            config = read_small(origin, file, MAX_CONFIG_BYTES)
+            planned = checkpoint.configs.get(folder_of(file.path), "")
+            is_plain = options.dequantize or (bool(planned) and quantization_of(planned) is None)
+            documents[file.path] = configured(config, torch_name(options.dtype), is_plain)
     return {path: to_bytes(document) for path, document in documents.items() if document is not None}
 
 
 def to_bytes(document: Json) -> bytes:
     """Return a JSON file for people and programs: indented, one trailing newline."""
-    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+    # Half a surrogate pair, which a config.json may hold, becomes the escape that JSON has for it.
+    return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def _card(report: Report, origin: Source, hub: Hub) -> str:
@@ -80,10 +85,10 @@ _WEIGHTS_NAMED = "transformers_weights"
 _CASTABLE = {dtype.torch for dtype in CASTABLE.values()}
 
 
-def configured(config: bytes, torch_dtype: str | None, dequantized: bool = False) -> dict[str, Any] | None:
+def configured(config: bytes, torch_dtype: str | None, is_plain: bool = False) -> dict[str, Any] | None:
     """Return the config.json of a copy: it says `torch_dtype` ("float16") wherever it said another dtype.
 
-    Where the weights are `dequantized` it says nothing of quantization.
+    Where its weights are not quantized (`is_plain`) it says nothing of quantization.
 
     What names the weight files goes, as with `save_pretrained`: the copy has the usual names. None where nothing
     changes, or it is no configuration.
@@ -92,13 +97,13 @@ def configured(config: bytes, torch_dtype: str | None, dequantized: bool = False
         document = json.loads(config)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(document, dict) or (torch_dtype is None and _WEIGHTS_NAMED not in document):
+    if not isinstance(document, dict):
         return None
-    document.pop(_WEIGHTS_NAMED, None)
-    if dequantized:
-        drop_quantization(document)
+    is_changed = document.pop(_WEIGHTS_NAMED, None) is not None
+    if is_plain and quantization_of(config.decode(errors="replace")) is not None:
+        is_changed = drop_quantization(document)
     if torch_dtype is None:
-        return document
+        return document if is_changed else None
     if "model_type" in document and not {"dtype", "torch_dtype"} & document.keys():
         document["dtype"] = torch_dtype
     waiting: list[Any] = [document]

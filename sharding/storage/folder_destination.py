@@ -1,7 +1,8 @@
 """Write a checkpoint into a folder so that it shows only once it is complete.
 
-While a job runs, the folder holds `<shard>.part` files and a journal of those that are finished. Publishing
-renames the parts; what says that the folder is a checkpoint, its index or that of a pipeline, comes last.
+While a job runs, a folder inside it that no path of a source can name holds `<shard>.part` files and a journal of
+those that are finished. Publishing renames the parts; what says that the folder is a checkpoint, its index or that of
+a pipeline, comes last.
 """
 
 import os
@@ -18,9 +19,9 @@ from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS, THREADS
 from sharding.core.protocols import Source
-from sharding.core.text import format_bytes
+from sharding.core.text import format_bytes, name_some, printable
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
-from sharding.formats.names import REPORT_NAME, is_index, is_weights
+from sharding.formats.names import REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_earlier import ENTRANCES, by_removal, is_inside, is_last, leads_inside, remove, report_in
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import (
@@ -29,11 +30,12 @@ from sharding.storage.folder_writing import (
     explained,
     part_path,
     record_path,
+    staging_in,
     sync_folders,
     write_whole,
 )
 from sharding.storage.journal import Journal
-from sharding.storage.records import parse_record
+from sharding.storage.records import parse_record, whole
 
 _BESIDE = "sharding_file.part"
 """What a file beside the shards is called until it is whole: one at a time, so that it is found again."""
@@ -53,13 +55,15 @@ class FolderDestination:
         `overwrite` replaces another model's copy, or a checkpoint that this tool did not write; `restart` forgets
         what an interrupted run left. One that `is_shared` with other machines, which will write to it, is not locked.
         """
-        self.ref = RepoRef("folder", folder.name, "")
+        self.ref = RepoRef("folder", printable(folder.name), "")
         self._written = 0
         self._folder = folder
+        self._staging = staging_in(folder)
         self._overwrite = overwrite
         self._restart = restart
-        self._journal = Journal(folder, is_shared=is_shared)
+        self._journal = Journal(self._staging, is_shared=is_shared)
         self._plan_id = ""
+        self._is_prepared = self._is_begun = False
         self._earlier: list[str] = []
         self._made: list[Path] = []
         self._finished: set[str] = set()
@@ -88,15 +92,25 @@ class FolderDestination:
             if self._restart:
                 return {}
             records = self._records_of_others(plan_id) | self._journal.read(plan_id)
-            return {file: record for file, record in records.items() if self._size(file) == record.bytes}
+            return whole(records, lambda record: self._size(record.file) == record.bytes)
 
-    def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
+    def prepare(
+        self,
+        job: StagedJob,
+        keep: Iterable[ShardRecord],
+        new_bytes: int,
+        ours: Iterable[str] = (),
+        beside: Iterable[str] = (),
+    ) -> None:
         """Make room for `new_bytes` of `job`, remove what another plan left, keep the shards in `keep`.
 
-        Raises DestinationError where the disk lacks the room or refuses to be written, or another job is
-        writing to the same folder.
+        Raises DestinationError where the disk lacks the room or refuses to be written, files `ours` or `beside` them
+        may not be put there, or another job is writing to the same folder.
         """
         kept = {record.file: record for record in keep}
+        self._is_prepared, self._finished = True, set(kept)
+        with explained(self._folder):
+            self._refuse_names(ours, beside)
         stale = [path for path in self._parts() if path not in map(self._part, kept)]
         self._refuse_without_room(new_bytes, sum(path.lstat().st_size for path in stale))
         with explained(self._folder):
@@ -104,7 +118,7 @@ class FolderDestination:
             self._lock()
             self._plan_id = job.plan_id
             self._journal.begin(job, list(kept.values()))
-            self._finished = set(kept)
+            self._is_begun = True
             for path in stale:
                 path.unlink()
 
@@ -119,7 +133,7 @@ class FolderDestination:
     def note(self, record: ShardRecord) -> None:
         """Note that a shard is safely on the disk."""
         with self._one_at_a_time, explained(self._folder):
-            sync_folders([self._folder])
+            sync_folders([self._staging])
             self._journal.note(record)
             self._written += record.bytes
             self._finished.add(record.file)
@@ -151,8 +165,11 @@ class FolderDestination:
             **{file.path: origin.read(file.path, 0, file.bytes) for file in side_files},
             **{path: [data] for path, data in written.items()},
         }
+        beside = [file for file in contents if file not in written]
         with explained(self._folder):
+            self._journal.refuse_lost()
             places = [self._inside(path) for path in (*contents, *records)]
+            self._refuse_names((*records, *written), beside)
             folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
             self._remove_earlier({folder_of(shard) for shard in records})
             for folder in sorted(folders):
@@ -160,18 +177,19 @@ class FolderDestination:
             # The report first: it names what is to be removed again if nobody goes on from here.
             for path in sorted(contents, key=REPORT_NAME.__ne__):
                 if not is_last(path):
-                    self._written += write_whole(self._folder / path, contents[path], self._folder / _BESIDE)
+                    self._written += write_whole(self._folder / path, contents[path], self._staging / _BESIDE)
             sync_folders(folders)
             for shard in records:
                 os.replace(self._place(shard), self._folder / shard)
             for is_due in (is_index, ENTRANCES.__contains__):
                 sync_folders(folders)
                 for path in filter(is_due, contents):
-                    self._written += write_whole(self._folder / path, contents[path], self._folder / _BESIDE)
+                    self._written += write_whole(self._folder / path, contents[path], self._staging / _BESIDE)
             sync_folders(folders)
             for part in self._parts():  # records that other machines have put down
                 part.unlink(missing_ok=True)
             self._journal.remove()
+            self._remove_staging()
             sync_folders([self._folder])
         return Published(self.ref, str(self._folder))
 
@@ -187,12 +205,13 @@ class FolderDestination:
         """
         found = self._journal.path.exists()
         with explained(self._folder):
-            if found:
+            if found and (self._is_begun or not self._is_prepared):
                 self._lock()
                 for path in self._parts():
                     path.unlink(missing_ok=True)
                 remove(self._folder, self._half_made())
                 self._journal.remove()
+            self._remove_staging()
         for folder in reversed(self._made):
             with suppress(OSError):
                 folder.rmdir()
@@ -200,7 +219,7 @@ class FolderDestination:
 
     def _records_of_others(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return what other machines have finished of plan `plan_id`, of which the journal may not know yet."""
-        paths = self._folder.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
+        paths = self._staging.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
         records = (parse_record(path.read_bytes()) for path in paths)
         return {record.file: record for record in records if record}
 
@@ -223,7 +242,7 @@ class FolderDestination:
                 if path not in map(self._part, self._finished):
                     with suppress(OSError):  # what ended the job says more
                         path.unlink(missing_ok=True)
-            self._journal.close()
+        self._journal.close()
 
     def _lock(self) -> None:
         if not self._journal.is_ours:
@@ -247,7 +266,7 @@ class FolderDestination:
             return
         if earlier and earlier.source != source.repo_id:
             raise ReplaceRefused(f"The folder {self._folder}", earlier.source, source.repo_id)
-        if not earlier and not self._journal.path.exists() and any(self._folder.iterdir()):
+        if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
             raise DestinationError(
                 f"The folder {self._folder} is not empty, and this tool did not write what is in it.",
                 "Choose another folder, or add --overwrite to replace the checkpoint in it.",
@@ -262,12 +281,32 @@ class FolderDestination:
                 f"Free {format_bytes(new_bytes + DISK_FLOOR_BYTES - free)}, or choose a folder on another disk.",
             )
 
+    def _refuse_names(self, ours: Iterable[str], beside: Iterable[str]) -> None:
+        """Raise DestinationError where `ours`, or files of the source `beside` them, replace what they may not."""
+        ours, beside = list(ours), list(beside)
+        refuse_clashes(ours, beside)
+        for path in (*ours, *beside):
+            self._inside(path)
+        folders = {"", *map(folder_of, ours)}
+        inside = {folder + path.name for folder in folders for path in (self._folder / folder).glob("*")}
+        known = {REPORT_NAME, *self._earlier}
+        targets = {path for path in (*ours, *beside) if os.path.lexists(self._folder / path)}
+        there = sorted((targets | rivals(ours, inside)) - known)
+        if there and not self._overwrite:
+            raise DestinationError(
+                f"{name_some(there)} in {self._folder} would be replaced, or loaded instead of the copy, and this tool "
+                "did not write that.",
+                "Move it away, or add --overwrite. Then start the same job again; it goes on where it stopped.",
+            )
+        if folder := next((path for path in targets if (self._folder / path).is_dir()), None):
+            message = f"{folder} in {self._folder} is a folder, and the copy has a file of that name."
+            raise DestinationError(message, "Move the folder away, and start the same job again.")
+
     def _remove_earlier(self, folders: Iterable[str]) -> None:
         earlier = {REPORT_NAME, *self._earlier}
-        for folder in {"", *folders}:
+        for folder in {"", *folders} if self._overwrite else ():
             inside = [path for path in (self._folder / folder).glob("*") if path.is_file()]
-            overwritten = is_weights if self._overwrite else is_index
-            earlier |= {folder + path.name for path in inside if overwritten(path.name)}
+            earlier |= {folder + path.name for path in inside if is_weights(path.name)}
         remove(self._folder, (file for file in earlier if file not in self._finished or self._part(file).exists()))
 
     def _place(self, file: str) -> Path:
@@ -288,11 +327,15 @@ class FolderDestination:
         return place.stat().st_size if place.is_file() else None
 
     def _parts(self) -> list[Path]:
-        beside = self._folder / _BESIDE
-        return [*sorted(self._folder.glob("*.safetensors*" + PART)), *([beside] if os.path.lexists(beside) else [])]
+        beside = self._staging / _BESIDE
+        return [*sorted(self._staging.glob("*.safetensors*" + PART)), *([beside] if os.path.lexists(beside) else [])]
+
+    def _remove_staging(self) -> None:
+        with suppress(OSError):  # it is not there, or somebody keeps something in it
+            self._staging.rmdir()
 
     def _make_folder(self) -> None:
-        missing = [folder for folder in (self._folder, *self._folder.parents) if not folder.exists()]
+        missing = [folder for folder in (self._staging, *self._staging.parents) if not os.path.lexists(folder)]
         for folder in reversed(missing):
             folder.mkdir()
             self._made.append(folder)

@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from sharding.core.limits import MAX_REPORT_BYTES
-from sharding.formats.names import REPORT_NAME, is_index, is_weights
+from sharding.formats.names import REPORT_NAME, is_index, is_plain, is_reserved, is_weights
 from sharding.storage.folder_writing import sync_folders
 from sharding.storage.records import Earlier, parse_earlier
 
@@ -26,13 +27,17 @@ def report_in(folder: Path) -> Earlier | None:
 def is_inside(path: str) -> bool:
     """Return whether `path`, which may be anybody's, names something below the folder that it stands in."""
     parts = PurePosixPath(path).parts
-    return bool(parts) and not path.startswith("/") and ".." not in parts and not {"\\", "\0"} & set(path)
+    return bool(parts) and is_plain(path) and not {"\\", "\0"} & set(path)
 
 
 def leads_inside(folder: Path, path: str) -> bool:
-    """Return whether `path` is inside of `folder` also where a folder in between is a link."""
+    """Return whether `path` is inside of `folder`, also where a folder in between is a link, and not reserved."""
     # A file that is a link is replaced itself.
-    return is_inside(path) and folder in Path(os.path.realpath((folder / path).parent), "_").parents
+    return (
+        is_inside(path)
+        and not is_reserved(path)
+        and folder in Path(os.path.realpath((folder / path).parent), "_").parents
+    )
 
 
 def is_last(path: str) -> bool:
@@ -49,9 +54,14 @@ def by_removal(path: str) -> int:
 def remove(folder: Path, files: Iterable[str]) -> None:
     """Remove files of a result, each kind safely before the next; what leads out of `folder` stays."""
     # Indexes first: from here on nobody takes the folder for a complete checkpoint.
+    emptied = set[Path]()
     for _, kind in groupby(sorted(sorted(files), key=by_removal), by_removal):
         places = [folder / file for file in kind if leads_inside(folder, file)]
         there = [place for place in places if os.path.isfile(place) or os.path.islink(place)]
         for place in there:
             place.unlink(missing_ok=True)
         sync_folders({place.parent for place in there})
+        emptied |= {parent for place in there for parent in place.parents if folder in parent.parents}
+    for parent in sorted(emptied, reverse=True):
+        with suppress(OSError):  # something else is in it
+            parent.rmdir()

@@ -4,26 +4,41 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 from threading import Lock
 
+import psutil
+
 from sharding.core.errors import SourceError
 from sharding.core.lent import LentFile, LentSource
-from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES, MAX_FILES
+from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES, MAX_FILES, MAX_HEADER_BYTES
+from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import FileEntry, RepoRef
-from sharding.formats.names import DCP_METADATA_NAME
+from sharding.formats.names import DCP_METADATA_NAME, STAGING_FOLDER
+from sharding.formats.safetensors_header import LENGTH_BYTES
 
-_NOT_REPO = {".git", ".cache", "__pycache__"}
+_NOT_REPO = {".git", ".cache", "__pycache__", STAGING_FOLDER}
 """Folders that tools keep beside a checkpoint; no repo has them."""
 
 _AGAIN = "Start again once nothing writes to it any more."
+
+_STEADY = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "apfs", "hfs"}
+"""File systems of a machine's own; those of networks and in user space may number their files anew at any time."""
+
+_ENDS_BYTES = 64 << 10
+"""How much of the two ends of a file tells it from another: a `.bin` file has its pickle and its directory there."""
 
 _WEIGHTS = (".safetensors", ".bin", ".distcp", DCP_METADATA_NAME)
 
 
 class FolderSource:
-    """The files of a folder, each pinned to the size and time it had when it was listed. See `protocols.Source`."""
+    """The files of a folder, each pinned to the state that it had when it was listed. See `protocols.Source`.
+
+    That is its size and the time of its last change; where the file system keeps it steady, also its inode. A revision
+    has the time when that was changed too, which no program sets, but a backup that links to the file changes.
+    """
 
     def __init__(self, name: str, paths: Mapping[str, Path], folder: Path | None = None) -> None:
         """Take the files at `paths` (path within the source to place on disk) under the title `name`.
@@ -39,8 +54,11 @@ class FolderSource:
         self.bytes_read = 0
         self._lock = Lock()
         self._paths = paths
+        self._is_steady = folder is not None and is_steady(folder)
         self._stats: dict[str, os.stat_result] = {}
         for file, path in paths.items():
+            if problem := name_problem(file):
+                raise SourceError(f"The name of the file {shown_name(file)} {problem}.", "Rename or remove it.")
             try:
                 stat = path.stat()
             except OSError as error:
@@ -48,8 +66,33 @@ class FolderSource:
             if S_ISREG(stat.st_mode):
                 self._stats[file] = stat
         self.files = tuple(FileEntry(file, stat.st_size) for file, stat in sorted(self._stats.items()))
-        pins = [(file, *_pin(stat)) for file, stat in sorted(self._stats.items()) if file.endswith(_WEIGHTS)]
-        self.ref = RepoRef("folder", name, hashlib.sha256(json.dumps(pins).encode()).hexdigest())
+        self.ref = RepoRef("folder", printable(name), "")
+
+    def revision(self) -> str:
+        """Return a digest of what its weight files are pinned to, and of their headers. Raises SourceError."""
+        pins = [
+            (file, *self._pin(stat), self._header_sha256(file, stat.st_size))
+            for file, stat in sorted(self._stats.items())
+            if file.endswith(_WEIGHTS)
+        ]
+        return hashlib.sha256(json.dumps(pins).encode()).hexdigest()
+
+    def _header_sha256(self, file: str, size: int) -> str:
+        """Return the SHA-256 of the header of a safetensors file; of another, of its first and last bytes."""
+        sha256 = hashlib.sha256()
+        end = min(size, _ENDS_BYTES)
+        parts = [(0, end), (max(end, size - _ENDS_BYTES), size)]
+        if file.endswith(".safetensors"):
+            prefix = b"".join(self._read(file, 0, min(size, LENGTH_BYTES)))
+            parts = [(0, min(size, LENGTH_BYTES + int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))]
+        for start, end in parts:
+            for chunk in self._read(file, start, end):
+                sha256.update(chunk)
+        return sha256.hexdigest()
+
+    def _pin(self, stat: os.stat_result) -> tuple[int, ...]:
+        steady = (stat.st_ctime_ns, stat.st_ino) if self._is_steady else ()
+        return (*_pin(stat), *steady)
 
     def path(self, file: str) -> Path:
         """Return where `file` lies on this disk."""
@@ -75,9 +118,13 @@ class FolderSource:
         with self._lock:
             self.requests += 1
             self.bytes_read += end_byte - start_byte
+        yield from self._read(file, start_byte, end_byte)
+
+    def _read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         try:
             with open(self._paths[file], "rb", buffering=0) as stream:
-                if _pin(os.fstat(stream.fileno())) != _pin(self._stats[file]):
+                now, then = os.fstat(stream.fileno()), self._stats[file]
+                if _pin(now) != _pin(then) or (self._is_steady and now.st_ino != then.st_ino):
                     raise _changed(file)
                 stream.seek(start_byte)
                 while start_byte < end_byte:
@@ -100,7 +147,15 @@ def open_folder(text: str) -> FolderSource:
             raise SourceError(f"The folder {text!r} {problem}.", hint)
     except (OSError, RuntimeError) as error:  # no permission, a name too long, no such user's home
         raise SourceError(f"The folder {text!r} cannot be opened: {error}.", hint) from error
-    return FolderSource(folder.name, _list_folder(folder), folder)
+    source = FolderSource(folder.name, _list_folder(folder), folder)
+    source.ref = replace(source.ref, revision=source.revision())
+    return source
+
+
+def is_steady(folder: Path) -> bool:
+    """Return whether the file system of `folder` keeps a file's inode as long as the file is there."""
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    return next((mounts[place] for place in (folder, *folder.parents) if place in mounts), "") in _STEADY
 
 
 def _list_folder(folder: Path) -> dict[str, Path]:

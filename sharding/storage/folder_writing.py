@@ -14,14 +14,26 @@ from urllib.parse import quote
 from sharding.core.errors import DestinationError
 from sharding.core.limits import FLUSH_BYTES
 from sharding.core.text import format_bytes
+from sharding.formats.names import STAGING_FOLDER
+
+_LONGEST_NAME = 150
+"""Characters of a part's name; file systems take 255 bytes, and attempts and records add some to it."""
 
 PART = ".part"
 """The end of the name of whatever is not published yet."""
 
 
+def staging_in(folder: Path) -> Path:
+    """Return where everything lies that is not published yet: no path of a source leads there."""
+    return folder / STAGING_FOLDER
+
+
 def part_path(folder: Path, file: str) -> Path:
-    """Return where a shard lies until it is published: at the top, so that it is found again without a search."""
-    return folder / (quote(file, safe="") + PART)
+    """Return where a shard lies until it is published."""
+    name = quote(file, safe="")
+    if len(name) > _LONGEST_NAME:
+        name = f"{hashlib.sha256(file.encode()).hexdigest()}.safetensors"
+    return staging_in(folder) / (name + PART)
 
 
 def record_path(folder: Path, file: str, plan_id: str) -> Path:

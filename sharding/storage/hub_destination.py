@@ -4,31 +4,31 @@ While a job runs, its shards stand on a staging branch of the repo, each with it
 machine can go on from there. Publishing is one commit on `main`; the branch goes after it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from uuid import uuid4
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 
-from sharding.core.errors import DestinationError, ReplaceRefused
+from sharding.core.errors import DestinationError
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
-from sharding.storage.hub_client import SIGN_IN, Hub, checked_commit
+from sharding.storage.hub_client import SIGN_IN, Hub
 from sharding.storage.hub_lookup import person_of
+from sharding.storage.hub_main import OF_EVERY_NEW_REPO, MainBranch
 from sharding.storage.hub_private import uploaded, without_notice
-from sharding.storage.hub_repo import HubRepo, Operation, copied, has_content, holds
+from sharding.storage.hub_repo import HubRepo, copied
 from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
-from sharding.storage.records import parse_earlier
 
-_OF_EVERY_NEW_REPO = {".gitattributes"}
 _NOTHING_SHOWN = "Nothing was written. Ask whoever runs the Hub, or choose a Hub that keeps repos private."
 
 
@@ -46,12 +46,11 @@ class HubDestination:
         """
         self._hub = hub
         self._private = private
-        self._overwrite = overwrite
+        self._asked_to_show = private is False
         self._restart = restart
         self._job: StagedJob | None = None
         self._created = False
-        self._branches: dict[str, str] = {}
-        self._stale: list[str] = []
+        self._is_prepared = self._may_be_ours = False
         self._has_xet = True
         self._writers: list[XetShardWriter | LfsShardWriter] = []
         self.ref = RepoRef("hub", name, "")
@@ -61,6 +60,7 @@ class HubDestination:
         self._me = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         self.ref = RepoRef("hub", self._me.own_id(name), "")
         self._repo = HubRepo(hub, self.ref.repo_id)
+        self._main = MainBranch(self._repo, overwrite=overwrite)
         self._staging = StagingBranch(self._repo)
 
     @property
@@ -103,45 +103,88 @@ class HubDestination:
                 f"{self.ref.repo_id} exists and is public, and the copy is to be private.",
                 f"Make it private at {self._hub.page(self.ref.repo_id)}/settings, or choose another name.",
             )
-        self._branches = self._repo.branches()
-        self._refuse_foreign(source, staged=STAGING_BRANCH in self._branches)
+        self._main.look(source)
 
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
 
-        Raises DestinationError where the repo has an unfinished job of another plan staged.
+        Raises DestinationError where the repo has an unfinished job of another plan staged, or `main` has changed since
+        that job began.
         """
-        if STAGING_BRANCH not in self._branches:
+        if self._main.staged is None:
             return {}
-        self._job = self._staging.job()
-        self._created = bool(self._job and self._job.created)
-        return {} if self._restart else self._staging.records(plan_id, self._job)
+        job = self._staging.job(self._main.staged)
+        if self._restart:
+            # The repo is this tool's still, and goes or is shown as one.
+            self._created = bool(job and job.created and job.main == self._main.head)
+            return {}
+        records = self._staging.records(plan_id)
+        if job:
+            self._main.refuse_changed(job)
+            self._created = bool(job.created)
+            if job.private is not False and self._private is False:
+                self._private = job.private  # it was begun so, and is not shown for want of a word
+        self._job = job
+        return records
 
-    def prepare(self, job: StagedJob, keep: Iterable[ShardRecord], new_bytes: int) -> None:
+    def prepare(
+        self,
+        job: StagedJob,
+        keep: Iterable[ShardRecord],
+        new_bytes: int,
+        ours: Iterable[str] = (),
+        beside: Iterable[str] = (),
+    ) -> None:
         """Create the repo and the staging branch where they are not there yet.
 
-        Raises DestinationError where the Hub does not allow it, or shows what was to be private.
+        Raises DestinationError where the Hub does not allow it, or shows what was to be private. Also where `ours` or
+        the files `beside` them may not be put there, and where somebody else has changed the repo since `check`.
         """
         repo_id = self.ref.repo_id
+        self._is_prepared = True
         self._staging.go_on(keep)
-        if "main" not in self._branches:
+        self._main.refuse_names(list(ours), list(beside))
+        if self._main.head:
+            self._main.look_again()
+            self._refuse_public()
+        else:
             self._create()
-        elif self._private and not self._repo.is_private():
-            raise DestinationError(f"{repo_id} is public by now, and the copy is to be private.", _NOTHING_SHOWN)
-        if not self._staging.finished:
-            if STAGING_BRANCH in self._branches:
+            self._main.look(job.source)
+            self._restart = False  # nobody has asked to discard what is staged only now
+            self.done(job.plan_id)
+        head, staged = self._main.head, self._main.staged
+        if self._job is None:
+            if staged and (self._restart or staged != head):
                 self._staging.delete()
-            self._job = replace(job, private=self._private, created=self._created)
-            self._staging.begin(self._job, self._branches["main"])
+            self._job = replace(job, private=self._private, created=self._created, main=head, id=uuid4().hex)
+            self._staging.begin(self._job, head)
         self._has_xet = self._repo.ask(lambda: self._hub.has_xet(repo_id, STAGING_BRANCH))
 
+    def _refuse_public(self) -> None:
+        if self._private and not self._repo.is_private():
+            message = f"{self.ref.repo_id} is public by now, and the copy is to be private."
+            raise DestinationError(message, _NOTHING_SHOWN)
+
     def _create(self) -> None:
+        """Create the repo, unless somebody else has done so meanwhile. Raises DestinationError where it is shown."""
         hidden = self._me.may_show_later or self._private is not False
-        self._created = True  # before it is known: the answer may be lost, and the repo must not be left behind
-        self._repo.ask(lambda: self._hub.api.create_repo(self.ref.repo_id, private=hidden, exist_ok=True))
-        if self._private is not False and not self._repo.is_private():
+
+        def create() -> bool:
+            try:
+                self._hub.api.create_repo(self.ref.repo_id, private=hidden, exist_ok=False)
+            except Exception as error:
+                status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+                if status == 409:
+                    return False
+                self._may_be_ours = self._may_be_ours or not 400 <= status < 500  # it may have arrived all the same
+                raise
+            return True
+
+        self._created = self._repo.ask(create)
+        if not self._created:  # by somebody else, or by an earlier try whose answer was lost
+            self._refuse_public()
+        elif self._private is not False and not self._repo.is_private():
             raise DestinationError(f"The Hub made {self.ref.repo_id} public, although asked not to.", _NOTHING_SHOWN)
-        self._branches = self._repo.branches()
 
     def open_shard(self, file: str) -> XetShardWriter | LfsShardWriter:
         """Start a shard: a stream through hf-xet, with nothing on the disk; without Xet, one temporary file."""
@@ -188,32 +231,25 @@ class HubDestination:
 
         Raises DestinationError, with everything still staged, where somebody else has changed `main` meanwhile.
         """
+        beside = list(side_files)
+        self._main.refuse_names([*records, *written], [file.path for file in beside])
         operations = [
             *(uploaded(record) for record in records.values()),
-            *(copied(file, origin) for file in side_files),
+            *(copied(file, origin) for file in beside),
             *(CommitOperationAdd(path, data) for path, data in written.items()),
         ]
-        new = {operation.path_in_repo for operation in operations}
-        stale = [CommitOperationDelete(path) for path in self._stale if path not in new]
-        message = f"Shard {origin.ref.repo_id} with Shard My Repo"
-        report = written[REPORT_NAME]
-        commit = self._repo.ask(lambda: self._publish([*operations, *stale], message, report))
-        if not self._shows(records.values(), report):
-            raise DestinationError(
-                f"The Hub said that it has published the result, but {self.ref.repo_id} does not show it.",
-                "Everything is still staged: start the same job again.",
-            )
+        commit = self._main.publish(operations, origin.ref, records.values(), written[REPORT_NAME])
         self.ref = RepoRef("hub", self.ref.repo_id, commit)
         # Before the branch goes: it says that this job has made the repo.
-        remark = self._show() if self._created and self._private is False else ""
-        self._staging.delete()
+        remark = self._show(commit) if self._asked_to_show else ""
+        if (staged := self._repo.branches().get(STAGING_BRANCH)) and self._staging.is_own(staged):
+            self._staging.delete()
         return Published(self.ref, self._hub.page(self.ref.repo_id), remark)
 
     def unfinished(self) -> StagedJob | None:
         """Return the job that stands on the staging branch. Changes nothing."""
-        if not self._repo.exists() or STAGING_BRANCH not in self._repo.branches():
-            return None
-        return self._staging.job()
+        staged = self._repo.branches().get(STAGING_BRANCH) if self._repo.exists() else None
+        return self._staging.job(staged) if staged else None
 
     def discard(self) -> Discarded:
         """Remove the staging branch, and the repo where the job that made it has published nothing in it.
@@ -224,14 +260,20 @@ class HubDestination:
         repo_id = self.ref.repo_id
         if not self._repo.exists():
             return Discarded(found=False)
-        if self._job is None and not self._created:
-            if STAGING_BRANCH not in self._repo.branches():
-                return Discarded(found=False)
-            self._job = self._staging.job()
+        staged = self._repo.branches().get(STAGING_BRANCH)
+        if self._is_prepared:
+            if staged and not self._staging.may_go(staged):
+                return Discarded(found=False, remark=f"What is staged in {repo_id} stays there.")
+        elif staged is None:
+            return Discarded(found=False)
+        else:
+            self._job = self._staging.job(staged)
         self._created = self._created or bool(self._job and self._job.created)
         self._job = None
         remark = ""
-        if self._created and self._repo.files("main").keys() <= _OF_EVERY_NEW_REPO:
+        is_empty = self._repo.files("main").keys() <= OF_EVERY_NEW_REPO
+        is_ours = self._created or self._may_be_ours
+        if is_empty and is_ours and not self._repo.other_refs(["main", STAGING_BRANCH]):
             try:
                 self._repo.ask(lambda: self._hub.api.delete_repo(repo_id, missing_ok=True))
                 if not self._repo.exists():
@@ -261,48 +303,28 @@ class HubDestination:
         """Stage a shard whose bytes the Hub's store has."""
         self._staging.add(record)
 
-    def _publish(self, operations: Sequence[Operation], message: str, report: bytes) -> str:
-        """Return the commit that shows the result."""
-        try:
-            made = self._hub.api.create_commit(
-                self.ref.repo_id, operations, commit_message=message, parent_commit=self._branches["main"]
-            )
-            return checked_commit(made.oid)
-        except HfHubHTTPError as error:
-            # An earlier try may have arrived although its answer did not.
-            if error.response.status_code == 412 and self._shows((), report):
-                return self._repo.branches()["main"]
-            raise
-
-    def _shows(self, records: Iterable[ShardRecord], report: bytes) -> bool:
-        files = self._repo.files("main")
-        return has_content(files.get(REPORT_NAME), report) and all(holds(files.get(one.file), one) for one in records)
-
     def _upload_lfs(self, operation: CommitOperationAdd) -> None:
         upload = self._hub.api.preupload_lfs_files
         question = partial(upload, self.ref.repo_id, [operation], revision=STAGING_BRANCH)
         without_notice(lambda: self._repo.ask(question))
 
-    def _show(self) -> str:
+    def _show(self, commit: str) -> str:
+        """Show a repo that this job has made and that holds nothing else; return why it is not shown, if it is not."""
+        repo_id = self.ref.repo_id
+        settings = f"{self._hub.page(repo_id)}/settings"
+        if not self._repo.is_private():
+            return ""
+        if self._private is not False:
+            return f"It stays private, because this job began as a private one. You can show it at {settings}."
+        if not self._created:
+            return f"It stays private, because this job did not make {repo_id} itself. You can show it at {settings}."
+        if self._repo.branches()["main"] != commit or self._repo.other_refs(["main", STAGING_BRANCH]):
+            why = f"somebody else has changed {repo_id} meanwhile"
+            return f"It stays private, because {why}. You can show it at {settings}."
         try:
-            self._repo.ask(lambda: self._hub.api.update_repo_settings(self.ref.repo_id, private=False))
+            self._repo.ask(lambda: self._hub.api.update_repo_settings(repo_id, private=False))
         except DestinationError as error:
-            if not self._repo.ask(lambda: self._hub.api.model_info(self.ref.repo_id)).private:
+            if not self._repo.is_private():
                 return ""
-            settings = f"{self._hub.page(self.ref.repo_id)}/settings"
             return f"It stays private, which you can change at {settings}: {error.message}"
         return ""
-
-    def _refuse_foreign(self, source: RepoRef, staged: bool) -> None:
-        files = self._repo.files("main")
-        earlier = parse_earlier(self._repo.read("main", REPORT_NAME)) if REPORT_NAME in files else None
-        if earlier and earlier.source != source.repo_id and not self._overwrite:
-            raise ReplaceRefused(self.ref.repo_id, earlier.source, source.repo_id)
-        if staged or earlier or files.keys() <= _OF_EVERY_NEW_REPO:
-            self._stale = [path for path in earlier.files if path in files] if earlier else []
-            return
-        names = (f"{self.ref.repo_id}-{number}" for number in range(2, 1000))
-        free = next(name for name in names if not HubRepo(self._hub, name).exists())
-        raise DestinationError(
-            f"{self.ref.repo_id} exists already, and this tool did not write what is in it.", f"A free name is {free}."
-        )

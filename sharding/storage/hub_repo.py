@@ -1,12 +1,12 @@
 """Ask one repo of a Hub for what a destination must know, and commit to it."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, RepoFile
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils.sha import git_hash
 
 from sharding.core.errors import DestinationError
@@ -66,10 +66,22 @@ class HubRepo:
         """Return a small file."""
         return self.ask(lambda: self.hub.get(self.repo_id, revision, path, MAX_REPORT_BYTES))
 
-    def commit(self, revision: str, message: str, operations: Sequence[Operation]) -> None:
-        """Commit to a branch, whatever it is at."""
-        create = self.hub.api.create_commit
-        self.ask(lambda: create(self.repo_id, operations, commit_message=message, revision=revision))
+    def commit(self, branch: str, parent: str, message: str, operations: Sequence[Operation]) -> str:
+        """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors."""
+        made = self.hub.api.create_commit(
+            self.repo_id, operations, commit_message=message, revision=branch, parent_commit=parent
+        )
+        return checked_commit(made.oid)
+
+    def history(self, commit: str) -> list[tuple[str, str]]:
+        """Return the titles and ids of `commit` and those before it, newest first."""
+        commits = self.ask(lambda: self.hub.api.list_repo_commits(self.repo_id, revision=commit))
+        return [(one.title, one.commit_id) for one in commits]
+
+    def other_refs(self, known: Collection[str]) -> list[str]:
+        """Return the names of branches that are not `known`, and of all tags."""
+        refs = self.ask(lambda: self.hub.api.list_repo_refs(self.repo_id))
+        return [*({branch.name for branch in refs.branches} - set(known)), *(tag.name for tag in refs.tags)]
 
 
 def checked_flag(answer: Any) -> bool:
@@ -90,6 +102,11 @@ def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperat
             src_repo_type="model",
         )
     return CommitOperationAdd(file.path, origin.path(file.path) or b"".join(origin.read(file.path, 0, file.bytes)))
+
+
+def has_moved(error: Exception) -> bool:
+    """Return whether a Hub has refused a commit because its branch is not at the parent that was named."""
+    return isinstance(error, HfHubHTTPError) and error.response.status_code == 412
 
 
 def has_content(file: RepoFile | None, data: bytes) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from sharding.core.errors import SourceError
+from sharding.core.errors import DamagedError, SourceError
 from sharding.core.lent import LentFile, LentSource
 from sharding.core.limits import (
     HUB_BATCH_BYTES,
@@ -18,7 +18,9 @@ from sharding.core.limits import (
     RANGES_AT_ONCE,
     READ_TIMEOUT_SECONDS,
 )
+from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry, RepoRef
+from sharding.formats.names import is_plain
 from sharding.storage.hub_client import Hub, checked_commit
 from sharding.storage.hub_retry import may_pass, wait_to_retry
 
@@ -82,7 +84,7 @@ class HubSource:
         """
         entry = self._entry(file)
         chunks = self._read(entry, start_byte, end_byte)
-        return _checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
+        return checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
 
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return access to `files` in the store, or where they lie; that of what the Hub itself keeps is a login.
@@ -146,6 +148,10 @@ class HubSource:
         files = []
         for item in self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision):
             if isinstance(item, RepoFile):
+                problem = name_problem(item.path) or ("" if is_plain(item.path) else "leads elsewhere")
+                if problem:
+                    message = f"The name of the file {shown_name(item.path)} in {self.ref.repo_id} {problem}."
+                    raise SourceError(message, "Whoever owns the repo should rename or remove it.")
                 sha256, git_sha1 = (item.lfs.sha256, None) if item.lfs else (None, item.blob_id)
                 told = {"path": item.path, "bytes": item.size, "sha256": sha256, "git_sha1": git_sha1}
                 files.append(_ENTRY.validate_python(told | {"xet_hash": item.xet_hash}))
@@ -214,7 +220,7 @@ class HubSource:
             self.requests += 1
 
 
-def _checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:
+def checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield `chunks`, a whole file. Raises SourceError at the end where its hash is not the stated one."""
     stated = entry.sha256 or entry.git_sha1
     # Git puts the kind and the length before the content (gitformat-loose, "blob").
@@ -223,7 +229,7 @@ def _checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:
         digest.update(chunk)
         yield chunk
     if stated and digest.hexdigest() != stated:
-        raise SourceError(
+        raise DamagedError(
             f"{entry.path} arrived damaged: its bytes are not those whose hash the Hub states.",
             "Run again; if that does not help, whoever owns the repo should upload the file again.",
         )

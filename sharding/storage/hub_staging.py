@@ -1,35 +1,43 @@
 """Keep finished shards on a branch of a repo until they are published, so that any machine can go on from there."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
 
-from huggingface_hub import CommitOperationAdd
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import COMMIT_SECONDS, RANGES_AT_ONCE
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
+from sharding.formats.names import RECORDS_FOLDER
 from sharding.storage.hub_private import small, uploaded, went_to_store
-from sharding.storage.hub_repo import HubRepo, holds
-from sharding.storage.records import job_line, parse_job, parse_record, record_line
+from sharding.storage.hub_repo import HubRepo, Operation, has_content, has_moved, holds
+from sharding.storage.records import job_line, parse_job, parse_staged, staged_line, whole
 
 STAGING_BRANCH = "shard-my-repo-staging"
-RECORDS = "sharding_records/"
+RECORDS = f"{RECORDS_FOLDER}/"
 """Folder on the staging branch: `job.json`, a `StagedJob`, and a `ShardRecord` for every finished shard."""
 
 _JOB = f"{RECORDS}job.json"
 
 
 class StagingBranch:
-    """The shards of one job, each with its record. All methods raise DestinationError."""
+    """The shards of one job, each with its record. All methods raise DestinationError.
+
+    Every commit names the one before it, so that a job which finds another's there ends. `head` is the last one that
+    this job has seen or made.
+    """
 
     def __init__(self, repo: HubRepo) -> None:
         """Take the branch of `repo`. Asks nothing."""
         self._repo = repo
+        self.head = ""
+        self._job: StagedJob | None = None
+        self._is_begun = self._is_at_work = False
         self._unnoted: list[ShardRecord] = []
         self._lock = Lock()
         self._notes = ThreadPoolExecutor(1, thread_name_prefix="note")
@@ -38,35 +46,60 @@ class StagingBranch:
         self._is_json_small = False
         self.finished: set[str] = set()
 
-    def job(self) -> StagedJob | None:
-        """Return the job whose shards stand here; None if it is not said. The branch must be there."""
-        return parse_job(self._read(_JOB)) if _JOB in self._repo.files(STAGING_BRANCH) else None
+    def job(self, head: str) -> StagedJob | None:
+        """Return the job whose shards stand here, where the branch is at commit `head`; None if it is not said."""
+        self.head = head
+        self._is_begun = _JOB in self._repo.files(head)
+        self._job = parse_job(self._repo.read(head, _JOB)) if self._is_begun else None
+        return self._job
 
-    def records(self, plan_id: str, job: StagedJob | None) -> dict[str, ShardRecord]:
-        """Return what was finished of plan `plan_id`, by file name; `job` is the one that stands here."""
-        files = self._repo.files(STAGING_BRANCH)
-        if _JOB not in files:
-            return {}  # killed before it was begun
+    def records(self, plan_id: str) -> dict[str, ShardRecord]:
+        """Return what was finished of plan `plan_id`, by file name; `job` comes first."""
+        job, head = self._job, self.head
+        if not self._is_begun:
+            return {}  # killed before
         if job is None or job.plan_id != plan_id:
             raise DestinationError(
                 f"{self._repo.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
                 "Finish that one first, choose another name, or discard it with --restart.",
             )
-        paths = [path for path in files if path.startswith(RECORDS) and path != _JOB]
+        files = self._repo.files(head)
+        paths = list(filter(self._is_record, files))
         with readers(RANGES_AT_ONCE) as pool:
-            records = [parse_record(text) for text in pool.map(self._read, paths)]
-        return {record.file: record for record in records if record and holds(files.get(record.file), record)}
+            texts = pool.map(lambda path: self._repo.read(head, path), paths)
+            records = [parse_staged(text, job) for text in texts]
+        found = {record.file: record for record in records if record}
+        return whole(found, lambda record: holds(files.get(record.file), record))
 
     def begin(self, job: StagedJob, parent: str) -> None:
-        """Make the branch at commit `parent`, and say on it which job it is of."""
+        """Make the branch at commit `parent`, and say on it which job it is of, and nothing else.
+
+        Raises DestinationError where another job has begun there at the same moment.
+        """
         create = self._repo.hub.api.create_branch
         repo_id = self._repo.repo_id
         self._repo.ask(lambda: create(repo_id, branch=STAGING_BRANCH, revision=parent, exist_ok=True))
-        self._commit("Begin", [], {_JOB: job_line(job)})
+        self.head, self._job, self._is_at_work = parent, job, True
+        inherited = [CommitOperationDelete(path) for path in self._repo.files(parent) if self._is_record(path)]
+        self._commit("Begin", inherited, {_JOB: job_line(job)})
 
     def go_on(self, kept: Iterable[ShardRecord]) -> None:
         """Take the shards `kept` of an earlier run as finished."""
         self.finished = {record.file for record in kept}
+
+    def is_own(self, head: str) -> bool:
+        """Return whether the branch, where it is at commit `head`, is of this job."""
+        if head == self.head:
+            return True
+        job = parse_job(self._repo.read(head, _JOB)) if _JOB in self._repo.files(head) else None
+        return job is not None and self._job is not None and job.id == self._job.id
+
+    def may_go(self, head: str) -> bool:
+        """Return whether what is on the branch, where it is at commit `head`, is this run's to remove."""
+        if not (self._is_at_work or self.finished) or not self.is_own(head):
+            return False
+        # Another run of the same command may have taken it over.
+        return head == self.head or not [path for path in self._repo.files(head) if self._is_record(path)]
 
     def add(self, record: ShardRecord) -> None:
         """Have a shard, whose bytes the Hub's store has, committed with its record.
@@ -96,9 +129,9 @@ class StagingBranch:
 
     def _note(self) -> None:
         noted = list(self._unnoted)
-        if noted:
+        if noted and self._job:
             message = f"{noted[0].file} and {len(noted) - 1} more" if noted[1:] else noted[0].file
-            lines = {f"{RECORDS}{record.file}.json": record_line(record) for record in noted}
+            lines = {f"{RECORDS}{record.file}.json": staged_line(record, self._job) for record in noted}
             self._commit(message, [uploaded(record) for record in noted], lines)
             self.finished |= {record.file for record in noted}
             with self._lock:
@@ -113,7 +146,7 @@ class StagingBranch:
                 going.result()
 
     def delete(self) -> None:
-        """Delete the branch, if it is there."""
+        """Delete the branch, if it is there. Ask `is_own` first: another job may be at work on it."""
 
         def delete() -> None:
             try:
@@ -124,12 +157,32 @@ class StagingBranch:
 
         self._repo.ask(delete)
 
-    def _commit(self, message: str, shards: list[CommitOperationAdd], lines: Mapping[str, bytes]) -> None:
+    def _commit(self, message: str, changes: Sequence[Operation], lines: Mapping[str, bytes]) -> None:
         """Commit shards and files of JSON. Whether these go to the store, the Hub is asked the first time."""
         kind = small if self._is_json_small else CommitOperationAdd
         records = [kind(path, data) for path, data in lines.items()]
-        self._repo.commit(STAGING_BRANCH, message, [*shards, *records])
+
+        def commit() -> str:
+            try:
+                return self._repo.commit(STAGING_BRANCH, self.head, message, [*changes, *records])
+            except HfHubHTTPError as error:
+                head = self._repo.branches().get(STAGING_BRANCH, "") if has_moved(error) else self.head
+                if head == self.head:
+                    raise
+                if not self.is_own(head):
+                    raise DestinationError(
+                        f"Another job is at work on the branch {STAGING_BRANCH} of {self._repo.repo_id}.",
+                        "Wait until it has ended, or choose another name.",
+                    ) from error
+                self.head, files = head, self._repo.files(head)
+                if all(has_content(files.get(path), data) for path, data in lines.items()):
+                    return head  # an earlier try had arrived, its answer not
+                # What somebody has added is found out when all is read again.
+                return self._repo.commit(STAGING_BRANCH, head, message, [*changes, *records])
+
+        self.head, self._is_at_work = self._repo.ask(commit), True
         self._is_json_small = not went_to_store(records[0])
 
-    def _read(self, path: str) -> bytes:
-        return self._repo.read(STAGING_BRANCH, path)
+    @staticmethod
+    def _is_record(path: str) -> bool:
+        return path.startswith(RECORDS) and path != _JOB

@@ -33,7 +33,7 @@ class Journal:
     @property
     def is_ours(self) -> bool:
         """Whether this job holds the lock."""
-        return self._stream is not None
+        return self._stream is not None and not self._lease.is_lost
 
     def job(self) -> StagedJob | None:
         """Return the job that the journal is of."""
@@ -49,8 +49,9 @@ class Journal:
 
     def lock(self) -> None:
         """Make the journal this job's own. Raises BlockingIOError while another job holds it."""
-        if self.path.is_symlink():  # it would be written to, and emptied, wherever it leads
-            raise OSError(errno.ELOOP, "its journal is a link to elsewhere")
+        for place in (self.path.parent, self.path):
+            if place.is_symlink():  # what it leads to would be written to, and emptied
+                raise OSError(errno.ELOOP, f"{place.name} in it is a link to elsewhere")
         # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
         stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         try:
@@ -58,6 +59,8 @@ class Journal:
                 self._lease.take()
             else:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.exists(self.path) or not os.path.samestat(os.fstat(stream.fileno()), self.path.stat()):
+                    raise BlockingIOError("another job has just removed it")
                 self._lease.clear()
         except OSError:
             stream.close()
@@ -87,15 +90,20 @@ class Journal:
         self._append(record_line(record))
 
     def remove(self) -> None:
-        """Delete the journal: what it spoke of is published or discarded."""
+        """Delete the journal, and let go of it: what it spoke of is published or discarded."""
         self.path.unlink(missing_ok=True)
-        self._lease.release()
+        self.close()
 
     def close(self) -> None:
         """Release the lock."""
         self._lease.release()
         if self._stream:
             self._stream.close()
+        self._stream = None
+
+    def refuse_lost(self) -> None:
+        """Raise OSError where another job has taken the folder over."""
+        self._lease.refuse_lost()
 
     def _lines(self) -> list[bytes]:
         with suppress(FileNotFoundError):

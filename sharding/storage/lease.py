@@ -51,9 +51,14 @@ class Lease:
                 raise BlockingIOError(f"{self._path} is new")
             aside.unlink()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another job has taken the folder over, as after a sleep of this machine."""
+        return bool(self._text) and not self._is_own()
+
     def refuse_lost(self) -> None:
-        """Raise OSError where another job has taken the folder over, as after a sleep of this machine."""
-        if self._text and not self._is_own():
+        """Raise OSError where the lease is lost."""
+        if self.is_lost:
             raise OSError("another job has taken it over meanwhile")
 
     def release(self) -> None:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sharding.core.errors import DestinationError, ShardingError, SourceError
+from sharding.core.errors import DestinationError, ShardingError, SourceError, UsageError
 from sharding.core.protocols import Destination, Source
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import open_folder
@@ -13,12 +13,20 @@ from sharding.storage.hub_client import Hub
 _REPO = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^@\s?#]+))?", re.ASCII)
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OWN_SCHEME = re.compile(r"hf://(?:models/)?", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/+|[\w.-]+@[\w.-]+:", re.IGNORECASE | re.ASCII)
+"""What an address begins with: `s3://`, `file:/`, `git@github.com:`."""
+_HUB_SCHEME = re.compile(r"(?:https?|hf)://", re.IGNORECASE)
 
 
 def is_folder(text: str) -> bool:
-    """Return whether `text` means a folder: one that is there, or anything beginning with `.`, `/` or `~`."""
+    """Return whether `text` means a folder: one that is there, or anything beginning with `.`, `/` or `~`.
+
+    An address (`s3://…`) means none, nor does an empty text: its path would be that of the current folder.
+    """
+    if text.startswith((".", "/", "~")):
+        return True
     try:
-        return text.startswith((".", "/", "~")) or Path(text).is_dir()
+        return bool(text.strip()) and not _SCHEME.match(text) and Path(text).is_dir()
     except (OSError, ValueError):
         return False
 
@@ -27,12 +35,17 @@ def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceErr
     """Return repo id and revision (None: not given) of "owner/name@revision", or of a link to a repo or a file in it.
 
     Links are those of the public Hub and of the one at `endpoint`, `hf://…` among them. Raises a `family` error for
-    what is neither.
+    what is neither, such as an address of another kind (`s3://…`), and UsageError for an empty text.
 
     >>> parse_repo("https://hf.co/owner/name/blob/v2/config.json", "https://huggingface.co"), parse_repo("gpt2", "")
     (('owner/name', 'v2'), ('gpt2', None))
     """
     text = text.strip()
+    if not text:
+        raise UsageError("A name is empty.", "Write owner/name for a repo, or the path of a folder: . for this one.")
+    if (scheme := _SCHEME.match(text)) and not _HUB_SCHEME.match(text):
+        hint = "Write owner/name for a repo of the Hub, or the path of a folder."
+        raise family(f"Addresses that begin with {scheme[0][:100]} are not supported.", hint)
     host = _host_in(text, endpoint)
     bare = _OWN_SCHEME.sub("", text, count=1)
     match = None if host else _REPO.fullmatch(bare)
@@ -53,12 +66,13 @@ def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceErr
 def new_repo_id(text: str, endpoint: str) -> str:
     """Return the id ("owner/name", or a mere name) that `text` gives a repo which may be new.
 
-    Raises DestinationError for what the Hub takes as none: huggingface_hub knows the rules.
+    Raises DestinationError for what the Hub takes as none: huggingface_hub knows the rules. An empty text is a
+    UsageError.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if not text.strip() or "/" in (text.strip()[0], text.strip()[-1]):
+    if text.strip().startswith("/") or text.strip().endswith("/"):
         raise DestinationError(f"{text[:200]!r} has no name for the new repo.", "Write owner/name.")
     repo_id, revision = parse_repo(text, endpoint, DestinationError)
     if revision:
@@ -103,7 +117,10 @@ def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> tuple[
 
 
 def open_source(text: str, hub: Hub) -> Source:
-    """Return the source that `text` names: a folder, or `owner/name[@revision]` on `hub`. Raises SourceError."""
+    """Return the source that `text` names: a folder, or `owner/name[@revision]` on `hub`.
+
+    Raises SourceError, and UsageError for an empty text.
+    """
     if is_folder(text):
         return open_folder(text)
     place = parse_repo(text, hub.endpoint)
@@ -147,9 +164,10 @@ def find_destination(
     restart: bool = False,
     is_shared: bool = False,
 ) -> Destination:
-    """Return the destination that `text` names, whatever goes there. Changes nothing. Raises DestinationError.
+    """Return the destination that `text` names, whatever goes there. Changes nothing.
 
-    A folder that `is_shared` is one that other machines write to as well.
+    Raises DestinationError, and UsageError for an empty text. A folder that `is_shared` is one that other machines
+    write to as well.
     """
     if is_folder(text):
         folder = Path(text).expanduser().resolve()

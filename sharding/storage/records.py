@@ -1,6 +1,7 @@
 """Write down what a job has staged, read it back, and read what a result holds: JSON from anybody. Pure."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter, ValidationError
@@ -36,6 +37,30 @@ def parse_record(text: bytes) -> ShardRecord | None:
         return _RECORD.validate_json(text)
     except ValidationError:
         return None
+
+
+def staged_line(record: ShardRecord, job: StagedJob) -> bytes:
+    """Return `record` as one line of JSON that says of which job and plan it is."""
+    return json.dumps({"job": job.id, "plan": job.plan_id, "record": asdict(record)}).encode()
+
+
+def parse_staged(text: bytes, job: StagedJob) -> ShardRecord | None:
+    """Return what `staged_line` wrote of this very `job`; None if it did not."""
+    try:
+        document = json.loads(text)
+        is_own = (document["job"], document["plan"]) == (job.id, job.plan_id)
+        return _RECORD.validate_python(document["record"]) if is_own else None
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return None
+
+
+def whole(found: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], bool]) -> dict[str, ShardRecord]:
+    """Return the records of `found` whose shards are there.
+
+    None where one is gone that says what was read: the others may be made of that too.
+    """
+    records = {file: record for file, record in found.items() if is_there(record)}
+    return {} if any(record.reads for file, record in found.items() if file not in records) else records
 
 
 @dataclass(frozen=True, slots=True)

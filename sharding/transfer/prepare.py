@@ -12,6 +12,7 @@ from sharding.core.values import Checkpoint, Plan, TensorEntry
 from sharding.planning.cast import cast_tensors
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.dequantize_source import dequantizing
+from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.strided_source import gathering
 
 
@@ -40,13 +41,17 @@ class Making:
 class Prepared:
     """What a job transfers: bytes of `reading`, cut as in `plan`.
 
-    The last two are what a process took that made these bytes first, as the classic engine does.
+    `noted` remembers what is read of the source, where nothing else will show that it is what a Hub states. Where a
+    process made these bytes first, as the classic engine does, `is_stated` says whether all that it read of a Hub was
+    compared with a hash, and the last two what it took.
     """
 
     reading: Source
     checkpoint: Checkpoint
     plan: Plan
     making: Making = field(default_factory=Making)
+    noted: NotingSource | None = None
+    is_stated: bool = False
     peak_anon_bytes: int = 0
     disk_bytes_written: int = 0
 
@@ -64,7 +69,8 @@ class Prepared:
 def prepared_stream(origin: Source, checkpoint: Checkpoint, plan: Plan, hints: Hints) -> Prepared:
     """Return what streams the bytes of `origin` as `plan` has them, computed and cast where it says so."""
     making = making_of(checkpoint, plan.options, hints)
-    return Prepared(making.read_from(origin), checkpoint, plan, making)
+    noted = origin if isinstance(origin, NotingSource) else None
+    return Prepared(making.read_from(origin), checkpoint, plan, making, noted)
 
 
 def making_of(checkpoint: Checkpoint, options: Options, hints: Hints) -> Making:

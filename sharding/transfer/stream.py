@@ -9,7 +9,9 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
+from threading import Lock
 from typing import Literal
 
 from sharding.core.events import Progress, ShardFinished
@@ -19,19 +21,22 @@ from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
 from sharding.core.values import Plan, Shard, ShardRecord
 from sharding.planning.plan import shard_header
 from sharding.transfer.lanes import Done, Lanes, collected
+from sharding.transfer.noting_source import NotingSource
+from sharding.transfer.prepare import Prepared
 from sharding.transfer.read_batches import Batch, ByteRange, read_batches
 
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
 
-def transfer(plan: Plan, source: Source, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
-    """Write every shard of `plan` that is not in `kept`; yield progress; return the records of all, by file name.
+def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
+    """Write every shard that is not in `kept`; yield progress; return the records of all, by file name.
 
-    Finished shards last even if the generator is closed or fails.
+    Finished shards last even if the generator is closed or fails. What was noted of the source stands in the records.
     Raises SourceError and DestinationError as reading and writing do.
     """
+    plan, reading, noted = prepared.plan, prepared.reading, prepared.noted
     header = partial(shard_header, plan)
-    return told_in_order(plan, kept, lambda todo: move_shards("transfer", todo, header, source, destination))
+    return told_in_order(plan, kept, lambda todo: move_shards("transfer", todo, header, reading, destination, noted))
 
 
 def told_in_order(
@@ -59,13 +64,16 @@ def told_in_order(
 
 
 def digest_shards(
-    shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
+    shards: Sequence[Shard],
+    header: Callable[[Shard], bytes],
+    source: Source,
+    stage: Literal["check", "verify"] = "verify",
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Read `shards` as if to write them, each behind its `header`, and keep nothing but their records.
 
     Raises SourceError as reading does.
     """
-    records = yield from collected(move_shards("verify", shards, header, source, NOWHERE))
+    records = yield from collected(move_shards(stage, shards, header, source, NOWHERE))
     return {record.file: record for record in records}
 
 
@@ -75,15 +83,18 @@ def move_shards(
     header: Callable[[Shard], bytes],
     source: Source,
     sink: ShardSink,
+    noted: NotingSource | None = None,
 ) -> Iterator[Progress | Done[ShardRecord]]:
     """Read `shards` of `source`, each behind its `header`, into `sink`; yield progress, and the record of each.
+
+    `noted` is what `source` reads from, if that remembers what it reads.
 
     Raises SourceError and DestinationError.
     """
     lanes = Lanes(stage, sum(shard.bytes for shard in shards), sink.shards_at_once)
     # A disk needs no thread of its own where another shard keeps the second core busy.
     batches_ahead = BATCHES_AHEAD if source.ranges_at_once > 1 or len(shards) < THREADS else 0
-    move = _Move(lanes, header, source, sink, batches_ahead)
+    move = _Move(lanes, header, source, sink, batches_ahead, noted)
     return lanes.run([partial(move.shard, shard) for shard in shards], move.stop)
 
 
@@ -131,15 +142,18 @@ class _Move:
         source: Source,
         sink: ShardSink,
         batches_ahead: int,
+        noted: NotingSource | None,
     ) -> None:
         self._lanes = lanes
         self._header = header
         self._source = source
         self._sink = sink
         self._batches_ahead = batches_ahead
+        self._noted = noted
         self._asking = ThreadPoolExecutor(source.ranges_at_once, thread_name_prefix="range")
         self._fetching = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         self._in_work: set[ShardWriter] = set()
+        self._one_note = Lock() if noted else nullcontext()
 
     def shard(self, shard: Shard) -> ShardRecord:
         """Return the record of a shard once it is finished."""
@@ -153,8 +167,11 @@ class _Move:
             writer.write(data)
             size += len(data)
             self._lanes.count(len(data), shard.file)
-        record = ShardRecord(shard.file, size, writer.finish(), tensors.finish())
-        self._sink.note(record)
+        sha256 = writer.finish()
+        with self._one_note:  # what was read so far stands in this record, or in one that is noted already
+            reads = self._noted.take() if self._noted else ()
+            record = ShardRecord(shard.file, size, sha256, tensors.finish(), reads)
+            self._sink.note(record)
         self._in_work.discard(writer)
         return record
 

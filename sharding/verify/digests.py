@@ -1,10 +1,11 @@
 """Prove that two checkpoints hold the same tensors, by reading them again."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sharding.core.errors import HeaderError
 from sharding.core.events import Progress
@@ -12,12 +13,26 @@ from sharding.core.extras import is_installed
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
-from sharding.core.values import Mismatch, Shard, ShardRecord, TensorDigest, TensorEntry
+from sharding.core.values import FileEntry, Mismatch, Shard, ShardRecord, TensorDigest, TensorEntry
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
+from sharding.planning.plan import shard_header
 from sharding.transfer.lanes import Lanes, collected
+from sharding.transfer.prepare import Prepared
 from sharding.transfer.stream import digest_shards
 
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
+
+
+Ranges = Mapping[str, Collection[tuple[int, int]]]
+"""Parts of files, each from its first byte to the one after its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFile:
+    """The SHA-256 of a file, and the BLAKE3 of ranges in it, in hex."""
+
+    sha256: str
+    ranges: Mapping[tuple[int, int], str]
 
 
 class Reader(Protocol):
@@ -37,6 +52,18 @@ class Reader(Protocol):
         """Read `shards` as if to write them, each behind its `header`; yield progress; return their records."""
         ...
 
+    def make_again(
+        self, prepared: Prepared, shards: Sequence[Shard], origin: Source
+    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
+        """Make `shards` of `origin` as they are to be written; yield progress; return their records."""
+        ...
+
+    def digest_ranges(
+        self, source: Source, files: Collection[FileEntry], ranges: Ranges
+    ) -> Generator[Progress, None, dict[str, WholeFile]]:
+        """Read `files` whole; yield progress; return the SHA-256 of each, and the BLAKE3 of the `ranges` of it."""
+        ...
+
 
 class ThisMachine:
     """Reading here. See `Reader`."""
@@ -54,6 +81,21 @@ class ThisMachine:
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Read two shards at a time."""
         return digest_shards(shards, header, source)
+
+    def make_again(
+        self, prepared: Prepared, shards: Sequence[Shard], origin: Source
+    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
+        """Make two shards at a time."""
+        return digest_shards(shards, partial(shard_header, prepared.plan), prepared.making.read_from(origin), "check")
+
+    def digest_ranges(
+        self, source: Source, files: Collection[FileEntry], ranges: Ranges
+    ) -> Generator[Progress, None, dict[str, WholeFile]]:
+        """Read two files at a time, each once."""
+        lanes = Lanes("verify", sum(file.bytes for file in files))
+        tasks = [partial(_digest_ranges, source, file, ranges[file.path], lanes) for file in files]
+        found = yield from collected(lanes.run(tasks))
+        return dict(zip((file.path for file in files), found, strict=True))
 
 
 def digest_tensors(source: Source, tensors: Iterable[TensorEntry]) -> Digests:
@@ -177,3 +219,21 @@ def _digest_file(source: Source, file: str, size: int, lanes: Lanes) -> str:
         sha256.update(chunk)
         lanes.count(len(chunk))
     return sha256.hexdigest()
+
+
+def _digest_ranges(source: Source, file: FileEntry, ranges: Iterable[tuple[int, int]], lanes: Lanes) -> WholeFile:
+    sha256, position = hashlib.sha256(), 0
+    waiting, found = sorted(ranges, reverse=True), dict[tuple[int, int], str]()
+    begun: list[tuple[int, int, Any]] = []
+    for chunk in source.read(file.path, 0, file.bytes):
+        sha256.update(chunk)
+        view, after = memoryview(chunk), position + len(chunk)
+        while waiting and waiting[-1][0] < after:
+            begun.append((*waiting.pop(), new_tensor_hash()))
+        for start, end, digest in begun:
+            digest.update(view[max(start - position, 0) : end - position])
+            if end <= after:
+                found[start, end] = digest.hexdigest()
+        begun, position = [one for one in begun if one[1] > after], after
+        lanes.count(len(chunk))
+    return WholeFile(sha256.hexdigest(), found)

@@ -13,7 +13,6 @@ from sharding.core.protocols import Source
 from sharding.core.values import Checkpoint, FileEntry, Header, Mismatch, Shard, TensorDigest, TensorEntry
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.safetensors_header import parse_header
-from sharding.transfer.prepare import Prepared
 from sharding.verify.digests import Reader
 
 
@@ -38,17 +37,22 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[Fil
 
 
 def digest_as_stored(
-    prepared: Prepared, stated: Sequence[FileEntry], staged: Source, tensors: Iterable[TensorEntry], reader: Reader
+    checkpoint: Checkpoint,
+    origin: Source,
+    stated: Sequence[FileEntry],
+    staged: Source,
+    tensors: Iterable[TensorEntry],
+    reader: Reader,
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
-    """Have `tensors`, those of the checkpoint where they lie in `staged`, read as the files of the source hold them.
+    """Have `tensors`, those of `checkpoint` where they lie in `staged`, read as the files of `origin` hold them.
 
-    Return their digests by name, and what is not as it is `stated`. Headers are read from the source once more.
+    Return their digests by name, and what is not as it is `stated`. Headers are read from `origin` once more.
     Raises SourceError, HeaderError.
     """
     place = {tensor.name: tensor for tensor in tensors}
     files = {file.path: file for file in stated}
     originals: dict[str, list[TensorEntry]] = {path: [] for path in files}
-    for tensor in prepared.checkpoint.tensors:
+    for tensor in checkpoint.tensors:
         originals[tensor.file].append(tensor)
     headers: dict[str, Header] = {}
     wrong: list[Mismatch] = []
@@ -56,7 +60,7 @@ def digest_as_stored(
     def header(shard: Shard) -> bytes:
         original = originals[shard.file]
         end = min((tensor.start_byte for tensor in original), default=files[shard.file].bytes)
-        text = b"".join(prepared.reading.read(shard.file, 0, end))
+        text = b"".join(origin.read(shard.file, 0, end))
         parsed = parse_header(text, files[shard.file].bytes, shard.file)
         if list(parsed.tensors) != original:
             wrong.append(Mismatch(shard.file, "its header says something else than it did when it was first read"))
@@ -72,7 +76,7 @@ def digest_as_stored(
     ]
     wrong += [
         Mismatch(f"{component.folder}__metadata__", "it is not what the headers said when they were first read")
-        for component in prepared.checkpoint.components
+        for component in checkpoint.components
         if merge_metadata([headers[shard.file] for shard in shards if shard.folder == component.folder])[0]
         != component.metadata
     ]

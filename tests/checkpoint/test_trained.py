@@ -1,5 +1,6 @@
 """What of a training run is weights, what they are called, and what a base says of them."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.numpy import save_file
 
-from sharding.checkpoint.trained import short_names
+from sharding.checkpoint.state_dict import short_names
 from sharding.core.errors import SourceError
 from sharding.formats.names import is_training_state, trained_folder
 from sharding.job import inspect
@@ -34,25 +35,128 @@ def test_what_wrappers_put_into_names_is_taken_off(names: list[str], short: list
     assert list(short_names(names).values()) == short
 
 
+def save(folder: Path, state: dict[str, object]) -> Path:
+    """Save `state` as a trainer of one rank does: each number in it is a tensor of three of that."""
+
+    def filled(value: object) -> object:
+        return {k: filled(v) for k, v in value.items()} if isinstance(value, dict) else torch.full((3,), value)
+
+    dcp.save(filled(state), storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    return folder
+
+
+def names_in(folder: Path) -> set[str]:
+    return {tensor.name for tensor in inspect(str(folder)).tensors}
+
+
+W = {"w": 1.0}
+ADAM = {"state": {"w": {"exp_avg": 1.0, "step": 1.0}}}
+
+
 @pytest.mark.parametrize(
     ("state", "names"),
     [
-        ({"model": {"w": 1.0}, "optimizer": {"w": 1.0}}, {"w"}),
-        ({"app": {"model": {"model.w": 1.0}, "optim": {"state": {"w": 1.0}}}}, {"model.w"}),
+        ({"model": W, "optimizer": W}, {"w"}),
+        ({"app": {"model": {"model.w": 1.0}, "optim": {"state": W}}}, {"model.w"}),
         ({"model.layers.0.w": 1.0, "lm_head.w": 1.0}, {"model.layers.0.w", "lm_head.w"}),
         ({"model": {"model.w": 1.0, "model.v": 1.0}, "lr_scheduler": {"x": 1.0}}, {"model.w", "model.v"}),
         ({"state_dict": {"module.w": 1.0}}, {"w"}),
         ({"tok.weight": 1.0, "optimizer.state.tok.weight.step": 1.0}, {"tok.weight"}),
+        # Beside a wrapper.
+        ({"model": W, "ema": W}, {"w"}),
+        ({"module": W, "ema": {"model": W}, "opt": ADAM}, {"w"}),
+        ({"state_dict": W, "opt": ADAM, "scheduler": {"x": 1.0}, "scaler": {"scale": 1.0}}, {"w"}),
+        ({"model_state_dict": W, "optimizer_state_dict": ADAM, "step": 1.0}, {"w", "step"}),
+        ({"app": {"model": W, "ema": W, "opt": ADAM}}, {"w"}),
+        ({"state": {"model": W, "ema": W, "opt": ADAM}}, {"w"}),
+        ({"model": W, "optimizer_0": ADAM, "optimizer_1": ADAM}, {"w"}),
+        ({"state": W, "ema": W, "opt": ADAM}, {"w"}),
+        ({"model": W, "ema_model": W, "scheduler_state_dict": W, "amp": W, "sampler": W}, {"w"}),
+        ({"app": {"model": W}, "scheduler": W}, {"w"}),
+        # Inside the model.
+        ({"model": {"w": 1.0, "scheduler": W, "optim": W}}, {"w", "scheduler.w", "optim.w"}),
+        ({"model": {"ema": W, "opt": W, "rng": W}, "ema": W}, {"ema.w", "opt.w", "rng.w"}),
+        ({"app": {"module": {"scheduler": {"linear.w": 1.0}}}}, {"scheduler.linear.w"}),
+        ({"state_dict": {"optimizer.w": 1.0, "scheduler.w": 1.0}, "optimizer": ADAM}, {"optimizer.w", "scheduler.w"}),
+        ({"model": {"model": W, "lm_head": W}}, {"model.w", "lm_head.w"}),
+        # No wrapper tells what the model is: what trainers alone call so is not the model's.
+        ({"embed": W, "scheduler": W, "opt": W, "ema": W}, {"embed.w", "scheduler.w", "opt.w", "ema.w"}),
+        ({"embed.w": 1.0, "scheduler.w": 1.0, "lr_scheduler": W, "optimizer": ADAM}, {"embed.w", "scheduler.w"}),
+        ({"model.w": 1.0, "scheduler.w": 1.0, "ema.w": 1.0}, {"model.w", "scheduler.w", "ema.w"}),
+        ({"ema": W, "optimizer": ADAM}, {"ema.w"}),
     ],
 )
 def test_weights_are_told_from_the_state_of_the_training(
     state: dict[str, object], names: set[str], tmp_path: Path
 ) -> None:
-    def filled(value: object) -> object:
-        return {k: filled(v) for k, v in value.items()} if isinstance(value, dict) else torch.full((3,), value)
+    assert names_in(save(tmp_path, state)) == names
+    said_all = [finding.message for finding in inspect(str(tmp_path)).findings]
+    total = len(dcp.FileSystemReader(tmp_path).read_metadata().state_dict_metadata)
+    assert any("left out" in message for message in said_all) == (len(names) < total)
 
-    dcp.save(filled(state), storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
-    assert {tensor.name for tensor in inspect(str(tmp_path)).tensors} == names
+
+@pytest.mark.parametrize(
+    "state", [{"optimizer": ADAM}, {"scheduler": W}, {"app": {"opt": ADAM, "scaler": W}}, {"rng": W}]
+)
+def test_nothing_but_the_state_of_a_training_is_no_model(state: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no weights in it, only the state"):
+        inspect(str(save(tmp_path, state)))
+
+
+def without_paths(folder: Path) -> None:
+    """Take from `.metadata` which keys lead to each tensor, as planners of other kinds leave it out."""
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    metadata.planner_data = None
+    with (folder / ".metadata").open("wb") as file:
+        pickle.dump(metadata, file)
+
+
+@pytest.mark.parametrize(
+    ("state", "names"),
+    [
+        ({"model": {"a.w": 1.0}, "ema": {"a.w": 1.0}, "optimizer": ADAM}, {"model.a.w"}),
+        ({"model": W, "opt": ADAM}, {"model.w"}),
+        ({"model": W, "lm_head": W, "scheduler": W, "optimizer": ADAM}, {"model.w", "lm_head.w", "scheduler.w"}),
+    ],
+)
+def test_where_only_whole_names_are_noted_they_tell_the_state(
+    state: dict[str, object], names: set[str], tmp_path: Path
+) -> None:
+    without_paths(save(tmp_path, state))
+    assert names_in(tmp_path) == names
+
+
+@pytest.mark.parametrize(
+    ("state", "first", "second"),
+    [
+        ({"model": W, "module": W}, "model.w", "module.w"),
+        ({"state_dict": W, "model": W}, "state_dict.w", "model.w"),
+        ({"model": {"w": 1.0, "v": 1.0}, "w": 2.0}, "model.w", "w"),
+        ({"state": {"model": W}, "module": W}, "state.model.w", "module.w"),
+        ({"state": W, "model": W}, "state.w", "model.w"),
+        ({"model": {"a._orig_mod.w": 1.0, "a.w": 2.0}}, "model.a._orig_mod.w", "model.a.w"),
+    ],
+)
+def test_two_tensors_that_would_get_one_name_are_refused(
+    state: dict[str, object], first: str, second: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceError) as refusal:
+        inspect(str(save(tmp_path, state)))
+    assert f"{first} and {second}" in refusal.value.message or f"{second} and {first}" in refusal.value.message
+    assert refusal.value.hint
+
+
+def test_two_tensors_of_rank_files_that_would_get_one_name_are_refused(tmp_path: Path) -> None:
+    rank_file(tmp_path, 1, {"a._orig_mod.w": np.ones(4, "f4"), "a.w": np.ones(4, "f4")}, "{}")
+    with pytest.raises(SourceError, match=r"a\._orig_mod\.w and a\.w"):
+        inspect(str(tmp_path))
+
+
+def test_the_state_of_an_optimizer_in_rank_files_is_left_out(tmp_path: Path) -> None:
+    one = np.ones(4, "f4")
+    rank_file(tmp_path, 1, {"scheduler.w": one, "a.w": one, "optimizer.state.a.w.exp_avg": one}, "{}")
+    assert names_in(tmp_path) == {"scheduler.w", "a.w"}
+    assert "1 tensors of its state" in said(tmp_path)["training-state"]
 
 
 def test_a_folder_of_ranks_is_found_where_trainers_put_it() -> None:
@@ -116,3 +220,12 @@ def test_an_ordinary_checkpoint_beside_files_of_ranks_is_the_one_taken(tmp_path:
     rank_file(tmp_path, 1, {"w": np.ones(4, "f4")}, '{"w": {"saved_offsets": [0]}}')
     checkpoint = inspect(str(tmp_path))
     assert [file.path for file in checkpoint.weight_files] == ["model.safetensors"] and not checkpoint.of_ranks
+
+
+def test_what_the_weights_of_the_base_are_called_says_nothing_of_those_that_were_trained(tmp_path: Path) -> None:
+    run = save(tmp_path / "run", {"model": W})
+    base = tmp_path / "base"
+    base.mkdir()
+    save_file({"w": np.ones(3, "f4")}, base / "mine.safetensors")
+    (base / "config.json").write_text('{"transformers_weights": "mine.safetensors"}')
+    assert [tensor.name for tensor in inspect(str(run), base=str(base)).tensors] == ["w"]

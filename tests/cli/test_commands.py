@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
-from tests.conftest import environment, listing, random_tensors, write_checkpoint
+from sharding.cli.commands import app
+from tests.conftest import environment, in_two_files, listing, random_tensors, write_checkpoint
+from tests.folders import staged
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -107,6 +110,48 @@ def test_a_wrong_size_is_wrong_usage(run: Run, checkpoint: Path, tmp_path: Path,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "%"],
+        ["inspect", "SOURCE", "--base", "%"],
+        ["inspect", "SOURCE", "--variant=%"],
+        ["plan", "%"],
+        ["plan", "SOURCE", "-s", "%"],
+        ["plan", "SOURCE", "--picture", "%"],
+        ["shard", "SOURCE", "%", "--overwrite"],
+        ["shard", "SOURCE", "%", "--restart", "--json"],
+        ["shard", "%", "out"],
+        ["shard", "SOURCE", "out", "--max-shard-size", "%", "--json"],
+        ["shard", "SOURCE", "out", "--strategy", "%"],
+        ["shard", "SOURCE", "out", "--dtype", "%"],
+        ["shard", "SOURCE", "out", "--workers", "%"],
+        ["verify", "SOURCE", "%"],
+        ["verify", "%", "SOURCE"],
+        ["discard", "%"],
+        ["compare", "SOURCE", "%"],
+        ["compare", "SOURCE", "SOURCE", "--memory-limit", "%"],
+        ["devices", "SOURCE", "--budget", "%"],
+        ["localhub", "--folder", "%"],
+        ["localhub", "--folder", "hub", "--user", "%"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_given_empty_is_wrong_usage_and_touches_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], empty: str
+) -> None:
+    here = in_two_files(tmp_path / "here")
+    (here / "sharding_journal.part").write_text("begun by somebody\n")
+    monkeypatch.chdir(here)
+    before = listing(tmp_path)
+    said = CliRunner().invoke(app, [part.replace("SOURCE", "../checkpoint").replace("%", empty) for part in arguments])
+    assert said.exit_code == 2, said.output
+    assert listing(tmp_path) == before
+    if "--json" in arguments:
+        assert json.loads(said.stdout)["error"]["kind"] == "UsageError"
+
+
 @pytest.mark.parametrize(
     "arguments", [["shard"], ["shard", "a", "b", "c"], ["frobnicate"], ["plan", "a", "--order", "random"], ["--nope"]]
 )
@@ -196,8 +241,10 @@ def test_an_interrupt_ends_cleanly_with_130_and_says_how_to_resume(
     assert "run the same command again" in stderr
     assert "Traceback" not in stderr
     assert json.loads(stdout.splitlines()[-1])["error"]["kind"] == "Cancelled"
-    journal = [json.loads(line) for line in (tmp_path / "out/sharding_journal.part").read_text().splitlines()]
-    parts = {path.name for path in (tmp_path / "out").glob("*.safetensors.part")}
+    journal = [
+        json.loads(line) for line in (staged(tmp_path / "out") / "sharding_journal.part").read_text().splitlines()
+    ]
+    parts = {path.name for path in staged(tmp_path / "out").glob("*.safetensors.part")}
     assert parts == {f"{line['file']}.part" for line in journal[1:]}
     again = run("shard", checkpoint, tmp_path / "out", "-s", "20kB")
     assert again.returncode == 0

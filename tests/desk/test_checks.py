@@ -1,17 +1,22 @@
 """A desk that reads a result and its source whole, says what it found, and remembers it."""
 
+import warnings
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import torch.distributed.checkpoint as dcp
 from safetensors.numpy import load_file, save_file
 
 from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
+from sharding.report.snippets import how_to_check
+from tests import quantized
 from tests.conftest import random_tensors, write_checkpoint
-from tests.desk.conftest import ALICE, AS_ALICE, BOB, end
+from tests.desk.conftest import ALICE, AS_ALICE, BOB, end, push
+from tests.folders import tensors
 from tests.hubs import download
 from tests.localhub.conftest import Server
 
@@ -62,6 +67,41 @@ def test_what_was_made_here_is_known_to_be(desk: Desk, small: str, name: str) ->
     made = end(desk, desk.submit(JobRequest(small, name, Options("70kB")), *AS_ALICE))
     assert made.state == "done"
     assert desk.judge(name, BOB)[1].level == "made-here"
+
+
+@pytest.fixture(scope="module")
+def trained(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base in FP8, here and on the Hub, and what a run has saved of it, quantized as it is."""
+    folder = quantized.save_fp8("qwen3", tmp_path_factory.mktemp("in") / "base")
+    run = folder.parent / "run"
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save({"model": tensors(folder)}, storage_writer=dcp.FileSystemWriter(run), no_dist=True)
+    push(hub, folder, "alice/base")
+    push(hub, run, "alice/run")
+    return folder
+
+
+def test_what_is_said_of_a_copy_with_a_base_is_held_to_both(desk: Desk, hub: Server, trained: Path, name: str) -> None:
+    copy = name.replace("alice/", "bob/")
+    options = Options("1MB", base="alice/base", dequantize=True)
+    *_, _ = job.shard("alice/run", copy, options, endpoint=hub.address, token=BOB)
+    result, trust = desk.judge(copy, ALICE)
+    assert trust.level == "fits", trust.reasons
+    assert "--base alice/base@" in how_to_check(result.report, copy)["check every byte"]
+    done = end(desk, desk.submit_check(copy, *AS_ALICE))
+    assert done.verification and done.verification.identical
+
+
+def test_a_base_that_was_a_folder_is_missed_where_the_bytes_depend_on_it(
+    desk: Desk, hub: Server, trained: Path, name: str
+) -> None:
+    options = Options("1MB", base=str(trained), dequantize=True)
+    *_, _ = job.shard("alice/run", name, options, endpoint=hub.address, token=ALICE)
+    result, trust = desk.judge(name, ALICE)
+    assert trust.level == "claims" and "trained" in trust.reasons[1]
+    assert how_to_check(result.report, name) == {}
+    with pytest.raises(Refused, match="folder, which is not here"):
+        desk.submit_check(name, *AS_ALICE)
 
 
 def test_there_is_nothing_to_check_where_there_is_no_result_or_no_source(

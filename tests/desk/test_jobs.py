@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.core.errors import DestinationError, Refused, ShardingError, SourceError, VariantMissing
+from sharding.core.errors import DestinationError, Refused, ShardingError, SourceError, UsageError, VariantMissing
 from sharding.core.events import Published
 from sharding.core.options import Options
 from sharding.core.values import RepoRef
@@ -166,7 +166,7 @@ def test_what_is_too_large_is_refused_but_not_for_the_host(settings: Settings, s
         ({"destination": "./out"}, ShardingError),
         ({"destination": "/tmp/out"}, ShardingError),
         ({"destination": "alice/x@main"}, DestinationError),
-        ({"destination": ""}, DestinationError),
+        ({"destination": ""}, UsageError),
         ({"destination": "alice/"}, DestinationError),
         ({"destination": "/alice"}, DestinationError),
         ({"destination": "alice/x--y"}, DestinationError),

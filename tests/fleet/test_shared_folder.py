@@ -10,6 +10,7 @@ from sharding.core.options import Options
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.fleet.shared_folder import SharedFolder
 from sharding.storage.folder_destination import FolderDestination
+from tests.folders import staged
 
 PLAN = "a" * 64
 FILE = "unet/model.safetensors"
@@ -30,19 +31,30 @@ def written(sink: SharedFolder, data: bytes = b"bytes") -> ShardRecord:
     return ShardRecord(FILE, len(data), writer.finish(), {})
 
 
+def test_a_shard_of_a_long_name_has_a_part_that_the_disk_takes(folder: Path) -> None:
+    file = f"{'图' * 30}/{'模' * 40}.safetensors"
+    sink = SharedFolder(folder, PLAN)
+    writer = sink.open_shard(file)
+    writer.write(b"bytes")
+    record = ShardRecord(file, 5, writer.finish(), {})
+    sink.note(record)
+    sink.close()
+    assert FolderDestination(folder).done(PLAN) == {file: record}
+
+
 def test_two_attempts_at_a_shard_leave_it_once(folder: Path) -> None:
     one, other = SharedFolder(folder, PLAN), SharedFolder(folder, PLAN)
     records = written(one), written(other)
     assert one.finished(FILE) is None, "without a name nothing is finished"
     one.note(records[0])
-    (part,) = folder.glob("unet%2Fmodel.safetensors.part")
+    (part,) = staged(folder).glob("unet%2Fmodel.safetensors.part")
     first = part.stat()
     assert other.finished(FILE) == records[0]
     other.note(records[1])
     for sink in (one, other):
         sink.close()
     assert part.stat().st_ino == first.st_ino and part.read_bytes() == b"bytes"
-    left = {path.name for path in folder.glob("unet*")}
+    left = {path.name for path in staged(folder).glob("unet*")}
     assert left == {part.name, f"unet%2Fmodel.safetensors.{PLAN[:16]}.record.part"}
 
 
@@ -60,9 +72,9 @@ def test_what_is_not_finished_goes_and_so_does_all_with_the_job(folder: Path) ->
     sink = SharedFolder(folder, PLAN)
     writer = sink.open_shard(FILE)
     writer.write(b"half")
-    assert len(list(folder.glob("unet*"))) == 1
+    assert len(list(staged(folder).glob("unet*"))) == 1
     sink.close()
-    assert not list(folder.glob("unet*"))
+    assert not list(staged(folder).glob("unet*"))
     killed = SharedFolder(folder, PLAN)
     killed.note(written(killed))
     killed.open_shard(FILE)
@@ -82,8 +94,8 @@ def test_a_machine_that_has_another_folder_there_says_so(folder: Path, tmp_path:
 def test_an_attempt_that_comes_after_the_job_leaves_nothing(folder: Path) -> None:
     late = SharedFolder(folder, PLAN)
     record = written(late)
-    (folder / "sharding_journal.part").unlink()
+    (staged(folder) / "sharding_journal.part").unlink()
     with pytest.raises(DestinationError):
         late.note(record)
     late.close()
-    assert not list(folder.glob("unet*"))
+    assert not list(staged(folder).glob("unet*"))

@@ -196,7 +196,8 @@ def test_sharded_bin_files_are_read_together(with_index: bool, tmp_path: Path) -
 
 def test_an_index_that_lists_a_tied_name_is_right(tmp_path: Path) -> None:
     one = torch.randn(3)
-    source = write_sharded(tmp_path / "source", {"a": one, "lm_head.weight": one, "b": one.clone()})
+    source = write_sharded(tmp_path / "source", {"wte.weight": one, "lm_head.weight": one, "b": one.clone()})
+    (source / "config.json").write_text('{"model_type": "gpt2"}')
     assert codes(job.inspect(str(source))) == {"pickled", "tied"}
 
 

@@ -24,7 +24,7 @@ from sharding.page.form import Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import MOST_ROWS, files_of
 from sharding.page.render import MOST_NAMED
-from sharding.page.result_panels import details_panel
+from sharding.page.result_panels import details_panel, result_panel
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops
 from sharding.report.model_map import map_of_plan
@@ -254,3 +254,14 @@ def test_the_details_of_a_result_count_the_machines_that_made_it(tmp_path: Path)
     nodes = tuple(NodeCost(f"10.0.0.{n} (1a2b3c4d)", 3, 4, 5.0, 6) for n in range(2))
     many = replace(report, fleet=FleetCost("<ray> 2.60.0", nodes))
     assert "2 with &lt;ray&gt; 2.60.0" in details_panel(many, "a/b", None, trust)
+
+
+def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine(tmp_path: Path) -> None:
+    report = reshard(in_two_files(tmp_path / "source"), tmp_path / "out")
+    source = replace(report.source, kind="hub", repo_id="a/run", revision="0" * 40, base=RepoRef("folder", "base", "1"))
+    kept = replace(report, source=source)
+    plan, proof = (replace(value, dtype="fp16") for value in (report.plan, report.verification))
+    cast = replace(kept, plan=plan, verification=proof)
+    shown = [result_panel(one, "a/copy", "", "", Trust("fits", ("It fits.",))) for one in (kept, cast)]
+    assert ["the button below does" in panel for panel in shown] == [True, False]
+    assert ["shard-my-repo verify" in panel for panel in shown] == [True, False]

@@ -43,6 +43,7 @@ class Endpoint:
 
 
 _MADE = "alice/made-[0-9]+"
+_COMMIT = "[0-9a-f]{40}"
 ENDPOINTS = (
     Endpoint("GET whoami-v2", "GET /api/whoami-v2"),
     Endpoint("GET source", f"GET /api/models/({SOURCE}|{GATED})$"),
@@ -54,11 +55,9 @@ ENDPOINTS = (
     Endpoint("GET source xet-read-token", "GET /api/models/alice/[a-z]+/xet-read-token/"),
     Endpoint("GET destination", f"GET /api/models/{_MADE}$"),
     Endpoint("GET destination auth-check", f"GET /api/models/{_MADE}/auth-check/write", job="resumed"),
-    Endpoint("GET destination tree main", f"GET /api/models/{_MADE}/tree/main", job="resumed"),
-    Endpoint(
-        "GET destination resolve record", f"GET /{_MADE}/resolve/{STAGING_BRANCH}/sharding_records/", job="resumed"
-    ),
-    Endpoint("GET destination resolve main", f"GET /{_MADE}/resolve/main/", job="again"),
+    Endpoint("GET destination tree main", f"GET /api/models/{_MADE}/tree/(main|{_COMMIT})", job="resumed"),
+    Endpoint("GET destination resolve record", f"GET /{_MADE}/resolve/{_COMMIT}/sharding_records/", job="resumed"),
+    Endpoint("GET destination resolve main", f"GET /{_MADE}/resolve/{_COMMIT}/sharding_report.json", job="again"),
     Endpoint("POST create repo", "POST /api/repos/create"),
     Endpoint("GET refs", f"GET /api/models/{_MADE}/refs"),
     Endpoint("POST branch", f"POST /api/models/{_MADE}/branch/"),

@@ -23,7 +23,7 @@ from tests.scenarios.test_fleet import SIZE, plain
 from tests.scenarios.torture import staged
 
 NUMBERS = count(1000)
-LARGE_BYTES = 60_000_000
+LARGE_BYTES = 120_000_000
 """Of each shard of a folder: some tenths of a second."""
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sharding.formats.names import STAGING_FOLDER
 from tests.conftest import ROOT, environment, listing, write_checkpoint
+from tests.folders import staged
 from tests.hubs import push
 from tests.localhub.conftest import Server
 from tests.scenarios.torture import torture_page, write_source
@@ -69,21 +71,21 @@ def test_kills_at_random_moments_lose_nothing(wanted: int, tmp_path: Path) -> No
 def assert_complete(out: Path, whole: Path) -> None:
     """An index stands beside everything that it needs, even if the job had not ended yet."""
     found = stable(out)
-    found.pop("sharding_journal.part", None)
+    found.pop(f"{STAGING_FOLDER}/sharding_journal.part", None)
     assert found == stable(whole)
 
 
 def assert_kept(out: Path, before: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """Every shard that was finished before is the same file still; return all that are finished now."""
     now: dict[str, tuple[int, int]] = {}
-    journal = out / "sharding_journal.part"
+    journal = staged(out) / "sharding_journal.part"
     named = set(before)
     if journal.exists():
         for line in journal.read_text().splitlines(keepends=True)[1:]:
             if line.endswith("\n"):  # the last one may have been cut short
                 named.add(json.loads(line)["file"])
     for file in named:
-        part = out / f"{file}.part"
+        part = staged(out) / f"{file}.part"
         stat = (part if part.exists() else out / file).stat()
         now[file] = (stat.st_ino, stat.st_mtime_ns)
     assert {file: now[file] for file in before} == before

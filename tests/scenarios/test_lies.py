@@ -1,26 +1,41 @@
 """A Hub that sends other bytes than it lists, whatever the reason, is caught before anything is published."""
 
+import io
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from huggingface_hub import constants
+from rich.console import Console
 
 from sharding import job
+from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError
-from sharding.core.events import ShardFinished
+from sharding.core.events import Planned, ShardFinished, Verified
+from sharding.core.options import Options
+from sharding.core.values import Verification
+from sharding.job import Event
 from sharding.report.schema import Report
 from sharding.storage import hub_retry as retry
 from sharding.storage.hub_client import Hub
+from sharding.storage.hub_source import HubSource
+from tests import models
 from tests.conftest import listing, random_tensors, write_checkpoint
-from tests.hubs import TOKEN, branches, exists, push, shard
+from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
+from tests.quantized import save_fp8
 
 LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
 SOURCE, MADE = "alice/source", "alice/made"
 HEADER_BYTES = 64 << 10
 """What a job reads first of a file; the rest is asked for later."""
 
-pytestmark = [pytest.mark.usefixtures("nothing_stays_on_this_disk"), LFS_WARNS]
+ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.usefixtures("nothing_stays_on_this_disk"), LFS_WARNS, ALONE]
 
 
 @pytest.fixture(autouse=True)
@@ -154,3 +169,188 @@ def test_what_is_proved_is_said(lfs: InHouse, tmp_path: Path) -> None:
     assert "1 of its files have the SHA-256 that the Hub states" in shard(lfs, SOURCE, MADE).verification.method
     folder = shard(lfs, str(tmp_path / "checkpoint"), str(tmp_path / "out")).verification
     assert "Hub" not in folder.method  # a folder states nothing
+
+
+# --- What is made of the source's bytes --------------------------------------------------------------------
+
+
+def save_bin(folder: Path) -> Path:
+    """The same weights as `torch.save` writes them, with a view among them."""
+    tensors = {name: torch.from_numpy(array) for name, array in random_tensors().items()}
+    tensors["turned"] = torch.arange(30_000, dtype=torch.float32).reshape(100, 300).t()
+    folder.mkdir()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def save_ranks(folder: Path) -> Path:
+    """The same weights as a training run saves them."""
+    tensors = {name: torch.from_numpy(array) for name, array in random_tensors().items()}
+    dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    return folder
+
+
+MADE_OF: dict[str, tuple[Callable[[Path], Path], Options]] = {
+    "a cast": (
+        lambda folder: write_checkpoint(folder, {"model.safetensors": random_tensors()}, index=False),
+        Options("20kB", dtype="bf16"),
+    ),
+    "a .bin file": (save_bin, Options("20kB")),
+    "a training run": (save_ranks, Options("20kB")),
+    "FP8": (lambda folder: save_fp8("qwen3", folder), Options("300kB", dequantize=True)),
+}
+
+
+@pytest.fixture
+def without_xet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub's own client uploads to a Hub that has no Xet."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+
+
+@pytest.fixture(params=MADE_OF)
+def making(
+    request: pytest.FixtureRequest, tmp_path: Path, without_xet: None
+) -> Iterator[tuple[InHouse, Options, Path]]:
+    """A Hub with a source of which something is made, the options for that, and where it keeps the largest file."""
+    save, options = MADE_OF[request.param]
+    with hub_in_house(tmp_path / "hub", xet=False) as hub:
+        hub.api().create_repo(SOURCE)
+        in_store = "".join(f"*.{end} filter=lfs diff=lfs merge=lfs -text\n" for end in ("safetensors", "bin", "distcp"))
+        hub.api().upload_file(path_or_fileobj=in_store.encode(), path_in_repo=".gitattributes", repo_id=SOURCE)
+        hub.api().upload_folder(repo_id=SOURCE, folder_path=save(tmp_path / "source"))
+        entries = [entry for entry in hub.api().list_repo_tree(SOURCE) if getattr(entry, "lfs", None)]
+        largest = max(entries, key=lambda entry: entry.size)  # type: ignore[union-attr]
+        assert hub.hub
+        yield hub, options, hub.hub.blobs.path(largest.lfs.sha256)  # type: ignore[union-attr]
+
+
+Made = tuple[InHouse, Options, Path]
+
+
+def middle(file: Path) -> int:
+    return file.stat().st_size // 2
+
+
+def ended(events: Iterator[Event]) -> str:
+    """What is wrong with the result, or why there is none."""
+    try:
+        *_, last = events
+    except SourceError as error:
+        return error.message
+    assert isinstance(last, Report)
+    return problems(last)
+
+
+def test_what_is_made_is_held_to_what_the_hub_states_of_the_source(making: Made) -> None:
+    hub, options, _ = making
+    proof = shard(hub, SOURCE, MADE, options).verification
+    assert proof.identical and not proof.unstated
+    assert "read whole once more" in proof.method and "have the hash that the Hub states" in proof.method
+
+
+@pytest.mark.parametrize("to_hub", [True, False])
+def test_what_is_made_of_wrong_bytes_is_not_published(making: Made, to_hub: bool, tmp_path: Path) -> None:
+    hub, options, file = making
+    flip(file, middle(file))
+    out = MADE if to_hub else str(tmp_path / "out")
+    assert re.search("SHA-256|hash", ended(job.shard(SOURCE, out, options, endpoint=hub.address, token=TOKEN)))
+    assert not exists(hub, MADE) or files_of(hub, MADE) == {".gitattributes"}
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+def test_what_is_made_of_bytes_that_were_wrong_only_then_is_not_published(making: Made) -> None:
+    hub, options, file = making
+    mend = flip(file, middle(file))
+    events = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
+    next(event for event in events if isinstance(event, ShardFinished) and event.number == event.shards)
+    mend()
+    assert "what was read of it is not what the Hub states" in ended(events)
+    assert not exists(hub, MADE)
+    assert shard(hub, SOURCE, MADE, options).verification.identical
+
+
+def test_what_an_earlier_run_made_of_wrong_bytes_is_not_published(making: Made) -> None:
+    hub, options, file = making
+    mend = flip(file, middle(file))
+    events = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
+    for event in events:
+        if isinstance(event, ShardFinished) and event.number == event.shards:
+            events.close()
+    mend()
+    again = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
+    assert next(event for event in again if isinstance(event, ShardFinished)).kept
+    assert "what was read of it is not what the Hub states" in ended(again)
+    assert not exists(hub, MADE)
+
+
+def test_where_two_are_compared_both_are_held_to_what_the_hub_states(making: Made) -> None:
+    hub, options, file = making
+    shard(hub, SOURCE, MADE, options)
+
+    def compare() -> Verification:
+        asked = {"dtype": options.dtype, "dequantize": options.dequantize}
+        *_, last = job.verify(SOURCE, MADE, endpoint=hub.address, token=TOKEN, **asked)  # type: ignore[arg-type]
+        assert isinstance(last, Verified)
+        return last.verification
+
+    proof = compare()
+    assert (
+        proof.identical
+        and not proof.unstated
+        and re.search("read whole for the Hub's hash.*compared with the Hub's SHA-256", proof.method)
+    )
+    flip(file, middle(file))
+    assert not compare().identical
+
+
+def test_a_copy_whose_store_gives_other_bytes_differs(lfs: InHouse) -> None:
+    report = shard(lfs, SOURCE, MADE, "1GB")
+    assert lfs.hub
+    # The same bytes as the source's are the same blob: both sides are wrong in the same way.
+    flip(lfs.hub.blobs.path(report.shards[0].sha256), HEADER_BYTES * 2)
+    *_, last = job.verify(SOURCE, MADE, endpoint=lfs.address, token=TOKEN)
+    assert isinstance(last, Verified)
+    assert "SHA-256 that the Hub states" in " ".join(one.problem for one in last.verification.mismatches)
+
+
+def test_a_small_file_in_git_is_held_to_its_name_there(tmp_path: Path, without_xet: None) -> None:
+    with hub_in_house(tmp_path / "hub", xet=False) as hub:
+        hub.api().create_repo(SOURCE)
+        hub.api().upload_file(path_or_fileobj=b"# none", path_in_repo=".gitattributes", repo_id=SOURCE)
+        hub.api().upload_folder(repo_id=SOURCE, folder_path=save_bin(tmp_path / "source"))
+        assert not hub.api().get_paths_info(SOURCE, "pytorch_model.bin")[0].lfs  # type: ignore[union-attr]
+        proof = shard(hub, SOURCE, MADE).verification
+        assert proof.identical and not proof.unstated
+        hub.api().delete_repo(MADE)
+        events = job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, token=TOKEN)
+        next(event for event in events if isinstance(event, Planned))
+        with hub.failing("corrupt@GET .*/resolve/.*bin#1"):
+            next(event for event in events if isinstance(event, ShardFinished) and event.number == event.shards)
+        assert "what was read of it is not what the Hub states" in ended(events)
+
+
+# --- What nobody states ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["keep", "bf16"])
+def test_where_the_hub_states_no_hash_the_result_only_matches_what_was_read(
+    lfs: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    listed = HubSource._list
+    unhashed = {"sha256": None, "git_sha1": None}
+    monkeypatch.setattr(HubSource, "_list", lambda source: [replace(file, **unhashed) for file in listed(source)])
+    report = shard(lfs, SOURCE, MADE, Options("60kB", dtype=dtype))
+    assert report.verification.identical and report.verification.unstated
+    card = Path(lfs.api().hf_hub_download(MADE, "README.md", local_dir=tmp_path / "card")).read_text()
+    assert "not all of its files were compared with a hash that the Hub states" in " ".join(card.split())
+    told = io.StringIO()
+    Terminal(Console(file=told, width=200), Console(file=io.StringIO())).verification(report.verification)
+    assert told.getvalue().startswith("Matches what was read") and "Identical" not in told.getvalue()
+
+
+def test_the_part_of_one_rank_only_matches_what_was_read(without_xet: None, lfs: InHouse, tmp_path: Path) -> None:
+    push(lfs, models.save("llama", tmp_path / "llama", "1GB"), "alice/llama")
+    options = Options("1GB", strategy="pp:2", rank=0)
+    proof = shard(lfs, "alice/llama", str(tmp_path / "part"), options).verification
+    assert proof.identical and proof.unstated

@@ -12,8 +12,8 @@ from sharding.core.events import ShardFinished
 from sharding.core.values import Mismatch
 from sharding.localhub import commits, repos
 from sharding.storage.hub_client import Hub
-from sharding.storage.hub_destination import HubDestination
 from sharding.storage.hub_lookup import person_of
+from sharding.storage.hub_main import MainBranch
 from sharding.storage.hub_repo import HubRepo
 from sharding.storage.hub_source import HubSource
 from tests.hubs import TOKEN
@@ -158,7 +158,7 @@ def send_other_bytes(monkeypatch: Patch) -> None:
 
 
 def always_overwrite(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(HubDestination, "_overwrite", property(lambda _: True, lambda *_: None), raising=False)
+    monkeypatch.setattr(MainBranch, "_overwrite", property(lambda _: True, lambda *_: None), raising=False)
 
 
 def call_all_private(monkeypatch: Patch) -> None:

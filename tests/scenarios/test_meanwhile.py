@@ -92,14 +92,19 @@ def test_a_destination_that_somebody_deletes_ends_the_job_which_makes_it_anew(hu
     assert shard(hub, SOURCE, MADE, "20kB").verification.identical
 
 
-def test_somebody_elses_commit_is_kept_and_the_job_goes_on_beside_it(hub: InHouse) -> None:
+def test_somebody_elses_commit_ends_the_job_which_names_the_files_and_they_stay_beside_the_next(hub: InHouse) -> None:
     shard(hub, SOURCE, MADE, "60kB")
     events = begun(hub)
     hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=MADE)
-    with pytest.raises(DestinationError, match="changed meanwhile"):
+    before = files_of(hub, MADE)
+    with pytest.raises(DestinationError, match=r"changed meanwhile: notes\.txt is new"):
         list(events)
-    again = list(job.shard(SOURCE, MADE, "20kB", endpoint=hub.address, token=TOKEN))
-    assert kept(iter(again)) > 1
+    with pytest.raises(DestinationError, match=r"changed meanwhile: notes\.txt is new") as refusal:
+        shard(hub, SOURCE, MADE, "20kB")
+    assert "discard" in refusal.value.hint
+    assert files_of(hub, MADE) == before
+    job.discard(MADE, endpoint=hub.address, token=TOKEN)
+    assert shard(hub, SOURCE, MADE, "20kB").verification.identical
     assert "notes.txt" in files_of(hub, MADE)
     assert branches(hub, MADE) == {"main"}
 

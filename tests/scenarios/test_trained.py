@@ -1,6 +1,7 @@
 """What the ranks of a training run have saved, with the writers that trainers use, becomes an ordinary checkpoint."""
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -22,6 +24,7 @@ from tests.hubs import TOKEN, download, push, shard
 from tests.localhub.conftest import Server
 
 WAYS = ("hf", "hf-columns", "plain", "columns", "accelerate")
+ONE_PROCESS = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 TOKENS = torch.arange(3, 15).view(1, 12)
 
 
@@ -231,6 +234,48 @@ def test_from_a_hub_onto_a_hub_and_back(hub: Server, saved: Path, base: Path, tm
         assert "base_model: alice/base" in (result / "README.md").read_text()
         *_, verified = job.verify(f"alice/{way}", f"alice/{way}-whole", endpoint=hub.address, token=TOKEN)
         assert verified.verification.identical  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def t5(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A T5, here and on the Hub, and a run that has trained it: its class keeps some of it in fp32 when cast to fp16."""
+    folder = samples.build_t5(tmp_path_factory.mktemp("t5") / "base")
+    run = folder.parent / "run"
+    dcp.save({"model": tensors(folder)}, storage_writer=dcp.FileSystemWriter(run), no_dist=True)
+    push(hub, folder, "alice/t5")
+    push(hub, run, "alice/t5-run")
+    return folder
+
+
+def commands_in(card: str) -> list[list[str]]:
+    """The commands of a card that check the copy, as words."""
+    return [shlex.split(line) for line in card.splitlines() if line.startswith("shard-my-repo verify")]
+
+
+@ONE_PROCESS
+def test_the_command_in_the_card_finds_a_copy_with_a_base_identical(
+    hub: Server,
+    t5: Path,
+    tmp_path: Path,
+    run: Callable[..., subprocess.CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard(hub, "alice/t5-run", "alice/t5-trained", Options("2MB", base="alice/t5", dtype="fp16"))
+    card = (download(hub, "alice/t5-trained", tmp_path / "copy") / "README.md").read_text()
+    [command] = commands_in(card)
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    done = run(*command[1:])
+    assert (done.returncode, "Equal to the original" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+@ONE_PROCESS
+def test_a_card_names_no_command_that_would_need_a_base_of_this_disk(hub: Server, t5: Path, tmp_path: Path) -> None:
+    shard(hub, "alice/t5-run", "alice/t5-here", Options("2MB", base=str(t5), dtype="fp16"))
+    assert commands_in((download(hub, "alice/t5-here", tmp_path / "cast") / "README.md").read_text()) == []
+    shard(hub, "alice/t5-run", "alice/t5-kept", Options("2MB", base=str(t5)))
+    [command] = commands_in((download(hub, "alice/t5-kept", tmp_path / "kept") / "README.md").read_text())
+    assert "--base" not in command  # what is not cast needs none
 
 
 def test_the_command_line_says_what_is_wrong_usage(

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,8 +28,11 @@ from sharding.core.events import Verified
 from sharding.core.limits import THREADS
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
+from sharding.formats.names import STAGING_FOLDER
+from sharding.storage.folder_writing import staging_in
 from sharding.storage.hub_lookup import Person
 from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
+from sharding.storage.journal import JOURNAL_NAME
 from tests.conftest import environment, listing, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
@@ -61,6 +65,9 @@ def stable(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
 
 
+JOURNAL = f"{STAGING_FOLDER}/{JOURNAL_NAME}"
+
+
 # --- A folder -------------------------------------------------------------------------------------------
 
 
@@ -76,16 +83,15 @@ def torture_folder(place: Path, kills: int, moments: random.Random) -> Tally:
         tally.kills += killed
         found = stable(out) if out.exists() else {}
         if INDEX in found:
-            assert {**found, "sharding_journal.part": b""} == {**whole, "sharding_journal.part": b""}
-            for path in out.iterdir():
-                path.unlink()
+            assert {**found, JOURNAL: b""} == {**whole, JOURNAL: b""}
+            shutil.rmtree(out)
             noted, tally.finished = {}, tally.finished + 1
         else:
             now = _noted(out)
             assert {file: now.get(file) for file in noted} == noted, "a finished shard was lost or written again"
             noted, under_way = (
                 now,
-                {path.name.removesuffix(".part") for path in out.glob("*.safetensors.part")} - set(now),
+                {path.name.removesuffix(".part") for path in staging_in(out).glob("*.safetensors.part")} - set(now),
             )
             assert len(under_way) <= THREADS
             tally.again += killed * len(under_way)
@@ -115,13 +121,13 @@ def _forked(source: Path, out: Path, seconds: float | None) -> bool:
 
 def _noted(out: Path) -> dict[str, tuple[int, int]]:
     """Return the shards that the journal has, each with what tells whether it was written again."""
-    journal = out / "sharding_journal.part"
+    journal = out / JOURNAL
     lines = journal.read_text().splitlines(keepends=True)[1:] if journal.exists() else []
     found = {}
     for line in lines:
         if line.endswith("\n"):  # the last one may have been cut short
             file = json.loads(line)["file"]
-            part = out / f"{file}.part"
+            part = staging_in(out) / f"{file}.part"
             stat = (part if part.exists() else out / file).stat()
             found[file] = (stat.st_ino, stat.st_mtime_ns)
     return found
@@ -229,9 +235,10 @@ def _killed_after(desk: Desk, folder: Path, job_id: str, shards: int, seconds: f
         moved = [shard for shard in status.shards if not shard.kept]
         if status.state == "running" and (len(moved) >= shards > 0 or (shards == 0 and status.planned)):
             time.sleep(seconds)
-            number, _ = json.loads((folder / job_id.split("/")[0] / "job.json").read_text())["process"]
-            with suppress(ProcessLookupError):  # it was quicker
-                os.kill(number, signal.SIGKILL)
+            process = json.loads((folder / job_id.split("/")[0] / "job.json").read_text())["process"]
+            if process:  # else it was quicker
+                with suppress(ProcessLookupError):
+                    os.kill(process[0], signal.SIGKILL)
             break
     *_, last = desk.watch(job_id, "alice")
     assert last.state in ("done", "failed", "interrupted"), last.state

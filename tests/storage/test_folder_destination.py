@@ -8,11 +8,16 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.core.events import ShardFinished, Verified
+from sharding.core.events import Published, ShardFinished, Verified
+from sharding.core.values import ShardRecord
+from sharding.formats.names import STAGING_FOLDER
 from sharding.storage import folder_destination as destination_room
+from sharding.storage.folder_destination import FolderDestination
+from sharding.storage.folder_source import FolderSource
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, same
 
+RECORD = ShardRecord("model.safetensors", 1, "0" * 64, {})
 INDEX = "model.safetensors.index.json"
 
 
@@ -127,7 +132,7 @@ def test_a_disk_that_fills_up_meanwhile_keeps_finished_shards_and_says_so(
     monkeypatch.setattr(destination_room.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(DestinationError, match="is full"):
         finish(job.shard(str(checkpoint), str(place / "out"), "25kB"))
-    assert "sharding_journal.part" in listing(place / "out")
+    assert f"{STAGING_FOLDER}/sharding_journal.part" in listing(place / "out")
     assert not (place / "out" / INDEX).exists()
     with pytest.raises(DestinationError, match="is full"):
         finish(job.shard(str(checkpoint), str(place / "all"), "1GB"))
@@ -141,3 +146,148 @@ def test_two_jobs_do_not_write_to_one_folder(checkpoint: Path, tmp_path: Path) -
         finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
     finish(first)
     assert same(arrays(tmp_path / "out"), random_tensors())
+
+
+# --- Names ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors.part",
+        "model-00001-of-00005.safetensors.part",
+        "Model-00001-of-00005.SafeTensors.PART",
+        "MODEL.SAFETENSORS",
+        "Model.safetensors.Index.json",
+        "Sharding_Report.json",
+        "sharding_journal.part",
+        "readme.md",
+        f"{STAGING_FOLDER}/model-00001-of-00005.safetensors.part",
+        f"{STAGING_FOLDER.upper()}/x.txt",
+        "sharding_records/model-00001-of-00005.safetensors.json",
+    ],
+)
+@pytest.mark.parametrize("size", ["60kB", "1GB"])
+def test_no_file_beside_the_weights_takes_the_place_of_one_of_ours(
+    checkpoint: Path, tmp_path: Path, name: str, size: str
+) -> None:
+    (checkpoint / "vocab.txt").write_text("words")
+    planted = checkpoint / name
+    planted.parent.mkdir(exist_ok=True)
+    planted.write_bytes(b"planted")
+    report = finish(job.shard(str(checkpoint), str(tmp_path / "out"), size))
+    assert report.verification.identical
+    assert same(arrays(tmp_path / "out"), random_tensors())
+    found = listing(tmp_path / "out")
+    assert b"planted" not in found.values() and found["vocab.txt"] == b"words"
+    told = [finding.message for finding in report.plan.findings if finding.code == "left-out"]
+    assert any(name in message for message in told) or STAGING_FOLDER in name.lower()  # no folder of a repo
+
+
+@pytest.mark.parametrize("name", [f"{STAGING_FOLDER}/x", "MODEL.safetensors", "Config.json", "sharding_records/x.json"])
+def test_what_is_published_refuses_a_file_of_the_source_under_a_name_of_ours(
+    checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    (checkpoint / name).parent.mkdir(exist_ok=True)
+    (checkpoint / name).write_bytes(b"planted")
+    origin = FolderSource("in", {name: checkpoint / name})
+    target = FolderDestination(tmp_path)
+    with pytest.raises(DestinationError, match="take the place of|leads out") as refusal:
+        target.publish({"model.safetensors": RECORD}, origin.files, origin, {"config.json": b"{}"})
+    target.close()
+    assert refusal.value.hint
+    assert "planted" not in str(listing(tmp_path / "out"))
+
+
+def test_files_that_somebody_keeps_in_the_folder_are_not_taken_for_ours(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    mine = {"model-00001-of-00009.safetensors.part": b"a download", "sharding_file.part": b"mine"}
+    out.mkdir()
+    for name, data in mine.items():
+        (out / name).write_bytes(data)
+    finish(job.shard(str(checkpoint), str(out), "60kB", overwrite=True))
+    assert {name: data for name, data in listing(out).items() if name in mine} == mine
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model-00001-of-00005.safetensors", INDEX])
+def test_a_file_put_into_the_folder_meanwhile_is_not_replaced(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    events = job.shard(str(checkpoint), str(out), "60kB")
+    next(event for event in events if isinstance(event, ShardFinished))
+    (out / name).write_bytes(b"mine")
+    with pytest.raises(DestinationError, match=name) as refusal:
+        for _ in events:
+            pass
+    assert "--overwrite" in refusal.value.hint
+    assert {path: data for path, data in listing(out).items() if not path.endswith(".part")} == {name: b"mine"}
+    with pytest.raises(DestinationError, match=name):
+        finish(job.shard(str(checkpoint), str(out), "60kB"))
+    (out / name).unlink()
+    report = finish(job.shard(str(checkpoint), str(out), "60kB"))
+    assert report.verification.identical and same(arrays(out), random_tensors())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00001.safetensors"])
+def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it(
+    checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "out"
+    events = job.shard(str(checkpoint), str(out), "60kB")
+    next(event for event in events if isinstance(event, ShardFinished))
+    (out / name).write_bytes(b"other weights")
+    with pytest.raises(DestinationError, match=f"{name} in .* would be replaced, or loaded instead"):
+        finish(events)
+    assert (out / name).read_bytes() == b"other weights"
+    finish(job.shard(str(checkpoint), str(out), "60kB", overwrite=True))
+    assert not (out / name).exists() and same(arrays(out), random_tensors())
+
+
+def test_what_is_finished_stays_where_the_same_command_finds_no_room(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    events = job.shard(str(checkpoint), str(out), "20kB")
+    next(event for event in events if isinstance(event, ShardFinished) and event.number == 5)
+    events.close()  # type: ignore[attr-defined]
+    before = listing(out)
+    usage = destination_room.shutil.disk_usage(tmp_path)
+    for size in ("20kB", "30kB"):
+        with monkeypatch.context() as patched:
+            patched.setattr(destination_room.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+            with pytest.raises(DestinationError, match="The result needs"):
+                finish(job.shard(str(checkpoint), str(out), size))
+        assert listing(out) == before
+    again = job.shard(str(checkpoint), str(out), "20kB")
+    assert len([event for event in again if isinstance(event, ShardFinished) and event.kept]) >= 5
+
+
+def test_a_job_that_has_ended_leaves_the_parts_of_the_next_one_alone(checkpoint: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    first = job.shard(str(checkpoint), out, "60kB")
+    next(event for event in first if isinstance(event, Published))
+    second = job.shard(str(checkpoint), out, "20kB")
+    next(event for event in second if isinstance(event, ShardFinished))
+    finish(first)
+    assert finish(second).verification.identical
+    assert same(arrays(tmp_path / "out"), random_tensors())
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_moves(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    before = listing(out)
+    (checkpoint / "README.md").mkdir()
+    (checkpoint / "README.md/x.txt").write_text("x")
+    with pytest.raises(DestinationError, match=r"README.md/x.txt of the source would take the place"):
+        finish(job.shard(str(checkpoint), str(out), "20kB"))
+    assert listing(out) == before
+
+
+@pytest.mark.parametrize("path", ["./x", "a/./x", "a//x", f"./{STAGING_FOLDER}/x"])
+def test_no_file_is_published_by_a_roundabout_path(tmp_path: Path, path: str) -> None:
+    target = FolderDestination(tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DestinationError):
+        target.publish({}, [], FolderSource("in", {}), {path: b"x"})
+    target.close()
+    assert listing(tmp_path / "out") == {}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharding.core.errors import DestinationError, ShardingError, SourceError
+from sharding.core.errors import DestinationError, ShardingError, SourceError, UsageError
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.storage.hub_client import Hub
 from sharding.storage.hub_lookup import Lookup, Person, person_of, propose_name
@@ -111,7 +111,48 @@ def test_what_was_typed_or_pasted_becomes_a_link(lookup: Lookup, hub: Server, te
     assert lookup.link(lookup.link(text)) == lookup.link(text)
 
 
-@pytest.mark.parametrize("text", ["", " ", "./here", "/etc", "~", "../up", "two words", "a/b/c", "a@b@c", "\0"])
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+def test_an_empty_name_is_wrong_usage(lookup: Lookup, text: str) -> None:
+    for ask in (lookup.link, lookup.card, lambda text: lookup.repo_id(text, ALICE)):
+        with pytest.raises(UsageError, match="is empty") as refusal:
+            ask(text)
+        assert refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme"),
+    [
+        ("s3://alice/copy", "s3://"),
+        ("S3://alice/copy", "S3://"),
+        ("gs://alice/copy", "gs://"),
+        ("az://alice/copy", "az://"),
+        ("ftp://alice/copy", "ftp://"),
+        ("ssh://alice/copy", "ssh://"),
+        ("file:///alice", "file:///"),
+        ("file:/alice/copy", "file:/"),
+        ("git@github.com:alice/copy", "git@github.com:"),
+        ("git@hf.co:alice/copy", "git@hf.co:"),
+        ("git+ssh://git@hf.co/alice/copy", "git+ssh://"),
+        ("s3://bucket.of.mine/alice/copy", "s3://"),
+        (f"{'x' * 99_999}://alice/copy", "xxx"),
+    ],
+)
+def test_an_address_of_another_kind_is_refused_by_its_scheme_and_is_never_the_repo_in_it(
+    lookup: Lookup, text: str, scheme: str
+) -> None:
+    for ask in (lookup.link, lookup.card, lambda text: lookup.repo_id(text, ALICE)):
+        with pytest.raises((SourceError, DestinationError)) as refusal:
+            ask(text)
+        assert scheme in refusal.value.message and len(refusal.value.message) < 300
+        assert "owner/name" in refusal.value.hint
+
+
+def test_a_bucket_of_the_hub_is_no_model(lookup: Lookup) -> None:
+    with pytest.raises(SourceError, match="is a bucket, not a model"):
+        lookup.link("hf://buckets/alice/copy")
+
+
+@pytest.mark.parametrize("text", ["./here", "/etc", "~", "../up", "two words", "a/b/c", "a@b@c", "\0"])
 def test_what_is_no_repo_is_refused_with_a_hint(lookup: Lookup, text: str) -> None:
     for ask in (lookup.link, lambda text: lookup.repo_id(text, ALICE)):
         with pytest.raises(ShardingError) as refusal:
@@ -158,9 +199,7 @@ def test_a_namespace_that_is_not_ones_own_may_have_been_meant_as_a_folder(lookup
     assert "For a folder write ./demo/out." in refusal.value.hint
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", "alice/", "/alice", "alice/x@main", "alice/x--y", "alice/x.git", f"a/{'x' * 97}"]
-)
+@pytest.mark.parametrize("text", ["alice/", "/alice", "alice/x@main", "alice/x--y", "alice/x.git", f"a/{'x' * 97}"])
 def test_what_the_hub_takes_as_no_name_is_refused(lookup: Lookup, text: str) -> None:
     with pytest.raises(DestinationError) as refusal:
         lookup.repo_id(text, ALICE)

@@ -14,6 +14,8 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.limits import LEASE_SECONDS
+from sharding.formats.names import STAGING_FOLDER
+from sharding.storage.journal import JOURNAL_NAME
 from sharding.storage.lease import LEASE_NAME, Lease
 from tests.fleet.hands import Hands, led
 from tests.folders import reshard
@@ -117,7 +119,7 @@ def test_a_job_of_many_machines_locks_nothing_and_keeps_others_out(
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", lambda *_: pytest.fail("A lock on a folder that machines share."))
         events = job.shard(str(checkpoint), str(out), "50kB", workers="ray")
-        while not (out / LEASE_NAME).exists():
+        while not (out / STAGING_FOLDER / LEASE_NAME).exists():
             next(events)
         for workers in ("ray", None):
             patched.undo()
@@ -126,15 +128,15 @@ def test_a_job_of_many_machines_locks_nothing_and_keeps_others_out(
         with pytest.raises(DestinationError, match="Another job is writing"):
             job.discard(str(out))
         *_, _ = events
-    assert not [path.name for path in out.iterdir() if path.suffix == ".part"]
+    assert not (out / STAGING_FOLDER).exists()
 
 
 def test_what_a_killed_job_of_another_machine_left_is_discarded(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     events = job.shard(str(checkpoint), str(out), "50kB")
-    while not any(out.glob("*.part")) or not (out / "sharding_journal.part").read_bytes():
+    while not any(out.rglob("*.part")) or not (out / STAGING_FOLDER / JOURNAL_NAME).read_bytes():
         next(events)
     events.close()
-    of_another_machine(out, LEASE_SECONDS + 5)
+    of_another_machine(out / STAGING_FOLDER, LEASE_SECONDS + 5)
     job.discard(str(out))
-    assert not (out / LEASE_NAME).exists()
+    assert not (out / STAGING_FOLDER).exists()

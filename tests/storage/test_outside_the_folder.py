@@ -9,7 +9,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Verified
-from sharding.formats.names import REPORT_NAME
+from sharding.formats.names import REPORT_NAME, STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import open_folder
 from sharding.storage.journal import JOURNAL_NAME
@@ -111,10 +111,11 @@ def test_a_file_that_would_go_over_a_link_ends_the_job_before_the_earlier_result
 
 @pytest.mark.parametrize("part", ["model-00001-of-00002.safetensors.part", "sharding_file.part"])
 def test_a_part_that_is_a_link_is_not_written_through(source: Path, out: Path, theirs: Path, part: str) -> None:
-    (out / part).symlink_to(theirs / "victim")
+    (out / STAGING_FOLDER).mkdir()
+    (out / STAGING_FOLDER / part).symlink_to(theirs / "victim")
     finish(job.shard(str(source), str(out), "400B"))
     assert listing(theirs) == VICTIMS
-    assert not list(out.glob("*.part"))
+    assert not (out / STAGING_FOLDER).exists()
 
 
 @pytest.mark.parametrize(
@@ -125,14 +126,21 @@ def test_a_part_that_is_a_link_is_not_written_through(source: Path, out: Path, t
     ],
     ids=["shard", "discard"],
 )
+@pytest.mark.parametrize("linked", ["journal", "folder"])
 def test_a_journal_that_is_a_link_is_not_written_through(
-    source: Path, out: Path, theirs: Path, work: Callable[[Path, Path], object]
+    source: Path, out: Path, theirs: Path, work: Callable[[Path, Path], object], linked: str
 ) -> None:
-    (out / JOURNAL_NAME).symlink_to(theirs / "victim")
+    if linked == "folder":
+        (theirs / JOURNAL_NAME).write_bytes(b"theirs")
+        (out / STAGING_FOLDER).symlink_to(theirs)
+    else:
+        (out / STAGING_FOLDER).mkdir()
+        (out / STAGING_FOLDER / JOURNAL_NAME).symlink_to(theirs / "victim")
+    victims = listing(theirs)
     before = arrays(out)
     with pytest.raises(DestinationError, match="link to elsewhere"):
         work(source, out)
-    assert listing(theirs) == VICTIMS
+    assert listing(theirs) == victims
     assert same(arrays(out), before)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sharding import job
-from sharding.formats.names import REPORT_NAME, is_index, is_weights
+from sharding.formats.names import REPORT_NAME, STAGING_FOLDER, is_index, is_weights
 from sharding.storage.journal import JOURNAL_NAME
 from tests.storage.publications import BEFORE, Place
 from tests.storage.recorder import Kind, Step, recorded
@@ -46,11 +46,11 @@ def last_to(steps: list[Step], path: Path, before: int) -> int:
     return max(number for number in numbers(steps[:before], "create", "write") if steps[number].path == path)
 
 
-def is_on_disk(place: Place, steps: list[Step], made: int, before: int) -> bool:
+def is_on_disk(steps: list[Step], made: int, before: int) -> bool:
     """Whether all bytes of the file that step `made` makes, and its name, are on the disk before another step."""
     part = steps[made].path
     return is_synced(steps, part, last_to(steps, part, len(steps)), before) and is_synced(
-        steps, place.out, made, before
+        steps, part.parent, made, before
     )
 
 
@@ -113,12 +113,12 @@ def test_a_new_folder_is_on_the_disk_before_what_shows_the_result(place: Place, 
 
 
 def test_a_shard_is_noted_once_it_is_on_the_disk_and_so_is_the_note(place: Place, steps: list[Step]) -> None:
-    journal = place.out / JOURNAL_NAME
+    journal = place.out / STAGING_FOLDER / JOURNAL_NAME
     notes = [number for number in numbers(steps, "write") if steps[number].path == journal]
     shards = [number for number in numbers(steps, "create") if steps[number].path.name.endswith(".safetensors.part")]
     assert len(notes) == 1 + len(shards) > 1  # the first is the job itself
     for count, note in enumerate(notes[1:], start=1):
-        assert sum(is_on_disk(place, steps, made, note) for made in shards) >= count
+        assert sum(is_on_disk(steps, made, note) for made in shards) >= count
     for note, following in zip(notes, [*notes[1:], len(steps)], strict=True):
         assert is_synced(steps, journal, note, following)
 

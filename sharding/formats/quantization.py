@@ -1,11 +1,46 @@
-"""Read what a config.json says of how weights are quantized, and take it out. Pure."""
+"""Tell whether weights are quantized, by what they are and by what a config.json says, and take that out. Pure."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from sharding.core.values import TensorEntry
+from sharding.formats.dtypes import BY_NAME
+
 _KEYS = ("quantization_config", "compression_config")
 """The second is what releases of compressed-tensors before 0.8 wrote."""
+
+_QUANTIZED = re.compile(
+    r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_(packed|scale(_inv)?|zero_point|global_scale)|qdata"
+    r"|quant_state\.[\w.]+)"
+)
+"""Names of GPTQ, AWQ, bitsandbytes, compressed-tensors, fine-grained FP8 and torchao."""
+
+QUANTIZERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""What AutoGPTQ, AWQ and ModelOpt write beside weights that they have quantized; some programs load by them."""
+
+
+def is_packed(tensor: TensorEntry) -> bool:
+    """Return whether the name or the dtype of a tensor tells that it is quantized, or what belongs to such a one."""
+    return BY_NAME[tensor.dtype].bits < 8 or _QUANTIZED.search(tensor.name) is not None
+
+
+def is_quantized(tensor: TensorEntry) -> bool:
+    """Return whether a tensor is packed, or of a dtype that only quantized weights have."""
+    return is_packed(tensor) or tensor.dtype.startswith("F8_")
+
+
+def holds_quantized(tensor: TensorEntry) -> bool:
+    """Return whether a tensor has the numbers of a quantized weight: scales and buffers of bytes are none."""
+    of_bytes = tensor.dtype in ("U8", "I8") and tensor.name.endswith((".weight", "_blocks"))
+    of_words = tensor.name.endswith((".qweight", ".weight_packed", ".qdata"))
+    return of_bytes or of_words or tensor.dtype.startswith("F8_") or BY_NAME[tensor.dtype].bits < 8
+
+
+def may_be_quantized(tensor: TensorEntry) -> bool:
+    """Return whether a tensor is quantized or of bytes, as the numbers of MXFP4 and of most other methods are."""
+    return is_quantized(tensor) or tensor.dtype in ("U8", "I8")
 
 
 def quantization_of(config: str) -> Mapping[str, Any] | None:

@@ -1,0 +1,146 @@
+"""Tell what `main` of a repo holds and whether a result may take its place, and put it there."""
+
+from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
+
+from huggingface_hub import CommitOperationDelete
+from huggingface_hub.errors import HfHubHTTPError
+
+from sharding.core.errors import DestinationError, ReplaceRefused
+from sharding.core.text import name_some
+from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
+from sharding.storage.hub_repo import HubRepo, Operation, has_content, has_moved, holds
+from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.records import parse_earlier
+
+OF_EVERY_NEW_REPO = {".gitattributes"}
+"""What the Hub itself puts into a new repo."""
+
+
+class MainBranch:
+    """What stood in a repo when this job looked: a result goes there only while nobody has changed it since.
+
+    `head` is the commit of `main`, "" before `look`, and `staged` that of the staging branch, if there is one.
+    Methods raise DestinationError.
+    """
+
+    def __init__(self, repo: HubRepo, *, overwrite: bool) -> None:
+        """Take `main` of `repo`; with `overwrite` another model's copy may go. Asks nothing."""
+        self.head = ""
+        self.staged: str | None = None
+        self._repo = repo
+        self._overwrite = overwrite
+        self._earlier: list[str] = []
+        self._strangers: Set[str] = frozenset()
+        self._rivals: Set[str] = frozenset()
+
+    def look(self, source: RepoRef) -> None:
+        """Note what the repo holds now. Raises DestinationError where a copy of `source` may not replace it."""
+        branches = self._repo.branches()
+        self.head, self.staged = branches["main"], branches.get(STAGING_BRANCH)
+        files = self._repo.files(self.head)
+        earlier = parse_earlier(self._repo.read(self.head, REPORT_NAME)) if REPORT_NAME in files else None
+        repo_id = self._repo.repo_id
+        if earlier and earlier.source != source.repo_id and not self._overwrite:
+            raise ReplaceRefused(repo_id, earlier.source, source.repo_id)
+        if not earlier and not files.keys() <= OF_EVERY_NEW_REPO:
+            names = (f"{repo_id}-{number}" for number in range(2, 1000))
+            free = next(name for name in names if not HubRepo(self._repo.hub, name).exists())
+            raise DestinationError(
+                f"{repo_id} exists already, and this tool did not write what is in it: "
+                f"{name_some(sorted(files.keys() - OF_EVERY_NEW_REPO))}.",
+                f"A free name is {free}.",
+            )
+        self._earlier = [path for path in earlier.files if path in files] if earlier else []
+        self._strangers = files.keys() - {*self._earlier, REPORT_NAME, *OF_EVERY_NEW_REPO}
+
+    def look_again(self) -> None:
+        """Raise DestinationError where somebody has changed `main` or the staging branch since `look`."""
+        branches = self._repo.branches()
+        if (branches.get("main"), branches.get(STAGING_BRANCH)) != (self.head, self.staged):
+            raise self._changed(self.head, branches.get("main", ""))
+
+    def refuse_changed(self, job: StagedJob) -> None:
+        """Raise DestinationError where `main` is not at the commit at which `job` began, or that shows its result."""
+        if job.main is None:
+            raise DestinationError(
+                f"The job that is staged in {self._repo.repo_id} is from an earlier version of this tool.",
+                "Add --restart to start it over.",
+            )
+        if not self._has_published(job):
+            raise self._changed(job.main, self.head)
+
+    def refuse_names(self, ours: Sequence[str], beside: Sequence[str]) -> None:
+        """Raise DestinationError where `ours`, or files of the source `beside` them, replace what they may not."""
+        refuse_clashes(ours, beside)
+        self._rivals = rivals(ours, self._strangers)
+        if (there := sorted(self._rivals | self._strangers & {*ours, *beside})) and not self._overwrite:
+            raise DestinationError(
+                f"{name_some(there)} in {self._repo.repo_id} would be replaced, or loaded instead of the copy, and "
+                "this tool did not write that.",
+                "Add --overwrite and start the same job again, or choose another name.",
+            )
+
+    def publish(
+        self, operations: Sequence[Operation], source: RepoRef, records: Iterable[ShardRecord], report: bytes
+    ) -> str:
+        """Return the commit that shows the result, without what is left of an earlier one.
+
+        Raises DestinationError where somebody else has changed `main` meanwhile.
+        """
+        new = {operation.path_in_repo for operation in operations}
+        stale = [CommitOperationDelete(path) for path in (*self._earlier, *self._rivals) if path not in new]
+
+        def publish() -> str:
+            try:
+                return self._repo.commit("main", self.head, _title(source), [*operations, *stale])
+            except HfHubHTTPError as error:
+                now = self._repo.branches()["main"] if has_moved(error) else self.head
+                if now == self.head:
+                    raise
+                if self._shows((), report):  # an earlier try has arrived although its answer did not
+                    return now
+                raise self._changed(self.head, now) from error
+
+        commit = self._repo.ask(publish)
+        if not self._shows(records, report):
+            raise DestinationError(
+                f"The Hub said that it has published the result, but {self._repo.repo_id} does not show it.",
+                "Everything is still staged: start the same job again.",
+            )
+        return commit
+
+    def _shows(self, records: Iterable[ShardRecord], report: bytes) -> bool:
+        files = self._repo.files("main")
+        return has_content(files.get(REPORT_NAME), report) and all(holds(files.get(one.file), one) for one in records)
+
+    def _has_published(self, job: StagedJob) -> bool:
+        """Return whether nothing has happened on `main` since `job` began but that its result was shown."""
+        if job.main == self.head:
+            return True
+        for title, commit in self._repo.history(self.head):
+            if commit == job.main:
+                earlier = parse_earlier(self._repo.read(self.head, REPORT_NAME))
+                return earlier is not None and earlier.plan_id == job.plan_id
+            if title != _title(job.source):
+                break
+        return False
+
+    def _changed(self, before: str, now: str) -> DestinationError:
+        """Return the refusal of a repo that somebody else has changed from commit `before` to `now`."""
+        names, gone = list[str](), list[str]()
+        with suppress(DestinationError):  # a history that was rewritten has the old one no more
+            old, new = (self._repo.files(commit) if commit else {} for commit in (before, now))
+            names = sorted(path for path, file in new.items() if path not in old or old[path].blob_id != file.blob_id)
+            gone = sorted(old.keys() - new.keys())
+        what = f": {name_some(names)} is new there" if names else f": {name_some(gone)} is gone there" if gone else ""
+        return DestinationError(
+            f"{self._repo.repo_id} has changed meanwhile{what}. Nothing of it was replaced.",
+            "Choose another name. Or give up what is staged (discard), look at what is new, and start again.",
+        )
+
+
+def _title(source: RepoRef) -> str:
+    """Return the title of the commit that shows a copy of `source`."""
+    return f"Shard {source.repo_id} with Shard My Repo"

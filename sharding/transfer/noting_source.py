@@ -1,0 +1,60 @@
+"""Note what is read of a source, so that it can be compared later with what its files hold."""
+
+from collections.abc import Iterator
+from threading import Lock
+
+from sharding.core.hashing import new_tensor_hash
+from sharding.core.protocols import Source
+from sharding.core.values import BytesRead
+from sharding.transfer.source_view import SourceView
+
+
+class NotingSource(SourceView):
+    """A source that remembers the BLAKE3 of whatever is read of it. See `protocols.Source`.
+
+    It counts what is read through it; what is read of the source below to prove that is not counted.
+    """
+
+    def __init__(self, source: Source) -> None:
+        """Look at `source`."""
+        super().__init__(source)
+        self._reads: list[BytesRead] = []
+        self._bytes_read = self._requests = 0
+        self._lock = Lock()
+
+    @property
+    def requests(self) -> int:
+        """How many ranges were read through it."""
+        return self._requests
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes of them came."""
+        return self._bytes_read
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        """Yield the bytes `[start_byte, end_byte)` of `file`. Raises SourceError."""
+        digest, position = new_tensor_hash(), start_byte
+
+        def note() -> None:
+            with self._lock:
+                self._reads.append(BytesRead(file, start_byte, position, digest.hexdigest()))
+                self._requests += 1
+                self._bytes_read += position - start_byte
+
+        try:
+            for chunk in self._source.read(file, start_byte, end_byte):
+                digest.update(chunk)
+                position += len(chunk)
+                if position == end_byte:  # who has all that it wants may not ask again
+                    note()
+                yield chunk
+        finally:
+            if start_byte < position < end_byte:
+                note()
+
+    def take(self) -> tuple[BytesRead, ...]:
+        """Return what was read since the last time."""
+        with self._lock:
+            reads, self._reads = self._reads, []
+        return tuple(dict.fromkeys(reads))

@@ -1,0 +1,39 @@
+"""Show that what was read of a source is what a Hub states of it: each file is read whole once more.
+
+Where tensors are cast, computed or put together, the result cannot be put together again as the files of the source
+were. So a job notes the BLAKE3 of every range that it reads. Here each file is read once from its first byte to its
+last: that gives its SHA-256, and the BLAKE3 of the same ranges.
+"""
+
+from collections.abc import Generator, Iterable
+
+from sharding.core.errors import DamagedError
+from sharding.core.events import Progress
+from sharding.core.protocols import Source
+from sharding.core.values import BytesRead, FileEntry, Mismatch
+from sharding.verify.digests import Reader
+
+
+def prove_reads(
+    origin: Source, stated: Iterable[FileEntry], reads: Iterable[BytesRead], reader: Reader
+) -> Generator[Progress, None, list[Mismatch]]:
+    """Have `reader` read the files `stated` whole; return where they, or `reads` of them, are not as the Hub states.
+
+    What lies in git has a name there instead of a SHA-256: the source itself compares that. Raises SourceError where a
+    file cannot be read.
+    """
+    files = {file.path: file for file in stated}
+    noted = [one for one in reads if one.file in files]
+    ranges = {path: {(one.start_byte, one.end_byte) for one in noted if one.file == path} for path in files}
+    try:
+        found = yield from reader.digest_ranges(origin, files.values(), ranges)
+    except DamagedError as error:
+        return [Mismatch(origin.ref.repo_id, error.message)]
+    wrong = [
+        Mismatch(path, "it does not have the SHA-256 that the Hub states")
+        for path, file in files.items()
+        if file.sha256 and found[path].sha256 != file.sha256
+    ]
+    # Each read by itself: of two of the same range one may have been right.
+    other = {one.file: None for one in noted if found[one.file].ranges[one.start_byte, one.end_byte] != one.blake3}
+    return [*wrong, *(Mismatch(path, "what was read of it is not what the Hub states") for path in other)]

@@ -1,0 +1,164 @@
+"""A copy of a `.bin` file loads with the weights of the source, tied or not, as transformers itself loads both."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from sharding import job
+from sharding.checkpoint import tying
+from tests import models
+from tests.folders import finish, weights
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+TEXT = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+SEQ2SEQ = {
+    "vocab_size": 96, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
+}  # fmt: skip
+VISION = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "image_size": 16, "patch_size": 8}  # fmt: skip
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "llama", TEXT),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2", {**TEXT, "num_key_value_heads": 2}),
+    "gpt2": ("GPT2LMHeadModel", "gpt2", {**models.CLASSES["gpt2"][2], "n_layer": 2}),
+    "opt": ("OPTForCausalLM", "opt", {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "bert": ("BertForMaskedLM", "bert", TEXT),
+    "roberta": ("RobertaForMaskedLM", "roberta", TEXT),
+    "t5": ("T5ForConditionalGeneration", "t5", {**models.CLASSES["t5"][2], "num_layers": 1}),
+    "bart": ("BartForConditionalGeneration", "bart", SEQ2SEQ),
+    "marian": ("MarianMTModel", "marian", {**SEQ2SEQ, "decoder_vocab_size": 96}),
+    "llava": ("LlavaForConditionalGeneration", "llava", {"text_config": {"model_type": "llama", **TEXT},
+              "vision_config": VISION, "image_token_index": 95}),
+}  # fmt: skip
+SAYS = {"false": False, "true": True, "nothing": None}
+
+
+def save(kind: str, says: bool | None, folder: Path) -> type[PreTrainedModel]:
+    """Save a model whose output head shares memory with its embeddings, and a config.json that `says` so or not."""
+    import transformers
+
+    name, model_type, options = KINDS[kind]
+    torch.manual_seed(0)
+    cls: type[PreTrainedModel] = getattr(transformers, name)
+    model = cls(AutoConfig.for_model(model_type, **options))
+    embeddings = model.get_input_embeddings().weight
+    state = {
+        key: embeddings if tensor.shape == embeddings.shape and ("embed" in key or "head" in key) else tensor
+        for key, tensor in {**model.state_dict(), "lm_head.weight": embeddings}.items()
+        if key != "lm_head.weight" or hasattr(model, "lm_head") and hasattr(model.lm_head, "weight")
+    }
+    assert len({tensor.data_ptr() for tensor in state.values()}) < len(state)
+    model.config.architectures = [name]
+    model.config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    for part in (config, config.get("text_config", {})):
+        part.pop("tie_word_embeddings", None)
+        part |= {} if says is None else {"tie_word_embeddings": says}
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save({key: tensor.detach() for key, tensor in state.items()}, folder / "pytorch_model.bin")
+    return cls
+
+
+def loaded(cls: type[PreTrainedModel], folder: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
+    model, info = cls.from_pretrained(folder, output_loading_info=True)
+    return dict(model.state_dict()), sorted(info["missing_keys"])
+
+
+@pytest.mark.parametrize("says", SAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_loads_with_every_weight_of_the_source(kind: str, says: str, tmp_path: Path) -> None:
+    cls = save(kind, SAYS[says], tmp_path / "source")
+    report = finish(job.shard(str(tmp_path / "source"), str(tmp_path / "out"), "1GB"))
+    assert report.verification.identical
+    (theirs, absent), (ours, lacking) = (loaded(cls, tmp_path / folder) for folder in ("source", "out"))
+    assert lacking == absent == []
+    assert theirs.keys() == ours.keys()
+    assert [name for name in theirs if not torch.equal(theirs[name], ours[name])] == []
+    # What is not tied, save_pretrained leaves out where it shares memory: its own result then loads at random.
+    if (says == "true" or kind == "t5") and kind not in ("llava", "marian"):  # which have some names of their own there
+        cls.from_pretrained(tmp_path / "source").save_pretrained(tmp_path / "theirs")
+        assert weights(tmp_path / "out") == weights(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("config", [None, {}, {"model_type": "none-that-is-known"}, [], "text"])
+def test_without_a_configuration_that_says_so_every_name_is_written(config: object, tmp_path: Path) -> None:
+    one = torch.randn(3, 2)
+    torch.save({"model.embed_tokens.weight": one, "lm_head.weight": one}, tmp_path / "pytorch_model.bin")
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = job.inspect(str(tmp_path))
+    assert [tensor.name for tensor in checkpoint.tensors] == ["model.embed_tokens.weight", "lm_head.weight"]
+
+
+def test_what_no_class_ties_again_is_written_under_every_name(tmp_path: Path) -> None:
+    """As layers are that share their weights: a class would fill in the second at random."""
+    one, head = torch.randn(3, 2), torch.randn(4, 2)
+    state = {"layers.0.w1.weight": one, "layers.1.w1.weight": one, "lm_head.weight": head, "wte.weight": head}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    names = [tensor.name for tensor in job.inspect(str(tmp_path)).tensors]
+    assert names == ["layers.0.w1.weight", "layers.1.w1.weight", "wte.weight"]
+
+
+def test_the_types_that_are_tied_are_tied_by_the_installed_transformers() -> None:
+    for model_type in sorted(tying._TIED_BY_DEFAULT):
+        assert CONFIG_MAPPING[model_type]().tie_word_embeddings is True, model_type
+    for model_type in sorted(tying._TIED_WHATEVER_IT_SAYS):
+        assert CONFIG_MAPPING[model_type](tie_word_embeddings=False).tie_word_embeddings is True, model_type
+
+
+SAYS_SO = {"tie_word_embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_tied"),
+    [
+        ({"model_type": "llama", **SAYS_SO}, True),
+        ({"model_type": "llama"}, False),
+        ({"model_type": "bigbird_pegasus", "architectures": ["BigBirdPegasusForConditionalGeneration"]}, True),
+        ({"model_type": "llava", "text_config": {"model_type": "llama", **SAYS_SO}, **SAYS_SO}, True),
+        # What the class does not tie, whatever its configuration says.
+        ({"model_type": "bigbird_pegasus", "architectures": ["BigBirdPegasusForCausalLM"]}, False),
+        ({"model_type": "luke", **SAYS_SO}, False),
+        ({"model_type": "rembert", **SAYS_SO}, False),
+        ({"model_type": "nemotron_h", **SAYS_SO}, False),
+        ({"model_type": "none-that-is-known", **SAYS_SO}, False),
+        ({"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "x.Y"}, **SAYS_SO}, False),
+        ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "gpt2"}, **SAYS_SO}, False),
+        (
+            {"model_type": "llava", "text_config": {"model_type": "llama", "tie_word_embeddings": False}, **SAYS_SO},
+            False,
+        ),
+    ],
+)
+def test_only_what_is_known_to_be_tied_again_is_united(config: dict[str, Any], is_tied: bool) -> None:
+    assert tying.is_tied_again(config) is is_tied
+
+
+def test_the_types_that_can_be_tied_have_classes_in_the_installed_transformers_that_say_what() -> None:
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    tables = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "PRETRAINING")
+    heads: dict[str, set[str]] = {}
+    for table in tables:
+        for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES").items():
+            heads.setdefault(model_type, set()).update([names] if isinstance(names, str) else names)
+    known = tying._TIED_ON_DEMAND & heads.keys()
+    assert len(known) > 250
+    for model_type in sorted(known):
+        classes = heads[model_type] - tying._NEVER_TIED - {"Llama4ForConditionalGeneration"}
+        assert all(getattr(transformers, name)._tied_weights_keys for name in classes), model_type

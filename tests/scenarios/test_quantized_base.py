@@ -1,0 +1,176 @@
+"""Ordinary weights whose base is quantized become an ordinary checkpoint, which loads and computes as it was trained."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from transformers import AutoModelForCausalLM
+
+from sharding import job
+from sharding.core.errors import UsageError
+from sharding.core.options import Options
+from tests import quantized
+from tests.folders import finish, reshard, tensors
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+INT4 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
+        }
+    },
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "fp8": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+    "compressed fp8": {"quantization_config": quantized.compressed("channel")},
+    "int4": {"quantization_config": INT4},
+    "an old int4": {"compression_config": INT4},
+    "mxfp4": {"quantization_config": {"quant_method": "mxfp4"}},
+    "a part of it": {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
+}
+BESIDE = {"recipe.yaml", "quantize_config.json", "quant_config.json", "hf_quant_config.json"}
+
+
+def saved(folder: Path, state: dict[str, Any]) -> Path:
+    """What a trainer of one rank leaves of `state`."""
+    dcp.save({"model": state}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    return folder
+
+
+def based(base: Path, **more: Any) -> Path:
+    """`base`, whose config.json says `more`, with the files that quantizers leave beside it."""
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | more))
+    for name in BESIDE:
+        (base / name).write_text("{}")
+    return base
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    quantized.build("qwen3", folder)
+    return folder
+
+
+@pytest.fixture
+def run_of(model: Path, tmp_path: Path) -> Path:
+    return saved(tmp_path / "run", tensors(model))
+
+
+@pytest.fixture
+def base_of(model: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """The model as its base, whose config.json says that it is quantized."""
+
+    def base_of(method: str) -> Path:
+        (tmp_path / "base").mkdir()
+        for path in model.iterdir():
+            (tmp_path / "base" / path.name).write_bytes(path.read_bytes())
+        return based(tmp_path / "base", **METHODS[method])
+
+    return base_of
+
+
+def logits(folder: Path) -> torch.Tensor:
+    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(torch.arange(3, 15).view(1, 12)).logits
+    assert found.isfinite().all()
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_config_json_says_of_the_quantized_base_does_not_hold_for_what_was_trained(
+    method: str, run_of: Path, model: Path, base_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = base_of(method)
+    report = reshard(run_of, tmp_path / "out", base=str(base))
+    config = (tmp_path / "out/config.json").read_text()
+    assert "quantization_config" not in config and "compression_config" not in config
+    assert {path.name for path in (tmp_path / "out").iterdir()}.isdisjoint(BESIDE)
+    codes = {finding.code: finding.message for finding in report.plan.findings}
+    assert "no weight here is quantized" in codes["quantization-dropped"] and "recipe.yaml" in codes["left-out"]
+    assert "base-lacks" not in codes
+    if method != "a part of it":
+        assert torch.equal(logits(tmp_path / "out"), logits(model))
+
+
+def test_weights_of_a_quantized_base_are_cast_and_verified_as_any_other(
+    run_of: Path, model: Path, base_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = base_of("fp8")
+    reshard(run_of, tmp_path / "out", base=str(base), dtype="fp16", strategy="blocks")
+    reshard(model, tmp_path / "plain", dtype="fp16", strategy="blocks")
+    assert json.loads((tmp_path / "out/config.json").read_text()) == json.loads(
+        (tmp_path / "plain/config.json").read_text()
+    )
+    assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "plain"))
+    *_, verified = job.verify(str(run_of), str(tmp_path / "out"), dtype="fp16", base=str(base))
+    assert verified.verification.identical  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="not quantized"):
+        job.plan(str(run_of), Options(base=str(base), dequantize=True))
+
+
+def test_weights_that_were_really_quantized_are_not_called_missing(run_of: Path, tmp_path: Path) -> None:
+    fp8 = quantized.save_fp8("qwen3", tmp_path / "fp8")
+    checkpoint = job.inspect(str(run_of), base=str(fp8))
+    told = [finding.message + finding.hint for finding in checkpoint.findings if finding.code.startswith("base-")]
+    assert told == []
+    _, plan = job.plan(str(run_of), Options(base=str(fp8), dtype="bf16"))
+    assert {tensor.dtype for shard in plan.shards for tensor in shard.tensors} == {"BF16"}
+
+
+@pytest.mark.parametrize("save", [lambda folder: quantized.save_fp8("qwen3", folder), quantized.save_mxfp4])
+def test_a_run_that_trained_quantized_weights_keeps_what_says_how(save: Callable[[Path], Path], tmp_path: Path) -> None:
+    base = save(tmp_path / "base")
+    (base / "quant_config.json").write_text("{}")
+    run = saved(tmp_path / "run", tensors(base))
+    reshard(run, tmp_path / "out", base=str(base))
+    assert (tmp_path / "out/config.json").read_bytes() == (base / "config.json").read_bytes()
+    assert (tmp_path / "out/quant_config.json").exists()
+    report = reshard(run, tmp_path / "plain", base=str(base), dequantize=True)
+    assert report.plan.dequantized
+    *_, verified = job.verify(str(run), str(tmp_path / "plain"), base=str(base), dequantize=True)
+    assert verified.verification.identical  # type: ignore[union-attr]
+
+
+def test_buffers_and_unlucky_names_are_no_quantized_weights(
+    model: Path, base_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    odd = {"attn.bias": torch.ones(4, dtype=torch.uint8), "position_ids": torch.arange(4, dtype=torch.int8)}
+    odd |= {"conv.weight_scale": torch.ones(2), "codebook.absmax": torch.ones(2)}
+    run = saved(tmp_path / "run", tensors(model) | odd)
+    reshard(run, tmp_path / "out", base=str(base_of("fp8")))
+    assert "quantization_config" not in (tmp_path / "out/config.json").read_text()
+
+
+def test_a_configuration_beside_the_files_of_ranks_is_held_to_the_same(
+    run_of: Path, model: Path, tmp_path: Path
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (run_of / "config.json").write_text(json.dumps(config | METHODS["fp8"]))
+    (run_of / "recipe.yaml").write_text("of the base")
+    reshard(run_of, tmp_path / "out", dtype="bf16")
+    assert "quantization_config" not in (tmp_path / "out/config.json").read_text()
+    (run_of / "config.json").write_text(json.dumps(config))
+    reshard(run_of, tmp_path / "own")
+    assert (tmp_path / "own/recipe.yaml").exists()
+
+
+def test_the_card_does_not_call_what_was_trained_a_quantization(
+    run_of: Path, base_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = base_of("fp8")
+    (base / "README.md").write_text("---\nlicense: mit\nbase_model: a/b\nbase_model_relation: quantized\n---\n")
+    finish(job.shard(str(run_of), str(tmp_path / "out"), Options(base=str(base))))
+    card = (tmp_path / "out/README.md").read_text()
+    assert "license: mit" in card and "base_model_relation" not in card
