@@ -164,7 +164,7 @@ class Desk:
         record = JobRecord(job_id, who.name, request, size, self._clock())
         with self._lock:
             self._refuse_busy(who.name, request.destination)
-            if len(self._jobs) >= MAX_ACTIVE_JOBS:
+            if self.queue_length >= MAX_ACTIVE_JOBS:
                 hint = "Come back later, or duplicate this Space: your own has no other visitors."
                 raise Refused(f"{MAX_ACTIVE_JOBS} jobs are waiting here already.", hint)
             self._shelf.save(record)
@@ -226,7 +226,7 @@ class Desk:
     @property
     def queue_length(self) -> int:
         """Jobs that are queued or run."""
-        return len(self._jobs)
+        return len(self._active())
 
     def cancel(self, job_id: str, viewer: str | None) -> None:
         """Stop a job and discard what it staged; it ends as "cancelled" a moment later.
@@ -295,6 +295,14 @@ class Desk:
             if self._jobs.pop(taken.record.id, None):
                 self._finished.append(taken.record)
 
+    def _active(self) -> list[ActiveJob]:
+        """Return the jobs that have not ended, in the order of their turns.
+
+        A job that has been told of as ended is in nobody's way, however soon it is asked after.
+        """
+        with self._lock:
+            return [taken for taken in self._jobs.values() if taken.record.state in ACTIVE]
+
     def _refuse_large(self, size: int, who: Person) -> None:
         limit = self._settings.max_job_bytes
         if limit is not None and size > limit and who.name != self._settings.host:
@@ -304,9 +312,7 @@ class Desk:
             )
 
     def _refuse_busy(self, owner: str, destination: str) -> None:
-        with self._lock:
-            # One that has been told of as ended is in nobody's way, however soon it is asked after.
-            records = [taken.record for taken in self._jobs.values() if taken.record.state in ACTIVE]
+        records = [taken.record for taken in self._active()]
         if any(record.owner == owner for record in records):
             raise Refused("You have a job here already.", "Wait until it is done, or cancel it.")
         if any(record.request.destination == destination for record in records):
@@ -335,7 +341,7 @@ class Desk:
     def _status(self, taken: ActiveJob) -> JobStatus:
         if taken.record.state != "queued":
             return status_of(taken.record, taken.history)
-        before = list(takewhile(lambda other: other is not taken, self._jobs.values()))
+        before = list(takewhile(lambda other: other is not taken, self._active()))
         rate, now = bytes_per_second(self._finished), self._clock()
         left = [seconds_left(other.record, other.history.progress, rate, now) for other in before]
         return status_of(

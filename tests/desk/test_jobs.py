@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -119,6 +120,24 @@ def test_the_second_visitor_waits_and_neither_sees_or_cancels_the_others_job(
     assert end(desk, second, "bob").state == "done"
     assert end(desk, first).state == "cancelled"
     assert desk.queue_length == 0
+
+
+def test_a_job_told_of_as_ended_no_longer_counts_and_nobody_waits_for_it(
+    desk: Desk, large: str, small: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the desk takes to clear it away: it is held up here until the test has looked."""
+    settle, looked = desk._settle, Event()
+    monkeypatch.setattr(desk, "_settle", lambda taken: looked.wait(60) and settle(taken))
+    try:
+        assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)).state == "done"
+        assert desk.queue_length == 0
+        waiting = desk.submit(JobRequest(large, f"bob/copy-{next(NUMBERS)}", Options(SLOW)), *AS_BOB)
+        status = desk.status(waiting, "bob")
+        assert status and (status.position, desk.queue_length) == (0, 1)
+        desk.cancel(waiting, "bob")
+    finally:
+        looked.set()
+    end(desk, waiting, "bob")
 
 
 def test_a_job_that_waits_is_cancelled_without_having_begun(
