@@ -225,5 +225,5 @@ def test_a_part_that_outlasts_its_grant_gets_another(cluster: Cluster, tmp_path:
             report = job.finish()
         alone(variables(None, hub), source, "alice/alone", "-s", SIZE)
         assert_same_repos(hub, "alice/fleet", "alice/alone", tmp_path)
-    (again,) = report["fleet"]["repeated"]
-    assert again in {shard["file"] for shard in report["shards"]}
+    again = set(report["fleet"]["repeated"])  # on a machine that is busy, more than the one that was held up
+    assert again and again <= {shard["file"] for shard in report["shards"]}

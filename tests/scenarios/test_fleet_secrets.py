@@ -71,16 +71,19 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]
 
 
 def search(job: Fleet, session: int, login: str, *folders: Path) -> None:
-    """Look everywhere while a job is under way.
+    """Look everywhere while a job is under way; its command waits meanwhile, so that the job cannot end.
 
     hf-xet looks itself through the variables of all processes of a machine, and so remembers those of the command.
     """
-    assert processes_with(TOKEN, [psutil.Process(job.process.pid)])  # so the others are not searched in vain
-    processes = [process for process in of_session(session) if process.pid != job.process.pid]
+    command = psutil.Process(job.process.pid)
+    command.suspend()
+    assert job.process.poll() is None
+    assert processes_with(TOKEN, [command])  # so the others are not searched in vain
+    processes = [process for process in of_session(session) if process.pid != command.pid]
     assert len(processes) > 5  # Ray's own and its workers
     assert processes_with(TOKEN, processes, PLACES[login]) == []
     assert files_with(TOKEN, *folders) == []
-    assert job.process.poll() is None
+    command.resume()
 
 
 @pytest.mark.parametrize(
