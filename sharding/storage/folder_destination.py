@@ -7,7 +7,7 @@ a pipeline, comes last.
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import FileIO
@@ -172,19 +172,17 @@ class FolderDestination:
             self._refuse_names((*records, *written), beside)
             folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
             self._remove_earlier({folder_of(shard) for shard in records})
+            # The report first: it names what is to be removed again, folders too, if nobody goes on from here.
+            self._put(contents, REPORT_NAME.__eq__)
             for folder in sorted(folders):
                 folder.mkdir(exist_ok=True)
-            # The report first: it names what is to be removed again if nobody goes on from here.
-            for path in sorted(contents, key=REPORT_NAME.__ne__):
-                if not is_last(path):
-                    self._written += write_whole(self._folder / path, contents[path], self._staging / _BESIDE)
+            self._put(contents, lambda path: not is_last(path))
             sync_folders(folders)
             for shard in records:
                 os.replace(self._place(shard), self._folder / shard)
             for is_due in (is_index, ENTRANCES.__contains__):
                 sync_folders(folders)
-                for path in filter(is_due, contents):
-                    self._written += write_whole(self._folder / path, contents[path], self._staging / _BESIDE)
+                self._put(contents, is_due)
             sync_folders(folders)
             for part in self._parts():  # records that other machines have put down
                 part.unlink(missing_ok=True)
@@ -308,6 +306,11 @@ class FolderDestination:
             inside = [path for path in (self._folder / folder).glob("*") if path.is_file()]
             earlier |= {folder + path.name for path in inside if is_weights(path.name)}
         remove(self._folder, (file for file in earlier if file not in self._finished or self._part(file).exists()))
+
+    def _put(self, contents: dict[str, Iterable[bytes]], is_due: Callable[[str], bool]) -> None:
+        """Write those of `contents` that are due, and take them out of it."""
+        for path in list(filter(is_due, contents)):
+            self._written += write_whole(self._folder / path, contents.pop(path), self._staging / _BESIDE)
 
     def _place(self, file: str) -> Path:
         part = self._part(file)

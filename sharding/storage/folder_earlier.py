@@ -54,14 +54,14 @@ def by_removal(path: str) -> int:
 def remove(folder: Path, files: Iterable[str]) -> None:
     """Remove files of a result, each kind safely before the next; what leads out of `folder` stays."""
     # Indexes first: from here on nobody takes the folder for a complete checkpoint.
-    emptied = set[Path]()
     for _, kind in groupby(sorted(sorted(files), key=by_removal), by_removal):
         places = [folder / file for file in kind if leads_inside(folder, file)]
         there = [place for place in places if os.path.isfile(place) or os.path.islink(place)]
         for place in there:
             place.unlink(missing_ok=True)
         sync_folders({place.parent for place in there})
-        emptied |= {parent for place in there for parent in place.parents if folder in parent.parents}
-    for parent in sorted(emptied, reverse=True):
-        with suppress(OSError):  # something else is in it
-            parent.rmdir()
+        # Also where a file was never put, and before the report goes, which names them.
+        emptied = {parent for place in places for parent in place.parents if folder in parent.parents}
+        for parent in sorted(emptied, reverse=True):
+            with suppress(OSError):  # it is not there, or something else is in it
+                parent.rmdir()
