@@ -32,13 +32,13 @@ from sharding.storage.folder_writing import (
     record_path,
     staging_in,
     sync_folders,
-    write_whole,
+    write_synced,
 )
 from sharding.storage.journal import Journal
 from sharding.storage.records import parse_record, whole
 
-_BESIDE = "sharding_file.part"
-"""What a file beside the shards is called until it is whole: one at a time, so that it is found again."""
+_BESIDE = "sharding_file{}.part"
+"""What the files beside the shards are called until they are published."""
 
 
 class FolderDestination:
@@ -171,18 +171,22 @@ class FolderDestination:
             places = [self._inside(path) for path in (*contents, *records)]
             self._refuse_names((*records, *written), beside)
             folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
+            # What cannot be read ends the job while an earlier result is still whole.
+            parts = {path: self._stage(number, data) for number, (path, data) in enumerate(contents.items())}
+            sync_folders([self._staging])
+            self._refuse_names((*records, *written), beside)  # again: reading them may have taken long
             self._remove_earlier({folder_of(shard) for shard in records})
             # The report first: it names what is to be removed again, folders too, if nobody goes on from here.
-            self._put(contents, REPORT_NAME.__eq__)
+            self._put(parts, REPORT_NAME.__eq__)
             for folder in sorted(folders):
                 folder.mkdir(exist_ok=True)
-            self._put(contents, lambda path: not is_last(path))
+            self._put(parts, lambda path: not is_last(path))
             sync_folders(folders)
             for shard in records:
                 os.replace(self._place(shard), self._folder / shard)
             for is_due in (is_index, ENTRANCES.__contains__):
                 sync_folders(folders)
-                self._put(contents, is_due)
+                self._put(parts, is_due)
             sync_folders(folders)
             for part in self._parts():  # records that other machines have put down
                 part.unlink(missing_ok=True)
@@ -307,10 +311,15 @@ class FolderDestination:
             earlier |= {folder + path.name for path in inside if is_weights(path.name)}
         remove(self._folder, (file for file in earlier if file not in self._finished or self._part(file).exists()))
 
-    def _put(self, contents: dict[str, Iterable[bytes]], is_due: Callable[[str], bool]) -> None:
-        """Write those of `contents` that are due, and take them out of it."""
-        for path in list(filter(is_due, contents)):
-            self._written += write_whole(self._folder / path, contents.pop(path), self._staging / _BESIDE)
+    def _stage(self, number: int, chunks: Iterable[bytes]) -> Path:
+        part = self._staging / _BESIDE.format(number)
+        self._written += write_synced(part, chunks)
+        return part
+
+    def _put(self, parts: dict[str, Path], is_due: Callable[[str], bool]) -> None:
+        """Give those of the staged files that are due their names, and take them out of `parts`."""
+        for path in list(filter(is_due, parts)):
+            os.replace(parts.pop(path), self._folder / path)
 
     def _place(self, file: str) -> Path:
         part = self._part(file)
@@ -330,8 +339,8 @@ class FolderDestination:
         return place.stat().st_size if place.is_file() else None
 
     def _parts(self) -> list[Path]:
-        beside = self._staging / _BESIDE
-        return [*sorted(self._staging.glob("*.safetensors*" + PART)), *([beside] if os.path.lexists(beside) else [])]
+        names = ("*.safetensors*" + PART, _BESIDE.format("*"))
+        return sorted(path for name in names for path in self._staging.glob(name))
 
     def _remove_staging(self) -> None:
         with suppress(OSError):  # it is not there, or somebody keeps something in it

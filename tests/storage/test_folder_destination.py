@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharding import job
-from sharding.core.errors import DestinationError
+from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import Published, ShardFinished, Verified
 from sharding.core.values import ShardRecord
 from sharding.formats.names import STAGING_FOLDER
@@ -64,6 +64,20 @@ def test_an_earlier_result_stays_whole_until_the_new_one_is_verified(checkpoint:
             break
     assert {name: data for name, data in listing(out).items() if not name.endswith(".part")} == before
     events.close()  # type: ignore[attr-defined]
+
+
+def test_an_earlier_result_stays_whole_where_a_file_beside_the_weights_is_gone(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (checkpoint / "vocab.txt").write_text("a")
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    before = listing(out)
+    with pytest.raises(SourceError, match="vocab.txt cannot be read"):
+        for event in job.shard(str(checkpoint), str(out), "20kB"):
+            if isinstance(event, Verified):
+                (checkpoint / "vocab.txt").unlink()
+    assert {name: data for name, data in listing(out).items() if not name.startswith(STAGING_FOLDER)} == before
 
 
 @pytest.mark.parametrize("place", ["inside", "same", "around"])
