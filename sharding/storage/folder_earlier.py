@@ -31,13 +31,10 @@ def is_inside(path: str) -> bool:
 
 
 def leads_inside(folder: Path, path: str) -> bool:
-    """Return whether `path` is inside of `folder`, also where a folder in between is a link, and not reserved."""
-    # A file that is a link is replaced itself.
-    return (
-        is_inside(path)
-        and not is_reserved(path)
-        and folder in Path(os.path.realpath((folder / path).parent), "_").parents
-    )
+    """Return whether `path` is inside of `folder`, over no link, and not reserved."""
+    # A file that is a link is replaced itself; a folder that is one may lead to another folder of the result.
+    between = PurePosixPath(path).parents[:-1]
+    return is_inside(path) and not is_reserved(path) and not any(map(os.path.islink, map(folder.joinpath, between)))
 
 
 def is_last(path: str) -> bool:
