@@ -21,8 +21,8 @@ from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS, THREADS
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes, name_some, printable
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
-from sharding.formats.names import REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
-from sharding.storage.folder_earlier import ENTRANCES, by_removal, is_inside, is_last, leads_inside, remove, report_in
+from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
+from sharding.storage.folder_earlier import by_removal, is_inside, is_last, leads_inside, remove, report_in
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import (
     PART,
@@ -307,8 +307,8 @@ class FolderDestination:
     def _remove_earlier(self, folders: Iterable[str]) -> None:
         earlier = {REPORT_NAME, *self._earlier}
         for folder in {"", *folders} if self._overwrite else ():
-            inside = [path for path in (self._folder / folder).glob("*") if path.is_file()]
-            earlier |= {folder + path.name for path in inside if is_weights(path.name)}
+            inside = {folder + path.name for path in (self._folder / folder).glob("*") if path.is_file()}
+            earlier |= {path for path in inside if is_weights(path) or path in ENTRANCES}
         remove(self._folder, (file for file in earlier if file not in self._finished or self._part(file).exists()))
 
     def _stage(self, number: int, chunks: Iterable[bytes]) -> Path:

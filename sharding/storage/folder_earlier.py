@@ -7,12 +7,9 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from sharding.core.limits import MAX_REPORT_BYTES
-from sharding.formats.names import REPORT_NAME, is_index, is_plain, is_reserved, is_weights
+from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_plain, is_reserved, is_weights
 from sharding.storage.folder_writing import sync_folders
 from sharding.storage.records import Earlier, parse_earlier
-
-ENTRANCES = ("model_index.json", "modules.json")
-"""What makes a folder a pipeline or a sentence transformer."""
 
 
 def report_in(folder: Path) -> Earlier | None:

@@ -16,6 +16,7 @@ from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import FolderSource
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, same
+from tests.storage.publications import write_pipeline
 
 RECORD = ShardRecord("model.safetensors", 1, "0" * 64, {})
 INDEX = "model.safetensors.index.json"
@@ -52,6 +53,14 @@ def test_overwrite_replaces_foreign_weights_and_keeps_the_rest(checkpoint: Path,
     assert not (out / INDEX).exists()
     assert not (out / "pytorch_model.bin").exists()
     assert (out / "thesis.txt").exists()
+
+
+def test_a_model_that_overwrites_a_pipeline_is_what_is_found_there(checkpoint: Path, tmp_path: Path) -> None:
+    out = write_pipeline(tmp_path / "out")
+    finish(job.shard(str(checkpoint), str(out), "60kB", overwrite=True))
+    *_, verified = job.verify(str(checkpoint), str(out))
+    assert isinstance(verified, Verified) and verified.verification.identical
+    assert (out / "unet/diffusion_pytorch_model.safetensors").exists()
 
 
 def test_an_earlier_result_stays_whole_until_the_new_one_is_verified(checkpoint: Path, tmp_path: Path) -> None:
@@ -241,7 +250,7 @@ def test_a_file_put_into_the_folder_meanwhile_is_not_replaced(checkpoint: Path, 
     assert report.verification.identical and same(arrays(out), random_tensors())
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00001.safetensors"])
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00001.safetensors", "model_index.json"])
 def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it(
     checkpoint: Path, tmp_path: Path, name: str
 ) -> None:
