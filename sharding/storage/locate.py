@@ -144,7 +144,7 @@ def open_destination(
     Raises DestinationError where it and `source` are the same, or lie inside each other.
     """
     if is_folder(text):
-        folder = Path(text).expanduser().resolve()
+        folder = _folder_at(text)
         if source.folder and (folder.is_relative_to(source.folder) or source.folder.is_relative_to(folder)):
             raise DestinationError(
                 f"The destination {text} and the source lie inside each other.", "Choose a folder beside the source."
@@ -170,9 +170,20 @@ def find_destination(
     write to as well.
     """
     if is_folder(text):
-        folder = Path(text).expanduser().resolve()
+        folder = _folder_at(text)
         return FolderDestination(folder, overwrite=overwrite, restart=restart, is_shared=is_shared)
     name = new_repo_id(text, hub.endpoint)
     from sharding.storage.hub_destination import HubDestination
 
     return HubDestination(hub, name, private=private, overwrite=overwrite, restart=restart)
+
+
+def _folder_at(text: str) -> Path:
+    """Return the path of the folder that `text` names, there or not. Raises DestinationError where it can be none."""
+    try:
+        folder = Path(text).expanduser().resolve()
+        folder.exists()  # a name that is too long is refused here
+    except (OSError, RuntimeError, ValueError) as error:  # also no such user's home, links in a circle
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DestinationError(f"The folder {text!r} cannot be written: {reason}.", "Choose another.") from error
+    return folder

@@ -98,6 +98,18 @@ def test_a_destination_inside_the_source_or_around_it_is_refused(checkpoint: Pat
     assert listing(checkpoint) == before
 
 
+@pytest.mark.parametrize("text", ["~nobody-of-this-name/x", "./" + "n" * 300, "./a\0b", "./circle", "./circle/x"])
+def test_a_path_that_can_be_no_destination_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DestinationError, match="cannot be written"):
+        finish(job.shard(str(checkpoint), text, "60kB"))
+    with pytest.raises(DestinationError, match="cannot be written"):
+        job.discard(text)
+
+
 def test_a_file_in_place_of_the_destination_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("x")
     with pytest.raises(DestinationError, match="is a file"):

@@ -18,7 +18,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         open_source(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("text", ["", " ", "x" * 5000, "~nobody-of-this-name/x"])
+@pytest.mark.parametrize("text", ["", " ", "x" * 5000, "~nobody-of-this-name/x", "a\0b", "a\ud800"])
 def test_a_path_that_can_be_none_is_refused(text: str) -> None:
     with pytest.raises(SourceError):
         open_source(text)
