@@ -98,6 +98,18 @@ def test_a_destination_inside_the_source_or_around_it_is_refused(checkpoint: Pat
     assert listing(checkpoint) == before
 
 
+def test_a_destination_that_holds_files_of_the_source_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    out, links = tmp_path / "out", tmp_path / "links"
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    links.mkdir()
+    for path in out.iterdir():
+        (links / path.name).symlink_to(path)
+    before = listing(out)
+    with pytest.raises(DestinationError, match="README.md of the source lies in the destination"):
+        finish(job.shard(str(links), str(out), "20kB", overwrite=True))
+    assert listing(out) == before
+
+
 @pytest.mark.parametrize("text", ["~nobody-of-this-name/x", "./" + "n" * 300, "./a\0b", "./circle", "./circle/x"])
 def test_a_path_that_can_be_no_destination_is_refused(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
