@@ -112,7 +112,7 @@ class FolderDestination:
         with explained(self._folder):
             self._refuse_names(ours, beside)
         stale = [path for path in self._parts() if path not in map(self._part, kept)]
-        self._refuse_without_room(new_bytes, sum(path.lstat().st_size for path in stale))
+        self._refuse_without_room(new_bytes, sum(map(_size_now, stale)))
         with explained(self._folder):
             self._make_folder()
             self._lock()
@@ -120,7 +120,7 @@ class FolderDestination:
             self._journal.begin(job, list(kept.values()))
             self._is_begun = True
             for path in stale:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     def open_shard(self, file: str) -> FolderShardWriter:
         """Start a shard. It has no other name than `<file>.part` until the result is published."""
@@ -352,3 +352,9 @@ class FolderDestination:
             folder.mkdir()
             self._made.append(folder)
             sync_folders([folder.parent])
+
+
+def _size_now(path: Path) -> int:
+    with suppress(FileNotFoundError):  # until the folder is locked, another job may publish it
+        return path.lstat().st_size
+    return 0

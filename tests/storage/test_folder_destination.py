@@ -186,6 +186,14 @@ def test_a_disk_that_fills_up_meanwhile_keeps_finished_shards_and_says_so(
     assert not (place / "all").exists()
 
 
+def test_a_part_that_another_job_publishes_just_then_does_not_end_the_job(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, gone = FolderDestination._parts, tmp_path / "out" / STAGING_FOLDER / "model.safetensors.part"
+    monkeypatch.setattr(FolderDestination, "_parts", lambda target: [*parts(target), gone])
+    assert finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB")).verification.identical
+
+
 def test_two_jobs_do_not_write_to_one_folder(checkpoint: Path, tmp_path: Path) -> None:
     first = job.shard(str(checkpoint), str(tmp_path / "out"), "20kB")
     next(event for event in first if isinstance(event, ShardFinished))
