@@ -14,6 +14,9 @@ PICTURE_NAME = "sharding_comparison.svg"
 MAP_NAME = "sharding_map.svg"
 CARD_NAME = "README.md"
 
+ENTRANCES = ("model_index.json", "modules.json")
+"""What makes a folder a pipeline or a sentence transformer."""
+
 STAGING_FOLDER = ".shard-my-repo"
 """Folder in a destination where everything lies until it is published."""
 
@@ -100,8 +103,10 @@ def _folders(path: str) -> list[str]:
 def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
     """Return which of the paths `there` a library could load in the place of the weights among `ours`.
 
-    >>> sorted(rivals(["model-00001-of-00002.safetensors"], ["model.safetensors", "lora.safetensors"]))
-    ['model.safetensors']
+    That is also what makes a pipeline of the folder: it would be loaded from the folders that this names.
+
+    >>> sorted(rivals(["model-00001-of-00002.safetensors"], ["model.safetensors", "lora.safetensors", "modules.json"]))
+    ['model.safetensors', 'modules.json']
     """
     stems = {_stem(path) for path in ours if path.endswith(".safetensors")}
     folders = {stem.rpartition("/")[0] for stem in stems}
@@ -109,6 +114,7 @@ def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
     found |= {
         path for path in there if is_index(path) and ".safetensors." in path and path.rpartition("/")[0] in folders
     }
+    found |= {path for path in there if path in ENTRANCES}
     return found - set(ours)
 
 

@@ -7,7 +7,7 @@ a pipeline, comes last.
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import FileIO
@@ -21,8 +21,8 @@ from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS, THREADS
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes, name_some, printable
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
-from sharding.formats.names import REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
-from sharding.storage.folder_earlier import ENTRANCES, by_removal, is_inside, is_last, leads_inside, remove, report_in
+from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
+from sharding.storage.folder_earlier import by_removal, is_inside, is_last, leads_inside, remove, report_in
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import (
     PART,
@@ -32,13 +32,13 @@ from sharding.storage.folder_writing import (
     record_path,
     staging_in,
     sync_folders,
-    write_whole,
+    write_synced,
 )
 from sharding.storage.journal import Journal
 from sharding.storage.records import parse_record, whole
 
-_BESIDE = "sharding_file.part"
-"""What a file beside the shards is called until it is whole: one at a time, so that it is found again."""
+_BESIDE = "sharding_file{}.part"
+"""What the files beside the shards are called until they are published."""
 
 
 class FolderDestination:
@@ -112,7 +112,7 @@ class FolderDestination:
         with explained(self._folder):
             self._refuse_names(ours, beside)
         stale = [path for path in self._parts() if path not in map(self._part, kept)]
-        self._refuse_without_room(new_bytes, sum(path.lstat().st_size for path in stale))
+        self._refuse_without_room(new_bytes, sum(map(_size_now, stale)))
         with explained(self._folder):
             self._make_folder()
             self._lock()
@@ -120,7 +120,7 @@ class FolderDestination:
             self._journal.begin(job, list(kept.values()))
             self._is_begun = True
             for path in stale:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     def open_shard(self, file: str) -> FolderShardWriter:
         """Start a shard. It has no other name than `<file>.part` until the result is published."""
@@ -171,20 +171,22 @@ class FolderDestination:
             places = [self._inside(path) for path in (*contents, *records)]
             self._refuse_names((*records, *written), beside)
             folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
+            # What cannot be read ends the job while an earlier result is still whole.
+            parts = {path: self._stage(number, data) for number, (path, data) in enumerate(contents.items())}
+            sync_folders([self._staging])
+            self._refuse_names((*records, *written), beside)  # again: reading them may have taken long
             self._remove_earlier({folder_of(shard) for shard in records})
+            # The report first: it names what is to be removed again, folders too, if nobody goes on from here.
+            self._put(parts, REPORT_NAME.__eq__)
             for folder in sorted(folders):
                 folder.mkdir(exist_ok=True)
-            # The report first: it names what is to be removed again if nobody goes on from here.
-            for path in sorted(contents, key=REPORT_NAME.__ne__):
-                if not is_last(path):
-                    self._written += write_whole(self._folder / path, contents[path], self._staging / _BESIDE)
+            self._put(parts, lambda path: not is_last(path))
             sync_folders(folders)
             for shard in records:
                 os.replace(self._place(shard), self._folder / shard)
             for is_due in (is_index, ENTRANCES.__contains__):
                 sync_folders(folders)
-                for path in filter(is_due, contents):
-                    self._written += write_whole(self._folder / path, contents[path], self._staging / _BESIDE)
+                self._put(parts, is_due)
             sync_folders(folders)
             for part in self._parts():  # records that other machines have put down
                 part.unlink(missing_ok=True)
@@ -305,9 +307,19 @@ class FolderDestination:
     def _remove_earlier(self, folders: Iterable[str]) -> None:
         earlier = {REPORT_NAME, *self._earlier}
         for folder in {"", *folders} if self._overwrite else ():
-            inside = [path for path in (self._folder / folder).glob("*") if path.is_file()]
-            earlier |= {folder + path.name for path in inside if is_weights(path.name)}
+            inside = {folder + path.name for path in (self._folder / folder).glob("*") if path.is_file()}
+            earlier |= {path for path in inside if is_weights(path) or path in ENTRANCES}
         remove(self._folder, (file for file in earlier if file not in self._finished or self._part(file).exists()))
+
+    def _stage(self, number: int, chunks: Iterable[bytes]) -> Path:
+        part = self._staging / _BESIDE.format(number)
+        self._written += write_synced(part, chunks)
+        return part
+
+    def _put(self, parts: dict[str, Path], is_due: Callable[[str], bool]) -> None:
+        """Give those of the staged files that are due their names, and take them out of `parts`."""
+        for path in list(filter(is_due, parts)):
+            os.replace(parts.pop(path), self._folder / path)
 
     def _place(self, file: str) -> Path:
         part = self._part(file)
@@ -327,8 +339,8 @@ class FolderDestination:
         return place.stat().st_size if place.is_file() else None
 
     def _parts(self) -> list[Path]:
-        beside = self._staging / _BESIDE
-        return [*sorted(self._staging.glob("*.safetensors*" + PART)), *([beside] if os.path.lexists(beside) else [])]
+        names = ("*.safetensors*" + PART, _BESIDE.format("*"))
+        return sorted(path for name in names for path in self._staging.glob(name))
 
     def _remove_staging(self) -> None:
         with suppress(OSError):  # it is not there, or somebody keeps something in it
@@ -340,3 +352,9 @@ class FolderDestination:
             folder.mkdir()
             self._made.append(folder)
             sync_folders([folder.parent])
+
+
+def _size_now(path: Path) -> int:
+    with suppress(FileNotFoundError):  # until the folder is locked, another job may publish it
+        return path.lstat().st_size
+    return 0

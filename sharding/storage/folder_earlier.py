@@ -7,12 +7,9 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from sharding.core.limits import MAX_REPORT_BYTES
-from sharding.formats.names import REPORT_NAME, is_index, is_plain, is_reserved, is_weights
+from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_plain, is_reserved, is_weights
 from sharding.storage.folder_writing import sync_folders
 from sharding.storage.records import Earlier, parse_earlier
-
-ENTRANCES = ("model_index.json", "modules.json")
-"""What makes a folder a pipeline or a sentence transformer."""
 
 
 def report_in(folder: Path) -> Earlier | None:
@@ -31,13 +28,10 @@ def is_inside(path: str) -> bool:
 
 
 def leads_inside(folder: Path, path: str) -> bool:
-    """Return whether `path` is inside of `folder`, also where a folder in between is a link, and not reserved."""
-    # A file that is a link is replaced itself.
-    return (
-        is_inside(path)
-        and not is_reserved(path)
-        and folder in Path(os.path.realpath((folder / path).parent), "_").parents
-    )
+    """Return whether `path` is inside of `folder`, over no link, and not reserved."""
+    # A file that is a link is replaced itself; a folder that is one may lead to another folder of the result.
+    between = PurePosixPath(path).parents[:-1]
+    return is_inside(path) and not is_reserved(path) and not any(map(os.path.islink, map(folder.joinpath, between)))
 
 
 def is_last(path: str) -> bool:
@@ -54,14 +48,14 @@ def by_removal(path: str) -> int:
 def remove(folder: Path, files: Iterable[str]) -> None:
     """Remove files of a result, each kind safely before the next; what leads out of `folder` stays."""
     # Indexes first: from here on nobody takes the folder for a complete checkpoint.
-    emptied = set[Path]()
     for _, kind in groupby(sorted(sorted(files), key=by_removal), by_removal):
         places = [folder / file for file in kind if leads_inside(folder, file)]
         there = [place for place in places if os.path.isfile(place) or os.path.islink(place)]
         for place in there:
             place.unlink(missing_ok=True)
         sync_folders({place.parent for place in there})
-        emptied |= {parent for place in there for parent in place.parents if folder in parent.parents}
-    for parent in sorted(emptied, reverse=True):
-        with suppress(OSError):  # something else is in it
-            parent.rmdir()
+        # Also where a file was never put, and before the report goes, which names them.
+        emptied = {parent for place in places for parent in place.parents if folder in parent.parents}
+        for parent in sorted(emptied, reverse=True):
+            with suppress(OSError):  # it is not there, or something else is in it
+                parent.rmdir()

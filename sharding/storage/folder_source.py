@@ -145,7 +145,7 @@ def open_folder(text: str) -> FolderSource:
         if not text.strip() or not folder.is_dir():
             problem = "is a file, not a folder" if folder.is_file() else "is not there"
             raise SourceError(f"The folder {text!r} {problem}.", hint)
-    except (OSError, RuntimeError) as error:  # no permission, a name too long, no such user's home
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, a name too long, no such user's home
         raise SourceError(f"The folder {text!r} cannot be opened: {error}.", hint) from error
     source = FolderSource(folder.name, _list_folder(folder), folder)
     source.ref = replace(source.ref, revision=source.revision())

@@ -80,13 +80,19 @@ class FolderShardWriter:
 
 def write_whole(place: Path, chunks: Iterable[bytes], part: Path) -> int:
     """Write a file under the name `part` and, once it is on the disk, call it `place`; return its bytes."""
+    written = write_synced(part, chunks)
+    os.replace(part, place)
+    return written
+
+
+def write_synced(place: Path, chunks: Iterable[bytes]) -> int:
+    """Write a file; return its bytes once they are on the disk."""
     written = 0
-    with open(part, "wb") as stream:
+    with open(place, "wb") as stream:
         for chunk in chunks:
             written += stream.write(chunk)
         stream.flush()
         os.fsync(stream.fileno())
-    os.replace(part, place)
     return written
 
 

@@ -141,14 +141,17 @@ def open_destination(
 ) -> Destination:
     """Return the destination that `text` names: a folder, or `owner/name` on `hub`. Changes nothing.
 
-    Raises DestinationError where it and `source` are the same, or lie inside each other.
+    Raises DestinationError where it and `source` are the same or lie inside each other, and where a file of `source`
+    lies in it: over a link, or because the base is there.
     """
     if is_folder(text):
-        folder = Path(text).expanduser().resolve()
+        folder = _folder_at(text)
         if source.folder and (folder.is_relative_to(source.folder) or source.folder.is_relative_to(folder)):
             raise DestinationError(
                 f"The destination {text} and the source lie inside each other.", "Choose a folder beside the source."
             )
+        if shared := next((file.path for file in source.files if _is_below(folder, source.path(file.path))), None):
+            raise DestinationError(f"{shared} of the source lies in the destination {text}.", "Choose another folder.")
     target = find_destination(text, hub, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared)
     if (source.ref.kind, source.ref.repo_id) == ("hub", target.ref.repo_id):
         raise DestinationError("The destination is the source itself.", f"Choose another, such as {text}-sharded.")
@@ -170,9 +173,24 @@ def find_destination(
     write to as well.
     """
     if is_folder(text):
-        folder = Path(text).expanduser().resolve()
+        folder = _folder_at(text)
         return FolderDestination(folder, overwrite=overwrite, restart=restart, is_shared=is_shared)
     name = new_repo_id(text, hub.endpoint)
     from sharding.storage.hub_destination import HubDestination
 
     return HubDestination(hub, name, private=private, overwrite=overwrite, restart=restart)
+
+
+def _is_below(folder: Path, place: Path | None) -> bool:
+    return place is not None and place.resolve().is_relative_to(folder)
+
+
+def _folder_at(text: str) -> Path:
+    """Return the path of the folder that `text` names, there or not. Raises DestinationError where it can be none."""
+    try:
+        folder = Path(text).expanduser().resolve()
+        folder.exists()  # a name that is too long is refused here
+    except (OSError, RuntimeError, ValueError) as error:  # also no such user's home, links in a circle
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DestinationError(f"The folder {text!r} cannot be written: {reason}.", "Choose another.") from error
+    return folder

@@ -9,12 +9,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.numpy import save_file
 
+from sharding import job
 from sharding.checkpoint.state_dict import short_names
-from sharding.core.errors import SourceError
+from sharding.core.errors import DestinationError, SourceError
+from sharding.core.options import Options
 from sharding.formats.names import is_training_state, trained_folder
 from sharding.job import inspect
-from tests.conftest import write_checkpoint
-from tests.folders import said
+from tests.conftest import listing, write_checkpoint
+from tests.folders import finish, said
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -229,3 +231,12 @@ def test_what_the_weights_of_the_base_are_called_says_nothing_of_those_that_were
     save_file({"w": np.ones(3, "f4")}, base / "mine.safetensors")
     (base / "config.json").write_text('{"transformers_weights": "mine.safetensors"}')
     assert [tensor.name for tensor in inspect(str(run), base=str(base)).tensors] == ["w"]
+
+
+def test_a_base_is_not_overwritten_by_what_was_trained_of_it(tmp_path: Path) -> None:
+    run, base = save(tmp_path / "run", {"model": W}), tmp_path / "base"
+    write_checkpoint(base, {"model.safetensors": {"w": np.ones(3, "f4")}}, index=False)
+    before = listing(base)
+    with pytest.raises(DestinationError, match="config.json of the source lies in the destination"):
+        finish(job.shard(str(run), str(base), Options(base=str(base)), overwrite=True))
+    assert listing(base) == before

@@ -106,6 +106,9 @@ class Place:
             assert not self.is_shown() or stable(self.out) == self.new | self.mine
             assert self.is_shown() or not {path: data for path, data in now.items() if path not in self.old}
             assert all(self.old[path] == data for path, data in now.items() if not self.is_shown())
+        old = {self.out / path for path in self.old}
+        empty = {path for path in self.out.rglob("*") if path.is_dir() and not any(path.iterdir())}
+        assert empty <= {parent for path in old for parent in path.parents}
         self.assert_theirs_is_there()
 
     def assert_new(self, found: dict[str, bytes]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharding import job
-from sharding.core.errors import DestinationError
+from sharding.core.errors import DestinationError, SourceError
 from sharding.core.events import Published, ShardFinished, Verified
 from sharding.core.values import ShardRecord
 from sharding.formats.names import STAGING_FOLDER
@@ -16,6 +16,7 @@ from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import FolderSource
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, same
+from tests.storage.publications import write_pipeline
 
 RECORD = ShardRecord("model.safetensors", 1, "0" * 64, {})
 INDEX = "model.safetensors.index.json"
@@ -54,6 +55,14 @@ def test_overwrite_replaces_foreign_weights_and_keeps_the_rest(checkpoint: Path,
     assert (out / "thesis.txt").exists()
 
 
+def test_a_model_that_overwrites_a_pipeline_is_what_is_found_there(checkpoint: Path, tmp_path: Path) -> None:
+    out = write_pipeline(tmp_path / "out")
+    finish(job.shard(str(checkpoint), str(out), "60kB", overwrite=True))
+    *_, verified = job.verify(str(checkpoint), str(out))
+    assert isinstance(verified, Verified) and verified.verification.identical
+    assert (out / "unet/diffusion_pytorch_model.safetensors").exists()
+
+
 def test_an_earlier_result_stays_whole_until_the_new_one_is_verified(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     finish(job.shard(str(checkpoint), str(out), "60kB"))
@@ -66,6 +75,20 @@ def test_an_earlier_result_stays_whole_until_the_new_one_is_verified(checkpoint:
     events.close()  # type: ignore[attr-defined]
 
 
+def test_an_earlier_result_stays_whole_where_a_file_beside_the_weights_is_gone(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (checkpoint / "vocab.txt").write_text("a")
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    before = listing(out)
+    with pytest.raises(SourceError, match="vocab.txt cannot be read"):
+        for event in job.shard(str(checkpoint), str(out), "20kB"):
+            if isinstance(event, Verified):
+                (checkpoint / "vocab.txt").unlink()
+    assert {name: data for name, data in listing(out).items() if not name.startswith(STAGING_FOLDER)} == before
+
+
 @pytest.mark.parametrize("place", ["inside", "same", "around"])
 def test_a_destination_inside_the_source_or_around_it_is_refused(checkpoint: Path, place: str) -> None:
     out = {"inside": checkpoint / "out", "same": checkpoint, "around": checkpoint.parent}[place]
@@ -73,6 +96,30 @@ def test_a_destination_inside_the_source_or_around_it_is_refused(checkpoint: Pat
     with pytest.raises(DestinationError, match="inside each other"):
         finish(job.shard(str(checkpoint), str(out), "60kB"))
     assert listing(checkpoint) == before
+
+
+def test_a_destination_that_holds_files_of_the_source_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    out, links = tmp_path / "out", tmp_path / "links"
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    links.mkdir()
+    for path in out.iterdir():
+        (links / path.name).symlink_to(path)
+    before = listing(out)
+    with pytest.raises(DestinationError, match="README.md of the source lies in the destination"):
+        finish(job.shard(str(links), str(out), "20kB", overwrite=True))
+    assert listing(out) == before
+
+
+@pytest.mark.parametrize("text", ["~nobody-of-this-name/x", "./" + "n" * 300, "./a\0b", "./circle", "./circle/x"])
+def test_a_path_that_can_be_no_destination_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DestinationError, match="cannot be written"):
+        finish(job.shard(str(checkpoint), text, "60kB"))
+    with pytest.raises(DestinationError, match="cannot be written"):
+        job.discard(text)
 
 
 def test_a_file_in_place_of_the_destination_is_refused(checkpoint: Path, tmp_path: Path) -> None:
@@ -137,6 +184,14 @@ def test_a_disk_that_fills_up_meanwhile_keeps_finished_shards_and_says_so(
     with pytest.raises(DestinationError, match="is full"):
         finish(job.shard(str(checkpoint), str(place / "all"), "1GB"))
     assert not (place / "all").exists()
+
+
+def test_a_part_that_another_job_publishes_just_then_does_not_end_the_job(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, gone = FolderDestination._parts, tmp_path / "out" / STAGING_FOLDER / "model.safetensors.part"
+    monkeypatch.setattr(FolderDestination, "_parts", lambda target: [*parts(target), gone])
+    assert finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB")).verification.identical
 
 
 def test_two_jobs_do_not_write_to_one_folder(checkpoint: Path, tmp_path: Path) -> None:
@@ -227,7 +282,7 @@ def test_a_file_put_into_the_folder_meanwhile_is_not_replaced(checkpoint: Path, 
     assert report.verification.identical and same(arrays(out), random_tensors())
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00001.safetensors"])
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00001.safetensors", "model_index.json"])
 def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it(
     checkpoint: Path, tmp_path: Path, name: str
 ) -> None:

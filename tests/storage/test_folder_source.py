@@ -9,6 +9,7 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
 from sharding.job import inspect
 from sharding.storage.folder_source import open_folder as open_source
+from tests.storage.publications import write_pipeline
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -18,7 +19,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         open_source(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("text", ["", " ", "x" * 5000, "~nobody-of-this-name/x"])
+@pytest.mark.parametrize("text", ["", " ", "x" * 5000, "~nobody-of-this-name/x", "a\0b", "a\ud800"])
 def test_a_path_that_can_be_none_is_refused(text: str) -> None:
     with pytest.raises(SourceError):
         open_source(text)
@@ -48,3 +49,11 @@ def test_the_links_of_the_hub_cache_are_followed(checkpoint: Path, tmp_path: Pat
     for path in checkpoint.iterdir():
         (snapshot / path.name).symlink_to(path)
     assert inspect(str(snapshot)).total_bytes == inspect(str(checkpoint)).total_bytes
+
+
+def test_a_component_that_is_a_link_to_a_folder_is_refused_by_name(tmp_path: Path) -> None:
+    pipeline = write_pipeline(tmp_path / "pipeline")
+    (pipeline / "unet").rename(tmp_path / "shared")
+    (pipeline / "unet").symlink_to(tmp_path / "shared")
+    with pytest.raises(SourceError, match="unet/ is a link to a folder"):
+        inspect(str(pipeline))

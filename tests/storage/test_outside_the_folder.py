@@ -15,7 +15,7 @@ from sharding.storage.folder_source import open_folder
 from sharding.storage.journal import JOURNAL_NAME
 from tests.conftest import listing
 from tests.folders import arrays, finish, same
-from tests.storage.publications import write_source
+from tests.storage.publications import write_pipeline, write_source
 from tests.storage.recorder import recorded
 
 VICTIMS = {"victim": b"victim", "sharding_report.json": b"{}", "model.safetensors": b"weights"}
@@ -109,7 +109,17 @@ def test_a_file_that_would_go_over_a_link_ends_the_job_before_the_earlier_result
     assert listing(theirs) == VICTIMS
 
 
-@pytest.mark.parametrize("part", ["model-00001-of-00002.safetensors.part", "sharding_file.part"])
+@pytest.mark.parametrize("linked", ["text_encoder", STAGING_FOLDER])
+def test_two_folders_of_a_result_are_never_one(tmp_path: Path, linked: str) -> None:
+    source, out = write_pipeline(tmp_path / "pipeline"), tmp_path / "made"
+    out.mkdir()
+    (out / "unet").symlink_to(linked)
+    with pytest.raises(DestinationError, match="leads out of the folder"):
+        finish(job.shard(str(source), str(out), "300B", overwrite=True))
+    assert [path.name for path in out.iterdir()] == ["unet"]
+
+
+@pytest.mark.parametrize("part", ["model-00001-of-00002.safetensors.part", "sharding_file0.part"])
 def test_a_part_that_is_a_link_is_not_written_through(source: Path, out: Path, theirs: Path, part: str) -> None:
     (out / STAGING_FOLDER).mkdir()
     (out / STAGING_FOLDER / part).symlink_to(theirs / "victim")
