@@ -203,8 +203,10 @@ def _final_names(given: Mapping[str, str], state: Collection[str]) -> dict[str, 
             "There are no weights in it, only the state of an optimizer and the like.",
             "Give the folder beside it that holds the model.",
         )
-    short = short_names(given.values())
-    names = {saved: short[name] for saved, name in given.items()}
+    # Where some are below a wrapper's key, no other tells what that wrapper has put into their names.
+    wrapped = {saved: name for saved, name in given.items() if saved != name} or given
+    short = short_names(wrapped.values())
+    names = {saved: short[name] if saved in wrapped else name for saved, name in given.items()}
     for first, second, name in clashes(names):
         raise SourceError(
             f"{first} and {second} would both be called {name} in the result, and nothing tells which one is meant.",

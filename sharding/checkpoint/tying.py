@@ -2,17 +2,17 @@
 
 from typing import Any
 
-_TIED_WHATEVER_IT_SAYS = frozenset({"longt5", "mt5", "pop2piano", "t5", "udop", "umt5"})
+_TIED_WHATEVER_IT_SAYS = frozenset({"longt5", "mt5", "t5", "udop", "umt5"})
 """Model types whose configuration class (transformers 5.23) ties, and passes over a `false` in the file."""
 
 _TYPES_WITH_TIES = """
     afmoe albert apertus arcee aria aria_text axk1 axk2 aya_vision bamba bart beam bert bert-generation big_bird
-    bigbird_pegasus biogpt bitnet blenderbot blenderbot-small blip bloom blt camembert canary chameleon codegen
+    bigbird_pegasus biogpt bitnet blenderbot blenderbot-small bloom camembert canary chameleon codegen
     cohere cohere2 cohere2_moe cohere2_vision cohere_asr cohere_compass cohere_compass_text convbert cosmos3_omni
     ctrl cwm data2vec-text dbrx deberta deberta-v2 deepseek_ocr2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
     deepseek_vl deepseek_vl_hybrid diffllama diffusion_gemma distilbert doge dots1 dots3_note dots3_note_text
     electra emu3 ernie ernie4_5 ernie4_5_moe ernie4_5_vl_moe esm eurobert exaone4 exaone4_5 exaone_moe falcon
-    falcon_h1 falcon_mamba fast_vlm flaubert flava flex_olmo flint florence2 fnet fun_asr_nano funnel fuyu gemma
+    falcon_h1 falcon_mamba fast_vlm flaubert flex_olmo flint florence2 fnet fun_asr_nano funnel fuyu gemma
     gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_assistant gemma4_text gemma4_unified
     gemma4_unified_assistant gemma4_unified_text git glm glm4 glm46v glm4_moe glm4_moe_lite glm4v glm4v_moe
     glm5_next glm_moe_dsa glm_ocr glmasr glmga got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese
@@ -27,16 +27,20 @@ _TYPES_WITH_TIES = """
     modernvbert moonshine moonshine_streaming moss_transcribe_diarize mpnet mpt mra mt5 muse_glimmer mvp nanochat
     nemotron neomme nllb-moe nomic_bert nystromformer olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt ovis2
     paddleocr_vl paligemma pegasus pegasus_x perception_lm persimmon phi phi3 phi4_multimodal phimoe plbart
-    pop2piano pp_chart2table prophetnet qianfan_ocr qwen2 qwen2_5_omni_thinker qwen2_5_vl qwen2_moe qwen2_vl qwen3
+    pp_chart2table prophetnet qianfan_ocr qwen2 qwen2_5_omni_thinker qwen2_5_vl qwen2_moe qwen2_vl qwen3
     qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_asr qwen3_moe qwen3_next qwen3_omni_moe_thinker qwen3_vl
     qwen3_vl_moe qwen4_exp qwen4_exp_text recurrent_gemma roberta roberta-prelayernorm roc_bert roformer rwkv
     seamless_m4t seamless_m4t_v2 seed_oss shieldgemma2 smollm3 smolvlm solar_open speech_to_text speecht5
-    squeezebert stablelm starcoder2 step3p7 switch_transformers t5 t5gemma t5gemma2 tapas trocr udop ultrabert
+    squeezebert stablelm starcoder2 step3p7 switch_transformers t5 t5gemma2 tapas trocr udop ultrabert
     ultravbert umt5 unlimited_ocr vaultgemma vibevoice video_llama_3 video_llava vipllava visual_bert
     voxtral_realtime whisper xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso youtu zamba zamba2 zaya
 """
 _TIED_ON_DEMAND = frozenset(_TYPES_WITH_TIES.split())
-"""Model types whose classes with a head (transformers 5.23) name what they tie where their configuration says so."""
+"""Model types whose classes with a head (transformers 5.23) name what they tie where their configuration says so.
+
+Not those of which a class has embeddings or a head that it does not tie to the others (BLIP, BLT, FLAVA, Pop2Piano,
+T5Gemma): where a file has them in one memory as well, one name would not stand for all.
+"""
 
 _NEVER_TIED = frozenset({"BigBirdPegasusForCausalLM", "ElectraForPreTraining", "FunnelForPreTraining"})
 """Classes of these types that tie nothing. Of Llama 4 the text model does."""

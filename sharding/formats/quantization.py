@@ -44,7 +44,7 @@ def may_be_quantized(tensor: TensorEntry) -> bool:
 
 
 def quantization_of(config: str) -> Mapping[str, Any] | None:
-    """Return what a config.json says of quantization, at its top or of one part of the model; None if nothing.
+    """Return what a config.json says of quantization, at its top or of a part of the model; None if nothing.
 
     >>> quantization_of('{"text_config": {"quantization_config": {"quant_method": "fp8"}}}')
     {'quant_method': 'fp8'}
@@ -86,5 +86,8 @@ def without_quantization(config: str) -> str:
 
 
 def _levels(document: Any) -> list[dict[str, Any]]:
-    levels = [document, *document.values()] if isinstance(document, dict) else []
-    return [level for level in levels if isinstance(level, dict)]
+    """Return the document and what it says of parts of the model, at any depth, the outermost first."""
+    levels = [document] if isinstance(document, dict) else []
+    for level in levels:
+        levels += [value for value in level.values() if isinstance(value, dict)]
+    return levels

@@ -36,8 +36,8 @@ class Archive:
     """What a `.bin` file holds: each tensor once, in stored order, and what else there is to say.
 
     `gathered` says how the bytes of those tensors are had that do not lie in order. `tied` maps names that are left
-    out to the name that stands for the same tensor. `ignored` names what is no tensor, `is_wrapped` says that
-    the tensors were found under `state_dict`.
+    out to the name that stands for the same tensor. `ignored` names what is left out, `is_wrapped` says that the
+    tensors were found under `state_dict`, beside which all is left out.
     """
 
     tensors: tuple[TensorEntry, ...]
@@ -92,8 +92,10 @@ def describe_archives(files: Iterable[FileEntry], archives: Sequence[Archive]) -
         yield Finding("info", "views", message)
     ignored = [name for archive in archives for name in archive.ignored]
     if ignored or any(archive.is_wrapped for archive in archives):
-        where = "The tensors were found under state_dict. " if any(archive.is_wrapped for archive in archives) else ""
-        left = f"What is no tensor is left out: {name_some(ignored)}." if ignored else ""
+        is_wrapped = any(archive.is_wrapped for archive in archives)
+        where = "The tensors were found under state_dict. " if is_wrapped else ""
+        beside = "stands beside it or is" if is_wrapped else "is"
+        left = f"What {beside} no tensor is left out: {name_some(ignored)}." if ignored else ""
         yield Finding("info", "no-tensors", (where + left).strip())
 
 
@@ -101,12 +103,14 @@ def _sort(state: Any, folder: str) -> tuple[dict[str, StoredTensor], list[str]]:
     """Return the tensors of a dictionary by name, `folder` before it, and the keys of what is none."""
     if not isinstance(state, dict):
         raise PickleRefused("it holds no dictionary from names to tensors")
-    tensors, ignored = {}, []
+    tensors, ignored, seen = {}, [], set[int]()
+    below = []
     for name, value in state.items():
         if isinstance(value, Other) and value.is_tensor:
             raise PickleRefused(f"{str(name)[:100]} is {value.what}, which has no place in a safetensors file")
         if not isinstance(value, StoredTensor):
             ignored.append(shown_name(str(name)))
+            below += ignored[-1:] if _holds_tensors(value, seen) else []
         elif not BY_TORCH[value.dtype].name:
             raise PickleRefused(f"{name!s:.100} is of dtype {value.dtype}, which has no place in a safetensors file")
         elif not isinstance(name, str) or name == "__metadata__":
@@ -117,7 +121,22 @@ def _sort(state: Any, folder: str) -> tuple[dict[str, StoredTensor], list[str]]:
             tensors[folder + name] = value
     if not tensors:
         raise PickleRefused(f"it holds no tensors by name, only {name_some(ignored) or 'nothing'}"[:300])
+    if below:
+        raise PickleRefused(f"it holds tensors below {name_some(below)}, and others beside that"[:300])
     return tensors, ignored
+
+
+def _holds_tensors(value: Any, seen: set[int]) -> bool:
+    """Return whether there is a tensor in `value`, at any depth. What was looked through before (`seen`) holds none."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, StoredTensor) or (isinstance(value, Other) and value.is_tensor):
+            return True
+        if isinstance(value, dict | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+    return False
 
 
 def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:

@@ -75,6 +75,10 @@ ADAM = {"state": {"w": {"exp_avg": 1.0, "step": 1.0}}}
         ({"state": W, "ema": W, "opt": ADAM}, {"w"}),
         ({"model": W, "ema_model": W, "scheduler_state_dict": W, "amp": W, "sampler": W}, {"w"}),
         ({"app": {"model": W}, "scheduler": W}, {"w"}),
+        # What wrappers have put into names is taken off whatever stands beside them.
+        ({"model": {"module.a.w": 1.0, "module.b.w": 1.0}, "step": 1.0}, {"a.w", "b.w", "step"}),
+        ({"state_dict": {"model.model.w": 1.0, "model.lm_head.w": 1.0}, "step": 1.0}, {"model.w", "lm_head.w", "step"}),
+        ({"model": {"_orig_mod.module.w": 1.0}, "module.step": 1.0}, {"w", "module.step"}),
         # Inside the model.
         ({"model": {"w": 1.0, "scheduler": W, "optim": W}}, {"w", "scheduler.w", "optim.w"}),
         ({"model": {"ema": W, "opt": W, "rng": W}, "ema": W}, {"ema.w", "opt.w", "rng.w"}),

@@ -234,6 +234,16 @@ def test_a_training_checkpoint_gives_its_state_dict_and_says_what_is_left_out(tm
     assert all(word in said for word in ("state_dict", "steps", "epoch", "lr"))
 
 
+def test_tensors_beside_the_state_dict_are_not_called_something_else(tmp_path: Path) -> None:
+    state = {"state_dict": some(), "ema": {"w": torch.ones(2)}, "scale": torch.ones(1)}
+    source = write_bin(tmp_path / "source", saved(state))
+    (said,) = [found.message for found in job.inspect(str(source)).findings if found.code == "no-tensors"]
+    assert (
+        said
+        == "The tensors were found under state_dict. What stands beside it or is no tensor is left out: ema, scale."
+    )
+
+
 def test_findings_say_what_is_done(tmp_path: Path) -> None:
     source = write_bin(tmp_path / "source", saved(tensors_of_all_kinds()))
     assert {"pickled", "views"} <= codes(job.inspect(str(source)))

@@ -214,6 +214,11 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     # What is no checkpoint
     "a tensor alone": (saved(torch.ones(2)), "no dictionary"),
     "tensors deeper inside": (saved({"model": {"w": torch.ones(2)}}), "no tensors by name, only model"),
+    "a model below a key, a number beside it": (
+        saved({"model": {"w": torch.ones(2)}, "epoch": torch.tensor(3)}),
+        "tensors below model, and others beside that",
+    ),
+    "some tensors in a list": (saved({"w": torch.ones(2), "more": [(torch.ones(2),)]}), "tensors below more"),
     "a program": (packed(pickled_as({}), {"constants.pkl": b""}), "TorchScript"),
     "another zip file": (packed(b"", {"!other": b""}).replace(b"data.pkl", b"data.txt"), "no data.pkl"),
     "nothing": (b"", "ends early"),
@@ -243,6 +248,13 @@ def test_it_is_refused_in_one_sentence(what: str) -> None:
         read(data)
     assert caught.value.hint
     assert len(caught.value.message) < 500
+
+
+def test_lists_that_hold_themselves_end() -> None:
+    itself: list[Any] = [1]
+    itself.append(itself)
+    found = read(saved({"w": torch.ones(2), "again": itself, "twice": [itself] * 3}))
+    assert found.ignored == ("again", "twice")
 
 
 def test_one_name_twice_is_refused() -> None:
