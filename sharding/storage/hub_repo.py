@@ -79,9 +79,10 @@ class HubRepo:
         return [(one.title, one.commit_id) for one in commits]
 
     def other_refs(self, known: Collection[str]) -> list[str]:
-        """Return the names of branches that are not `known`, and of all tags."""
-        refs = self.ask(lambda: self.hub.api.list_repo_refs(self.repo_id))
-        return [*({branch.name for branch in refs.branches} - set(known)), *(tag.name for tag in refs.tags)]
+        """Return the names of branches that are not `known`, and of all tags and pull requests."""
+        refs = self.ask(lambda: self.hub.api.list_repo_refs(self.repo_id, include_pull_requests=True))
+        branches = {branch.name for branch in refs.branches} - set(known)
+        return [*branches, *(ref.name for ref in (*refs.tags, *(refs.pull_requests or ())))]
 
 
 def checked_flag(answer: Any) -> bool:

@@ -79,7 +79,7 @@ def test_a_repo_of_somebody_else_is_not_deleted_with_a_job_that_came_to_nothing(
     assert exists(hub, MADE)
 
 
-@pytest.mark.parametrize("where", ["main", "a branch", "a tag"])
+@pytest.mark.parametrize("where", ["main", "a branch", "a tag", "a pull request"])
 def test_a_repo_is_not_shown_with_what_somebody_has_put_there_since(
     hub: InHouse, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_repo_is_not_shown_with_what_somebody_has_put_there_since(
         elif where == "a tag":
             hub.api().create_tag(MADE, tag="mine")
         else:
-            put(hub, "secret.txt")
+            put(hub, "secret.txt", create_pr=where == "a pull request")
         return commit
 
     monkeypatch.setattr(MainBranch, "publish", and_then)
@@ -269,17 +269,21 @@ def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it
 # --- Giving up ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["a branch", "a tag"])
+@pytest.mark.parametrize("where", ["a branch", "a tag", "a pull request"])
 def test_a_repo_in_which_somebody_keeps_something_is_not_deleted(hub: InHouse, where: str) -> None:
     start(hub, ShardFinished).close()
-    hub.api().create_branch(MADE, branch="mine")
-    put(hub, "thesis.txt", revision="mine")
+    kept = "refs/pr/1" if where == "a pull request" else "mine"
+    if where == "a pull request":
+        put(hub, "thesis.txt", create_pr=True)
+    else:
+        hub.api().create_branch(MADE, branch="mine")
+        put(hub, "thesis.txt", revision="mine")
     if where == "a tag":
         hub.api().create_tag(MADE, tag="mine", revision="mine")
         hub.api().delete_branch(MADE, branch="mine")
     discarded = job.discard(MADE, endpoint=hub.address, token=TOKEN)
     assert (discarded.found, discarded.repo_deleted) == (True, False)
-    assert "thesis.txt" in files_of(hub, MADE, "mine") and STAGING_BRANCH not in branches(hub, MADE)
+    assert "thesis.txt" in files_of(hub, MADE, kept) and STAGING_BRANCH not in branches(hub, MADE)
 
 
 def test_a_job_begun_anew_shows_and_discards_the_repo_that_was_made_for_it(hub: InHouse) -> None:
