@@ -19,6 +19,9 @@ Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 
 _T = TypeVar("_T")
 
+_IGNORE_NOTHING = "# nothing\n"
+"""A `.gitignore` for the Hub to go by; for an empty one it may take the one that stands in the repo."""
+
 
 class HubRepo:
     """A repo, there or not yet. What is asked is asked again while a failure may pass; all raise DestinationError."""
@@ -67,7 +70,14 @@ class HubRepo:
         return self.ask(lambda: self.hub.get(self.repo_id, revision, path, MAX_REPORT_BYTES))
 
     def commit(self, branch: str, parent: str, message: str, operations: Sequence[Operation]) -> str:
-        """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors."""
+        """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors.
+
+        By itself the client leaves out what a `.gitignore` names, without a word.
+        """
+        additions = [operation for operation in operations if isinstance(operation, CommitOperationAdd)]
+        self.hub.api.preupload_lfs_files(
+            self.repo_id, additions, revision=branch, gitignore_content=_IGNORE_NOTHING, free_memory=False
+        )
         made = self.hub.api.create_commit(
             self.repo_id, operations, commit_message=message, revision=branch, parent_commit=parent
         )

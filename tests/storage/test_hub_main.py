@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from sharding import job
 from sharding.core.errors import DestinationError
@@ -264,6 +265,39 @@ def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it
     assert (files_of(hub, MADE), branches(hub, MADE)) == (before, {"main"})
     assert shard(hub, SOURCE, MADE, "20kB", overwrite=True).verification.identical
     assert name not in files_of(hub, MADE)
+
+
+# --- What files beside the copy say of others -----------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the client, where it uploads without Xet
+@pytest.mark.parametrize("xet", [True, False])
+def test_files_that_a_gitignore_names_are_published_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xet: bool
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not xet)
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
+    with hub_in_house(tmp_path / "hub", xet=xet) as hub:
+        push(hub, folder, SOURCE)
+        hub.api().upload_file(path_or_fileobj=b"*.json\n*.safetensors\n", path_in_repo=".gitignore", repo_id=SOURCE)
+        for size in ("20kB", "60kB"):  # the second time it stands in the repo already
+            report = shard(hub, SOURCE, MADE, size)
+            published = files_of(hub, MADE)
+            assert published >= {".gitignore", "config.json", "model.safetensors.index.json"}
+            assert {one.file for one in report.shards} <= published
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the client, where it uploads without Xet
+def test_shards_go_to_the_store_whatever_the_gitattributes_of_a_repo_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
+    with hub_in_house(tmp_path / "hub", xet=False) as hub:
+        push(hub, folder, SOURCE)
+        hub.api().create_repo(MADE)
+        put(hub, ".gitattributes", b"*.bin filter=lfs diff=lfs merge=lfs -text\n")
+        assert shard(hub, SOURCE, MADE).verification.identical
 
 
 # --- Giving up ------------------------------------------------------------------------------------------------
