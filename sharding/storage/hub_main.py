@@ -1,9 +1,9 @@
 """Tell what `main` of a repo holds and whether a result may take its place, and put it there."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 
-from huggingface_hub import CommitOperationDelete
+from huggingface_hub import CommitOperationDelete, RepoFile
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, ReplaceRefused
@@ -52,8 +52,16 @@ class MainBranch:
                 f"{name_some(sorted(files.keys() - OF_EVERY_NEW_REPO))}.",
                 f"A free name is {free}.",
             )
-        self._earlier = [path for path in earlier.files if path in files] if earlier else []
+        written = self._written(files) if earlier else {}
+        # What somebody has changed since is theirs.
+        self._earlier = [path for path in earlier.files if path in written] if earlier else []
         self._strangers = files.keys() - {*self._earlier, REPORT_NAME, *OF_EVERY_NEW_REPO}
+
+    def _written(self, files: Mapping[str, RepoFile]) -> dict[str, RepoFile]:
+        """Return which of `files` on `main` are as they were when the report that stands there was published."""
+        published = self._repo.last_change(self.head, REPORT_NAME)
+        then = self._repo.files(published) if published not in (None, self.head) else files
+        return {path: file for path, file in files.items() if path in then and then[path].blob_id == file.blob_id}
 
     def look_again(self) -> None:
         """Raise DestinationError where somebody has changed `main` or the staging branch since `look`."""
@@ -78,7 +86,7 @@ class MainBranch:
         if (there := sorted(self._rivals | self._strangers & {*ours, *beside})) and not self._overwrite:
             raise DestinationError(
                 f"{name_some(there)} in {self._repo.repo_id} would be replaced, or loaded instead of the copy, and "
-                "this tool did not write that.",
+                "this tool did not write that, or somebody has changed it since.",
                 "Add --overwrite and start the same job again, or choose another name.",
             )
 

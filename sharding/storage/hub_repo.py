@@ -65,6 +65,15 @@ class HubRepo:
         tree = self.ask(lambda: list(self.hub.api.list_repo_tree(self.repo_id, recursive=True, revision=revision)))
         return {item.path: item for item in tree if isinstance(item, RepoFile)}
 
+    def last_change(self, revision: str, path: str) -> str | None:
+        """Return the commit that has last changed a file, None where the Hub does not say."""
+
+        def look() -> str | None:
+            file = self.hub.api.get_paths_info(self.repo_id, path, revision=revision, expand=True)[0]
+            return checked_commit(file.last_commit.oid) if file.last_commit else None
+
+        return self.ask(look)
+
     def read(self, revision: str, path: str) -> bytes:
         """Return a small file."""
         return self.ask(lambda: self.hub.get(self.repo_id, revision, path, MAX_REPORT_BYTES))

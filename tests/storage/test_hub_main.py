@@ -1,6 +1,7 @@
 """What somebody else puts into a repo while a job runs is neither replaced, nor shown, nor taken for the job's own."""
 
 import json
+import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
 SOURCE, MADE = "alice/source", "alice/made"
+MINE = b"---\nlicense: mit\n---\nMy own words.\n"
 
 
 @pytest.fixture
@@ -201,6 +203,35 @@ def test_a_file_of_ones_own_beside_an_earlier_copy_is_not_replaced_by_one_of_the
     assert "--overwrite" in refusal.value.hint
     assert Path(hub.api().hf_hub_download(MADE, "notes.txt", local_dir=hub.folder / "down")).read_bytes() == b"mine"
     assert shard(hub, SOURCE, MADE, "20kB", overwrite=True).verification.identical
+
+
+@pytest.mark.parametrize(
+    ("path", "stays"), [("README.md", False), ("config.json", False), ("notes.txt", True), ("labels.txt", True)]
+)
+def test_a_file_of_an_earlier_copy_that_somebody_has_edited_is_not_replaced_without_a_word(
+    hub: InHouse, tmp_path: Path, path: str, stays: bool
+) -> None:
+    for name in ("notes.txt", "labels.txt"):
+        hub.api().upload_file(path_or_fileobj=b"theirs", path_in_repo=name, repo_id=SOURCE)
+    shard(hub, SOURCE, MADE, "60kB")
+    hub.api().delete_file("labels.txt", SOURCE)
+    hub.api().delete_file("notes.txt", SOURCE)
+    hub.api().upload_file(path_or_fileobj=b"new", path_in_repo="new.txt", repo_id=SOURCE)
+    put(hub, path, MINE)
+    put(hub, "more.txt")  # what comes after changes nothing about that
+
+    def text() -> bytes:
+        return Path(hub.api().hf_hub_download(MADE, path, local_dir=tmp_path / "down")).read_bytes()
+
+    if not stays:
+        before = files_of(hub, MADE)
+        with pytest.raises(DestinationError, match=rf"{re.escape(path)} in alice/made would be replaced.*changed it"):
+            shard(hub, SOURCE, MADE, "20kB")
+        assert (files_of(hub, MADE), branches(hub, MADE)) == (before, {"main"})
+        assert text() == MINE
+    assert shard(hub, SOURCE, MADE, "20kB", overwrite=not stays).verification.identical
+    assert (text() == MINE) == stays
+    assert {"notes.txt", "labels.txt"} & files_of(hub, MADE) <= {path}  # what is left of the earlier copy goes
 
 
 # --- Records of nobody ------------------------------------------------------------------------------------
