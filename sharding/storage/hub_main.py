@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from pathlib import PurePosixPath
 
 from huggingface_hub import CommitOperationDelete, RepoFile
 from huggingface_hub.errors import HfHubHTTPError
@@ -82,7 +83,7 @@ class MainBranch:
     def refuse_names(self, ours: Sequence[str], beside: Sequence[str]) -> None:
         """Raise DestinationError where `ours`, or files of the source `beside` them, replace what they may not."""
         refuse_clashes(ours, beside)
-        self._rivals = rivals(ours, self._strangers)
+        self._rivals = rivals(ours, self._strangers) | _in_the_way({*ours, *beside}, self._strangers)
         if (there := sorted(self._rivals | self._strangers & {*ours, *beside})) and not self._overwrite:
             raise DestinationError(
                 f"{name_some(there)} in {self._repo.repo_id} would be replaced, or loaded instead of the copy, and "
@@ -102,7 +103,7 @@ class MainBranch:
 
         def publish() -> str:
             try:
-                return self._repo.commit("main", self.head, _title(source), [*operations, *stale])
+                return self._repo.commit("main", self.head, _title(source), [*stale, *operations])
             except HfHubHTTPError as error:
                 now = self._repo.branches()["main"] if has_moved(error) else self.head
                 if now == self.head:
@@ -147,6 +148,16 @@ class MainBranch:
             f"{self._repo.repo_id} has changed meanwhile{what}. Nothing of it was replaced.",
             "Choose another name. Or give up what is staged (discard), look at what is new, and start again.",
         )
+
+
+def _in_the_way(new: Set[str], there: Iterable[str]) -> set[str]:
+    """Return which files `there` lie where one of the `new` ones needs a folder, or in a folder where it lies."""
+    folders = {folder for path in new for folder in _folders(path)}
+    return {path for path in there if path in folders or new & _folders(path)}
+
+
+def _folders(path: str) -> set[str]:
+    return {str(folder) for folder in PurePosixPath(path).parents}
 
 
 def _title(source: RepoRef) -> str:

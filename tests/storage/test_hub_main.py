@@ -205,6 +205,20 @@ def test_a_file_of_ones_own_beside_an_earlier_copy_is_not_replaced_by_one_of_the
     assert shard(hub, SOURCE, MADE, "20kB", overwrite=True).verification.identical
 
 
+@pytest.mark.parametrize(("there", "theirs"), [("assets", "assets/a.txt"), ("assets/deep/b.txt", "assets")])
+def test_a_file_where_the_source_has_a_folder_is_refused_before_anything_moves(
+    hub: InHouse, there: str, theirs: str
+) -> None:
+    shard(hub, SOURCE, MADE, "60kB")
+    put(hub, there)
+    hub.api().upload_file(path_or_fileobj=b"theirs", path_in_repo=theirs, repo_id=SOURCE)
+    with pytest.raises(DestinationError, match=f"{there} in alice/made would be replaced"):
+        shard(hub, SOURCE, MADE, "20kB")
+    assert branches(hub, MADE) == {"main"} and there in files_of(hub, MADE)
+    assert shard(hub, SOURCE, MADE, "20kB", overwrite=True).verification.identical
+    assert theirs in files_of(hub, MADE) and there not in files_of(hub, MADE)
+
+
 @pytest.mark.parametrize(
     ("path", "stays"), [("README.md", False), ("config.json", False), ("notes.txt", True), ("labels.txt", True)]
 )
