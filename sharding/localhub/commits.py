@@ -61,21 +61,25 @@ class Draft:
 
 
 def preupload(call: Call) -> Answer:
-    """Say for each file whether it goes up as a regular file or over LFS, and what is there now."""
-    files = call.json().get("files")
+    """Say for each file whether it goes up as a regular file or over LFS, or is ignored, and what is there now."""
+    wish = call.json()
+    files = wish.get("files")
     if not isinstance(files, list) or len(files) > MAX_PREUPLOAD_FILES:
         raise bad_request(f'"files" must be an array of at most {MAX_PREUPLOAD_FILES} files')
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
         head = records.find_commit(db, repo, call.parameters["revision"])
         patterns = lfs_patterns(contents.read_text(call.hub, db, head, ".gitattributes", REGULAR_BYTES))
+        ignoring = wish.get("gitIgnore") or contents.read_text(call.hub, db, head, ".gitignore", REGULAR_BYTES)
+        ignored = [line for line in str(ignoring).splitlines() if line and not line.startswith("#")]
         answers: list[Json] = []
         for file in files:
             path, size = _check_path(text_of(file, "path")), file.get("size")
             if not isinstance(size, int):
                 raise bad_request('"size" must be a number')
-            lfs = size > REGULAR_BYTES or is_lfs(path, patterns)
-            answer: Json = {"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False}
+            lfs = size > REGULAR_BYTES or is_matched(path, patterns)
+            mode = "lfs" if lfs else "regular"
+            answer: Json = {"path": path, "uploadMode": mode, "shouldIgnore": is_matched(path, ignored)}
             if entry := records.find_entry(db, head, path):
                 answer["oid"] = entry.etag
             answers.append(answer)
@@ -225,10 +229,10 @@ def lfs_patterns(attributes: str) -> tuple[str, ...]:
     return tuple(words[0] for words in lines if len(words) > 1 and "filter=lfs" in words[1:])
 
 
-def is_lfs(path: str, patterns: Iterable[str]) -> bool:
+def is_matched(path: str, patterns: Iterable[str]) -> bool:
     """Whether a pattern matches the path, or its last part where the pattern has no slash.
 
-    >>> is_lfs("unet/model.safetensors", ["*.safetensors"])
+    >>> is_matched("unet/model.safetensors", ["*.safetensors"])
     True
     """
     name = path.rsplit("/", 1)[-1]

@@ -56,7 +56,7 @@ def _add(hub: Hub, sample: Sample, folder: Path) -> int:
     """Create a repo with the files of `folder`; return their size."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     patterns = commits.lfs_patterns((folder / ".gitattributes").read_text())
-    large = {path for path in files if commits.is_lfs(path.name, patterns)}
+    large = {path for path in files if commits.is_matched(path.name, patterns)}
     stored = {path: _store(hub, path) for path in large}
     caller = Caller(sample.repo_id.split("/")[0], "write", namespaces=frozenset({sample.repo_id.split("/")[0]}))
     with hub.state.writing() as db:

@@ -25,7 +25,7 @@ from sharding.storage.hub_lookup import person_of
 from sharding.storage.hub_main import OF_EVERY_NEW_REPO, MainBranch
 from sharding.storage.hub_private import uploaded, without_notice
 from sharding.storage.hub_repo import HubRepo, copied
-from sharding.storage.hub_source import HubSource
+from sharding.storage.hub_source import HubSource, is_public
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
 
@@ -241,7 +241,7 @@ class HubDestination:
         commit = self._main.publish(operations, origin.ref, records.values(), written[REPORT_NAME])
         self.ref = RepoRef("hub", self.ref.repo_id, commit)
         # Before the branch goes: it says that this job has made the repo.
-        remark = self._show(commit) if self._asked_to_show else ""
+        remark = self._show(commit, origin) if self._asked_to_show else ""
         if (staged := self._repo.branches().get(STAGING_BRANCH)) and self._staging.is_own(staged):
             self._staging.delete()
         return Published(self.ref, self._hub.page(self.ref.repo_id), remark)
@@ -308,7 +308,7 @@ class HubDestination:
         question = partial(upload, self.ref.repo_id, [operation], revision=STAGING_BRANCH)
         without_notice(lambda: self._repo.ask(question))
 
-    def _show(self, commit: str) -> str:
+    def _show(self, commit: str, origin: Source) -> str:
         """Show a repo that this job has made and that holds nothing else; return why it is not shown, if it is not."""
         repo_id = self.ref.repo_id
         settings = f"{self._hub.page(repo_id)}/settings"
@@ -320,6 +320,9 @@ class HubDestination:
             return f"It stays private, because this job did not make {repo_id} itself. You can show it at {settings}."
         if self._repo.branches()["main"] != commit or self._repo.other_refs(["main", STAGING_BRANCH]):
             why = f"somebody else has changed {repo_id} meanwhile"
+            return f"It stays private, because {why}. You can show it at {settings}."
+        if origin.is_private is False and not is_public(self._hub, origin.ref.repo_id):
+            why = f"{origin.ref.repo_id} was public when the job began, and is not known to be so now"
             return f"It stays private, because {why}. You can show it at {settings}."
         try:
             self._repo.ask(lambda: self._hub.api.update_repo_settings(repo_id, private=False))

@@ -1,9 +1,10 @@
 """Tell what `main` of a repo holds and whether a result may take its place, and put it there."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from pathlib import PurePosixPath
 
-from huggingface_hub import CommitOperationDelete
+from huggingface_hub import CommitOperationDelete, RepoFile
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, ReplaceRefused
@@ -52,8 +53,16 @@ class MainBranch:
                 f"{name_some(sorted(files.keys() - OF_EVERY_NEW_REPO))}.",
                 f"A free name is {free}.",
             )
-        self._earlier = [path for path in earlier.files if path in files] if earlier else []
+        written = self._written(files) if earlier else {}
+        # What somebody has changed since is theirs.
+        self._earlier = [path for path in earlier.files if path in written] if earlier else []
         self._strangers = files.keys() - {*self._earlier, REPORT_NAME, *OF_EVERY_NEW_REPO}
+
+    def _written(self, files: Mapping[str, RepoFile]) -> dict[str, RepoFile]:
+        """Return which of `files` on `main` are as they were when the report that stands there was published."""
+        published = self._repo.last_change(self.head, REPORT_NAME)
+        then = self._repo.files(published) if published not in (None, self.head) else files
+        return {path: file for path, file in files.items() if path in then and then[path].blob_id == file.blob_id}
 
     def look_again(self) -> None:
         """Raise DestinationError where somebody has changed `main` or the staging branch since `look`."""
@@ -74,11 +83,11 @@ class MainBranch:
     def refuse_names(self, ours: Sequence[str], beside: Sequence[str]) -> None:
         """Raise DestinationError where `ours`, or files of the source `beside` them, replace what they may not."""
         refuse_clashes(ours, beside)
-        self._rivals = rivals(ours, self._strangers)
+        self._rivals = rivals(ours, self._strangers) | _in_the_way({*ours, *beside}, self._strangers)
         if (there := sorted(self._rivals | self._strangers & {*ours, *beside})) and not self._overwrite:
             raise DestinationError(
                 f"{name_some(there)} in {self._repo.repo_id} would be replaced, or loaded instead of the copy, and "
-                "this tool did not write that.",
+                "this tool did not write that, or somebody has changed it since.",
                 "Add --overwrite and start the same job again, or choose another name.",
             )
 
@@ -94,7 +103,7 @@ class MainBranch:
 
         def publish() -> str:
             try:
-                return self._repo.commit("main", self.head, _title(source), [*operations, *stale])
+                return self._repo.commit("main", self.head, _title(source), [*stale, *operations])
             except HfHubHTTPError as error:
                 now = self._repo.branches()["main"] if has_moved(error) else self.head
                 if now == self.head:
@@ -139,6 +148,16 @@ class MainBranch:
             f"{self._repo.repo_id} has changed meanwhile{what}. Nothing of it was replaced.",
             "Choose another name. Or give up what is staged (discard), look at what is new, and start again.",
         )
+
+
+def _in_the_way(new: Set[str], there: Iterable[str]) -> set[str]:
+    """Return which files `there` lie where one of the `new` ones needs a folder, or in a folder where it lies."""
+    folders = {folder for path in new for folder in _folders(path)}
+    return {path for path in there if path in folders or new & _folders(path)}
+
+
+def _folders(path: str) -> set[str]:
+    return {str(folder) for folder in PurePosixPath(path).parents}
 
 
 def _title(source: RepoRef) -> str:

@@ -5,7 +5,7 @@ Held to huggingface_hub 2.4 and hf-xet 1.8.
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.lfs import UploadInfo
@@ -39,6 +39,13 @@ def uploaded(record: ShardRecord) -> CommitOperationAdd:
     operation = CommitOperationAdd(record.file, b"")
     operation.upload_info = UploadInfo(size=record.bytes, sample=b"", sha256=bytes.fromhex(record.sha256))
     return _decided(operation, "lfs")
+
+
+def to_upload(path: str, file: BinaryIO) -> CommitOperationAdd:
+    """Return the operation that uploads a file to the store: a `.gitattributes` or `.gitignore` may say otherwise."""
+    operation = CommitOperationAdd(path, file)
+    operation._upload_mode = "lfs"
+    return operation
 
 
 def small(path: str, data: bytes) -> CommitOperationAdd:

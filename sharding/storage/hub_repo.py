@@ -19,6 +19,9 @@ Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 
 _T = TypeVar("_T")
 
+_IGNORE_NOTHING = "# nothing\n"
+"""A `.gitignore` for the Hub to go by; for an empty one it may take the one that stands in the repo."""
+
 
 class HubRepo:
     """A repo, there or not yet. What is asked is asked again while a failure may pass; all raise DestinationError."""
@@ -62,12 +65,28 @@ class HubRepo:
         tree = self.ask(lambda: list(self.hub.api.list_repo_tree(self.repo_id, recursive=True, revision=revision)))
         return {item.path: item for item in tree if isinstance(item, RepoFile)}
 
+    def last_change(self, revision: str, path: str) -> str | None:
+        """Return the commit that has last changed a file, None where the Hub does not say."""
+
+        def look() -> str | None:
+            file = self.hub.api.get_paths_info(self.repo_id, path, revision=revision, expand=True)[0]
+            return checked_commit(file.last_commit.oid) if file.last_commit else None
+
+        return self.ask(look)
+
     def read(self, revision: str, path: str) -> bytes:
         """Return a small file."""
         return self.ask(lambda: self.hub.get(self.repo_id, revision, path, MAX_REPORT_BYTES))
 
     def commit(self, branch: str, parent: str, message: str, operations: Sequence[Operation]) -> str:
-        """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors."""
+        """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors.
+
+        By itself the client leaves out what a `.gitignore` names, without a word.
+        """
+        additions = [operation for operation in operations if isinstance(operation, CommitOperationAdd)]
+        self.hub.api.preupload_lfs_files(
+            self.repo_id, additions, revision=branch, gitignore_content=_IGNORE_NOTHING, free_memory=False
+        )
         made = self.hub.api.create_commit(
             self.repo_id, operations, commit_message=message, revision=branch, parent_commit=parent
         )
@@ -79,9 +98,10 @@ class HubRepo:
         return [(one.title, one.commit_id) for one in commits]
 
     def other_refs(self, known: Collection[str]) -> list[str]:
-        """Return the names of branches that are not `known`, and of all tags."""
-        refs = self.ask(lambda: self.hub.api.list_repo_refs(self.repo_id))
-        return [*({branch.name for branch in refs.branches} - set(known)), *(tag.name for tag in refs.tags)]
+        """Return the names of branches that are not `known`, and of all tags and pull requests."""
+        refs = self.ask(lambda: self.hub.api.list_repo_refs(self.repo_id, include_pull_requests=True))
+        branches = {branch.name for branch in refs.branches} - set(known)
+        return [*branches, *(ref.name for ref in (*refs.tags, *(refs.pull_requests or ())))]
 
 
 def checked_flag(answer: Any) -> bool:

@@ -3,9 +3,10 @@
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -24,6 +25,9 @@ from sharding.formats.names import is_plain
 from sharding.storage.hub_client import Hub, checked_commit
 from sharding.storage.hub_retry import may_pass, wait_to_retry
 
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
+
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -36,15 +40,27 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource
     Raises SourceError where it is not there, is gated, or the login does not reach it.
     """
 
-    def pin() -> tuple[RepoRef, bool, bool]:
+    def pin() -> tuple[RepoRef, bool | None, bool]:
         info = hub.api.model_info(repo_id, revision=revision)
         named = {"kind": "hub", "repo_id": info.id, "revision": checked_commit(info.sha)}
-        return _REF.validate_python(named), bool(info.private), bool(info.gated)
+        return _REF.validate_python(named), _is_hidden(info), bool(info.gated)
 
     ref, is_private, is_gated = hub.ask(repo_id, SourceError, pin)
     if is_gated:
         hub.ask(repo_id, SourceError, lambda: hub.may(repo_id))
-    return HubSource(hub, ref, is_private=is_private or is_gated)
+    return HubSource(hub, ref, is_private=is_private)
+
+
+def is_public(hub: Hub, repo_id: str) -> bool:
+    """Return whether anybody may read `repo_id` now; False where that is not known."""
+    with suppress(SourceError):
+        return hub.ask(repo_id, SourceError, lambda: _is_hidden(hub.api.model_info(repo_id))) is False
+    return False
+
+
+def _is_hidden(info: "ModelInfo") -> bool | None:
+    """Return whether a repo is private or gated, None where the Hub does not say both."""
+    return bool(info.private or info.gated) or (None if None in (info.private, info.gated) else False)
 
 
 class HubSource:

@@ -10,6 +10,7 @@ from huggingface_hub import CommitOperationAdd
 
 from sharding.core.errors import DestinationError
 from sharding.core.values import FileEntry
+from sharding.storage.hub_private import to_upload
 
 _HINT = "Start the same job again; it goes on where it stopped."
 
@@ -90,7 +91,7 @@ class LfsShardWriter:
         """Upload the file; return its SHA-256."""
         size = self._part.tell()
         self._part.seek(0)
-        self._upload(CommitOperationAdd(self._file, self._part))
+        self._upload(to_upload(self._file, self._part))
         self.bytes_uploaded = size
         self.abort()
         return self._sha256.hexdigest()

@@ -58,6 +58,7 @@ ENDPOINTS = (
     Endpoint("GET destination tree main", f"GET /api/models/{_MADE}/tree/(main|{_COMMIT})", job="resumed"),
     Endpoint("GET destination resolve record", f"GET /{_MADE}/resolve/{_COMMIT}/sharding_records/", job="resumed"),
     Endpoint("GET destination resolve main", f"GET /{_MADE}/resolve/{_COMMIT}/sharding_report.json", job="again"),
+    Endpoint("POST destination paths-info", f"POST /api/models/{_MADE}/paths-info/{_COMMIT}", job="again"),
     Endpoint("POST create repo", "POST /api/repos/create"),
     Endpoint("GET refs", f"GET /api/models/{_MADE}/refs"),
     Endpoint("POST branch", f"POST /api/models/{_MADE}/branch/"),

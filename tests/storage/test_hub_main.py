@@ -1,12 +1,14 @@
 """What somebody else puts into a repo while a job runs is neither replaced, nor shown, nor taken for the job's own."""
 
 import json
+import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from sharding import job
 from sharding.core.errors import DestinationError
@@ -24,6 +26,7 @@ from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
 SOURCE, MADE = "alice/source", "alice/made"
+MINE = b"---\nlicense: mit\n---\nMy own words.\n"
 
 
 @pytest.fixture
@@ -79,7 +82,7 @@ def test_a_repo_of_somebody_else_is_not_deleted_with_a_job_that_came_to_nothing(
     assert exists(hub, MADE)
 
 
-@pytest.mark.parametrize("where", ["main", "a branch", "a tag"])
+@pytest.mark.parametrize("where", ["main", "a branch", "a tag", "a pull request"])
 def test_a_repo_is_not_shown_with_what_somebody_has_put_there_since(
     hub: InHouse, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -93,7 +96,7 @@ def test_a_repo_is_not_shown_with_what_somebody_has_put_there_since(
         elif where == "a tag":
             hub.api().create_tag(MADE, tag="mine")
         else:
-            put(hub, "secret.txt")
+            put(hub, "secret.txt", create_pr=where == "a pull request")
         return commit
 
     monkeypatch.setattr(MainBranch, "publish", and_then)
@@ -202,6 +205,49 @@ def test_a_file_of_ones_own_beside_an_earlier_copy_is_not_replaced_by_one_of_the
     assert shard(hub, SOURCE, MADE, "20kB", overwrite=True).verification.identical
 
 
+@pytest.mark.parametrize(("there", "theirs"), [("assets", "assets/a.txt"), ("assets/deep/b.txt", "assets")])
+def test_a_file_where_the_source_has_a_folder_is_refused_before_anything_moves(
+    hub: InHouse, there: str, theirs: str
+) -> None:
+    shard(hub, SOURCE, MADE, "60kB")
+    put(hub, there)
+    hub.api().upload_file(path_or_fileobj=b"theirs", path_in_repo=theirs, repo_id=SOURCE)
+    with pytest.raises(DestinationError, match=f"{there} in alice/made would be replaced"):
+        shard(hub, SOURCE, MADE, "20kB")
+    assert branches(hub, MADE) == {"main"} and there in files_of(hub, MADE)
+    assert shard(hub, SOURCE, MADE, "20kB", overwrite=True).verification.identical
+    assert theirs in files_of(hub, MADE) and there not in files_of(hub, MADE)
+
+
+@pytest.mark.parametrize(
+    ("path", "stays"), [("README.md", False), ("config.json", False), ("notes.txt", True), ("labels.txt", True)]
+)
+def test_a_file_of_an_earlier_copy_that_somebody_has_edited_is_not_replaced_without_a_word(
+    hub: InHouse, tmp_path: Path, path: str, stays: bool
+) -> None:
+    for name in ("notes.txt", "labels.txt"):
+        hub.api().upload_file(path_or_fileobj=b"theirs", path_in_repo=name, repo_id=SOURCE)
+    shard(hub, SOURCE, MADE, "60kB")
+    hub.api().delete_file("labels.txt", SOURCE)
+    hub.api().delete_file("notes.txt", SOURCE)
+    hub.api().upload_file(path_or_fileobj=b"new", path_in_repo="new.txt", repo_id=SOURCE)
+    put(hub, path, MINE)
+    put(hub, "more.txt")  # what comes after changes nothing about that
+
+    def text() -> bytes:
+        return Path(hub.api().hf_hub_download(MADE, path, local_dir=tmp_path / "down")).read_bytes()
+
+    if not stays:
+        before = files_of(hub, MADE)
+        with pytest.raises(DestinationError, match=rf"{re.escape(path)} in alice/made would be replaced.*changed it"):
+            shard(hub, SOURCE, MADE, "20kB")
+        assert (files_of(hub, MADE), branches(hub, MADE)) == (before, {"main"})
+        assert text() == MINE
+    assert shard(hub, SOURCE, MADE, "20kB", overwrite=not stays).verification.identical
+    assert (text() == MINE) == stays
+    assert {"notes.txt", "labels.txt"} & files_of(hub, MADE) <= {path}  # what is left of the earlier copy goes
+
+
 # --- Records of nobody ------------------------------------------------------------------------------------
 
 
@@ -266,20 +312,57 @@ def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it
     assert name not in files_of(hub, MADE)
 
 
+# --- What files beside the copy say of others -----------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the client, where it uploads without Xet
+@pytest.mark.parametrize("xet", [True, False])
+def test_files_that_a_gitignore_names_are_published_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xet: bool
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not xet)
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
+    with hub_in_house(tmp_path / "hub", xet=xet) as hub:
+        push(hub, folder, SOURCE)
+        hub.api().upload_file(path_or_fileobj=b"*.json\n*.safetensors\n", path_in_repo=".gitignore", repo_id=SOURCE)
+        for size in ("20kB", "60kB"):  # the second time it stands in the repo already
+            report = shard(hub, SOURCE, MADE, size)
+            published = files_of(hub, MADE)
+            assert published >= {".gitignore", "config.json", "model.safetensors.index.json"}
+            assert {one.file for one in report.shards} <= published
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the client, where it uploads without Xet
+def test_shards_go_to_the_store_whatever_the_gitattributes_of_a_repo_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
+    with hub_in_house(tmp_path / "hub", xet=False) as hub:
+        push(hub, folder, SOURCE)
+        hub.api().create_repo(MADE)
+        put(hub, ".gitattributes", b"*.bin filter=lfs diff=lfs merge=lfs -text\n")
+        assert shard(hub, SOURCE, MADE).verification.identical
+
+
 # --- Giving up ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["a branch", "a tag"])
+@pytest.mark.parametrize("where", ["a branch", "a tag", "a pull request"])
 def test_a_repo_in_which_somebody_keeps_something_is_not_deleted(hub: InHouse, where: str) -> None:
     start(hub, ShardFinished).close()
-    hub.api().create_branch(MADE, branch="mine")
-    put(hub, "thesis.txt", revision="mine")
+    kept = "refs/pr/1" if where == "a pull request" else "mine"
+    if where == "a pull request":
+        put(hub, "thesis.txt", create_pr=True)
+    else:
+        hub.api().create_branch(MADE, branch="mine")
+        put(hub, "thesis.txt", revision="mine")
     if where == "a tag":
         hub.api().create_tag(MADE, tag="mine", revision="mine")
         hub.api().delete_branch(MADE, branch="mine")
     discarded = job.discard(MADE, endpoint=hub.address, token=TOKEN)
     assert (discarded.found, discarded.repo_deleted) == (True, False)
-    assert "thesis.txt" in files_of(hub, MADE, "mine") and STAGING_BRANCH not in branches(hub, MADE)
+    assert "thesis.txt" in files_of(hub, MADE, kept) and STAGING_BRANCH not in branches(hub, MADE)
 
 
 def test_a_job_begun_anew_shows_and_discards_the_repo_that_was_made_for_it(hub: InHouse) -> None:

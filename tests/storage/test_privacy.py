@@ -1,12 +1,16 @@
 """What is to be private is private before its first byte goes up, or nothing goes up."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
+from sharding.core.events import Published, Verified
+from sharding.localhub import repos
+from sharding.storage.hub_repo import HubRepo
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish
 from tests.hubs import TOKEN, exists, push, shard
@@ -75,3 +79,56 @@ def test_one_that_becomes_public_meanwhile_gets_nothing(hub: InHouse) -> None:
     with pytest.raises(DestinationError, match="is public by now"):
         finish(events)
     assert not hub.asked(WRITES)
+
+
+def remark_of(events: Iterator[job.Event]) -> str:
+    return next(event.remark for event in events if isinstance(event, Published))
+
+
+CLOSINGS: dict[str, Callable[[InHouse], object]] = {
+    "private": lambda hub: hub.api().update_repo_settings("alice/open", private=True),
+    "gated": lambda hub: hub.api().update_repo_settings("alice/open", gated="auto"),
+    "renamed": lambda hub: hub.api().move_repo("alice/open", "alice/other"),
+}
+
+
+@pytest.mark.parametrize("what", CLOSINGS)
+@pytest.mark.parametrize("private", [None, False])
+def test_a_copy_of_what_is_not_public_any_more_is_not_shown(hub: InHouse, what: str, private: bool | None) -> None:
+    events = job.shard("alice/open", "alice/copy", "1GB", private=private, endpoint=hub.address, token=TOKEN)
+    next(event for event in events if isinstance(event, Verified))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HubRepo, "branches", closing(hub, CLOSINGS[what]))
+        remark = remark_of(events)
+    assert "stays private, because alice/open was public when the job began" in remark
+    assert f"{hub.address}/alice/copy/settings" in remark
+    assert hub.api().model_info("alice/copy").private
+
+
+def closing(hub: InHouse, close: Callable[[InHouse], object]) -> Callable[..., Any]:
+    """`HubRepo.branches`, which is asked after the result is published: before that the source is closed."""
+    usual, left = HubRepo.branches, [close]
+
+    def branches(repo: HubRepo) -> dict[str, str]:
+        while left:
+            left.pop()(hub)
+        return usual(repo)
+
+    return branches
+
+
+@pytest.mark.parametrize("missing", ["private", "gated"])
+def test_a_copy_of_what_may_be_private_is_not_shown(
+    hub: InHouse, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    usual = repos.describe
+
+    def describe(*given: Any, **more: Any) -> Any:
+        answer = usual(*given, **more)
+        return {key: value for key, value in answer.items() if key != missing or answer["id"] != "alice/hidden"}
+
+    monkeypatch.setattr(repos, "describe", describe)
+    if missing == "gated":
+        hub.api().update_repo_settings("alice/hidden", private=False)
+    shard(hub, "alice/hidden", "alice/copy")
+    assert hub.api().model_info("alice/copy").private
