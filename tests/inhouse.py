@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sharding.localhub import records
 from sharding.localhub.faults import Fault, Faults, parse_fault
 from sharding.localhub.hub import Hub, Settings
-from sharding.localhub.server import HOST, make_app
+from sharding.localhub.server import HOST, IDLE_SECONDS, make_app
 from tests.localhub.conftest import Server
 
 
@@ -55,7 +55,9 @@ def hub_in_house(folder: Path, **settings: object) -> Iterator[InHouse]:
         hub = Hub.open(address, folder, Settings(**settings))  # type: ignore[arg-type]
         served = InHouse(folder, address=address, hub=hub)
         middleware = [Middleware(_Log, served.log), Middleware(Faults, served.rules)]
-        server = uvicorn.Server(uvicorn.Config(make_app(hub, middleware), log_level="critical", lifespan="off"))
+        app = make_app(hub, middleware)
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_keep_alive=IDLE_SECONDS)
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="hub")
         thread.start()
         try:

@@ -20,7 +20,7 @@ from sharding.localhub.web import RawPaths, broken, no_such_route, refuse, route
 
 HOST = "127.0.0.1"
 _THREADS = 100  # reading a large file out of the Xet store may hold one for seconds
-_IDLE_SECONDS = 60
+IDLE_SECONDS = 60  # longer than clients keep a connection, or one is used again as it is being closed
 _GOODBYE_SECONDS = 5
 
 # The most asked first. Pages last: the path of one, /{owner}/{name}, is the loosest of all.
@@ -67,7 +67,7 @@ def serve(
                 log_level="info" if access_log else "critical" if middleware else "warning",
                 access_log=access_log,
                 lifespan="off",
-                timeout_keep_alive=_IDLE_SECONDS,
+                timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=_GOODBYE_SECONDS,
             )
             # uvicorn stops in good order and then raises the signal again: it has done its work by then.
