@@ -114,7 +114,7 @@ def save_variants(folder: Path) -> Path:
     return folder
 
 
-def answer(question: dict[str, Any]) -> Any:
+def answer(question: dict[str, Any], limit_seconds: float = 0.0) -> Any:
     """Answer what `sharding.planning.architecture` asks of a child process, here: a process of its own takes seconds."""
     try:
         asked = json.loads(json.dumps(question))

@@ -5,6 +5,7 @@ ShardingError                 the family; `str(error)` is the sentence, `error.h
 ├── SourceError               the checkpoint cannot be read: missing, truncated, corrupt, changed meanwhile
 │   ├── HeaderError           a safetensors header that the safetensors reader would refuse as well
 │   ├── DamagedError          a file arrived with other bytes than the hash of it says
+│   ├── ModelRefused          transformers is not asked further what a config.json describes: it costs too much
 │   ├── VariantMissing        there is no such variant of the weights, or there are several and no plain one
 │   └── OverflowRefused       a cast would make finite numbers infinite, and nobody said that it may
 ├── DestinationError          the result cannot be written: occupied, no room, read-only
@@ -51,6 +52,10 @@ class HeaderError(SourceError):
 
 class DamagedError(SourceError):
     """A file did not arrive as it is said to be."""
+
+
+class ModelRefused(SourceError):
+    """What a config.json describes takes more than anybody gives to be asked about: the same question ends so again."""
 
 
 class VariantMissing(SourceError):

@@ -9,7 +9,7 @@ from sharding.checkpoint.read import read_checkpoint, read_small
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.extras import require
-from sharding.core.limits import MAX_CONFIG_BYTES
+from sharding.core.limits import ARCHITECTURE_SECONDS, MAX_CONFIG_BYTES
 from sharding.core.text import parse_bytes
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import torch_name
@@ -184,11 +184,18 @@ def _map_lines(device_map: Mapping[str, str]) -> list[str]:
 
 
 def devices(
-    source: str, budget: str, *, dtype: str = "keep", endpoint: str | None = None, token: str | None = None
+    source: str,
+    budget: str,
+    *,
+    dtype: str = "keep",
+    endpoint: str | None = None,
+    token: str | None = None,
+    limit_seconds: float = ARCHITECTURE_SECONDS,
 ) -> DevicePlan:
     """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
 
-    Reads headers and the configuration only. Raises UsageError, SourceError, Refused.
+    Reads headers and the configuration only. Raises UsageError, SourceError, Refused, and ModelRefused where
+    transformers takes longer than `limit_seconds` to answer.
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")
@@ -197,6 +204,7 @@ def devices(
     if config is None:
         raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
     tensors = read_checkpoint(origin).tensors
-    architecture = ask_architecture(read_small(origin, config, MAX_CONFIG_BYTES), torch_name(dtype), budgets)
+    text = read_small(origin, config, MAX_CONFIG_BYTES)
+    architecture = ask_architecture(text, torch_name(dtype), budgets, limit_seconds)
     name = origin.ref.repo_id if origin.ref.kind == "hub" else source
     return plan_devices(architecture, tensors, budgets, name, torch_name(dtype))

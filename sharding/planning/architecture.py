@@ -4,12 +4,13 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sharding.core.environment import child_variables
-from sharding.core.errors import SourceError
+from sharding.core.errors import ModelRefused, SourceError
 from sharding.core.extras import require
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS
@@ -19,6 +20,9 @@ from sharding.formats.dtypes import torch_name
 
 _EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
 _HEAD = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|output|embed_out|proj_out|head)\.weight")
+
+
+_LEAVE_OUT = "Check its config.json. A plan by size in natural order, without a cast, asks nothing of transformers."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +48,38 @@ class Architecture:
     device_map: Mapping[str, str]
 
 
-def ask_architecture(config: bytes, dtype: str | None = None, budgets: Mapping[str, int] | None = None) -> Architecture:
+def ask_architecture(
+    config: bytes,
+    dtype: str | None = None,
+    budgets: Mapping[str, int] | None = None,
+    limit_seconds: float = ARCHITECTURE_SECONDS,
+) -> Architecture:
     """Return what is known of the model that `config` (a config.json) describes, as loaded in torch's `dtype`.
 
     With `budgets` (device to bytes) the answer has accelerate's device map for them. Raises SourceError where
-    transformers has no class for it, or only code of the repo has.
+    transformers has no class for it, or only code of the repo has; ModelRefused as `hints_for` does.
     """
-    return from_answer(
-        ask_meta_model({"config": config.decode(errors="replace"), "dtype": dtype, "budgets": dict(budgets or {})})
-    )
+    asked = {"config": config.decode(errors="replace"), "dtype": dtype, "budgets": dict(budgets or {})}
+    return from_answer(ask_meta_model(asked, limit_seconds))
 
 
-def hints_for(checkpoint: Checkpoint, options: Options) -> dict[str, ModelHints]:
+def hints_for(
+    checkpoint: Checkpoint, options: Options, *, limit_seconds: float = ARCHITECTURE_SECONDS
+) -> dict[str, ModelHints]:
     """Return what transformers knows of each component, by its folder; nothing for a plan that needs none of it.
 
     Takes seconds, in which another process imports transformers and reads no weights. Raises Refused where there is no
-    transformers.
+    transformers, ModelRefused where the answer for all components takes longer than `limit_seconds`.
     """
     if not options.asks_class:
         return {}
     cut = "The order of transformers" if options.strategy == "size" else f"The strategy {options.strategy}"
     require(cut if options.dtype == "keep" else f"A cast to {options.dtype}")
-    return {folder: _hints(checkpoint, folder, options) for folder in checkpoint.configs}
+    end = time.monotonic() + limit_seconds
+    return {folder: _hints(checkpoint, folder, options, end - time.monotonic()) for folder in checkpoint.configs}
 
 
-def _hints(checkpoint: Checkpoint, folder: str, options: Options) -> ModelHints:
+def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds: float) -> ModelHints:
     config = checkpoint.configs[folder]
     inside = [tensor for tensor in checkpoint.tensors if folder_of(tensor.file) == folder]
     tied = tied_by_config(config, [tensor.name for tensor in inside], folder)
@@ -77,7 +88,9 @@ def _hints(checkpoint: Checkpoint, folder: str, options: Options) -> ModelHints:
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
     try:
         asked = {"config": config, "dtype": torch_name(options.dtype), "tensors": tensors, "ranks": options.ranks}
-        return hints_from(ask_meta_model(asked), folder)
+        return hints_from(ask_meta_model(asked, limit_seconds), folder)
+    except ModelRefused:
+        raise
     except SourceError as error:
         return ModelHints(unknown=error.message, tied=tied)
 
@@ -102,10 +115,11 @@ def tied_by_config(config: str, names: Iterable[str], folder: str = "") -> tuple
     return ((embeddings[0], f"{folder}lm_head.weight"),)
 
 
-def ask_meta_model(question: Mapping[str, Any]) -> Any:
+def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECTURE_SECONDS) -> Any:
     """Return what `planning.meta_model` answers in a process of its own; both are described there.
 
-    Raises SourceError where it takes too long, breaks, or has no class for the model.
+    Raises ModelRefused where it takes longer than `limit_seconds`, and is killed; SourceError where it breaks, or has
+    no class for the model.
     """
     command = [sys.executable, "-m", "sharding.planning.meta_model"]
     try:
@@ -115,10 +129,10 @@ def ask_meta_model(question: Mapping[str, Any]) -> Any:
             capture_output=True,
             text=True,
             env=child_variables(),
-            timeout=ARCHITECTURE_SECONDS,
+            timeout=max(limit_seconds, 0.0),
         )
     except subprocess.TimeoutExpired as error:
-        raise SourceError("The model could not be built without weights in time.", "Run it again.") from error
+        raise ModelRefused("transformers took too long to build this model without weights.", _LEAVE_OUT) from error
     if done.returncode:
         problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
         raise SourceError(f"transformers cannot build this model: {problem}", "Check its config.json.")

@@ -165,7 +165,7 @@ def test_a_plan_imports_no_torch_into_its_own_process(tmp_path: Path) -> None:
     asked = {"config": (folder / "config.json").read_text(), "dtype": None, "budgets": {"cuda:0": 24 * 10**9}}
     script = (
         "import json, sys; from sharding import job; from sharding.planning import architecture\n"
-        "architecture.ask_meta_model = lambda question: json.load(sys.stdin)\n"
+        "architecture.ask_meta_model = lambda *question: json.load(sys.stdin)\n"
         f"print(job.devices({str(folder)!r}, 'cuda:0=24GB').fits, 'torch' in sys.modules)"
     )
     command, answer = [sys.executable, "-c", script], json.dumps(describe(asked))
