@@ -16,7 +16,7 @@ from sharding.core.environment import hub_endpoint
 from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, UsageError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.extras import import_meanwhile
-from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
+from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options, WorkersOf
 from sharding.core.protocols import Destination, Source
@@ -67,17 +67,23 @@ Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Publ
 
 
 def inspect(
-    source: str, *, variant: str = "", base: str = "", endpoint: str | None = None, token: str | None = None
+    source: str,
+    *,
+    variant: str = "",
+    base: str = "",
+    most_tensors: int = MAX_TENSORS,
+    endpoint: str | None = None,
+    token: str | None = None,
 ) -> Checkpoint:
     """Return what the headers of `source` say: tensors, files, findings. Reads no weights.
 
     `variant` is such as "fp16", where a repo has several; "" takes the plain weights. `base` is the model that was
     trained, where `source` is what the ranks of a training run have saved: the files beside the weights are taken from
-    it, and its headers compared. Raises SourceError where it is no checkpoint that can be streamed, and UsageError for
-    a base that `source` needs none of.
+    it, and its headers compared. Raises SourceError where it is no checkpoint that can be streamed, TooManyTensors where
+    it has more than `most_tensors`, and UsageError for a base that `source` needs none of.
     """
     origin = open_trained(source, Hub(endpoint or hub_endpoint(), token), base)
-    return offering(_read(origin, variant))
+    return offering(_read(origin, variant, most_tensors=most_tensors))
 
 
 def plan(
@@ -260,16 +266,16 @@ def _open(
     return origin, target
 
 
-def _read(origin: Source, variant: str, noted: Source | None = None) -> Checkpoint:
+def _read(origin: Source, variant: str, noted: Source | None = None, most_tensors: int = MAX_TENSORS) -> Checkpoint:
     """Return what `origin` says of itself, compared with the model that was trained where that is known.
 
     It is read by way of `noted`, where that is given.
     """
-    checkpoint = read_checkpoint(noted or origin, variant)
+    checkpoint = read_checkpoint(noted or origin, variant, most_tensors)
     base = origin.base if isinstance(origin, TrainedSource) else None
     if base is None:
         return checkpoint
-    trained = read_checkpoint(base)
+    trained = read_checkpoint(base, most_tensors=most_tensors)
     return compare_with_base(checkpoint, trained, ordinary(trained))
 
 

@@ -11,9 +11,9 @@ from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.tying import is_tied_again
 from sharding.checkpoint.weight_files import WeightSet, find_sets, named_set
-from sharding.core.errors import SourceError
+from sharding.core.errors import SourceError, TooManyTensors
 from sharding.core.gathered import Gathered
-from sharding.core.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS
+from sharding.core.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS, TENSOR_DESCRIPTION_BYTES
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes, name_some
 from sharding.core.threads import readers
@@ -28,11 +28,12 @@ _FIRST_READ_BYTES = 64 << 10
 """Most headers are shorter; the rest of a longer one costs a second read."""
 
 
-def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
+def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_TENSORS) -> Checkpoint:
     """Return the tensors, side files and findings of `source`, of its `variant` where a component has that.
 
     Raises SourceError where there is no checkpoint that can be streamed or a tensor is there twice,
-    HeaderError where a weight file breaks the format.
+    HeaderError where a weight file breaks the format, TooManyTensors where there are more than `most_tensors`: no
+    longer description of tensors is read than so many take.
     """
     by_path = {file.path: file for file in source.files}
     documents = Documents(
@@ -45,16 +46,14 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
     tensors: list[TensorEntry] = []
     gathered: list[Gathered] = []
     for weight_set in found.sets:
-        component, files, inside, views, remarks = _read_component(source, by_path, weight_set)
+        component, files, inside, views, remarks = _read_component(source, by_path, weight_set, most_tensors)
         components.append(component)
         weight_files += files
         tensors += inside
         gathered += views
         findings += remarks
-    if len(tensors) > MAX_TENSORS:
-        raise SourceError(
-            f"There are {len(tensors):,} tensors in it; at most {MAX_TENSORS:,} are taken.", "It is no one model."
-        )
+        if len(tensors) > most_tensors:
+            raise _too_many_tensors(source, most_tensors)
     _refuse_unusable(tensors)
     taken = {file.path for file in weight_files} | {
         weight_set.index for weight_set in found.sets if weight_set.index and not weight_set.single
@@ -79,20 +78,20 @@ def read_checkpoint(source: Source, variant: str = "") -> Checkpoint:
 
 
 def _read_component(
-    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet
+    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
 ) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
     """Return a component, its files and tensors, those that are views, and what a person should know of it."""
     if weight_set.ranks:
-        return _read_ranks(source, by_path, weight_set)
+        return _read_ranks(source, by_path, weight_set, most_tensors)
     findings = weight_set.findings()
-    index = _read_index(source, by_path, weight_set)
+    index = _read_index(source, by_path, weight_set, most_tensors)
     files = [by_path[path] for path in weight_set.files(index, by_path)]
     pickled = [file for file in files if file.path.endswith(".bin")]
     # A name that is left out is filled in by what loads the copy, or by nobody: so diffusers never does.
     is_tied = bool(pickled) and is_tied_again(_read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
     is_tied = is_tied and weight_set.base != "diffusion_pytorch_model"
     archives = read_archives(source, pickled, unites_tied=is_tied)
-    headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")])
+    headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")], most_tensors)
     tensors = [tensor for header in headers for tensor in header.tensors]
     tensors += [tensor for archive in archives for tensor in archive.tensors]
     tied = [name for archive in archives for name in archive.tied]
@@ -108,14 +107,15 @@ def _read_component(
 
 
 def _read_ranks(
-    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet
+    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
 ) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
     """Return the same of what the ranks of a training run have saved."""
     if weight_set.ranks == [DCP_METADATA_NAME]:
+        _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)
         files, found = read_dcp(source, by_path)
         return Component(), files, found.tensors, found.gathered, found.findings
     files = [by_path[path] for path in weight_set.ranks]
-    headers = read_headers(source, files)
+    headers = read_headers(source, files, most_tensors)
     found = read_rank_shards(files, headers)
     told = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
     metadata, conflicts = merge_metadata(told)
@@ -135,24 +135,50 @@ def named_weights(source: Source) -> list[str]:
     return weight_set.files(_read_index(source, by_path, weight_set), by_path)
 
 
-def _read_index(source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet) -> Index | None:
+def _read_index(
+    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int = MAX_TENSORS
+) -> Index | None:
     if weight_set.single or not weight_set.index:
         return None
+    _refuse_long(source, by_path[weight_set.index].bytes, most_tensors)
     return parse_index(read_small(source, by_path[weight_set.index], MAX_INDEX_BYTES), weight_set.index)
 
 
-def read_headers(source: Source, files: Iterable[FileEntry]) -> list[Header]:
-    """Return the parsed headers of `files`, in order. Raises SourceError, HeaderError."""
+def read_headers(source: Source, files: Iterable[FileEntry], most_tensors: int = MAX_TENSORS) -> list[Header]:
+    """Return the parsed headers of `files`, in order. Raises SourceError, HeaderError, TooManyTensors."""
+    headers, seen = [], 0
     with readers(source.ranges_at_once) as pool:
-        return list(pool.map(lambda file: _read_header(source, file), files))
+        for header in pool.map(lambda file: _read_header(source, file, most_tensors), files):
+            headers.append(header)
+            seen += len(header.tensors)
+            if seen > most_tensors:
+                raise _too_many_tensors(source, most_tensors)
+    return headers
 
 
-def _read_header(source: Source, file: FileEntry) -> Header:
+def _read_header(source: Source, file: FileEntry, most_tensors: int) -> Header:
     first = b"".join(source.read(file.path, 0, min(file.bytes, _FIRST_READ_BYTES)))
     end = header_end(first[:LENGTH_BYTES], file.bytes, file.path)
     if end > len(first):
+        _refuse_long(source, end, most_tensors)
         first += b"".join(source.read(file.path, len(first), end))
     return parse_header(first, file.bytes, file.path)
+
+
+def _refuse_long(source: Source, description_bytes: int, most_tensors: int) -> None:
+    """Raise TooManyTensors where a description is longer than that of `most_tensors`."""
+    if most_tensors < MAX_TENSORS and description_bytes > most_tensors * TENSOR_DESCRIPTION_BYTES:
+        raise _too_many_tensors(source, most_tensors)
+
+
+def _too_many_tensors(source: Source, most_tensors: int) -> TooManyTensors:
+    """Return the error for a checkpoint that has more than `most_tensors`."""
+    if most_tensors >= MAX_TENSORS:
+        return TooManyTensors(f"There are more than {most_tensors:,} tensors in it.", "It is no one model.")
+    return TooManyTensors(
+        f"{source.ref.repo_id} describes more than {most_tensors:,} tensors, which is more than a page takes.",
+        "Shard it with the command `shard-my-repo` on a machine of your own.",
+    )
 
 
 def read_small(source: Source, file: FileEntry, max_bytes: int) -> bytes:

@@ -142,6 +142,11 @@ def child_variables() -> dict[str, str]:
     return _child_with_package(os.environ) | {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
+def reading_variables() -> dict[str, str]:
+    """Return the environment of a child process that reads from a Hub: this package importable, no login."""
+    return _child_with_package(os.environ)
+
+
 def _child_with_package(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a child process that imports this package: no login."""
     names = (*_INHERITED, "HOME", "TMPDIR", "OMP_NUM_THREADS")

@@ -6,6 +6,7 @@ ShardingError                 the family; `str(error)` is the sentence, `error.h
 │   ├── HeaderError           a safetensors header that the safetensors reader would refuse as well
 │   ├── DamagedError          a file arrived with other bytes than the hash of it says
 │   ├── ModelRefused          transformers is not asked further what a config.json describes: it costs too much
+│   ├── TooManyTensors        more tensors than whoever asks can show, or than any one model has
 │   ├── VariantMissing        there is no such variant of the weights, or there are several and no plain one
 │   └── OverflowRefused       a cast would make finite numbers infinite, and nobody said that it may
 ├── DestinationError          the result cannot be written: occupied, no room, read-only
@@ -23,6 +24,18 @@ tensor is a `values.Finding`.
 import traceback
 from pathlib import Path
 
+_LONGEST = 1000
+"""Characters of a sentence: what it names may come from anybody, and be of any length."""
+
+
+def shortened(text: str) -> str:
+    """Return `text`, or its beginning and end where it is longer than a sentence.
+
+    >>> len(shortened("a" * 1_000_000))
+    1003
+    """
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 200]} … {text[-200:]}"
+
 
 class ShardingError(Exception):
     """Anything that ends a job without a result. Exit status 3 unless a member says otherwise."""
@@ -32,7 +45,9 @@ class ShardingError(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         """Keep `message`, one sentence about what happened, and `hint`, one about what helps."""
         # A name in them may be one that UTF-8 cannot hold, and whoever shows an error must be able to.
-        self.message, self.hint = (text.encode(errors="backslashreplace").decode() for text in (message, hint))
+        self.message, self.hint = (
+            shortened(text).encode(errors="backslashreplace").decode() for text in (message, hint)
+        )
         super().__init__(self.message)
 
 
@@ -56,6 +71,10 @@ class DamagedError(SourceError):
 
 class ModelRefused(SourceError):
     """What a config.json describes takes more than anybody gives to be asked about: the same question ends so again."""
+
+
+class TooManyTensors(SourceError):
+    """There are more tensors in a checkpoint than whoever asks takes."""
 
 
 class VariantMissing(SourceError):

@@ -43,6 +43,11 @@ characters. Regular expressions search every name, and pages show it: one of meg
 MAX_TENSORS = 1_000_000
 """Three times what the largest known mixtures of experts have; a million take half a gigabyte of memory."""
 
+MAX_PAGE_TENSORS = 100_000
+TENSOR_DESCRIPTION_BYTES = 160
+"""What a page reads of a checkpoint that it shows in full, for a second of one core and 100 MB; larger ones are counted
+in another process. A header has about 110 bytes for a tensor, an index about 130."""
+
 MAX_PICKLE_BYTES = 32_000_000
 MAX_PICKLE_STEPS = 1_500_000
 MAX_PICKLE_MARKS = 1000
@@ -247,5 +252,32 @@ CACHED_CHECKPOINTS = 64
 CACHED_TENSORS = 300_000
 """Headers are read again after ten minutes; a hundred thousand tensors take about 50 MB of memory."""
 
-CACHED_HINTS = 8
-"""What transformers said of the models that visitors last looked at: as many tensors again, seconds to ask anew."""
+CACHED_ANSWERS = 256
+"""What transformers said of models that visitors looked at, refusals among it: seconds to ask anew."""
+
+QUESTIONS_WAITING = 5
+"""Questions to transformers that wait for the one in work: each takes seconds. Who comes later is told so at once."""
+
+QUESTION_SECONDS = 30.0
+"""Longest time that a question of a page may take: a sound model takes five to ten seconds."""
+
+MAX_BODY_BYTES = 1_000_000
+BODY_SECONDS = 30.0
+"""What a request to the page may bring, and how long that may take: its longest has a few kilobytes."""
+
+MAX_CALLS = 300
+MAX_CALLS_WAITING = 200
+"""Calls of all visitors that the page attends to at a time, the watching of a job among them, and that wait for it; who
+comes after these is told to come again."""
+
+MAX_SESSIONS_KEPT = 500
+UNFETCHED_BYTES = 32_000_000
+UNFETCHED_SECONDS = 120.0
+"""What is kept of answers that nobody fetches: so many sessions, so many bytes, so long."""
+
+OVERVIEW_SECONDS = 60.0
+OVERVIEW_BYTES = 4_000_000_000
+"""What the process may take that counts a checkpoint too large for the page: a million tensors take a third of both."""
+
+MAX_OVERVIEW_BYTES = 4_000_000
+"""What it answers: counts, the files, and a picture of at most 800 rectangles."""

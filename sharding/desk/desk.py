@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
-from threading import Event, Lock, RLock, Thread
+from threading import Event, RLock, Thread
 from types import TracebackType
 from typing import Self
 
@@ -33,11 +33,12 @@ from sharding.desk.forecast import (
     seconds_left,
     seconds_until_start,
 )
-from sharding.desk.header_cache import Headers
 from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id
 from sharding.desk.judgement import judge_result
+from sharding.desk.models import Models
+from sharding.desk.overview import Overview
 from sharding.desk.process import kill_stray
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.loading.devices import DevicePlan
@@ -60,9 +61,8 @@ class Desk:
         self._jobs: dict[str, ActiveJob] = {}
         self._finished: deque[JobRecord] = deque(maxlen=JOBS_REMEMBERED)
         self._lock = RLock()
-        self._placing = Lock()
         self._closing = Event()
-        self._headers = Headers(settings.endpoint)
+        self._models = Models(settings.endpoint)
         self._ended = lru_cache(maxsize=4)(self._read_ended)
         self.lookup = Lookup(settings.endpoint)
         self._runner = Runner(self._shelf, settings.endpoint, clock, self._lock, self._closing)
@@ -92,6 +92,7 @@ class Desk:
             for taken in self._jobs.values():
                 if taken.child:
                     taken.child.stop()
+        self._models.close()
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -103,16 +104,23 @@ class Desk:
 
         Its headers are read once in a while.
         """
-        return self._headers.read(self.lookup.link(source), token, variant, self.lookup.link(base) if base else "")
+        return self._models.inspect(source, variant, token, base)
 
-    def plan(self, source: str, options: Options, token: str | None = None) -> tuple[Checkpoint, Plan]:
+    def overview(
+        self, source: str, variant: str = "", token: str | None = None, base: str = "", session: str | None = None
+    ) -> Overview:
+        """Return the counts of a checkpoint for which `inspect` and `plan` raise TooManyTensors. Raises as they do."""
+        return self._models.overview(source, variant, token, base, session)
+
+    def plan(
+        self, source: str, options: Options, token: str | None = None, session: str | None = None
+    ) -> tuple[Checkpoint, Plan]:
         """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
 
-        Planning anew with another size reads nothing. Raises UsageError, SourceError.
+        Planning anew with another size reads nothing. Who bears no `token` is known by their `session`. Raises
+        UsageError, SourceError, and Refused where too many ask what takes long.
         """
-        checkpoint = self.inspect(source, options.variant, token, options.base)
-        after = job.dequantized(checkpoint, options)
-        return checkpoint, job.plan_checkpoint(after, options, self._headers.hints(after, options))
+        return self._models.plan(source, options, token, session)
 
     def forecast(self, plan: Plan) -> Forecast:
         """Return what a job with `plan` is expected to cost on this machine."""
@@ -120,13 +128,12 @@ class Desk:
             finished = list(self._finished)
         return forecast(plan.total_bytes, finished, self._hashed_per_second)
 
-    def devices(self, source: str, budget: str, token: str | None = None) -> DevicePlan:
+    def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
         """Return which block of `source` goes on which device, as `job.devices` does, for a repo only.
 
-        One at a time: each takes a process that builds the model without weights. Raises UsageError, SourceError.
+        Raises UsageError, SourceError, and Refused as `plan` does.
         """
-        with self._placing:
-            return job.devices(self.lookup.link(source), budget, endpoint=self._settings.endpoint, token=token)
+        return self._models.devices(source, budget, token, session)
 
     @cached_property
     def _hashed_per_second(self) -> float:

@@ -1,17 +1,17 @@
-"""Plan in this process, reading the headers of a repo once for all who ask about it at the same time."""
+"""Read the headers of a repo once for all who ask about it at the same time."""
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from threading import Lock
 
 from sharding import job
-from sharding.core.hints import Hints
-from sharding.core.limits import CACHED_CHECKPOINTS, CACHED_HINTS, CACHED_SECONDS, CACHED_TENSORS
-from sharding.core.options import Options
-from sharding.core.values import Checkpoint, RepoRef
+from sharding.core.limits import CACHED_CHECKPOINTS, CACHED_SECONDS, CACHED_TENSORS, MAX_PAGE_TENSORS
+from sharding.core.values import Checkpoint
+from sharding.desk.patience import answered, result_of
 
 _Key = tuple[str, str, str, str]
 
@@ -39,15 +39,15 @@ class Headers:
         self._clock = clock
         self._lock = Lock()
         self._entries: dict[_Key, _Entry] = {}
-        self._asking = Lock()
-        self._hints: dict[tuple[RepoRef, RepoRef | None, tuple[str, ...], str, int, bool], Hints] = {}
 
     def read(self, source: str, token: str | None, variant: str = "", base: str = "") -> Checkpoint:
         """Return what the headers of `source` and `base`, links to repos, say to the bearer of `token`.
 
-        Raises SourceError as `job.inspect` does; a failure is not remembered.
+        Raises SourceError as `job.inspect` does, and Later where another visitor reads it; a failure is not remembered.
         """
-        key = source, variant, base, sha256(token.encode()).hexdigest() if token else ""
+        key = source, variant, base, fingerprint(token)
+        if answer := answered(key):
+            return answer.result()  # type: ignore[no-any-return]
         with self._lock:
             self._forget()
             found = self._of_anybody(source, variant, base) or self._entries.get(key)
@@ -55,27 +55,15 @@ class Headers:
                 mine: Future[Checkpoint] = Future()
                 self._entries[key] = _Entry(mine, self._clock())
         if found:
-            return found.reading.result()
+            return result_of(key, found.reading)
         try:
-            mine.set_result(job.inspect(source, variant=variant, base=base, endpoint=self._endpoint, token=token))
+            read = partial(job.inspect, variant=variant, base=base, endpoint=self._endpoint, token=token)
+            mine.set_result(read(source, most_tensors=MAX_PAGE_TENSORS))
         except BaseException as error:
             mine.set_exception(error)
             with self._lock:
                 self._entries.pop(key, None)
         return mine.result()
-
-    def hints(self, checkpoint: Checkpoint, options: Options) -> Hints:
-        """Return what `job.hints_for` does, asked once for weights, a dtype and ranks; one question at a time."""
-        if not options.asks_class:
-            return {}
-        variants = tuple(component.variant for component in checkpoint.components)
-        key = checkpoint.source, checkpoint.base, variants, options.dtype, options.ranks, options.dequantize
-        with self._asking:  # a process each, which takes 300 MB for some seconds
-            if key not in self._hints:
-                while len(self._hints) >= CACHED_HINTS:
-                    del self._hints[next(iter(self._hints))]
-                self._hints[key] = job.hints_for(checkpoint, options)
-            return self._hints[key]
 
     def _of_anybody(self, source: str, variant: str, base: str) -> _Entry | None:
         # What was read without a login is no secret.
@@ -91,3 +79,8 @@ class Headers:
             old = now - entry.seconds > CACHED_SECONDS or number >= CACHED_CHECKPOINTS or kept > CACHED_TENSORS
             if old and entry.reading.done():
                 del self._entries[key]
+
+
+def fingerprint(token: str | None) -> str:
+    """Return what tells one login from another and is no secret, "" for none."""
+    return sha256(token.encode()).hexdigest() if token else ""

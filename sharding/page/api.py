@@ -6,10 +6,11 @@ from contextlib import contextmanager
 import gradio as gr
 from gradio.events import api
 
-from sharding.core.errors import Refused, ShardingError
+from sharding.core.errors import Refused, ShardingError, TooManyTensors
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.core.options import Options, Order, Strategy, TargetDtype
 from sharding.desk import Desk, JobRequest
+from sharding.desk.patience import patient
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
 from sharding.report.report import summarize_plan, summarize_source
@@ -28,7 +29,7 @@ class Endpoints:
     def add(self) -> None:
         """Add the endpoints to the page that is being built."""
         for endpoint in (self.inspect, self.plan, self.shard, self.status, self.result):
-            api(endpoint, api_name=endpoint.__name__, concurrency_limit=None)
+            api(patient(endpoint), api_name=endpoint.__name__, concurrency_limit=None)
 
     def inspect(self, source: str, request: gr.Request, variant: str = "", base: str = "") -> Json:
         """Say what a model checkpoint on the Hub holds, from its headers only: architecture, parameters, dtypes, files.
@@ -40,7 +41,10 @@ class Endpoints:
         """
         with _told(source, variant, base):
             token = self._site.token(request)
-            return to_json(summarize_source(self._desk.inspect(source, variant, token, base)))
+            try:
+                return to_json(summarize_source(self._desk.inspect(source, variant, token, base)))
+            except TooManyTensors:
+                return to_json(self._desk.overview(source, variant, token, base, request.session_hash).source)
 
     def plan(
         self,
@@ -70,7 +74,7 @@ class Endpoints:
         with _told(source, strategy, order, dtype, variant, base):
             token = self._site.token(request)
             options = Options(max_shard_size, strategy, order, dtype, variant, base=base, dequantize=dequantize)
-            checkpoint, plan = self._desk.plan(source, options, token)
+            checkpoint, plan = self._desk.plan(source, options, token, request.session_hash)
             return to_json(summarize_plan(plan, checkpoint.findings))
 
     def shard(

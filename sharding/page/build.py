@@ -6,7 +6,10 @@ import gradio as gr
 from gradio.blocks import Block
 from gradio.events import Dependency
 
+from sharding.core.limits import MAX_CALLS_WAITING
 from sharding.desk import Desk
+from sharding.desk.patience import patient
+from sharding.page.answers import bound_answers
 from sharding.page.api import Endpoints
 from sharding.page.form import Form, lay_out
 from sharding.page.planning import Planning
@@ -32,21 +35,22 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
     with page:
         form = lay_out(on_space=site.space is not None)
         planning, running = Planning(desk, site, form), Running(desk, site, form)
-        arrived = page.load(planning.arrive, None, _all(form), **_QUIET)
+        arrived = page.load(patient(planning.arrive), None, _all(form), **_QUIET)
         showing = Showing(desk, site, form)
-        arrived.then(showing.show, form.wanted, _result_parts(form), **_QUIET)
+        arrived.then(patient(showing.show), form.wanted, _result_parts(form), **_QUIET)
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
         _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
 
-        form.result_map.select(showing.list_tensors, form.wanted, form.result_tensors, **_QUIET)
-        form.cancel.click(running.cancel, form.job, _job_parts(form), **_QUIET)
-        _follow(form, form.resume.click(running.resume, form.job, _job_parts(form), **_QUIET), running)
-        _follow(form, form.check.click(showing.check, form.wanted, _check_parts(form), **_QUIET), running)
+        form.result_map.select(patient(showing.list_tensors), form.wanted, form.result_tensors, **_QUIET)
+        form.cancel.click(patient(running.cancel), form.job, _job_parts(form), **_QUIET)
+        _follow(form, form.resume.click(patient(running.resume), form.job, _job_parts(form), **_QUIET), running)
+        _follow(form, form.check.click(patient(showing.check), form.wanted, _check_parts(form), **_QUIET), running)
         Endpoints(desk, site).add()
     for function in page.fns.values():
         if function.name == "_check_login_status":  # the login button's own, which it offers to programs
             function.api_visibility = "private"
-    page.queue(default_concurrency_limit=None)
+    page.queue(default_concurrency_limit=None, max_size=MAX_CALLS_WAITING)
+    bound_answers(page._queue)
     page._queue.sleep_when_free = _LOOK_SECONDS
     return page
 
@@ -61,12 +65,12 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
 
     def propose(after: Dependency) -> None:
         after.then(None, js=_READY)
-        proposed = after.then(pushing.propose, {*plan, *target, form.proposed}, _push_parts(form), **_QUIET)
+        proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, _push_parts(form), **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
         kept = proposed.then(None, form.name, form.name, js=_OWN_NAME)
         kept.then(pushing.tell_target, target, form.target, **_QUIET)
 
-    form.repo.key_up(planning.suggest, None, form.repo, trigger_mode="multiple", **_QUIET)
+    form.repo.key_up(patient(planning.suggest), None, form.repo, trigger_mode="multiple", **_QUIET)
     named = form.examples.click(_first, form.examples, form.repo, **_QUIET)
     # Kept in the browser: Gradio refuses the choice of a radio whose choices have changed meanwhile.
     picked = form.variants.input(None, form.variants, form.variant, js=_SAME)
@@ -75,23 +79,23 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     # A click on the button leaves the field as well: one question, not two at a time.
     asked = gr.on([form.repo.input, form.show.click, form.base.submit, form.base.blur], **begin)
     for chosen in (arrived.then(**begin), named.then(**begin), picked.then(**begin), asked):
-        propose(chosen.then(planning.see, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
+        propose(chosen.then(patient(planning.see), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # What the visitor does, not what a link fills in; one after another, the last one last.
     changes = [form.size.submit, form.size.blur, form.order.input]
     changes += [form.strategy.input, form.machines.submit, form.machines.blur, form.dtype.input, form.overflow.input]
     changes += [form.dequantize.input]
-    propose(gr.on(changes, planning.draw, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
-    propose(form.sizes.select(planning.slide, plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
-    form.picture.select(planning.list_tensors, plan, form.tensors, **_QUIET)
+    propose(gr.on(changes, patient(planning.draw), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
+    propose(form.sizes.select(patient(planning.slide), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
+    form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET)
 
     form.place.click(planning.wait, None, form.devices, **_QUIET).then(
-        planning.place, [form.repo, form.budget], form.devices, **_QUIET
+        patient(planning.place), [form.repo, form.budget], form.devices, **_QUIET
     )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
-        trigger(pushing.check_name, name, form.name_message, **_QUIET)
+        trigger(patient(pushing.check_name), name, form.name_message, **_QUIET)
     for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input):
         trigger(pushing.tell_target, target, form.target, **_QUIET)
-    started = form.start.click(pushing.start, order, _all(form), **_QUIET)
+    started = form.start.click(patient(pushing.start), order, _all(form), **_QUIET)
     started.then(None, js=_STARTED)
     _follow(form, started, running)
 

@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.environment import page_hosts, space_hosts
+from sharding.page.door import Door
 from sharding.page.site import Site
 
 _HUB = "https://huggingface.co"
@@ -113,7 +114,7 @@ class Guard:
 
 
 def guarded(site: Site) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Return a lifespan that puts a `Guard` outside of all else that the application has by the time it starts.
+    """Return a lifespan that puts a `Guard` and a `Door` outside of all else that the application has when it starts.
 
     (Middleware that is given to Gradio's `launch` stands inside of its sessions and its CORS.)
     """
@@ -122,7 +123,7 @@ def guarded(site: Site) -> Callable[[Starlette], AbstractAsyncContextManager[Non
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         assert app.middleware_stack, "a lifespan begins once the application is put together"
-        app.middleware_stack = Guard(app.middleware_stack, on_space=site.space is not None, hosts=hosts)
+        app.middleware_stack = Guard(Door(app.middleware_stack), on_space=site.space is not None, hosts=hosts)
         yield
 
     return lifespan

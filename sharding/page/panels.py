@@ -1,5 +1,6 @@
 """Turn checkpoints, plans and errors into the panels of the page. Pure."""
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from sharding.core.values import Checkpoint, Finding, Plan, TensorEntry
 from sharding.desk import JobStatus
 from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import JobRecord
+from sharding.desk.overview import Overview
 from sharding.loading.devices import DevicePlan
 from sharding.page.choices import size_told
 from sharding.page.links import Wish, query_of
@@ -16,8 +18,7 @@ from sharding.page.render import render
 from sharding.page.words import in_page_words
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.model_map import ModelMap
-from sharding.report.report import summarize_source
-from sharding.report.schema import PlanSummary
+from sharding.report.schema import PlanSummary, SourceSummary
 from sharding.storage.hub_lookup import SourceCard
 
 MOST_ROWS = 200
@@ -57,9 +58,8 @@ def problem(error: ShardingError) -> str:
     return message(in_page_words(error.message), in_page_words(error.hint), "error")
 
 
-def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
+def facts_panel(told: SourceSummary, card: SourceCard) -> str:
     """Return what a source is."""
-    told = summarize_source(checkpoint)
     dtypes = ", ".join(sorted(told.dtypes, key=lambda dtype: -told.dtypes[dtype])[:4])
     facts = [
         f"{parameters(told.total_parameters)} parameters",
@@ -67,7 +67,13 @@ def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
         f"licence {card.license}" if card.license else "no licence stated",
         "gated" if card.gated else "private" if card.private else "open to all",
     ]
-    return render("facts", card=card, facts=[*filter(None, [checkpoint.architecture]), *facts])
+    return render("facts", card=card, facts=[*filter(None, [told.architecture]), *facts])
+
+
+def overview_panel(overview: Overview, card: SourceCard) -> str:
+    """Return what a source is whose tensors are too many to plan here: counts, and a picture of its layers."""
+    picture = b64encode(overview.picture.encode()).decode()
+    return facts_panel(overview.source, card) + render("overview", source=overview.source, picture=picture)
 
 
 def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:

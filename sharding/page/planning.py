@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from sharding.checkpoint.trained import needs_base
-from sharding.core.errors import ShardingError, VariantMissing
+from sharding.core.errors import ShardingError, TooManyTensors, VariantMissing
 from sharding.core.options import Options
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
@@ -23,6 +23,7 @@ from sharding.page.panels import (
     jobs_panel,
     map_panel,
     message,
+    overview_panel,
     problem,
     shards_panel,
     sizes_panel,
@@ -34,6 +35,7 @@ from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, dequantized, offer
 from sharding.planning.sizes import size_stops, usual_size
 from sharding.report.model_map import map_of_plan
+from sharding.report.report import summarize_source
 
 Update = dict[Any, Any]
 """New values, or settings, of parts of the form."""
@@ -118,7 +120,9 @@ class Planning:
                 return {form.repo_message: remark}  # asked for once more, as by a click that also leaves the field
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
-            return {**self._hidden(), form.repo_message: problem(error), form.base: gr.Textbox(visible=of_ranks)}
+            facts = self._counted(source, variant, base, token, request) if isinstance(error, TooManyTensors) else ""
+            hidden = {**self._hidden(), form.repo_message: problem(error), form.base: gr.Textbox(visible=of_ranks)}
+            return {**hidden, form.facts: facts}
         # Where it is the one asked for, nothing is set: the visitor may have gone on meanwhile.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
         hides = card.gated or card.private
@@ -139,7 +143,7 @@ class Planning:
             form.jobs: "",
             form.variants: _variants({taken, *checkpoint.other_variants}, **another),
             form.variant: gr.Textbox(**another),
-            form.facts: facts_panel(checkpoint, card),
+            form.facts: facts_panel(summarize_source(checkpoint), card),
             form.size: gr.Textbox(told) if told != given[form.size] else gr.Textbox(),
             form.suggested: usual,
             form.machine: gr.Column(visible=loads),
@@ -148,18 +152,26 @@ class Planning:
             form.advanced: gr.Accordion(visible=True),
             form.visibility: PRIVATE if hides else gr.Radio(),
             form.permitted: gr.Checkbox(value=False, visible=hides, label=promise),
-            **self._draw(seen, token, plays=True),
+            **self._draw(seen, token, request, plays=True),
             form.seen: self._choices(seen, checkpoint),
         }
 
+    def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
+        """Return what there is to say of a model that is too large to plan here."""
+        try:
+            overview = self._desk.overview(source, variant, token, base, request.session_hash)
+            return overview_panel(overview, self._desk.lookup.card(source, token))
+        except ShardingError as error:
+            return problem(error)
+
     def draw(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Draw the plan for what is chosen."""
-        return self._draw(given, self._site.token(request, login))
+        return self._draw(given, self._site.token(request, login), request)
 
     def slide(self, given: Given, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Draw the plan for the size at which the slider stands."""
         size = str(getattr(chosen, "size", ""))[:_LONGEST_SIZE]
-        drawn = self._draw({**given, self._form.size: size}, self._site.token(request, login))
+        drawn = self._draw({**given, self._form.size: size}, self._site.token(request, login), request)
         drawn.pop(self._form.sizes, None)  # it is in the visitor's hand
         return {self._form.size: size, **drawn}
 
@@ -169,13 +181,14 @@ class Planning:
         """List the tensors of the column of the map that was chosen."""
         form = self._form
         try:
-            checkpoint, plan = self._plan(options_in(form, given), given, self._site.token(request, login))
+            options = options_in(form, given)
+            checkpoint, plan = self._plan(options, given, self._site.token(request, login), request)
         except ShardingError as error:
             return {form.tensors: problem(error)}
         placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
         return {form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
 
-    def _draw(self, given: Given, token: str | None, plays: bool = False) -> Update:
+    def _draw(self, given: Given, token: str | None, request: gr.Request, plays: bool = False) -> Update:
         form, source = self._form, source_in(self._form, given)
         # Another model may be named already, which nothing but the plan is drawn of yet.
         shown: Update = {
@@ -187,7 +200,7 @@ class Planning:
             return {form.size_message: "", **shown}
         try:
             options = options_in(form, given)
-            checkpoint, plan = self._plan(options, given, token)
+            checkpoint, plan = self._plan(options, given, token, request)
         except ShardingError as error:
             gone: Update = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
             return {form.size_message: problem(error), **gone, **shown}
@@ -226,8 +239,8 @@ class Planning:
         )
         return checkpoint.source, *(given[field] for field in fields)
 
-    def _plan(self, options: Options, given: Given, token: str | None) -> tuple[Checkpoint, Plan]:
-        return self._desk.plan(source_in(self._form, given), options, token)
+    def _plan(self, options: Options, given: Given, token: str | None, request: gr.Request) -> tuple[Checkpoint, Plan]:
+        return self._desk.plan(source_in(self._form, given), options, token, request.session_hash)
 
     def _hidden(self) -> Update:
         form = self._form
@@ -250,7 +263,8 @@ class Planning:
         if not repo or not budget:
             return message("Choose a machine, or write how much memory each device has for weights.")
         try:
-            return devices_panel(self._desk.devices(repo.strip(), budget, self._site.token(request, login)))
+            token, session = self._site.token(request, login), request.session_hash
+            return devices_panel(self._desk.devices(repo.strip(), budget, token, session))
         except ShardingError as error:
             return problem(error)
 

@@ -10,6 +10,7 @@ from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import VIEW_SECONDS
 from sharding.desk import Desk, JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
+from sharding.desk.patience import patient
 from sharding.page.form import Form
 from sharding.page.job_panels import heading_of, job_panel
 from sharding.page.links import Wish, query_of
@@ -58,7 +59,7 @@ class Running:
             if status != shown:
                 update = self._show(status, request)
                 if status.planned and not is_drawn:
-                    update |= await asyncio.to_thread(self._drawn, status, token)
+                    update |= await patient(self._drawn)(status, token)
                     is_drawn = True
                 yield update
             if status.state not in ACTIVE:

@@ -14,6 +14,7 @@ from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
 from sharding.desk import Desk, Settings
 from sharding.desk.header_cache import Headers
+from sharding.desk.models import Models
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
@@ -30,7 +31,7 @@ class Readings:
         self.go.set()
         self.broken = False
 
-    def __call__(self, source: str, *, variant: str, base: str, endpoint: str, token: str | None) -> Checkpoint:
+    def __call__(self, source: str, *, variant: str, base: str, token: str | None, **_: object) -> Checkpoint:
         self.seen.append((source, token))
         self.variants.append((variant, base))
         assert self.go.wait(60)
@@ -151,21 +152,21 @@ def test_a_private_repo_is_planned_by_its_owner_and_by_nobody_after_him(hub: Ser
 
 def test_what_transformers_knows_is_asked_for_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(job, "hints_for", lambda checkpoint, options: asked.append(checkpoint.variant) or {})
-    headers = Headers("http://hub")
+    monkeypatch.setattr(job, "hints_for", lambda checkpoint, options, **_: asked.append(checkpoint.variant) or {})
+    models = Models("http://hub")
     for variant in ("", "fp16", "", "fp16"):
         found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(variant=variant),), (), (), ())
-        headers.hints(found, Options(dtype="bf16"))
+        models.hints(found, Options(dtype="bf16"), "alice")
     assert asked == ["", "fp16"]
 
 
 def test_what_transformers_knows_is_asked_for_each_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(job, "hints_for", lambda checkpoint, options: asked.append(options.strategy) or {})
-    headers = Headers("http://hub")
+    monkeypatch.setattr(job, "hints_for", lambda checkpoint, options, **_: asked.append(options.strategy) or {})
+    models = Models("http://hub")
     found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(),), (), (), ())
     for strategy in ("pp:2", "blocks", "pp:3", "stages:2", "pp:2"):
-        headers.hints(found, Options(strategy=strategy))
+        models.hints(found, Options(strategy=strategy), "alice")
     assert asked == ["pp:2", "blocks", "pp:3"]
 
 

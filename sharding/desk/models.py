@@ -1,0 +1,79 @@
+"""Say what models are and how they would be cut, for all visitors together."""
+
+from collections.abc import Callable
+from functools import partial
+from uuid import uuid4
+
+from sharding import job
+from sharding.core.hints import Hints
+from sharding.core.limits import QUESTION_SECONDS
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, Plan
+from sharding.desk.header_cache import Headers, fingerprint
+from sharding.desk.overview import Overview, Question, ask_overview
+from sharding.desk.questions import Questions
+from sharding.loading.devices import DevicePlan
+from sharding.storage.hub_lookup import Lookup
+
+
+class Models:
+    """Reads headers once in a while, and asks transformers one question at a time."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Read from the Hub at `endpoint`."""
+        self._endpoint = endpoint
+        self._link: Callable[[str], str] = Lookup(endpoint).link
+        self._headers = Headers(endpoint)
+        self._questions = Questions()
+
+    def close(self) -> None:
+        """Answer no question any more."""
+        self._questions.close()
+
+    def inspect(self, source: str, variant: str, token: str | None, base: str) -> Checkpoint:
+        """Return what is in `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError."""
+        return self._headers.read(self._link(source), token, variant, self._link(base) if base else "")
+
+    def plan(self, source: str, options: Options, token: str | None, session: str | None) -> tuple[Checkpoint, Plan]:
+        """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
+
+        Planning anew with another size reads nothing. Who bears no `token` is known by their `session`. Raises
+        UsageError, SourceError, and Refused where too many ask what takes long.
+        """
+        checkpoint = self.inspect(source, options.variant, token, options.base)
+        after = job.dequantized(checkpoint, options)
+        return checkpoint, job.plan_checkpoint(after, options, self.hints(after, options, _caller(token, session)))
+
+    def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
+        """Return what `job.hints_for` does, asked once for weights, a dtype and ranks. Raises as `plan` does."""
+        if not options.asks_class:
+            return {}
+        variants = tuple(component.variant for component in checkpoint.components)
+        key = checkpoint.source, checkpoint.base, variants, options.dtype, options.ranks, options.dequantize
+        ask = partial(job.hints_for, checkpoint, options, limit_seconds=QUESTION_SECONDS)
+        return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
+
+    def overview(self, source: str, variant: str, token: str | None, base: str, session: str | None) -> Overview:
+        """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""
+        link = self._link(source), variant, self._link(base) if base else ""
+        ask = partial(ask_overview, Question(*link, self._endpoint, token))
+        return self._questions.ask((*link, fingerprint(token)), _caller(token, session), ask)
+
+    def devices(self, source: str, budget: str, token: str | None, session: str | None) -> DevicePlan:
+        """Return which block of `source` goes on which device, as `job.devices` does, for a repo only.
+
+        Raises as `plan` does.
+        """
+        self.inspect(source, "", token, "")  # so that one that cannot be read, or is too large, keeps nobody waiting
+        place = partial(job.devices, endpoint=self._endpoint, token=token, limit_seconds=QUESTION_SECONDS)
+        link = self._link(source)
+        key = link, budget, fingerprint(token)
+        return self._questions.ask(key, _caller(token, session), partial(place, link, budget))
+
+
+def _caller(token: str | None, session: str | None) -> str:
+    """Return who asks: a login, else a session, else somebody of their own.
+
+    Never an address: behind the proxy of a Space all visitors have the same.
+    """
+    return fingerprint(token) or session or uuid4().hex

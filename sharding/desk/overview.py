@@ -1,0 +1,86 @@
+"""Count a checkpoint that is too large for the page, in a process of its own, which gives all its memory back."""
+
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from sharding.core.environment import reading_variables
+from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_OVERVIEW_BYTES, OVERVIEW_BYTES, OVERVIEW_SECONDS
+from sharding.report.schema import SourceSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What is in a checkpoint, in counts, and a picture of its layers (SVG) in the files that it has today."""
+
+    source: SourceSummary
+    picture: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whose counts are asked for, as `job.inspect` has it."""
+
+    source: str
+    variant: str
+    base: str
+    endpoint: str
+    token: str | None
+
+
+_QUESTION, _ANSWER = TypeAdapter(Question), TypeAdapter(Overview)
+
+
+def ask_overview(question: Question) -> Overview:
+    """Return the counts. Takes seconds, and a gigabyte for a million tensors. Raises SourceError."""
+    command = [sys.executable, "-P", "-m", "sharding.desk.overview"]
+    try:
+        done = subprocess.run(
+            command,
+            input=_QUESTION.dump_json(question),
+            capture_output=True,
+            env=reading_variables(),
+            timeout=OVERVIEW_SECONDS,
+        )
+        if done.returncode == SourceError.exit_status:
+            raise SourceError(*json.loads(done.stdout))
+        if len(done.stdout) <= MAX_OVERVIEW_BYTES:
+            return _ANSWER.validate_json(done.stdout)
+    except (subprocess.TimeoutExpired, ValidationError, ValueError):
+        pass
+    raise SourceError(
+        "The tensors of this checkpoint take too long to count here.", "Look at it with the command `shard-my-repo`."
+    )
+
+
+def main() -> int:
+    """Answer the question on standard input; return the exit status."""
+    from sharding import job
+    from sharding.core.errors import ShardingError
+    from sharding.report.map_svg import draw_map
+    from sharding.report.model_map import map_of_copy
+    from sharding.report.report import summarize_source
+
+    resource.setrlimit(resource.RLIMIT_AS, (OVERVIEW_BYTES, OVERVIEW_BYTES))
+    asked = _QUESTION.validate_json(sys.stdin.buffer.read())
+    try:
+        checkpoint = job.inspect(
+            asked.source, variant=asked.variant, base=asked.base, endpoint=asked.endpoint, token=asked.token
+        )
+    except ShardingError as error:
+        sys.stdout.write(json.dumps([error.message, error.hint]))
+        return SourceError.exit_status
+    summary = summarize_source(checkpoint)
+    title = f"{checkpoint.source.repo_id}: {summary.tensors:,} tensors"
+    overview = Overview(summary, draw_map(map_of_copy(checkpoint, None), title))
+    sys.stdout.buffer.write(_ANSWER.dump_json(overview))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

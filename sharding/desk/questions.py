@@ -1,0 +1,89 @@
+"""Answer questions that take long, one at a time for all visitors; refuse at once what would wait too long."""
+
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from math import ceil
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, TypeVar, cast
+
+from sharding.core.errors import Refused
+from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS, CACHED_TENSORS, QUESTION_SECONDS, QUESTIONS_WAITING
+from sharding.desk.patience import answered, result_of
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Question:
+    caller: str
+    work: Callable[[], Any]
+    weight: int
+    asked: float
+    answer: Future[Any] = field(default_factory=Future)
+
+
+class Questions:
+    """One question is in work and a few wait, at most one of each caller. Answers are remembered, refusals as well."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to answer. `clock` tells seconds."""
+        self._clock = clock
+        self._lock = Lock()
+        self._questions: dict[Hashable, _Question] = {}
+        self._open: SimpleQueue[_Question | None] = SimpleQueue()
+        self._usual_seconds = QUESTION_SECONDS / 3
+        Thread(target=self._answer, name="questions", daemon=True).start()
+
+    def ask(self, key: Hashable, caller: str, work: Callable[[], _T], weight: int = 1) -> _T:
+        """Return what `work` returns, or raise what it raises, for the question `key`.
+
+        `weight` is how many tensors the answer speaks of. The same question is answered once in a while, whoever asks.
+        Raises Refused where too many questions wait, or one of `caller`, and Later (see `patience.result_of`).
+        """
+        if answer := answered(key):
+            return answer.result()  # type: ignore[no-any-return]
+        with self._lock:
+            self._forget()
+            question = self._questions.get(key)
+            if question is None:
+                self._refuse_crowd(caller)
+                question = self._questions[key] = _Question(caller, work, weight, self._clock())
+                self._open.put(question)
+        return result_of(key, cast("Future[_T]", question.answer))
+
+    def close(self) -> None:
+        """Answer nothing any more."""
+        self._open.put(None)
+
+    def _refuse_crowd(self, caller: str) -> None:
+        waiting = [question for question in self._questions.values() if not question.answer.done()]
+        seconds = ceil(self._usual_seconds * max(len(waiting), 1))
+        if any(question.caller == caller for question in waiting):
+            raise Refused(
+                "Your last question about a model is still being answered.", f"Try again in {seconds} seconds."
+            )
+        if len(waiting) > QUESTIONS_WAITING:
+            raise Refused(
+                "This page is busy: too many visitors ask what takes long.", f"Try again in {seconds} seconds."
+            )
+
+    def _answer(self) -> None:
+        while question := self._open.get():
+            began = self._clock()
+            try:
+                question.answer.set_result(question.work())
+            except BaseException as error:
+                question.answer.set_exception(error)
+            self._usual_seconds = (2 * self._usual_seconds + self._clock() - began) / 3
+
+    def _forget(self) -> None:
+        """Drop answers that are too old, and the oldest where they are too many or too large."""
+        now, kept = self._clock(), 0
+        for number, (key, question) in enumerate(reversed(list(self._questions.items()))):
+            kept += question.weight
+            old = now - question.asked > CACHED_SECONDS or number >= CACHED_ANSWERS or kept > CACHED_TENSORS
+            if old and question.answer.done():
+                del self._questions[key]

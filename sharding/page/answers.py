@@ -1,0 +1,81 @@
+"""Keep answers until they are fetched, in bounds: Gradio would keep those of 2,000 sessions, however large they are."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from gradio.queueing import Queue
+from gradio.server_messages import EventMessage, ProcessCompletedMessage
+
+from sharding.core.errors import shortened
+from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
+
+
+class Session(asyncio.Queue[EventMessage]):
+    """The messages for one session of Gradio; `bytes` are those that nobody has fetched, `since` when they began."""
+
+    def __init__(self, added: Callable[["Session"], None], clock: Callable[[], float]) -> None:
+        """Tell `added` of each new message."""
+        super().__init__()
+        self.bytes, self.listeners = 0, 0
+        self._added, self._clock = added, clock
+        self.since = clock()
+
+    def put_nowait(self, item: EventMessage) -> None:
+        """Take a message; an error in it is told in short."""
+        if isinstance(item, ProcessCompletedMessage) and not item.success and item.output.get("error"):
+            item.output["error"] = shortened(str(item.output["error"]))
+        super().put_nowait(item)
+        self.bytes += _bytes(item)
+        self._added(self)
+
+    async def get(self) -> EventMessage:
+        """Return the next message once there is one."""
+        self.listeners += 1
+        try:
+            message = await super().get()
+        finally:
+            self.listeners -= 1
+        self.bytes, self.since = max(self.bytes - _bytes(message), 0), self._clock()
+        return message
+
+
+class Sessions(OrderedDict[str, Any]):
+    """Sessions by their hash, in place of the queue's own `pending_messages_per_session`."""
+
+    def __init__(self, queue: Queue, clock: Callable[[], float] = time.monotonic) -> None:
+        """Keep what `queue` is to tell."""
+        super().__init__()
+        self._queue, self._clock = queue, clock
+
+    def __setitem__(self, session: str, messages: object) -> None:
+        """Begin a session; Gradio brings a queue without bounds, which is not taken."""
+        super().__setitem__(session, Session(self._forget, self._clock))
+        self._forget(self[session])
+
+    def __missing__(self, session: str) -> Session:
+        """Return where a call speaks into whose session is forgotten."""
+        return Session(lambda _: None, self._clock)
+
+    def _forget(self, newest: Session) -> None:
+        """Drop sessions that nobody listens to: the oldest where they are too many or too large, and all old ones."""
+        now, kept = self._clock(), sum(session.bytes for session in self.values())
+        for name, session in list(self.items()):
+            too_much = len(self) > MAX_SESSIONS_KEPT or kept > UNFETCHED_BYTES
+            is_old = now - session.since > UNFETCHED_SECONDS
+            if session is not newest and not session.listeners and (too_much or is_old):
+                kept -= session.bytes
+                del self[name]
+                self._queue.pending_event_ids_session.pop(name, None)
+
+
+def bound_answers(queue: Queue) -> None:
+    """Have `queue` keep no more than the limits allow."""
+    queue.pending_messages_per_session = Sessions(queue)  # type: ignore[assignment]
+
+
+def _bytes(message: EventMessage) -> int:
+    return len(orjson.dumps(message.model_dump(), default=str))
