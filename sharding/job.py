@@ -79,8 +79,8 @@ def inspect(
 
     `variant` is such as "fp16", where a repo has several; "" takes the plain weights. `base` is the model that was
     trained, where `source` is what the ranks of a training run have saved: the files beside the weights are taken from
-    it, and its headers compared. Raises SourceError where it is no checkpoint that can be streamed, TooManyTensors where
-    it has more than `most_tensors`, and UsageError for a base that `source` needs none of.
+    it, and its headers compared. Raises SourceError where it is no checkpoint that can be streamed, TooManyTensors for
+    more than `most_tensors`, and UsageError for a base that `source` needs none of.
     """
     origin = open_trained(source, Hub(endpoint or hub_endpoint(), token), base)
     return offering(_read(origin, variant, most_tensors=most_tensors))

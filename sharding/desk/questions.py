@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Question:
-    caller: str
+    callers: set[str]
     work: Callable[[], Any]
     weight: int
     asked: float
@@ -50,8 +50,11 @@ class Questions:
             question = self._questions.get(key)
             if question is None:
                 self._refuse_crowd(caller)
-                question = self._questions[key] = _Question(caller, work, weight, self._clock())
+                question = self._questions[key] = _Question({caller}, work, weight, self._clock())
                 self._open.put(question)
+            elif not question.answer.done() and caller not in question.callers:
+                self._refuse_crowd(caller)
+                question.callers.add(caller)
         return result_of(key, cast("Future[_T]", question.answer))
 
     def close(self) -> None:
@@ -59,16 +62,14 @@ class Questions:
         self._open.put(None)
 
     def _refuse_crowd(self, caller: str) -> None:
+        """Raise Refused where `caller` waits for an answer, or too many do."""
         waiting = [question for question in self._questions.values() if not question.answer.done()]
-        seconds = ceil(self._usual_seconds * max(len(waiting), 1))
-        if any(question.caller == caller for question in waiting):
-            raise Refused(
-                "Your last question about a model is still being answered.", f"Try again in {seconds} seconds."
-            )
-        if len(waiting) > QUESTIONS_WAITING:
-            raise Refused(
-                "This page is busy: too many visitors ask what takes long.", f"Try again in {seconds} seconds."
-            )
+        hint = f"Try again in {ceil(self._usual_seconds * max(len(waiting), 1))} seconds."
+        callers = [each for question in waiting for each in question.callers]
+        if caller in callers:
+            raise Refused("Your last question about a model is still being answered.", hint)
+        if len(callers) > QUESTIONS_WAITING:
+            raise Refused("This page is busy: too many visitors ask what takes long.", hint)
 
     def _answer(self) -> None:
         while question := self._open.get():

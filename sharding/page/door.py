@@ -44,7 +44,7 @@ _ROUTES = (
 
 
 class _TooMuch(Exception):
-    """A body is longer than it may be, or takes longer to come."""
+    """A body is longer than it may be."""
 
 
 class Door:
@@ -67,34 +67,39 @@ class Door:
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on with a body that is counted as it comes."""
-        left, end, has_begun = MAX_BODY_BYTES, asyncio.get_running_loop().time() + BODY_SECONDS, False
-        is_whole = False
+        end = asyncio.get_running_loop().time() + BODY_SECONDS
+        left, is_whole, is_refused, has_begun = MAX_BODY_BYTES, False, False, False
 
         async def count() -> Message:
-            nonlocal left, is_whole
+            nonlocal left, is_whole, is_refused
             if is_whole:
                 return await receive()  # that the other side has gone, which may take as long as it likes
             try:
                 async with asyncio.timeout_at(end):
                     message = await receive()
-            except TimeoutError as error:
-                raise _TooMuch from error
+            except TimeoutError:
+                is_refused = True
+                raise
             left -= len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
             if left < 0:
+                is_refused = True
                 raise _TooMuch
             return message
 
         async def answer(message: Message) -> None:
             nonlocal has_begun
-            has_begun = True
-            await send(message)
+            if has_begun or not is_refused:  # else it is what the application says of a body that has broken off
+                has_begun = True
+                await send(message)
 
         try:
             await self._app(scope, count, answer)
-        except _TooMuch:
-            if not has_begun:
-                await _too_large(scope, receive, send)
+        except (_TooMuch, TimeoutError):
+            if not is_refused:
+                raise
+        if is_refused and not has_begun:
+            await _too_large(scope, receive, send)
 
 
 async def malformed(request: Request, error: Exception) -> JSONResponse:

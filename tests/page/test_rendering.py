@@ -28,6 +28,7 @@ from sharding.page.result_panels import details_panel, result_panel
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops
 from sharding.report.model_map import map_of_plan
+from sharding.report.report import summarize_source
 from sharding.storage.hub_lookup import SourceCard
 from sharding.verify.trust import Trust
 from tests.conftest import in_two_files
@@ -76,7 +77,7 @@ def test_names_from_a_repo_are_never_markup() -> None:
         panels.map_panel(map_of_plan(source, plan)),
         panels.tensors_panel(EVIL, [(tensor, EVIL) for tensor in source.tensors]),
         panels.shards_panel(replace(plan, shards=(replace(plan.shards[0], file=EVIL),)), FORECAST),
-        panels.facts_panel(source, card),
+        panels.facts_panel(summarize_source(source), card),
         panels.message(EVIL, EVIL, "error"),
         panels.jobs_panel([JobRecord("x", EVIL, JobRequest(EVIL, EVIL, Options()), 1, 0.0, "done")]),
         panels.log_panel(status_of(JobRecord("x", EVIL, JobRequest(EVIL, EVIL, Options()), 1, 0.0), said(EVIL))),

@@ -1,0 +1,108 @@
+"""Only what the page, its clients and MCP need can be asked of it, in bounds, over HTTP."""
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+
+import httpx
+import pytest
+
+from sharding.core.limits import MAX_BODY_BYTES
+from tests.page.conftest import Site, ask, call
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/gradio_api/upload"),
+        ("GET", "/gradio_api/upload_progress?upload_id=1"),
+        ("GET", "/gradio_api/file=/etc/passwd"),
+        ("GET", "/gradio_api/file=app.py"),
+        ("GET", "/gradio_api/file/etc/passwd"),
+        ("GET", "/gradio_api/proxy=https://huggingface.co/"),
+        ("GET", "/monitoring"),
+        ("GET", "/monitoring/summary"),
+        ("GET", "/gradio_api/runs"),
+        ("POST", "/gradio_api/run-history/connect"),
+        ("POST", "/gradio_api/component_server"),
+        ("POST", "/gradio_api/stream/1"),
+        ("POST", "/gradio_api/process_recording"),
+        ("POST", "/gradio_api/vibe-edit"),
+        ("GET", "/gradio_api/deep_link"),
+        ("POST", "/gradio_api/run/plan"),
+        ("POST", "/login"),
+        ("GET", "/openapi.json"),
+        ("GET", "/docs"),
+        ("GET", "/gradio_api/mcp/../upload"),
+    ],
+)
+def test_what_the_page_does_not_need_is_not_there(space: Site, method: str, path: str) -> None:
+    assert ask(space, method, path, {}).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/info", "/gradio_api/openapi.json", "/theme.css"])
+def test_what_is_read_takes_no_other_method(space: Site, path: str) -> None:
+    assert ask(space, "GET", path, {}).status_code == 200
+    assert ask(space, "POST", path, {}).status_code == 405
+
+
+def test_a_file_that_is_sent_is_nowhere(space: Site) -> None:
+    answer = httpx.post(f"{space.address}/gradio_api/upload", files={"files": b"x" * 100_000})
+    assert answer.status_code == 404
+    assert "path" not in answer.text
+
+
+def test_a_long_body_is_refused_before_it_comes(space: Site) -> None:
+    connection = HTTPConnection("127.0.0.1", space.port, timeout=60)
+    connection.putrequest("POST", "/gradio_api/call/plan")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", "200000000")
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_body_of_unknown_length_is_counted_as_it_comes(space: Site) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b'{"data": ["'
+        for _ in range(200):
+            yield b"a" * (MAX_BODY_BYTES // 100)
+        yield b'"]}'
+
+    headers = {"Content-Type": "application/json"}
+    try:
+        answer = httpx.post(f"{space.address}/gradio_api/call/plan", content=chunks(), headers=headers)
+    except httpx.WriteError:
+        return  # hung up on in the midst of it
+    assert answer.status_code == 413
+
+
+def test_an_error_does_not_repeat_a_long_argument(space: Site) -> None:
+    long = "a" * 900_000
+    for arguments in ([long], ["bob/small", long], ["bob/small", "1GB", long], [{"a": long}], [[long]]):
+        status, said = call(space, "plan", arguments, {})
+        assert status == 200
+        assert "event: error" in said
+        assert len(said) < 3000
+
+
+def test_a_request_of_another_form_is_not_repeated(space: Site) -> None:
+    for body in ({"data": "a" * 900_000}, {"wrong": "a" * 900_000}, ["a" * 900_000], "a" * 900_000):
+        for path in ("/gradio_api/call/plan", "/gradio_api/queue/join", "/gradio_api/cancel"):
+            answer = ask(space, "POST", path, {}, body)
+            assert (answer.status_code, len(answer.text) < 500) == (422, True)
+
+
+def test_a_wrong_choice_in_the_form_is_not_repeated(space: Site) -> None:
+    config = ask(space, "GET", "/config", {}).json()
+    draw = next(call for call in config["dependencies"] if len(call["inputs"]) > 8)
+    parts = {part["id"]: part for part in config["components"]}
+    values = [parts[number]["props"].get("value") for number in draw["inputs"]]
+    choices = [n for n, number in enumerate(draw["inputs"]) if parts[number]["type"] == "radio"]
+    values[choices[0]] = "a" * 900_000
+    wish = {"data": values, "fn_index": draw["id"], "session_hash": "longchoice"}
+    assert ask(space, "POST", "/gradio_api/queue/join", {}, wish).status_code == 200
+    told = ask(space, "GET", "/gradio_api/queue/data?session_hash=longchoice", {}).text
+    last = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: ")][-2]
+    assert (last["msg"], last["success"]) == ("process_completed", False)
+    assert len(told) < 10_000
