@@ -49,7 +49,7 @@ class Models:
         if not options.asks_class:
             return {}
         variants = tuple(component.variant for component in checkpoint.components)
-        key = checkpoint.source, checkpoint.base, variants, options.dtype, options.ranks, options.dequantize
+        key = "hints", checkpoint.source, checkpoint.base, variants, options.dtype, options.ranks, options.dequantize
         ask = partial(job.hints_for, checkpoint, options, limit_seconds=QUESTION_SECONDS)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
@@ -57,7 +57,7 @@ class Models:
         """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""
         link = self._link(source), variant, self._link(base) if base else ""
         ask = partial(ask_overview, Question(*link, self._endpoint, token))
-        return self._questions.ask((*link, fingerprint(token)), _caller(token, session), ask)
+        return self._questions.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
 
     def devices(self, source: str, budget: str, token: str | None, session: str | None) -> DevicePlan:
         """Return which block of `source` goes on which device, as `job.devices` does, for a repo only.
@@ -67,7 +67,7 @@ class Models:
         self.inspect(source, "", token, "")  # so that one that cannot be read, or is too large, keeps nobody waiting
         place = partial(job.devices, endpoint=self._endpoint, token=token, limit_seconds=QUESTION_SECONDS)
         link = self._link(source)
-        key = link, budget, fingerprint(token)
+        key = "devices", link, budget, fingerprint(token)
         return self._questions.ask(key, _caller(token, session), partial(place, link, budget))
 
 

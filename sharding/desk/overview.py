@@ -11,14 +11,14 @@ from pydantic import TypeAdapter, ValidationError
 from sharding.core.environment import reading_variables
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_OVERVIEW_BYTES, OVERVIEW_BYTES, OVERVIEW_SECONDS
-from sharding.report.schema import SourceSummary
+from sharding.report.schema import Inspection
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
     """What is in a checkpoint, in counts, and a picture of its layers (SVG) in the files that it has today."""
 
-    source: SourceSummary
+    source: Inspection
     picture: str
 
 

@@ -1,0 +1,67 @@
+"""A checkpoint with more tensors than a page can hold is counted and drawn, in a process of its own."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from sharding.core.limits import MAX_PAGE_TENSORS
+from tests.localhub.conftest import Server
+from tests.page.conftest import Site, call, push
+
+
+def write_many(folder: Path, tensors: int) -> Path:
+    """Write a checkpoint of so many tensors of one byte."""
+    folder.mkdir()
+    entries = {
+        f"model.layers.{n // 3000}.mlp.experts.{n % 3000}.up.weight": {
+            "dtype": "U8", "shape": [1], "data_offsets": [n, n + 1]
+        }
+        for n in range(tensors)
+    }  # fmt: skip
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(tensors))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def giant(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = write_many(tmp_path_factory.mktemp("in") / "giant", MAX_PAGE_TENSORS + 50_000)
+    return push(hub, folder, "bob/giant")
+
+
+USUAL = ["1MB", "size", "natural", "keep", "", "", False]
+
+
+def test_what_is_too_large_to_plan_is_counted(space: Site, giant: str) -> None:
+    _, said = call(space, "inspect", [giant, "", ""], {})
+    summary = json.loads(said.rpartition("event: complete\ndata: ")[2].partition("\n")[0])[0]
+    assert summary["tensors"] == MAX_PAGE_TENSORS + 50_000
+    assert summary["weight_files"][0]["tensors"] == MAX_PAGE_TENSORS + 50_000
+
+
+def test_what_is_too_large_is_not_planned_and_says_where_it_can_be(space: Site, giant: str) -> None:
+    _, said = call(space, "plan", [giant, *USUAL], {})
+    assert "more than 100,000 tensors" in said
+    assert "shard-my-repo" in said
+
+
+def test_a_visitor_sees_the_layers_of_what_is_too_large(space: Site, giant: str, visit: Callable[..., Page]) -> None:
+    page = visit(space, f"?repo={giant}")
+    expect(page.get_by_text("more than 100,000 tensors")).to_be_visible()
+    expect(page.get_by_text("150,000 tensors in 1 file")).to_be_visible()
+    picture = page.locator("img.overview")
+    expect(picture).to_be_visible()
+    assert picture.evaluate("image => image.naturalWidth") > 0
+    assert page.complaints == []  # type: ignore[attr-defined]
+
+
+def test_as_many_tensors_as_a_page_takes_are_planned_in_full(space: Site, hub: Server, tmp_path: Path) -> None:
+    source = push(hub, write_many(tmp_path / "full", MAX_PAGE_TENSORS), "bob/full")
+    _, said = call(space, "plan", [source, *USUAL], {})
+    plan = json.loads(said.rpartition("event: complete\ndata: ")[2].partition("\n")[0])[0]
+    assert len(plan["weight_map"]) == MAX_PAGE_TENSORS
