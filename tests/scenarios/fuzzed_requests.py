@@ -119,7 +119,7 @@ _QUERIES = st.dictionaries(
     st.sampled_from(
         ["session_hash", "repo", "result", "job", "size", "view", "__theme", "_target_url", "code", "state", "key"]
     ),
-    _TEXTS | _SESSIONS,
+    _TEXTS | _SESSIONS | st.sampled_from(["http://[", "//x", "javascript:0"]),
     max_size=3,
 )
 
