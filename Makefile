@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo pipeline run test thorough browser check bench matrix torture live fuzz mutants clean help
+.PHONY: demo pipeline run test thorough browser check bench matrix torture soak live fuzz mutants clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.localhub.demo
@@ -44,6 +44,12 @@ matrix: .venv/tested  ## break every endpoint of the Hub in every way
 N = 500
 torture: .venv/tested  ## kill jobs at random moments
 	$(BIN)/python -m tests.scenarios.torture $(N) --note
+
+# A crowd on the page, then its routes asked at random, noted in bench/RESULTS.md unless a promise is broken.
+MINUTES = 15
+FUZZ_MINUTES = 20
+soak: .venv/tested  ## let fifty visitors at the page, then ask its routes at random
+	$(BIN)/python -m tests.scenarios.soak --minutes $(MINUTES) --fuzz-minutes $(FUZZ_MINUTES) --note
 
 # What only a Hub itself can answer, on nine throw-away repos of whoever HF_TOKEN names: about 40 commits and 40 MB.
 live: .venv/installed  ## ask the Hub itself, with a token

@@ -1,0 +1,129 @@
+"""The page in a process of its own, as a Space that several users know, and what that process holds."""
+
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+
+from tests.conftest import random_tensors, write_checkpoint
+from tests.localhub.conftest import Server
+from tests.page.conftest import Site, as_space
+
+SMALL, MANY, LLAMA, RESULT = "alice/small", "alice/many", "alice/llama", "alice/result"
+PUBLIC = (SMALL, MANY, LLAMA)
+GUEST = "guest"
+"""A user who has no jobs."""
+_TRACEBACK = re.compile(r"^( *)Traceback \(most recent call last\):\n(?:(?:\1[ |+].*|\s*)\n)*\1?\S.*$", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a process has now: threads, processes below it, open files, and the connections of those who ask it."""
+
+    threads: int
+    children: int
+    files: int
+    visitors: int
+
+    def is_within(self, other: "Holdings") -> bool:
+        """Return whether there is no more of anything than in `other`."""
+        return all(getattr(self, name) <= getattr(other, name) for name in self.__slots__)
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page that is tried. Each of `users` has the token "hf_" and their name."""
+
+    hub: Server
+    site: Site
+    users: tuple[str, ...]
+
+    @property
+    def process(self) -> psutil.Process:
+        """The process of the page itself."""
+        assert self.site.process
+        return psutil.Process(self.site.process.pid)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self.site.process is not None and self.site.process.poll() is None
+
+    def memory_bytes(self) -> int:
+        """Return the memory that is the process's alone (USS), which jobs are no part of: they are processes."""
+        return int(self.process.memory_full_info().uss)
+
+    def holdings(self) -> Holdings:
+        """Return what the process has now."""
+        process = self.process
+        asked = [
+            connection
+            for connection in process.net_connections("tcp")
+            if connection.laddr.port == self.site.port and connection.status != psutil.CONN_LISTEN
+        ]
+        return Holdings(
+            process.num_threads(), len(process.children(recursive=True)), process.num_fds() - len(asked), len(asked)
+        )
+
+    def tracebacks(self, since: int = 0) -> list[str]:
+        """Return the tracebacks that the page has printed after the first `since` characters of its log."""
+        return [found.group().strip() for found in _TRACEBACK.finditer(self.site.log[since:])]
+
+    def settle(self, allowed: Holdings, most_bytes: float, seconds: float) -> Holdings:
+        """Wait until the page holds no more than is allowed, at most so long; return what it holds then."""
+        until = time.monotonic() + seconds
+        while True:
+            # Threads that have nothing to do end when another one begins to work, ten seconds later at the earliest.
+            answer = httpx.post(f"{self.site.address}/gradio_api/call/inspect", json={"data": [SMALL, "", ""]})
+            path = f"{self.site.address}/gradio_api/call/inspect/{answer.json()['event_id']}"
+            assert "event: complete" in httpx.get(path, timeout=60).text
+            time.sleep(1)
+            holdings = self.holdings()
+            if holdings.is_within(allowed) and self.memory_bytes() <= most_bytes or time.monotonic() > until:
+                return holdings
+
+
+@contextmanager
+def served_page(users: int) -> Iterator[Page]:
+    """Serve a Hub with some models of alice, and the page, to so many `users`, of whom she is one, and a guest."""
+    names = ("alice", *(f"user{number}" for number in range(1, users)))
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    hub = Server(folder / "hub", tuple(word for name in (*names, GUEST) for word in ("--user", name))).start()
+    site = Site(hub, folder / "site", {**as_space(hub), "SHARD_JOBS_AT_ONCE": "2"})
+    try:
+        _fill(hub, folder)
+        yield Page(hub, site.start(), names)
+    finally:
+        site.stop(signal.SIGKILL)
+        hub.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fill(hub: Server, folder: Path) -> None:
+    from sharding import job
+    from tests import models
+    from tests.hubs import push
+
+    many = {f"layers.{n}.weight": np.full(3, n, np.float32) for n in range(5000)}
+    push(hub, write_checkpoint(folder / "small", {"model.safetensors": random_tensors()}, False), SMALL)
+    push(hub, write_checkpoint(folder / "many", {"model.safetensors": many}, False), MANY)
+    push(hub, models.save("llama", folder / "llama"), LLAMA)
+    for _ in job.shard(SMALL, RESULT, "90kB", endpoint=hub.address, token="hf_alice"):
+        pass
+
+
+def origin(traceback: str) -> str:
+    """Return where an error was raised, and of which kind it is."""
+    lines = [line.strip(" |") for line in traceback.splitlines()]
+    place = next((line for line in reversed(lines) if line.startswith("File ")), "").replace('"', "")
+    kind, named = lines[-1].partition(":")[0], re.sub(r"File (.*site-packages/|.*(?=sharding/))?", "", place)
+    return f"{kind} in {named}"

@@ -1,0 +1,29 @@
+"""A short soak of the page, and some fuzzing of its routes; `make soak` does both for long."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.scenarios.fuzzed_routes import fuzz
+from tests.scenarios.served import Page, served_page
+from tests.scenarios.soak import allowed, soak
+
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with served_page(users=3) as page:
+        yield page
+
+
+def test_a_crowd_gets_an_answer_to_all_that_makes_sense_and_leaves_nothing_behind(page: Page) -> None:
+    outcome = soak(page, visitors=10, seconds=20, seed=0)
+    assert not outcome.notes.faults
+    assert outcome.end.is_within(allowed(outcome.start))
+
+
+def test_no_route_answers_anything_with_a_status_of_500(page: Page) -> None:
+    fuzzed = fuzz(page, seconds=20, first_seed=0)
+    assert fuzzed.conversations
+    assert fuzzed.broken == []
