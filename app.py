@@ -18,12 +18,10 @@ def main() -> None:
     """Serve until told to stop; jobs that run then are interrupted, and can be resumed."""
     signal.signal(signal.SIGTERM, _stop)
     import_gradio()
-    from fastapi.exceptions import RequestValidationError
-
     from sharding.core.limits import MAX_CALLS, MAX_SESSIONS_KEPT
     from sharding.desk import Desk, Settings
     from sharding.page.build import build
-    from sharding.page.door import malformed
+    from sharding.page.door import MALFORMED
     from sharding.page.form import ASSETS
     from sharding.page.guard import guarded
     from sharding.page.site import Site
@@ -36,7 +34,7 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         page.launch(
-            app_kwargs={"lifespan": guarded(site), "exception_handlers": {RequestValidationError: malformed}},
+            app_kwargs={"lifespan": guarded(site), "exception_handlers": MALFORMED},
             max_threads=MAX_CALLS,
             state_session_capacity=MAX_SESSIONS_KEPT,
             theme=theme(),

@@ -265,6 +265,10 @@ MAX_BODY_BYTES = 1_000_000
 BODY_SECONDS = 30.0
 """What a request to the page may bring, and how long that may take: its longest has a few kilobytes."""
 
+MAX_QUERY_BYTES = 8000
+MAX_PATH_CHARACTERS = 500
+"""The longest address of the page: a link holds a few names and choices."""
+
 MAX_CALLS = 300
 MAX_CALLS_WAITING = 200
 """Calls of all visitors that the page attends to at a time, the watching of a job among them, and that wait for it; who

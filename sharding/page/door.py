@@ -8,12 +8,14 @@ import asyncio
 import re
 from collections.abc import Iterable
 
+from fastapi.exceptions import RequestValidationError
+from gradio.route_utils import FnIndexInferError
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sharding.core.limits import BODY_SECONDS, MAX_BODY_BYTES
+from sharding.core.limits import BODY_SECONDS, MAX_BODY_BYTES, MAX_PATH_CHARACTERS, MAX_QUERY_BYTES
 
 _API = "/gradio_api"
 _NAME = r"[\w.-]{1,100}"
@@ -102,16 +104,24 @@ class Door:
             await _too_large(scope, receive, send)
 
 
-async def malformed(request: Request, error: Exception) -> JSONResponse:
-    """Say that a request is not of the agreed form, and nothing of what it held."""
+def _malformed(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": "This request is not of the form that the page's API describes."}, 422)
+
+
+MALFORMED = dict.fromkeys((RequestValidationError, FnIndexInferError, KeyError, ValueError), _malformed)
+"""Handlers for what FastAPI and Gradio raise at a request of another form, such as a call of no function.
+
+They say so, and repeat nothing of what it held.
+"""
 
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
     """Return the answer to what is not let in, else None."""
     method, path = scope["method"], scope["path"]
     methods = next((methods for pattern, methods in _ROUTES if pattern.fullmatch(path)), None)
-    if methods is None:
+    if len(scope["query_string"]) > MAX_QUERY_BYTES:
+        return PlainTextResponse("This address is too long.\n", 414)
+    if methods is None or len(path) > MAX_PATH_CHARACTERS:
         return PlainTextResponse("There is nothing here.\n", 404)
     if method != "OPTIONS" and method not in methods:
         return PlainTextResponse("That cannot be done here.\n", 405, {"Allow": ", ".join(sorted(methods))})

@@ -278,7 +278,9 @@ def _masthead(on_space: bool) -> gr.HTML:
         with gr.Row(elem_classes="account", scale=0):
             account = _panel("account")
             if on_space:
-                gr.LoginButton("Sign in with Hugging Face", logout_value="Sign out", size="sm", elem_id="sign-in")
+                gr.LoginButton(
+                    "Sign in with Hugging Face", logout_value="Sign out", icon=None, size="sm", elem_id="sign-in"
+                )
                 gr.DuplicateButton("Duplicate this Space", variant="secondary", size="sm", elem_id="duplicate")
     return account
 

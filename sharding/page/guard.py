@@ -58,9 +58,9 @@ class Guard:
         if not is_own and not self._on_space and "authorization" not in headers and not _is_preflight(scope, headers):
             await self._refuse(_FOREIGN, 403, scope, receive, send)
             return
-        if not is_own:
-            kept = [(name, value) for name, value in scope["headers"] if name.lower() != b"cookie"]
-            scope = {**scope, "headers": kept}
+        dropped = {b"x-forwarded-host"} if not self._is_named(headers.get("x-forwarded-host", "")) else set()
+        dropped |= {b"cookie"} if not is_own else set()
+        scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0].lower() not in dropped]}
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -78,6 +78,10 @@ class Guard:
     def _is_here(self, host: str) -> bool:
         name = _name(host)
         return name in self._hosts or _is_loopback(name)
+
+    def _is_named(self, host: str) -> bool:
+        """Return whether a proxy may say that the page was asked for by this name: its links would lead there."""
+        return _name(host) in self._hosts or (not self._on_space and _is_loopback(_name(host)))
 
     def _is_own(self, scope: Scope, headers: Headers) -> bool:
         """Return whether the visitor asks, from the page itself or by going to it."""

@@ -106,3 +106,34 @@ def test_a_wrong_choice_in_the_form_is_not_repeated(space: Site) -> None:
     last = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: ")][-2]
     assert (last["msg"], last["success"]) == ("process_completed", False)
     assert len(told) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/gradio_api/queue/join", {"data": [], "fn_index": -1, "session_hash": "s"}),
+        ("/gradio_api/queue/join", {"data": [], "fn_index": 10**30, "session_hash": "s"}),
+        ("/gradio_api/call/nothing", {"data": []}),
+        ("/gradio_api/call/plan", {"data": {"a": "\ud800"}}),
+        ("/gradio_api/call/plan", {"data": {"a": float("nan")}}),
+        ("/gradio_api/call/plan", b"\x80"),
+    ],
+)
+def test_what_calls_for_nothing_that_is_there_is_refused(space: Site, path: str, body: object) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = httpx.post(f"{space.address}{path}", content=content, headers={"Content-Type": "application/json"})
+    assert 400 <= answer.status_code < 500
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/?" + "a" * 20_000, 414), ("/assets/" + "x" * 600, 404), ("/logout?_target_url=http://[", 422)],
+)
+def test_an_address_that_makes_no_sense_is_refused(space: Site, path: str, status: int) -> None:
+    assert ask(space, "GET", path, {}).status_code == status
+
+
+@pytest.mark.parametrize("host", ["evil.example", "[::1", "carol-shard-my-repo.hf.space.evil.example"])
+def test_a_forwarded_name_that_is_not_the_pages_is_not_believed(space: Site, host: str) -> None:
+    answer = ask(space, "GET", "/config", {"X-Forwarded-Host": host})
+    assert (answer.status_code, host in answer.text) == (200, False)
