@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from huggingface_hub import CommitOperationAdd
+
 from sharding import job
 from sharding.core.options import Options
 from sharding.report.schema import Report
@@ -15,6 +17,12 @@ def push(hub: Server, folder: Path, repo_id: str, token: str = TOKEN, **options:
     hub.api(token).create_repo(repo_id, **options)  # type: ignore[arg-type]
     hub.api(token).upload_folder(repo_id=repo_id, folder_path=folder)
     return repo_id
+
+
+def propose(hub: Server, folder: Path, repo_id: str) -> str:
+    """Open a pull request with what is in `folder`, as bob may in anybody's repo; return its commit."""
+    files = [CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir()) if path.is_file()]
+    return str(hub.api("hf_bob").create_commit(repo_id, files, commit_message="Better", create_pr=True).oid)
 
 
 def shard(

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.text import format_bytes, name_some
+from sharding.core.text import format_bytes, name_some, said_of_unreached
 from sharding.core.values import Checkpoint, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
 from sharding.loading.devices import DevicePlan
@@ -130,10 +130,12 @@ class Terminal:
             if verification.unstated:
                 same = f"Matches what was read{f', {cast}' if cast else ''}"
             count = _count(verification.tensors, "tensor")
-            style = "yellow" if verification.unstated else "green"
+            style = "yellow" if verification.unstated or verification.unreached else "green"
             self._say(f"{same}: all {count}, {format_bytes(verification.bytes)}.", style)
         else:
             self._say(f"Different: {_count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
+        for place in verification.unreached:
+            self._say(said_of_unreached(place), "yellow")
         for mismatch in verification.mismatches[:_MOST_ROWS]:
             self._say(f"  {mismatch.tensor}: {mismatch.problem}")
         self._say(f"({verification.method}; {verification.seconds:.1f} s)", "dim")

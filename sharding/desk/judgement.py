@@ -7,7 +7,7 @@ from sharding.core.errors import SourceError
 from sharding.core.values import Checkpoint
 from sharding.desk.jobs import JobRecord
 from sharding.report.fetch import Result
-from sharding.verify.trust import Trust, judge
+from sharding.verify.trust import Trust, judge, lowered
 
 
 def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: Iterable[JobRecord]) -> Trust:
@@ -28,11 +28,13 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
             original = inspect(pinned, source.variant, f"{base.repo_id}@{base.revision}" if base else "")
         except SourceError as error:
             why_not = error.message
-    found = judge(result.report, result.files, inspect(copy), original, why_not)
+    held = inspect(copy)
+    found = judge(result.report, result.files, held, original, why_not)
     if found.level != "contradicted":
         for record in records:
             if (record.result, record.request.source) == (copy, pinned):
-                return _own(record)
+                now = (*held.unreached, *(original.unreached if original else ()))
+                return lowered(_own(record), (*record.unreached, *now))
     return found
 
 

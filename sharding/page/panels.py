@@ -66,8 +66,9 @@ def facts_panel(checkpoint: Checkpoint, card: SourceCard) -> str:
         f"{format_bytes(told.total_bytes)} of {dtypes}",
         f"licence {card.license}" if card.license else "no licence stated",
         "gated" if card.gated else "private" if card.private else "open to all",
+        "a commit on no known branch" if checkpoint.unreached else "",
     ]
-    return render("facts", card=card, facts=[*filter(None, [checkpoint.architecture]), *facts])
+    return render("facts", card=card, facts=[*filter(None, [checkpoint.architecture, *facts])])
 
 
 def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:

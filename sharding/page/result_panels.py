@@ -64,6 +64,8 @@ def _verdict(report: Report, level: Level) -> str:
         case "made-here" | "read-now":
             same = "match what was read of" if proof.unstated else "bit-identical to"
             return f"All {count(proof.tensors, 'tensor')} {same} {source}{cast}"
+        case "unreached":
+            return "Of a commit that is on no known branch"
         case "fits":
             return f"Fits together with {source}{cast}"
         case _:

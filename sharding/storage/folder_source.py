@@ -50,6 +50,7 @@ class FolderSource:
         self.join_gap_bytes = JOIN_GAP_BYTES
         self.ranges_at_once = 1
         self.is_private: bool | None = None
+        self.unreached: tuple[str, ...] = ()
         self.requests = 0
         self.bytes_read = 0
         self._lock = Lock()

@@ -23,6 +23,7 @@ from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import is_plain
 from sharding.storage.hub_client import Hub, checked_commit
+from sharding.storage.hub_lookup import is_reached
 from sharding.storage.hub_retry import may_pass, wait_to_retry
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource
     ref, is_private, is_gated = hub.ask(repo_id, SourceError, pin)
     if is_gated:
         hub.ask(repo_id, SourceError, lambda: hub.may(repo_id))
-    return HubSource(hub, ref, is_private=is_private)
+    is_own = hub.ask(repo_id, SourceError, lambda: is_reached(hub, ref, revision))
+    return HubSource(hub, ref, is_private=is_private, unreached=() if is_own else (f"{ref.repo_id}@{ref.revision}",))
 
 
 def is_public(hub: Hub, repo_id: str) -> bool:
@@ -69,7 +71,13 @@ class HubSource:
     folder: Path | None = None
 
     def __init__(
-        self, hub: Hub, ref: RepoRef, *, is_private: bool | None = None, files: tuple[FileEntry, ...] | None = None
+        self,
+        hub: Hub,
+        ref: RepoRef,
+        *,
+        is_private: bool | None = None,
+        unreached: tuple[str, ...] = (),
+        files: tuple[FileEntry, ...] | None = None,
     ) -> None:
         """Read what `ref` names: a repo at a revision that does not move. `files` are all of it unless they are given.
 
@@ -77,6 +85,7 @@ class HubSource:
         """
         self.ref = ref
         self.is_private = is_private
+        self.unreached = unreached
         self.batch_bytes = HUB_BATCH_BYTES
         self.join_gap_bytes = HUB_JOIN_GAP_BYTES
         self.ranges_at_once = RANGES_AT_ONCE

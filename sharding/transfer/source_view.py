@@ -17,6 +17,7 @@ class SourceView:
         self.ref = source.ref
         self.folder = source.folder
         self.is_private = source.is_private
+        self.unreached = source.unreached
         self.batch_bytes = source.batch_bytes
         self.join_gap_bytes = source.join_gap_bytes
         self.ranges_at_once = source.ranges_at_once

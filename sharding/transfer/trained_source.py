@@ -42,6 +42,7 @@ class TrainedSource(SourceView):
         self.base = base
         self._places: dict[str, tuple[Source, str]] = {}
         if base:
+            self.unreached += base.unreached
             beside = [file for file in base.files if not is_weights(file.path) and not is_duplicate(file.path)]
             self._places |= {file.path: (base, file.path) for file in beside if not is_training_state(file.path)}
             if base.is_private is not False and source.is_private is False:

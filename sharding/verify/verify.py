@@ -71,7 +71,8 @@ def verify(
     method += "".join(side.remark for side in sides if side.remark)
     mismatches = (*compare_digests(sides[0].digests, sides[1].digests), *(one for side in sides for one in side.wrong))
     found, size, unstated = len(sides[0].digests), checkpoints[1].total_bytes, any(side.unstated for side in sides)
-    yield Verified(Verification(found, size, meter.seconds, method, mismatches, dtype, how, unstated))
+    unreached = _unreached(checkpoints)
+    yield Verified(Verification(found, size, meter.seconds, method, mismatches, dtype, how, unstated, unreached))
 
 
 def _compare_stored(sources: Sequence[Source], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
@@ -83,7 +84,12 @@ def _compare_stored(sources: Sequence[Source], checkpoints: Sequence[Checkpoint]
         raise Refused(message, "Verify without --quick, which reads the weights.")
     first, second = (one.tensors for one in stored)
     method, size = "stored digests compared, no weights read", checkpoints[1].total_bytes
-    return Verification(len(first), size, meter.seconds, method, compare_digests(first, second))
+    mismatches = compare_digests(first, second)
+    return Verification(len(first), size, meter.seconds, method, mismatches, unreached=_unreached(checkpoints))
+
+
+def _unreached(checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
+    return tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
 
 
 def _told_of_both(work: Generator[Progress, None, None], before: int, total: int) -> Generator[Progress, None, None]:

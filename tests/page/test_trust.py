@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from sharding import job
-from tests.hubs import download
+from tests.hubs import download, propose
 from tests.localhub.conftest import Server
-from tests.page.conftest import Site, call, copy_name, sign_in
+from tests.page.conftest import Site, call, copy_name, sign_in, start_job
 
 Visit = Callable[..., Page]
 
@@ -119,6 +119,40 @@ def test_what_cannot_be_compared_only_claims(
     expect(page.locator("#check")).to_have_count(0)
     assert api_result(space, name)["trust"]["level"] == "claims"
     assert api_result(space, name, "hf_alice")["trust"]["level"] == "fits"
+
+
+def test_weights_of_a_pull_request_are_named_so_and_never_green(
+    space: Site, visit: Visit, hub: Server, small: str, tmp_path: Path
+) -> None:
+    famous = f"alice/{copy_name('famous')}"
+    folder = download(hub, small, tmp_path / "in")
+    hub.api("hf_alice").create_repo(famous)
+    hub.api("hf_alice").upload_folder(repo_id=famous, folder_path=folder)
+    (folder / "config.json").write_text("{}")
+    commit = propose(hub, folder, famous)
+    said = f"No branch and no tag of {famous} is known to lead to its commit {commit[:12]}"
+
+    page = visit(space, f"?repo={famous}@{commit}&size=90kB")
+    expect(page.get_by_label("The model")).to_contain_text("a commit on no known branch")
+    expect(page.locator("body")).to_contain_text(said)
+    sign_in(page, "bob")
+    name = copy_name("unmerged")
+    start_job(page, name)
+    shown = headline(page, "unreached")  # the job's own result
+    expect(page.locator("#result")).to_contain_text(said)
+    assert "good" not in (shown.get_attribute("class") or "")
+
+    page.goto(f"{space.address}/?result=bob/{name}")
+    shown = headline(page, "unreached")
+    expect(shown).to_have_text("Of a commit that is on no known branch")
+    assert "good" not in (shown.get_attribute("class") or "")
+    expect(page.locator("#result")).to_contain_text(said)
+    expect(page.locator("#result")).not_to_contain_text("bit-identical")
+    page.goto(space.address)
+    job = page.get_by_label("My jobs").get_by_role("listitem").filter(has_text=name)
+    expect(job).to_contain_text(f"from {famous}, a commit on no known branch")
+    answer = api_result(space, f"bob/{name}")
+    assert answer["trust"]["level"] == "unreached" and said in answer["trust"]["reasons"][0]
 
 
 @pytest.fixture(params=["a shard is another", "of another model", "another architecture", "of itself"])
