@@ -49,6 +49,10 @@ class Source(Protocol):
         """Return where `file` lies on this disk, if it does."""
         ...
 
+    def closed(self) -> str:
+        """Return a repo of it that was public when it was opened and is not known to be so now, "" if there is none."""
+        ...
+
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return what another machine needs to read `files`, for a while and without a login. Raises SourceError."""
         ...

@@ -99,6 +99,10 @@ class FolderSource:
         """Return where `file` lies on this disk."""
         return self._paths[file]
 
+    def closed(self) -> str:
+        """Return "": a folder is in no repo."""
+        return ""
+
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return where `files` lie, on a machine that has the same folders, and the time that each is pinned to."""
         stats = [(file, self._stats[file]) for file in files]

@@ -53,13 +53,6 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource
     return HubSource(hub, ref, is_private=is_private, unreached=() if is_own else (f"{ref.repo_id}@{ref.revision}",))
 
 
-def is_public(hub: Hub, repo_id: str) -> bool:
-    """Return whether anybody may read `repo_id` now; False where that is not known."""
-    with suppress(SourceError):
-        return hub.ask(repo_id, SourceError, lambda: _is_hidden(hub.api.model_info(repo_id))) is False
-    return False
-
-
 def _is_hidden(info: "ModelInfo") -> bool | None:
     """Return whether a repo is private or gated, None where the Hub does not say both."""
     return bool(info.private or info.gated) or (None if None in (info.private, info.gated) else False)
@@ -110,6 +103,15 @@ class HubSource:
         entry = self._entry(file)
         chunks = self._read(entry, start_byte, end_byte)
         return checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
+
+    def closed(self) -> str:
+        """Return its name where it was public and is not known to be so now, else ""."""
+        repo_id, is_hidden = self.ref.repo_id, None
+        if self.is_private is not False:
+            return ""
+        with suppress(SourceError):
+            is_hidden = self._hub.ask(repo_id, SourceError, lambda: _is_hidden(self._hub.api.model_info(repo_id)))
+        return "" if is_hidden is False else repo_id
 
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return access to `files` in the store, or where they lie; that of what the Hub itself keeps is a login.

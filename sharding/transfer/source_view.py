@@ -38,6 +38,10 @@ class SourceView:
         """Return where `file` lies on this disk, if it does."""
         return self._source.path(file)
 
+    def closed(self) -> str:
+        """Return the repo below that was public and is not known to be so now, "" if there is none."""
+        return self._source.closed()
+
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return what another machine needs to read `files` of the source below."""
         return self._source.lend(files)

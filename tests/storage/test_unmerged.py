@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from sharding import job
 from sharding.cli.commands import app
 from tests.conftest import random_tensors, write_checkpoint
+from tests.folders import write_ranks
 from tests.hubs import TOKEN, download, propose, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
@@ -170,16 +171,3 @@ def test_a_base_of_a_pull_request_is_named_so_too(hub: InHouse, tmp_path: Path) 
     assert json.loads((folder / "sharding_report.json").read_text())["verification"]["unreached"] == [base]
     assert not re.search("^base_model:", (folder / "README.md").read_text(), re.MULTILINE)
     assert f"No branch and no tag of {FAMOUS}" in (folder / "README.md").read_text()
-
-
-def write_ranks(folder: Path) -> Path:
-    """Write the weights as the ranks of a training run do, without a configuration."""
-    import warnings
-
-    import torch
-    import torch.distributed.checkpoint as dcp
-
-    weights = {name: torch.from_numpy(array.copy()) for name, array in random_tensors().items()}
-    with warnings.catch_warnings(action="ignore"):
-        dcp.save({"model": weights}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    return folder
