@@ -43,6 +43,24 @@ def name_problem(name: str) -> str:
     return "" if name.isascii() or printable(name) == name else "is not UTF-8"
 
 
+def source_name(kind: str, name: str) -> str:
+    """Return how a source is called in a sentence: a folder may have the name of somebody's repo.
+
+    >>> source_name("hub", "gpt2"), source_name("folder", "gpt2")
+    ('gpt2', 'the folder gpt2')
+    """
+    return name if kind == "hub" else f"the folder {name}"
+
+
+def said_unchecked(things: Sequence[str]) -> str:
+    """Return the sentence that names what a comparison leaves open.
+
+    >>> said_unchecked(["code", "configuration", "tokenizer"])
+    'Not checked: code, configuration and tokenizer.'
+    """
+    return f"Not checked: {', '.join(things[:-1])} and {things[-1]}."
+
+
 def said_of_unreached(place: str) -> str:
     """Return the sentence about a commit, "owner/name@commit", that is not known to be of its repo.
 

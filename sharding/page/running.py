@@ -8,6 +8,8 @@ import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import VIEW_SECONDS
+from sharding.core.text import said_unchecked
+from sharding.core.values import UNCHECKED
 from sharding.desk import Desk, JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.page.form import Form
@@ -135,8 +137,8 @@ class Running:
         }
         if status.request.kind == "verify" and status.state == "done":
             link = query_of(Wish(result=status.request.destination))
-            said = {form.result: render("checked", link=link), form.result_details: ""}
-            return {**update, form.outcome: gr.Column(visible=True), **said}
+            checked = render("checked", link=link, unchecked=said_unchecked(UNCHECKED), unreached=status.unreached)
+            return {**update, form.outcome: gr.Column(visible=True), form.result: checked, form.result_details: ""}
         if status.report is None or status.state in ACTIVE:
             return update
         report, repo_id = status.report, status.request.destination

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from sharding.core.text import format_bytes, name_some, said_of_unreached
+from sharding.core.text import format_bytes, name_some, said_of_unreached, source_name
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary, LoadSummary
 from sharding.report.schema import Report
@@ -123,12 +123,10 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
         yield f"**{_plain(said_of_unreached(place))}**\n"
     count = len(report.plan.shards)
     files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
-    part = f"{_part(report)[0].upper()}{_part(report)[1:]}: a part of " if report.plan.rank is not None else ""
-    yield (
-        f"{part}{_origin(report, links)} in {files}. {_proof(report)}\n"
-        if report.verification.identical
-        else f"{_origin(report, links)}.\n"
-    )
+    part = f"{_part(report)}: a part of " if report.plan.rank is not None else ""
+    proved = f" in {files}. {_proof(report)}" if report.verification.identical else "."
+    told = f"{part}{_origin(report, links)}{proved}"
+    yield f"{told[0].upper()}{told[1:]}\n"
     if count := report.source.in_pieces:
         yield (
             f"The source is what a training run has saved: {count:,} of its {report.source.tensors:,} tensors lay in "
@@ -138,7 +136,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
         name = (
             f"[{_plain(base.repo_id)}]({links.base}/tree/{base.revision})"
             if links.base
-            else f"`{_plain(base.repo_id)}`"
+            else source_name(base.kind, f"`{_plain(base.repo_id)}`")
         )
         yield f"What is beside the weights (configuration, tokenizer, licence) is that of {name}, which was trained.\n"
     if report.plan.dequantized:
@@ -160,7 +158,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
 def _origin(report: Report, links: Links) -> str:
     source = report.source
     if not links.source:
-        return f"`{_plain(source.repo_id)}`"
+        return source_name(source.kind, f"`{_plain(source.repo_id)}`")
     commit = f"[`{source.revision[:12]}`]({links.source}/tree/{source.revision})"
     return f"[{_plain(source.repo_id)}]({links.source}) at commit {commit}"
 

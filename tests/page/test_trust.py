@@ -73,9 +73,12 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
 
     sign_in(page, "bob")
     page.locator("#check:not([disabled])").click()
+    expect(page.locator("#result")).to_contain_text("Not checked: code, configuration, tokenizer,")
     page.get_by_role("link", name="Show the result").click()
     said = headline(page, "read-now")
     expect(said).to_contain_text(f"All 14 tensors bit-identical to {small}@")
+    expect(page.locator("#result")).to_contain_text("Not checked: code, configuration, tokenizer,")
+    assert "what a report says of time" in " ".join(api_result(space, name)["trust"]["reasons"])
     assert "good" in (said.get_attribute("class") or "")
     assert api_result(space, name)["trust"]["level"] == "read-now"
 
@@ -182,6 +185,19 @@ def test_what_does_not_fit_is_red_and_nothing_of_it_is_shown(space: Site, visit:
     answer = api_result(space, lie)
     assert (answer["trust"]["level"], answer["report"]) == ("contradicted", None)
     assert answer["trust"]["reasons"]
+
+
+def test_a_folder_with_the_name_of_a_famous_repo_is_not_shown_as_that_repo(
+    space: Site, visit: Visit, hub: Server, result: Path
+) -> None:
+    report = json.loads((result / "sharding_report.json").read_text())
+    report["source"] |= {"kind": "folder", "repo_id": "meta-llama/Llama-3.1-8B", "revision": "0" * 40}
+    (result / "sharding_report.json").write_text(json.dumps(report))
+    page = visit(space, f"?result={publish(hub, result)}")
+    expect(headline(page, "claims")).to_have_text("Claims to be the folder meta-llama/Llama-3.1-8B")
+    expect(page.locator("#result-details")).to_contain_text("from the folder meta-llama/Llama-3.1-8B in the state")
+    expect(page.locator("a[href*='meta-llama']")).to_have_count(0)
+    assert not page.locator("#result, #result-details").get_by_text("meta-llama/Llama-3.1-8B@").count()
 
 
 def test_three_thousand_remarks_are_counted(space: Site, visit: Visit, hub: Server, result: Path) -> None:
