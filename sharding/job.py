@@ -249,8 +249,9 @@ def _open(
     """Return both sides of a job that may be done. Raises UsageError, SourceError, DestinationError."""
     origin = open_trained(source, hub, base)
     if origin.is_private and private is False and not confirmed:
+        hidden = base if isinstance(origin, TrainedSource) and origin.base and origin.base.is_private else source
         raise DestinationError(
-            f"{source} is private or gated, and a public copy would show it to everybody.",
+            f"{hidden} is private or gated, and a public copy would show it to everybody.",
             "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
         )
     if private is None:  # as the source; what is not shown anywhere yet is not shown by this job

@@ -1,5 +1,6 @@
 """What tests do with folders: shard one, read what is in one, tell whether two hold the same."""
 
+import warnings
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -11,7 +12,7 @@ from sharding import job
 from sharding.formats.names import STAGING_FOLDER
 from sharding.job import Event
 from sharding.report.schema import Report
-from tests.conftest import listing, options_of
+from tests.conftest import listing, options_of, random_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -92,3 +93,14 @@ def result_of(work: Generator[object, None, Result]) -> Result:
             next(work)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+
+def write_ranks(folder: Path) -> Path:
+    """Write the weights as the ranks of a training run do, without a configuration."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    weights = {name: torch.from_numpy(array.copy()) for name, array in random_tensors().items()}
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save({"model": weights}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    return folder

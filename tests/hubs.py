@@ -1,10 +1,16 @@
 """What tests do with a Hub: put a checkpoint there, shard it, look at what is there."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import CommitOperationAdd
 
 from sharding import job
 from sharding.core.options import Options
 from sharding.report.schema import Report
+from sharding.storage.hub_repo import HubRepo
 from tests.localhub.conftest import Server
 
 TOKEN = "hf_alice"
@@ -15,6 +21,12 @@ def push(hub: Server, folder: Path, repo_id: str, token: str = TOKEN, **options:
     hub.api(token).create_repo(repo_id, **options)  # type: ignore[arg-type]
     hub.api(token).upload_folder(repo_id=repo_id, folder_path=folder)
     return repo_id
+
+
+def propose(hub: Server, folder: Path, repo_id: str) -> str:
+    """Open a pull request with what is in `folder`, as bob may in anybody's repo; return its commit."""
+    files = [CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir()) if path.is_file()]
+    return str(hub.api("hf_bob").create_commit(repo_id, files, commit_message="Better", create_pr=True).oid)
 
 
 def shard(
@@ -44,3 +56,17 @@ def exists(hub: Server, repo_id: str) -> bool:
 
 def download(hub: Server, repo_id: str, folder: Path) -> Path:
     return Path(hub.api().snapshot_download(repo_id, local_dir=folder, cache_dir=f"{folder}-cache"))
+
+
+def after_commits(patch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
+    """Act as soon as so many commits have arrived; every shard is committed by itself."""
+    patch.setattr("sharding.storage.hub_staging.COMMIT_SECONDS", 0)
+    usual, made = HubRepo.commit, list[str]()
+
+    def commit(repo: HubRepo, *given: Any) -> str:
+        made.append(usual(repo, *given))
+        if len(made) == number:
+            act()
+        return made[-1]
+
+    patch.setattr(HubRepo, "commit", commit)

@@ -15,7 +15,7 @@ from sharding.core.errors import SourceError, TooManyTensors
 from sharding.core.gathered import Gathered
 from sharding.core.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS, TENSOR_DESCRIPTION_BYTES
 from sharding.core.protocols import Source
-from sharding.core.text import format_bytes, name_some
+from sharding.core.text import format_bytes, name_some, said_of_unreached
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, TensorEntry
 from sharding.formats.dcp_safetensors import without_dcp
@@ -73,8 +73,15 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         configs=_configs(source, by_path, [component.folder for component in components]),
         other_variants=found.passed_over,
         of_ranks=bool(of_ranks),
+        unreached=source.unreached,
     )
-    return as_trained(replace(checkpoint, findings=(*what_is_missing(checkpoint), *checkpoint.findings)))
+    first = (*map(_unreached, source.unreached), *what_is_missing(checkpoint))
+    return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
+
+
+def _unreached(place: str) -> Finding:
+    hint = "Name a branch, a tag or a commit of one of them, unless it is this very commit that you want."
+    return Finding("warning", "unreached-commit", said_of_unreached(place), hint)
 
 
 def _read_component(

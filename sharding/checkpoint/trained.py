@@ -9,7 +9,7 @@ from sharding.core.errors import SourceError
 from sharding.core.gathered import Gathered
 from sharding.core.limits import MAX_DCP_BYTES
 from sharding.core.protocols import Source
-from sharding.core.text import count, format_bytes, name_some
+from sharding.core.text import count, format_bytes, name_some, source_name
 from sharding.core.values import Checkpoint, FileEntry, Finding, Header, TensorEntry
 from sharding.formats.dcp_archives import find_boxes
 from sharding.formats.dcp_metadata import parse_metadata
@@ -140,7 +140,7 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
     `ordinary` is that model with weights that are not quantized, None where it cannot be had.
     Raises SourceError where every tensor that is in pieces is shorter than there: the files of a rank are missing.
     """
-    name = base.source.repo_id
+    name = source_name(base.source.kind, base.source.repo_id)
     if any(quantization_of(config) is not None for config in checkpoint.configs.values()):
         ordinary = base  # both are quantized
     if ordinary is None:

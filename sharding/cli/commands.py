@@ -21,7 +21,6 @@ from sharding.core.errors import Cancelled, Fault, ShardingError, UsageError
 from sharding.core.extras import require
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.text import printable
 
 if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
@@ -414,5 +413,6 @@ def _follow(
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    sys.stdout.write(printable(json.dumps(document, ensure_ascii=False)) + "\n")
+    # Names come from files of strangers, and a terminal obeys more than control characters: DEL alone is ASCII.
+    sys.stdout.write(json.dumps(document).replace("\x7f", "\\u007f") + "\n")
     sys.stdout.flush()

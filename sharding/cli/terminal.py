@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.text import format_bytes, name_some
+from sharding.core.text import format_bytes, name_some, said_of_unreached, said_unchecked, source_name
 from sharding.core.values import Checkpoint, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
 from sharding.loading.devices import DevicePlan
@@ -52,7 +52,8 @@ class Terminal:
         dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors}))
         parameters = sum(tensor.parameters for tensor in checkpoint.tensors)
         tensors_in = checkpoint.tensors_in
-        self._say(f"{checkpoint.source.repo_id}: {checkpoint.architecture or 'no architecture named'}", "bold")
+        name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
+        self._say(f"{name}: {checkpoint.architecture or 'no architecture named'}", "bold")
         size = format_bytes(checkpoint.total_bytes)
         self._say(f"{_count(len(checkpoint.tensors), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
         self._table([(file.path, tensors_in.get(file.path, 0), file.bytes) for file in checkpoint.weight_files])
@@ -130,13 +131,17 @@ class Terminal:
             if verification.unstated:
                 same = f"Matches what was read{f', {cast}' if cast else ''}"
             count = _count(verification.tensors, "tensor")
-            style = "yellow" if verification.unstated else "green"
+            style = "yellow" if verification.unstated or verification.unreached else "green"
             self._say(f"{same}: all {count}, {format_bytes(verification.bytes)}.", style)
         else:
             self._say(f"Different: {_count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
+        for place in verification.unreached:
+            self._say(said_of_unreached(place), "yellow")
         for mismatch in verification.mismatches[:_MOST_ROWS]:
             self._say(f"  {mismatch.tensor}: {mismatch.problem}")
         self._say(f"({verification.method}; {verification.seconds:.1f} s)", "dim")
+        if verification.unchecked:
+            self._say(said_unchecked(verification.unchecked))
 
     def comparison(self, comparison: Comparison) -> None:
         """Show what loading costs: the verdict, then a table of medians with their spread."""

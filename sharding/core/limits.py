@@ -152,6 +152,10 @@ HUB_BATCH_BYTES = 8 << 20
 HUB_JOIN_GAP_BYTES = 512 << 10
 """The same as JOIN_GAP_BYTES for a Hub, where a request costs a round trip: tens of milliseconds."""
 
+REACHED_COMMITS = 5000
+"""Commits of a repo that are looked through for one that somebody named: five answers of the Hub. Repos of models have
+tens of commits, few of them thousands."""
+
 RANGES_AT_ONCE = 32
 """Ranges of one batch, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
 

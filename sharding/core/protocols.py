@@ -17,6 +17,8 @@ class Source(Protocol):
     """Where it lies on this disk, if it does."""
     is_private: bool | None
     """Whether it is hidden from some: private or gated. None for a folder."""
+    unreached: tuple[str, ...]
+    """Commits of it ("owner/name@commit") to which no branch and no tag of their repo is known to lead."""
     batch_bytes: int
     """How much to ask for at a time."""
     join_gap_bytes: int
@@ -45,6 +47,10 @@ class Source(Protocol):
 
     def path(self, file: str) -> Path | None:
         """Return where `file` lies on this disk, if it does."""
+        ...
+
+    def closed(self) -> str:
+        """Return a repo of it that was public when it was opened and is not known to be so now, "" if there is none."""
         ...
 
     def lend(self, files: Iterable[str]) -> LentSource:

@@ -43,6 +43,37 @@ def name_problem(name: str) -> str:
     return "" if name.isascii() or printable(name) == name else "is not UTF-8"
 
 
+def source_name(kind: str, name: str) -> str:
+    """Return how a source is called in a sentence: a folder may have the name of somebody's repo.
+
+    >>> source_name("hub", "gpt2"), source_name("folder", "gpt2")
+    ('gpt2', 'the folder gpt2')
+    """
+    return name if kind == "hub" else f"the folder {name}"
+
+
+def said_unchecked(things: Sequence[str]) -> str:
+    """Return the sentence that names what a comparison leaves open.
+
+    >>> said_unchecked(["code", "configuration", "tokenizer"])
+    'Not checked: code, configuration and tokenizer.'
+    """
+    return f"Not checked: {', '.join(things[:-1])} and {things[-1]}."
+
+
+def said_of_unreached(place: str) -> str:
+    """Return the sentence about a commit, "owner/name@commit", that is not known to be of its repo.
+
+    >>> said_of_unreached("acme/model@0123456789abcdef")[:82]
+    'No branch and no tag of acme/model is known to lead to its commit 0123456789ab: it'
+    """
+    repo_id, _, commit = place.partition("@")
+    return (
+        f"No branch and no tag of {repo_id} is known to lead to its commit {commit[:12]}: it may be of a pull request, "
+        "which anybody can open, so it does not count as the model of that repo."
+    )
+
+
 _UNITS = {
     "": 1,
     "B": 1,

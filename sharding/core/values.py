@@ -155,6 +155,8 @@ class Checkpoint:
     """Which of the tensors are read through `dequantize_source.dequantizing`."""
     dequantized: str = ""
     """How they are quantized, in words."""
+    unreached: tuple[str, ...] = ()
+    """Which of source and base ("owner/name@commit") no branch and no tag of its repo is known to lead to."""
 
     @property
     def total_bytes(self) -> int:
@@ -344,13 +346,24 @@ class Mismatch:
     problem: Line
 
 
+UNCHECKED = (
+    "code",
+    "configuration",
+    "tokenizer",
+    "other files beside the weights",
+    "what a report says of time, memory and bytes moved",
+)
+"""What nobody has compared who has compared the weights of two checkpoints."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verification:
     """The outcome of comparing two checkpoints. `method` says what was read and compared.
 
     With a `dtype` other than "keep" the tensors were compared with the original's cast to it, and before that
     `dequantized`, which says how they were quantized. One that is `unstated` matches what was read of a Hub's files, of
-    which not all were compared with a hash that the Hub states.
+    which not all were compared with a hash that the Hub states. `unreached` are those of a `Checkpoint`, of both.
+    `unchecked` names what was not compared, where only weights were.
     """
 
     tensors: Count
@@ -361,6 +374,8 @@ class Verification:
     dtype: Word = "keep"
     dequantized: Line = ""
     unstated: bool = False
+    unreached: tuple[Line, ...] = ()
+    unchecked: tuple[Line, ...] = ()
 
     @property
     def identical(self) -> bool:

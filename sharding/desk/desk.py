@@ -165,10 +165,13 @@ class Desk:
         )
         options = replace(request.options, base=base)
         request = replace(request, source=pinned, destination=destination, options=options)
-        return self._queue_up(request, new_job_id(destination), who, plan.total_bytes, token)
+        size, unreached = plan.total_bytes, checkpoint.unreached
+        return self._queue_up(request, new_job_id(destination), who, size, token, unreached)
 
-    def _queue_up(self, request: JobRequest, job_id: str, who: Person, size: int, token: str) -> str:
-        record = JobRecord(job_id, who.name, request, size, self._clock())
+    def _queue_up(
+        self, request: JobRequest, job_id: str, who: Person, size: int, token: str, unreached: tuple[str, ...]
+    ) -> str:
+        record = JobRecord(job_id, who.name, request, size, self._clock(), unreached=unreached)
         with self._lock:
             self._refuse_busy(who.name, request.destination)
             if self.queue_length >= MAX_ACTIVE_JOBS:
@@ -194,7 +197,8 @@ class Desk:
         self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         options = Options(dtype=plan.dtype, variant=source.variant, base=base, dequantize=bool(plan.dequantized))
         request = JobRequest(original, copy, options, kind="verify")
-        return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token)
+        unreached = (*read[0].unreached, *read[1].unreached)
+        return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token, unreached)
 
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
         """Return the result in `place`, and how far it may be relied on. Raises SourceError."""

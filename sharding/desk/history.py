@@ -116,6 +116,7 @@ def status_of(
         published=history.published,
         error=record.error,
         remark=record.remark,
+        unreached=record.unreached,
     )
 
 

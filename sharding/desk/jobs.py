@@ -61,7 +61,8 @@ class JobRecord:
     """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970.
 
     `process` are the number and the start time of its process: together they name it for good. `result` is the commit
-    ("owner/name@revision") that it published, or compared with its source: if that failed, they differ.
+    ("owner/name@revision") that it published, or compared with its source: if that failed, they differ. `unreached` are
+    those of the `Checkpoint`, or of both that are compared.
     """
 
     id: str
@@ -79,6 +80,7 @@ class JobRecord:
     seconds: float | None = None
     peak_anon_bytes: int | None = None
     disk_bytes_written: int | None = None
+    unreached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class JobStatus:
     from those jobs, None where that is unknown. `planned`, `progress` (the newest), `shards`, `verification`, `report`
     and `published` are what the job's events say, `loads` how many of a comparison are done of how many, and `log`
     tells them in readable lines with the time (UTC). `created`, `started` and `ended` are seconds since 1970. `error`
-    is a sentence and a hint; `remark` what is left to do.
+    is a sentence and a hint; `remark` what is left to do; `unreached` is that of the record.
     """
 
     id: str
@@ -112,6 +114,7 @@ class JobStatus:
     published: Published | None
     error: tuple[str, str] | None
     remark: str
+    unreached: tuple[str, ...]
 
 
 def new_job_id(destination: str) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from sharding.core.errors import SourceError
-from sharding.core.values import Checkpoint
+from sharding.core.text import said_unchecked
+from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord
 from sharding.report.fetch import Result
-from sharding.verify.trust import Trust, judge
+from sharding.verify.trust import Trust, judge, lowered
 
 
 def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: Iterable[JobRecord]) -> Trust:
@@ -28,11 +29,13 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
             original = inspect(pinned, source.variant, f"{base.repo_id}@{base.revision}" if base else "")
         except SourceError as error:
             why_not = error.message
-    found = judge(result.report, result.files, inspect(copy), original, why_not)
+    held = inspect(copy)
+    found = judge(result.report, result.files, held, original, why_not)
     if found.level != "contradicted":
         for record in records:
             if (record.result, record.request.source) == (copy, pinned):
-                return _own(record)
+                now = (*held.unreached, *(original.unreached if original else ()))
+                return lowered(_own(record), (*record.unreached, *now))
     return found
 
 
@@ -42,7 +45,9 @@ def _own(record: JobRecord) -> Trust:
     if record.state != "done" and record.error:
         return Trust("contradicted", (f"Every byte of both was read here on {day}.", record.error[0]))
     if record.request.kind == "verify":
-        read = f"Every byte of the weights of both was read here on {day}, and every tensor compared; nothing else was."
+        read = f"Every byte of the weights of both was read here on {day}, and every tensor compared."
         cast = "How many numbers became infinite in the cast was not counted."
-        return Trust("read-now", (read, *([cast] if record.request.options.dtype != "keep" else [])))
+        return Trust(
+            "read-now", (read, said_unchecked(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else []))
+        )
     return Trust("made-here", (f"It was made here on {day}, and every byte read again before it was published.",))

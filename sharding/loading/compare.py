@@ -13,7 +13,7 @@ from sharding.core.extras import require
 from sharding.core.limits import MEMORY_SHARE, ROUNDS
 from sharding.core.picture import save_picture
 from sharding.core.protocols import Destination, Source
-from sharding.core.text import format_bytes, name_some, parse_bytes
+from sharding.core.text import format_bytes, name_some, parse_bytes, source_name
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
 from sharding.formats.dtypes import torch_name
 from sharding.formats.index import build_indexes
@@ -177,7 +177,8 @@ def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
     if not checkpoint.is_plain_model:
         what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
         what = "in the pieces of a training run" if checkpoint.of_ranks else what
-        raise UsageError(f"{checkpoint.source.repo_id} is {what}, which --compare cannot load.", "Leave --compare out.")
+        name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
+        raise UsageError(f"{name} is {what}, which --compare cannot load.", "Leave --compare out.")
     try:
         loadable_files(origin)
     except SourceError as error:

@@ -12,7 +12,7 @@ from sharding.localhub.refusals import bad_request, entry_not_found
 from sharding.localhub.web import Answer, Call, Json, Rule, is_true, iso, page
 
 _EXPANDED_ITEMS = 50
-_COMMITS = 50
+_COMMITS, _MOST_COMMITS = 50, 1000
 
 
 def tree(call: Call) -> Answer:
@@ -47,7 +47,10 @@ def paths_info(call: Call) -> Answer:
 
 
 def commits(call: Call) -> Answer:
-    """List the commits of a revision, newest first, in pages."""
+    """List the commits of a revision, newest first, in pages of 50 or as many as `limit` says, at most 1000."""
+    limit = call.query.get("limit", str(_COMMITS))
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_COMMITS):
+        raise bad_request(f'"limit" must be a number from 1 to {_MOST_COMMITS}')
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         line = records.history(db, records.find_commit(db, repo, call.parameters["revision"]))
@@ -61,7 +64,7 @@ def commits(call: Call) -> Answer:
         }
         for commit in line
     ]
-    return page(call, items, min(call.hub.settings.page_items, _COMMITS))
+    return page(call, items, min(call.hub.settings.page_items, int(limit)))
 
 
 def safetensors_metadata(call: Call) -> Answer:

@@ -155,8 +155,9 @@ class Endpoints:
         """Return the report of a finished job from the repo that it made: what was done, the proof, what it cost.
 
         The report may be anybody's: `trust` says how far to rely on it. Its level is "made-here" or "read-now" where
-        this page itself has read every byte, "fits" where files and headers of both repos agree with it, "claims" where
-        there is nothing to compare with, and "contradicted", without the report, where something does not fit.
+        this page itself has read every byte, "fits" where files and headers of both repos agree with it, "unreached"
+        where one of both is on no known branch, "claims" where there is nothing to compare with, and "contradicted",
+        without the report, where something does not fit.
 
         Args:
             repo: the result, as "owner/name", "owner/name@revision" or a link to it

@@ -18,7 +18,7 @@ from sharding.page.render import render
 from sharding.page.words import in_page_words
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.model_map import ModelMap
-from sharding.report.schema import PlanSummary, SourceSummary
+from sharding.report.schema import Inspection, PlanSummary
 from sharding.storage.hub_lookup import SourceCard
 
 MOST_ROWS = 200
@@ -58,7 +58,7 @@ def problem(error: ShardingError) -> str:
     return message(in_page_words(error.message), in_page_words(error.hint), "error")
 
 
-def facts_panel(told: SourceSummary, card: SourceCard) -> str:
+def facts_panel(told: Inspection, card: SourceCard) -> str:
     """Return what a source is."""
     dtypes = ", ".join(sorted(told.dtypes, key=lambda dtype: -told.dtypes[dtype])[:4])
     facts = [
@@ -66,8 +66,9 @@ def facts_panel(told: SourceSummary, card: SourceCard) -> str:
         f"{format_bytes(told.total_bytes)} of {dtypes}",
         f"licence {card.license}" if card.license else "no licence stated",
         "gated" if card.gated else "private" if card.private else "open to all",
+        "a commit on no known branch" if any(finding.code == "unreached-commit" for finding in told.findings) else "",
     ]
-    return render("facts", card=card, facts=[*filter(None, [told.architecture]), *facts])
+    return render("facts", card=card, facts=[*filter(None, [told.architecture, *facts])])
 
 
 def overview_panel(overview: Overview, card: SourceCard) -> str:

@@ -46,6 +46,7 @@ def _templates() -> Environment:
         "wide": lambda machine: f"{100 * machine.width / WIDTH:.2f}",
     }
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
+    templates.globals |= {"source_name": words.source_name}
     templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "told": files_told, "corners": _corners}
     templates.globals |= {"place": _place, "columns": _columns}

@@ -2,7 +2,7 @@
 
 from markupsafe import Markup
 
-from sharding.core.text import count
+from sharding.core.text import count, source_name
 from sharding.page.panels import files_of
 from sharding.page.render import render
 from sharding.report.schema import Report
@@ -54,7 +54,8 @@ def details_panel(report: Report, repo_id: str, source_link: str | None, trust: 
 
 def _verdict(report: Report, level: Level) -> str:
     """Return the headline: it says no more than is known."""
-    proof, source = report.verification, f"{report.source.repo_id}@{report.source.revision[:12]}"
+    proof, source = report.verification, source_name(report.source.kind, report.source.repo_id)
+    source += f"@{report.source.revision[:12]}" if report.source.kind == "hub" else ""
     source += f", variant {report.source.variant}" if report.source.variant else ""
     cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
     cast = f", dequantized to {proof.dtype} ({proof.dequantized})" if proof.dequantized else cast
@@ -64,6 +65,8 @@ def _verdict(report: Report, level: Level) -> str:
         case "made-here" | "read-now":
             same = "match what was read of" if proof.unstated else "bit-identical to"
             return f"All {count(proof.tensors, 'tensor')} {same} {source}{cast}"
+        case "unreached":
+            return "Of a commit that is on no known branch"
         case "fits":
             return f"Fits together with {source}{cast}"
         case _:

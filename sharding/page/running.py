@@ -8,6 +8,8 @@ import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import VIEW_SECONDS
+from sharding.core.text import said_unchecked
+from sharding.core.values import UNCHECKED
 from sharding.desk import Desk, JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.desk.patience import patient
@@ -21,7 +23,7 @@ from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.report.model_map import map_of_plan
 from sharding.storage.hub_lookup import Person
-from sharding.verify.trust import Trust
+from sharding.verify.trust import Trust, lowered
 
 _OWN = Trust("made-here", ("It was made here, and every byte read again before it was published.",))
 _NOT_YOURS = Refused(
@@ -136,18 +138,19 @@ class Running:
         }
         if status.request.kind == "verify" and status.state == "done":
             link = query_of(Wish(result=status.request.destination))
-            said = {form.result: render("checked", link=link), form.result_details: ""}
-            return {**update, form.outcome: gr.Column(visible=True), **said}
+            checked = render("checked", link=link, unchecked=said_unchecked(UNCHECKED), unreached=status.unreached)
+            return {**update, form.outcome: gr.Column(visible=True), form.result: checked, form.result_details: ""}
         if status.report is None or status.state in ACTIVE:
             return update
         report, repo_id = status.report, status.request.destination
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
         link = address + query_of(Wish(result=repo_id))
+        trust = lowered(_OWN, report.verification.unreached)
         return {
             **update,
             form.outcome: gr.Column(visible=True),
-            form.result: result_panel(report, repo_id, self._repo_page(repo_id), link, _OWN),
-            form.result_details: details_panel(report, repo_id, source, _OWN),
+            form.result: result_panel(report, repo_id, self._repo_page(repo_id), link, trust),
+            form.result_details: details_panel(report, repo_id, source, trust),
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:

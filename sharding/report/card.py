@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from sharding.core.text import format_bytes, name_some
+from sharding.core.text import format_bytes, name_some, said_of_unreached, source_name
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary, LoadSummary
 from sharding.report.schema import Report
@@ -36,8 +36,8 @@ def write_card(report: Report, source_card: str, links: Links, *, is_private: bo
     """Return the README.md of a result.
 
     `source_card` is that of the source, "" if it has none. Every key of its metadata is kept; `base_model` and
-    `tags` are set, a relative `license_link` is made absolute. Without `keeps_metadata`, for metadata that a Hub
-    does not take, the source's stands in the text instead.
+    `tags` are set, a relative `license_link` is made absolute. A commit on no known branch gives no `base_model`.
+    Without `keeps_metadata`, for metadata that a Hub does not take, the source's stands in the text instead.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -102,10 +102,13 @@ def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
     tags = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, list) else []
     metadata["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
     origin, page = (report.source.base, links.base) if report.source.base else (report.source, links.source)
-    if report.source.base:
+    if report.source.base or report.verification.unreached:
         metadata.pop("base_model_relation", None)  # how the base was made of another, as by quantizing it
-    if page:
+    if report.verification.unreached:
+        metadata.pop("base_model", None)  # whose words that are is not known
+    elif page:
         metadata["base_model"] = origin.repo_id
+    if page:
         link = metadata.get("license_link")
         if isinstance(link, str) and "://" not in link and not link.startswith("mailto:"):
             path = quote(link.removeprefix("./").lstrip("/"), safe="/#")
@@ -116,14 +119,14 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
     yield f"# {report.destination.repo_id.rpartition('/')[2]}\n"
     if links.result:
         yield f"[![See and check it on its page]({_BADGE})]({links.result})\n"
+    for place in report.verification.unreached:
+        yield f"**{_plain(said_of_unreached(place))}**\n"
     count = len(report.plan.shards)
     files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
-    part = f"{_part(report)[0].upper()}{_part(report)[1:]}: a part of " if report.plan.rank is not None else ""
-    yield (
-        f"{part}{_origin(report, links)} in {files}. {_proof(report)}\n"
-        if report.verification.identical
-        else f"{_origin(report, links)}.\n"
-    )
+    part = f"{_part(report)}: a part of " if report.plan.rank is not None else ""
+    proved = f" in {files}. {_proof(report)}" if report.verification.identical else "."
+    told = f"{part}{_origin(report, links)}{proved}"
+    yield f"{told[0].upper()}{told[1:]}\n"
     if count := report.source.in_pieces:
         yield (
             f"The source is what a training run has saved: {count:,} of its {report.source.tensors:,} tensors lay in "
@@ -133,7 +136,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
         name = (
             f"[{_plain(base.repo_id)}]({links.base}/tree/{base.revision})"
             if links.base
-            else f"`{_plain(base.repo_id)}`"
+            else source_name(base.kind, f"`{_plain(base.repo_id)}`")
         )
         yield f"What is beside the weights (configuration, tokenizer, licence) is that of {name}, which was trained.\n"
     if report.plan.dequantized:
@@ -155,7 +158,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
 def _origin(report: Report, links: Links) -> str:
     source = report.source
     if not links.source:
-        return f"`{_plain(source.repo_id)}`"
+        return source_name(source.kind, f"`{_plain(source.repo_id)}`")
     commit = f"[`{source.revision[:12]}`]({links.source}/tree/{source.revision})"
     return f"[{_plain(source.repo_id)}]({links.source}) at commit {commit}"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from sharding.core.text import count, format_bytes, share
+from sharding.core.text import count, format_bytes, share, source_name
 from sharding.core.values import Checkpoint, Plan
 from sharding.report.model_map import HEIGHT, WIDTH, Box, Cell, Column, ModelMap, map_of_plan
 from sharding.report.tensor_kinds import Kind
@@ -33,7 +33,8 @@ _STRETCH = _STRIP / HEIGHT
 
 def draw_plan(checkpoint: Checkpoint, plan: Plan) -> str:
     """Return the SVG of what `plan` makes of a checkpoint."""
-    title = f"{checkpoint.source.repo_id}: {count(len(checkpoint.weight_files), 'file')} → {len(plan.shards):,}"
+    name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
+    title = f"{name}: {count(len(checkpoint.weight_files), 'file')} → {len(plan.shards):,}"
     return draw_map(map_of_plan(checkpoint, plan), title)
 
 

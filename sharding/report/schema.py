@@ -164,17 +164,18 @@ class WrittenShard:
     sha256: Sha256
 
 
+_RARE = ("unstated", "unreached", "unchecked")
+
+
 def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler) -> Json:
     document = {"identical": verification.identical, **dump(verification)}
-    if not document["unstated"]:
-        del document["unstated"]
-    return document
+    return {key: value for key, value in document.items() if value or key not in _RARE}
 
 
 Proof = Annotated[Verification, WrapSerializer(_with_answer)]
 """A verification, which in JSON says first of all whether the copy is `identical`; read, its mismatches say so.
 
-`unstated` is there only where it is true.
+`unstated` is there only where it is true, `unreached` and `unchecked` where there are any.
 """
 
 

@@ -19,7 +19,7 @@ from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS, THREADS
 from sharding.core.protocols import Source
-from sharding.core.text import format_bytes, name_some, printable
+from sharding.core.text import format_bytes, name_some, printable, source_name
 from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_earlier import by_removal, is_inside, is_last, leads_inside, remove, report_in
@@ -266,8 +266,9 @@ class FolderDestination:
         self._earlier = [file for file in earlier.files if is_inside(file)] if earlier else []
         if self._overwrite:
             return
-        if earlier and earlier.source != source.repo_id:
-            raise ReplaceRefused(f"The folder {self._folder}", earlier.source, source.repo_id)
+        name = source_name(source.kind, source.repo_id)
+        if earlier and earlier.source != name:
+            raise ReplaceRefused(f"The folder {self._folder}", earlier.source, name)
         if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
             raise DestinationError(
                 f"The folder {self._folder} is not empty, and this tool did not write what is in it.",

@@ -50,6 +50,7 @@ class FolderSource:
         self.join_gap_bytes = JOIN_GAP_BYTES
         self.ranges_at_once = 1
         self.is_private: bool | None = None
+        self.unreached: tuple[str, ...] = ()
         self.requests = 0
         self.bytes_read = 0
         self._lock = Lock()
@@ -97,6 +98,10 @@ class FolderSource:
     def path(self, file: str) -> Path:
         """Return where `file` lies on this disk."""
         return self._paths[file]
+
+    def closed(self) -> str:
+        """Return "": a folder is in no repo."""
+        return ""
 
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return where `files` lie, on a machine that has the same folders, and the time that each is pinned to."""

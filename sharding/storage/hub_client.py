@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import quote
 
 from sharding import __version__
 from sharding.core.errors import DestinationError, ShardingError
@@ -132,6 +133,17 @@ class Hub:
                 if len(text) > max_bytes:
                     break
         return text[:max_bytes]
+
+    def commits(self, repo_id: str, revision: str) -> Iterator[str]:
+        """Yield the ids of the commit that `revision` names and those before it. Raises the client's errors.
+
+        `list_repo_commits` of huggingface_hub 2.4 reads all of them, a few at a time; the Hub gives 1000 at once.
+        """
+        from huggingface_hub.utils import paginate
+
+        url = f"{self.endpoint}/api/models/{repo_id}/commits/{quote(revision, safe='')}"
+        for commit in paginate(url, {"limit": 1000}, self.headers, ANSWER_TIMEOUT_SECONDS):
+            yield checked_commit(commit["id"])
 
     def address(self, repo_id: str, revision: str, path: str) -> str:
         """Return where a file of a repo is read over HTTP."""

@@ -25,26 +25,37 @@ from sharding.storage.hub_lookup import person_of
 from sharding.storage.hub_main import OF_EVERY_NEW_REPO, MainBranch
 from sharding.storage.hub_private import uploaded, without_notice
 from sharding.storage.hub_repo import HubRepo, copied
-from sharding.storage.hub_source import HubSource, is_public
+from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
 
 _NOTHING_SHOWN = "Nothing was written. Ask whoever runs the Hub, or choose a Hub that keeps repos private."
+_GIVE_UP = "Or discard what is staged, which everybody can see meanwhile."
+_CLOSED = "{} was public when the job began, and is not known to be so now"
 
 
 class HubDestination:
     """A repo of a Hub. See `protocols.Destination`."""
 
     def __init__(
-        self, hub: Hub, name: str, *, private: bool | None = None, overwrite: bool = False, restart: bool = False
+        self,
+        hub: Hub,
+        name: str,
+        *,
+        source: Source | None = None,
+        private: bool | None = None,
+        overwrite: bool = False,
+        restart: bool = False,
     ) -> None:
         """Aim at `name` ("owner/name", or "name" in one's own namespace). Changes nothing on the Hub.
 
         False as `private` shows a new repo, None does not; one that exists keeps its own visibility. True takes
-        nothing but a private one. `overwrite` replaces another model's copy. Raises DestinationError where nobody is
-        signed in, or the namespace is somebody else's.
+        nothing but a private one. A public one takes no more of a `source` that is not public any more. `overwrite`
+        replaces another model's copy. Raises DestinationError where nobody is signed in, or the namespace is somebody
+        else's.
         """
         self._hub = hub
+        self._source = source
         self._private = private
         self._asked_to_show = private is False
         self._restart = restart
@@ -60,6 +71,7 @@ class HubDestination:
         self._me = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         self.ref = RepoRef("hub", self._me.own_id(name), "")
         self._repo = HubRepo(hub, self.ref.repo_id)
+        self._repo.before_commit = self._refuse_public
         self._main = MainBranch(self._repo, overwrite=overwrite)
         self._staging = StagingBranch(self._repo)
 
@@ -146,7 +158,7 @@ class HubDestination:
         self._main.refuse_names(list(ours), list(beside))
         if self._main.head:
             self._main.look_again()
-            self._refuse_public()
+            self._repo.ask(self._refuse_public)
         else:
             self._create()
             self._main.look(job.source)
@@ -161,9 +173,16 @@ class HubDestination:
         self._has_xet = self._repo.ask(lambda: self._hub.has_xet(repo_id, STAGING_BRANCH))
 
     def _refuse_public(self) -> None:
-        if self._private and not self._repo.is_private():
-            message = f"{self.ref.repo_id} is public by now, and the copy is to be private."
-            raise DestinationError(message, _NOTHING_SHOWN)
+        """Raise DestinationError where what is committed now would be seen by more people than it may."""
+        repo_id = self.ref.repo_id
+        if self._repo.is_private_now():
+            return
+        hint = f"Make it private at {self._hub.page(repo_id)}/settings, then start the same job again. {_GIVE_UP}"
+        if self._private:
+            message = f"{repo_id} is public by now, and the copy is to be private."
+            raise DestinationError(message, hint if self._staging.finished else _NOTHING_SHOWN)
+        if self._source and (closed := self._source.closed()):
+            raise DestinationError(f"{repo_id} is public, and {_CLOSED.format(closed)}.", hint)
 
     def _create(self) -> None:
         """Create the repo, unless somebody else has done so meanwhile. Raises DestinationError where it is shown."""
@@ -182,7 +201,7 @@ class HubDestination:
 
         self._created = self._repo.ask(create)
         if not self._created:  # by somebody else, or by an earlier try whose answer was lost
-            self._refuse_public()
+            self._repo.ask(self._refuse_public)
         elif self._private is not False and not self._repo.is_private():
             raise DestinationError(f"The Hub made {self.ref.repo_id} public, although asked not to.", _NOTHING_SHOWN)
 
@@ -321,9 +340,8 @@ class HubDestination:
         if self._repo.branches()["main"] != commit or self._repo.other_refs(["main", STAGING_BRANCH]):
             why = f"somebody else has changed {repo_id} meanwhile"
             return f"It stays private, because {why}. You can show it at {settings}."
-        if origin.is_private is False and not is_public(self._hub, origin.ref.repo_id):
-            why = f"{origin.ref.repo_id} was public when the job began, and is not known to be so now"
-            return f"It stays private, because {why}. You can show it at {settings}."
+        if closed := origin.closed():
+            return f"It stays private, because {_CLOSED.format(closed)}. You can show it at {settings}."
         try:
             self._repo.ask(lambda: self._hub.api.update_repo_settings(repo_id, private=False))
         except DestinationError as error:

@@ -10,10 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError
-from sharding.core.limits import PERSON_SECONDS
+from sharding.core.limits import PERSON_SECONDS, REACHED_COMMITS
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import name_some
-from sharding.storage.hub_client import Hub
+from sharding.core.values import RepoRef
+from sharding.storage.hub_client import Hub, is_without
 from sharding.storage.locate import new_repo_id, parse_repo
 
 _SUGGESTIONS = 12
@@ -150,6 +151,33 @@ class Lookup:
             if not hub.ask(name, DestinationError, lambda name=name: hub.api.repo_exists(name)):  # type: ignore[misc]
                 return name
         raise DestinationError(f"{repo_id} and all names like it are taken.", "Choose another name.")
+
+
+def is_reached(hub: Hub, repo: RepoRef, revision: str | None) -> bool:
+    """Return whether a branch or a tag of `repo` is known to lead to its commit, which `revision` names (None: main).
+
+    A pull request is neither: anybody may open one, and a Hub knows its commits by their ids like all others. At most
+    `REACHED_COMMITS` are looked through, none for what is at the head of a branch. Raises the client's errors.
+    """
+    if revision in (None, "main"):
+        return True
+    try:
+        refs = hub.api.list_repo_refs(repo.repo_id)
+        heads = sorted([*refs.branches, *refs.tags], key=lambda ref: ref.name != "main")
+        if any(repo.revision == ref.target_commit or revision in (ref.name, ref.ref) for ref in heads):
+            return True
+        seen = set[str]()
+        for ref in heads:
+            for commit in hub.commits(repo.repo_id, ref.name):
+                if commit in seen or len(seen) >= REACHED_COMMITS:
+                    break
+                if commit == repo.revision:
+                    return True
+                seen.add(commit)
+    except Exception as error:
+        if not is_without(error):
+            raise
+    return False
 
 
 def propose_name(namespace: str, source: str, options: Options) -> str:

@@ -8,7 +8,7 @@ from huggingface_hub import CommitOperationDelete, RepoFile
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, ReplaceRefused
-from sharding.core.text import name_some
+from sharding.core.text import name_some, source_name
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
 from sharding.storage.hub_repo import HubRepo, Operation, has_content, has_moved, holds
@@ -43,8 +43,9 @@ class MainBranch:
         files = self._repo.files(self.head)
         earlier = parse_earlier(self._repo.read(self.head, REPORT_NAME)) if REPORT_NAME in files else None
         repo_id = self._repo.repo_id
-        if earlier and earlier.source != source.repo_id and not self._overwrite:
-            raise ReplaceRefused(repo_id, earlier.source, source.repo_id)
+        name = source_name(source.kind, source.repo_id)
+        if earlier and earlier.source != name and not self._overwrite:
+            raise ReplaceRefused(repo_id, earlier.source, name)
         if not earlier and not files.keys() <= OF_EVERY_NEW_REPO:
             names = (f"{repo_id}-{number}" for number in range(2, 1000))
             free = next(name for name in names if not HubRepo(self._repo.hub, name).exists())
@@ -162,4 +163,4 @@ def _folders(path: str) -> set[str]:
 
 def _title(source: RepoRef) -> str:
     """Return the title of the commit that shows a copy of `source`."""
-    return f"Shard {source.repo_id} with Shard My Repo"
+    return f"Shard {source_name(source.kind, source.repo_id)} with Shard My Repo"

@@ -27,9 +27,10 @@ class HubRepo:
     """A repo, there or not yet. What is asked is asked again while a failure may pass; all raise DestinationError."""
 
     def __init__(self, hub: Hub, repo_id: str) -> None:
-        """Take the repo `repo_id`. Asks nothing."""
+        """Take the repo `repo_id`. Asks nothing. What `before_commit` raises keeps a commit from being made."""
         self.hub = hub
         self.repo_id = repo_id
+        self.before_commit: Callable[[], None] = lambda: None
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Return what `question` returns."""
@@ -50,7 +51,11 @@ class HubRepo:
 
     def is_private(self) -> bool:
         """Return whether it is hidden from others."""
-        return self.ask(lambda: checked_flag(self.hub.api.model_info(self.repo_id).private))
+        return self.ask(self.is_private_now)
+
+    def is_private_now(self) -> bool:
+        """Return the same, asked once. Raises the client's errors."""
+        return checked_flag(self.hub.api.model_info(self.repo_id).private)
 
     def branches(self) -> dict[str, str]:
         """Return the commit that each branch is at."""
@@ -87,6 +92,7 @@ class HubRepo:
         self.hub.api.preupload_lfs_files(
             self.repo_id, additions, revision=branch, gitignore_content=_IGNORE_NOTHING, free_memory=False
         )
+        self.before_commit()  # not sooner: what is uploaded is seen by nobody before
         made = self.hub.api.create_commit(
             self.repo_id, operations, commit_message=message, revision=branch, parent_commit=parent
         )

@@ -23,6 +23,7 @@ from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import is_plain
 from sharding.storage.hub_client import Hub, checked_commit
+from sharding.storage.hub_lookup import is_reached
 from sharding.storage.hub_retry import may_pass, wait_to_retry
 
 if TYPE_CHECKING:
@@ -48,14 +49,8 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource
     ref, is_private, is_gated = hub.ask(repo_id, SourceError, pin)
     if is_gated:
         hub.ask(repo_id, SourceError, lambda: hub.may(repo_id))
-    return HubSource(hub, ref, is_private=is_private)
-
-
-def is_public(hub: Hub, repo_id: str) -> bool:
-    """Return whether anybody may read `repo_id` now; False where that is not known."""
-    with suppress(SourceError):
-        return hub.ask(repo_id, SourceError, lambda: _is_hidden(hub.api.model_info(repo_id))) is False
-    return False
+    is_own = hub.ask(repo_id, SourceError, lambda: is_reached(hub, ref, revision))
+    return HubSource(hub, ref, is_private=is_private, unreached=() if is_own else (f"{ref.repo_id}@{ref.revision}",))
 
 
 def _is_hidden(info: "ModelInfo") -> bool | None:
@@ -69,7 +64,13 @@ class HubSource:
     folder: Path | None = None
 
     def __init__(
-        self, hub: Hub, ref: RepoRef, *, is_private: bool | None = None, files: tuple[FileEntry, ...] | None = None
+        self,
+        hub: Hub,
+        ref: RepoRef,
+        *,
+        is_private: bool | None = None,
+        unreached: tuple[str, ...] = (),
+        files: tuple[FileEntry, ...] | None = None,
     ) -> None:
         """Read what `ref` names: a repo at a revision that does not move. `files` are all of it unless they are given.
 
@@ -77,6 +78,7 @@ class HubSource:
         """
         self.ref = ref
         self.is_private = is_private
+        self.unreached = unreached
         self.batch_bytes = HUB_BATCH_BYTES
         self.join_gap_bytes = HUB_JOIN_GAP_BYTES
         self.ranges_at_once = RANGES_AT_ONCE
@@ -101,6 +103,15 @@ class HubSource:
         entry = self._entry(file)
         chunks = self._read(entry, start_byte, end_byte)
         return checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
+
+    def closed(self) -> str:
+        """Return its name where it was public and is not known to be so now, else ""."""
+        repo_id, is_hidden = self.ref.repo_id, None
+        if self.is_private is not False:
+            return ""
+        with suppress(SourceError):
+            is_hidden = self._hub.ask(repo_id, SourceError, lambda: _is_hidden(self._hub.api.model_info(repo_id)))
+        return "" if is_hidden is False else repo_id
 
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return access to `files` in the store, or where they lie; that of what the Hub itself keeps is a login.

@@ -152,7 +152,9 @@ def open_destination(
             )
         if shared := next((file.path for file in source.files if _is_below(folder, source.path(file.path))), None):
             raise DestinationError(f"{shared} of the source lies in the destination {text}.", "Choose another folder.")
-    target = find_destination(text, hub, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared)
+    target = find_destination(
+        text, hub, source=source, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared
+    )
     if (source.ref.kind, source.ref.repo_id) == ("hub", target.ref.repo_id):
         raise DestinationError("The destination is the source itself.", f"Choose another, such as {text}-sharded.")
     return target
@@ -162,12 +164,13 @@ def find_destination(
     text: str,
     hub: Hub,
     *,
+    source: Source | None = None,
     private: bool | None = None,
     overwrite: bool = False,
     restart: bool = False,
     is_shared: bool = False,
 ) -> Destination:
-    """Return the destination that `text` names, whatever goes there. Changes nothing.
+    """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing.
 
     Raises DestinationError, and UsageError for an empty text. A folder that `is_shared` is one that other machines
     write to as well.
@@ -178,7 +181,7 @@ def find_destination(
     name = new_repo_id(text, hub.endpoint)
     from sharding.storage.hub_destination import HubDestination
 
-    return HubDestination(hub, name, private=private, overwrite=overwrite, restart=restart)
+    return HubDestination(hub, name, source=source, private=private, overwrite=overwrite, restart=restart)
 
 
 def _is_below(folder: Path, place: Path | None) -> bool:

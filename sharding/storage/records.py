@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from sharding.core.errors import UsageError
+from sharding.core.text import source_name
 from sharding.core.values import ShardRecord, StagedJob
 
 _JOB = TypeAdapter(StagedJob)
@@ -65,7 +66,10 @@ def whole(found: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], bo
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a result that stands somewhere says of itself: its files, what it is a copy of, and the plan it follows."""
+    """What a result that stands somewhere says of itself: its files, what it is a copy of, and the plan it follows.
+
+    `source` is as `text.source_name` has it.
+    """
 
     files: tuple[str, ...]
     source: str
@@ -77,7 +81,8 @@ def parse_earlier(report: bytes) -> Earlier | None:
     try:
         document = json.loads(report)
         files = tuple(file for file in document["files"] if isinstance(file, str))
-        source, plan_id = str(document["source"]["repo_id"]), str(document.get("plan_id", ""))
+        name, plan_id = str(document["source"]["repo_id"]), str(document.get("plan_id", ""))
+        source = source_name(str(document["source"].get("kind", "hub")), name)
         return Earlier(files, source, plan_id) if document["schema"] else None
     except (ValueError, RecursionError, LookupError, TypeError):
         return None

@@ -17,6 +17,7 @@ class SourceView:
         self.ref = source.ref
         self.folder = source.folder
         self.is_private = source.is_private
+        self.unreached = source.unreached
         self.batch_bytes = source.batch_bytes
         self.join_gap_bytes = source.join_gap_bytes
         self.ranges_at_once = source.ranges_at_once
@@ -36,6 +37,10 @@ class SourceView:
     def path(self, file: str) -> Path | None:
         """Return where `file` lies on this disk, if it does."""
         return self._source.path(file)
+
+    def closed(self) -> str:
+        """Return the repo below that was public and is not known to be so now, "" if there is none."""
+        return self._source.closed()
 
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return what another machine needs to read `files` of the source below."""

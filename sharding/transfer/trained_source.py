@@ -42,10 +42,11 @@ class TrainedSource(SourceView):
         self.base = base
         self._places: dict[str, tuple[Source, str]] = {}
         if base:
+            self.unreached += base.unreached
             beside = [file for file in base.files if not is_weights(file.path) and not is_duplicate(file.path)]
             self._places |= {file.path: (base, file.path) for file in beside if not is_training_state(file.path)}
-            if base.is_private is not False and source.is_private is False:
-                self.is_private = base.is_private
+            hidden = (source.is_private, base.is_private)
+            self.is_private = True if True in hidden else None if None in hidden else False
         self._places |= {file.path: (source, file.path) for file in source.files}
         inside = [file.path for file in source.files if folder and file.path.startswith(folder)]
         for path in inside:
@@ -81,6 +82,10 @@ class TrainedSource(SourceView):
         """Return where `file` lies on this disk, if it does."""
         source, path = self._places[file]
         return source.path(path)
+
+    def closed(self) -> str:
+        """Return which of both was public and is not known to be so now, "" where neither."""
+        return self._source.closed() or (self.base.closed() if self.base else "")
 
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return what another machine needs to read weight `files`, which are never the base's. Raises SourceError."""

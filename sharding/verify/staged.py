@@ -158,7 +158,8 @@ def verify_staged(
     if kept and origin.ref.kind == "folder":
         method += f"; {count(len(kept), 'shard')} of an earlier run compared with the source's tensors before"
     seconds, mismatches = meter.seconds - started, tuple(problems)
-    return Verification(len(found), plan.total_bytes, seconds, method, mismatches, dtype, plan.dequantized, unstated)
+    found_in, size, unreached = len(found), plan.total_bytes, prepared.checkpoint.unreached
+    return Verification(found_in, size, seconds, method, mismatches, dtype, plan.dequantized, unstated, unreached)
 
 
 def compare_with_original(

@@ -10,17 +10,17 @@ from typing import Literal
 
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.core.text import count, format_bytes, name_some
+from sharding.core.text import count, format_bytes, name_some, said_of_unreached
 from sharding.core.values import Checkpoint, FileEntry
 from sharding.formats.dtypes import BY_OPTION
 from sharding.planning.dequantize import dequantized
 from sharding.report.report import summarize_source
 from sharding.report.schema import Report
 
-Level = Literal["made-here", "read-now", "fits", "claims", "contradicted"]
+Level = Literal["made-here", "read-now", "fits", "unreached", "claims", "contradicted"]
 """From the best to the worst: this desk's own record says that it made the result, or has read every byte of both; the
-headers of both fit together, and files and hashes are those of the report; there is nothing to compare with; something
-does not fit."""
+headers of both fit together, and files and hashes are those of the report; no branch and no tag is known to lead to the
+result, or to what it was made from; there is nothing to compare with; something does not fit."""
 
 _MOST_REASONS = 5
 
@@ -33,13 +33,27 @@ class Trust:
     reasons: tuple[str, ...]
 
 
+def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
+    """Return `trust`, unless it is "contradicted", as "unreached" where there are commits ("owner/name@commit") so."""
+    said = tuple(said_of_unreached(place) for place in dict.fromkeys(unreached))
+    return Trust("unreached", (*said, *trust.reasons)) if said and trust.level != "contradicted" else trust
+
+
 def judge(
     report: Report, files: Iterable[FileEntry], copy: Checkpoint, original: Checkpoint | None, why_not: str = ""
 ) -> Trust:
-    """Return "fits", "claims" or "contradicted" for the repo with `files`, whose headers say what `copy` holds.
+    """Return "fits" or a worse level for the repo with `files`, whose headers say what `copy` holds.
 
     `original` is what the headers of the source say, None where they cannot be read, for the reason `why_not`.
     """
+    return lowered(
+        _compared(report, files, copy, original, why_not), (*copy.unreached, *(original.unreached if original else ()))
+    )
+
+
+def _compared(
+    report: Report, files: Iterable[FileEntry], copy: Checkpoint, original: Checkpoint | None, why_not: str
+) -> Trust:
     against = [*_not_there(report, files), *_not_planned(report, copy)]
     if (report.source.kind, report.source.repo_id) == ("hub", copy.source.repo_id):
         against.append("The report names the repo itself as its source.")

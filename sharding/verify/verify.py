@@ -11,7 +11,8 @@ from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
 from sharding.core.options import Options, TargetDtype
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, Verification
+from sharding.core.text import source_name
+from sharding.core.values import UNCHECKED, Checkpoint, Verification
 from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.architecture import hints_for
 from sharding.planning.cast import refuse_cast
@@ -71,7 +72,8 @@ def verify(
     method += "".join(side.remark for side in sides if side.remark)
     mismatches = (*compare_digests(sides[0].digests, sides[1].digests), *(one for side in sides for one in side.wrong))
     found, size, unstated = len(sides[0].digests), checkpoints[1].total_bytes, any(side.unstated for side in sides)
-    yield Verified(Verification(found, size, meter.seconds, method, mismatches, dtype, how, unstated))
+    outcome = Verification(found, size, meter.seconds, method, mismatches, dtype, how, unstated)
+    yield Verified(_of_weights(outcome, checkpoints))
 
 
 def _compare_stored(sources: Sequence[Source], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
@@ -83,7 +85,14 @@ def _compare_stored(sources: Sequence[Source], checkpoints: Sequence[Checkpoint]
         raise Refused(message, "Verify without --quick, which reads the weights.")
     first, second = (one.tensors for one in stored)
     method, size = "stored digests compared, no weights read", checkpoints[1].total_bytes
-    return Verification(len(first), size, meter.seconds, method, compare_digests(first, second))
+    mismatches = compare_digests(first, second)
+    return _of_weights(Verification(len(first), size, meter.seconds, method, mismatches), checkpoints)
+
+
+def _of_weights(outcome: Verification, checkpoints: Sequence[Checkpoint]) -> Verification:
+    """Return `outcome` with what it leaves open."""
+    unreached = tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
+    return replace(outcome, unreached=unreached, unchecked=UNCHECKED)
 
 
 def _told_of_both(work: Generator[Progress, None, None], before: int, total: int) -> Generator[Progress, None, None]:
@@ -99,16 +108,15 @@ def _told_of_both(work: Generator[Progress, None, None], before: int, total: int
 
 
 def _stored_digests(source: Source, checkpoint: Checkpoint) -> Stored:
+    name = source_name(source.ref.kind, source.ref.repo_id)
     files = {file.path: file for file in source.files}
     if DIGESTS_NAME not in files:
-        raise SourceError(
-            f"{source.ref.repo_id} has no {DIGESTS_NAME}.", "Verify without --quick, which reads the weights."
-        )
+        raise SourceError(f"{name} has no {DIGESTS_NAME}.", "Verify without --quick, which reads the weights.")
     stored = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES))
     headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
     if headers != {name: (digest.dtype, digest.shape) for name, digest in stored.tensors.items()}:
         raise SourceError(
-            f"{DIGESTS_NAME} of {source.ref.repo_id} does not describe the weights beside it.",
+            f"{DIGESTS_NAME} of {name} does not describe the weights beside it.",
             "Verify without --quick.",
         )
     return stored

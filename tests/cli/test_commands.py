@@ -249,3 +249,48 @@ def test_an_interrupt_ends_cleanly_with_130_and_says_how_to_resume(
     again = run("shard", checkpoint, tmp_path / "out", "-s", "20kB")
     assert again.returncode == 0
     assert "was finished by an earlier run and is kept" in again.stderr
+
+
+HOSTILE = "w\x1b[31m\x7f\x9b\u200b\u202e\u2066\U000e0041é"
+
+
+def test_what_is_printed_for_programs_holds_no_character_that_a_terminal_obeys(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "gpt2"
+    write_checkpoint(source, {"model.safetensors": {HOSTILE: np.ones(9, np.float32)}}, index=False)
+    out, other = tmp_path / "out", tmp_path / "other"
+    write_checkpoint(other, {"model.safetensors": {"x": np.ones(9, np.float32)}}, index=False)
+    for words, status in (
+        (["inspect", source], 0),
+        (["plan", source], 0),
+        (["shard", source, out], 0),
+        (["verify", source, out], 0),
+        (["verify", source, other], 1),
+        (["inspect", f"{tmp_path}/no{HOSTILE}"], 3),
+        (["discard", out], 0),
+    ):
+        done = run(*words, "--json")
+        assert done.returncode == status, done.stderr
+        assert done.stdout.rstrip("\n").isprintable() and done.stdout.isascii()
+        document = json.loads(done.stdout)
+        if words[0] == "plan":
+            assert [*document["weight_map"]] == [HOSTILE]
+    done = run("shard", source, out, "--overwrite", "-s", "1kB", "--events")
+    assert all(line.isprintable() and line.isascii() for line in done.stdout.splitlines())
+
+
+def test_verify_says_what_it_has_not_checked(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    run("shard", checkpoint, tmp_path / "out")
+    done = run("verify", checkpoint, tmp_path / "out")
+    assert (
+        "Not checked: code, configuration, tokenizer, other files beside the weights and what a report says"
+        in done.stdout
+    )
+    unchecked = json.loads(run("verify", checkpoint, tmp_path / "out", "--json").stdout)["unchecked"]
+    assert unchecked[:3] == ["code", "configuration", "tokenizer"]
+
+
+def test_a_folder_with_the_name_of_a_repo_is_called_a_folder(run: Run, checkpoint: Path) -> None:
+    folder = checkpoint.rename(checkpoint.parent / "gpt2")
+    done = run("inspect", folder)
+    assert done.stdout.startswith("the folder gpt2: ")
+    assert json.loads(run("inspect", folder, "--json").stdout)["kind"] == "folder"

@@ -1,5 +1,6 @@
 """A desk that reads a result and its source whole, says what it found, and remembers it."""
 
+import json
 import warnings
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests import quantized
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.conftest import ALICE, AS_ALICE, BOB, end, push
 from tests.folders import tensors
-from tests.hubs import download
+from tests.hubs import download, propose
 from tests.localhub.conftest import Server
 
 
@@ -102,6 +103,71 @@ def test_a_base_that_was_a_folder_is_missed_where_the_bytes_depend_on_it(
     assert how_to_check(result.report, name) == {}
     with pytest.raises(Refused, match="folder, which is not here"):
         desk.submit_check(name, *AS_ALICE)
+
+
+@pytest.fixture
+def unmerged(hub: Server, small: str, tmp_path: Path) -> str:
+    """Other weights, in a pull request of bob in a repo of alice."""
+    other = write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(seed=9)}, False)
+    return f"{small}@{propose(hub, other, small)}"
+
+
+def test_weights_of_a_pull_request_are_never_green(
+    desk: Desk, settings: Settings, unmerged: str, name: str, hub: Server
+) -> None:
+    commit = unmerged.partition("@")[2]
+    said = f"No branch and no tag of alice/small is known to lead to its commit {commit[:12]}"
+    made = end(desk, desk.submit(JobRequest(unmerged, name, Options("70kB")), *AS_ALICE))
+    assert (made.state, made.unreached) == ("done", (unmerged,))
+    trust = desk.judge(name, BOB)[1]
+    assert trust.level == "unreached" and said in trust.reasons[0] and "made here" in trust.reasons[1]
+    with Desk(Settings(settings.folder.parent / "elsewhere", hub.address)) as other:
+        assert other.judge(name, BOB)[1].level == "unreached"
+        done = end(other, other.submit_check(name, *AS_ALICE))
+        assert (done.state, done.unreached) == ("done", (unmerged,))
+        trust = other.judge(name, BOB)[1]
+        assert trust.level == "unreached" and "Every byte" in trust.reasons[1]
+
+
+def test_a_report_that_says_nothing_of_it_is_held_to_what_the_hub_says(
+    desk: Desk, hub: Server, unmerged: str, name: str, tmp_path: Path
+) -> None:
+    *_, _ = job.shard(unmerged, name, "70kB", endpoint=hub.address, token=ALICE)
+    folder = download(hub, name, tmp_path / "copy")
+    report = json.loads((folder / "sharding_report.json").read_text())
+    del report["verification"]["unreached"]
+    report["plan"]["findings"] = []
+    (folder / "sharding_report.json").write_text(json.dumps(report))
+    hub.api(ALICE).upload_folder(repo_id=name, folder_path=folder, ignore_patterns=[".cache/*"])
+    trust = desk.judge(name, ALICE)[1]
+    assert trust.level == "unreached" and "alice/small" in trust.reasons[0]
+
+
+def test_what_was_merged_once_and_is_gone_from_the_history_is_not_green(
+    desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
+) -> None:
+    source = push(hub, download(hub, small, tmp_path / "in"), f"{name}-source")
+    commit = hub.api(ALICE).model_info(source).sha
+    hub.api(ALICE).create_branch(source, branch="kept", revision=commit)
+    hub.api(ALICE).super_squash_history(source)
+    assert end(desk, desk.submit(JobRequest(f"{source}@{commit}", name, Options("70kB")), *AS_ALICE)).unreached == ()
+    assert desk.judge(name, ALICE)[1].level == "made-here"
+    hub.api(ALICE).delete_branch(source, branch="kept")
+    desk.close()
+    with Desk(Settings(tmp_path / "later", hub.address)) as later:
+        assert later.judge(name, ALICE)[1].level == "unreached"
+
+
+def test_a_result_in_a_pull_request_is_not_that_repos(
+    desk: Desk, hub: Server, small: str, copy: str, tmp_path: Path, name: str
+) -> None:
+    hub.api(ALICE).create_repo(name)
+    place = f"{name}@{propose(hub, download(hub, copy, tmp_path / 'copy'), name)}"
+    trust = desk.judge(place, ALICE)[1]
+    assert trust.level == "unreached" and f"No branch and no tag of {name} is known" in trust.reasons[0]
+    done = end(desk, desk.submit_check(place, *AS_ALICE))
+    assert done.state == "done" and desk.judge(place, ALICE)[1].level == "unreached"
+    assert desk.judge(f"{name}@refs/pr/1", ALICE)[1].level == "unreached"
 
 
 def test_there_is_nothing_to_check_where_there_is_no_result_or_no_source(

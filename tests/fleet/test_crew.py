@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from sharding import job
-from sharding.core.errors import OverflowRefused, Refused, SourceError
+from sharding.core.errors import DestinationError, OverflowRefused, Refused, SourceError
 from sharding.core.events import Progress
 from sharding.core.values import FleetCost
 from sharding.fleet.parts import Part, PartDone, Said, UnderWay
@@ -20,7 +20,7 @@ from tests.casts import save_mixed
 from tests.conftest import listing, write_checkpoint
 from tests.fleet.hands import Hands
 from tests.folders import reshard, staged
-from tests.hubs import TOKEN, branches, push, shard
+from tests.hubs import TOKEN, after_commits, branches, push, shard
 from tests.inhouse import InHouse
 from tests.quantized import save_fp8
 
@@ -182,3 +182,15 @@ def test_from_hub_to_hub_parts_have_grants_of_their_own_and_no_login(
     assert len(hands.sent) == 6 + 2
     asked = Counter(re.findall(r"xet-(?:read|write)-token", "\n".join(in_house.log)))
     assert asked["xet-read-token"] >= 8 and asked["xet-write-token"] >= 6
+
+
+def test_a_repo_that_is_made_public_under_way_gets_no_more_of_what_workers_have_made(
+    checkpoint: Path, in_house: InHouse, led: Led, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(in_house, checkpoint, "alice/source", private=True)
+    led(Hands(count=1))
+    show = in_house.api().update_repo_settings
+    after_commits(monkeypatch, 2, lambda: (show("alice/many", private=False), in_house.log.clear()))
+    with pytest.raises(DestinationError, match="alice/many is public by now, and the copy is to be private"):
+        shard(in_house, "alice/source", "alice/many", "50kB", workers="ray")
+    assert not in_house.asked("/commit/")

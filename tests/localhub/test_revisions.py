@@ -1,6 +1,7 @@
 """Trees, history, branches and tags."""
 
 import hashlib
+from collections.abc import Callable
 
 import pytest
 from huggingface_hub import CommitOperationAdd
@@ -55,6 +56,18 @@ def test_commits_are_listed_newest_first_over_all_pages(hub: Server, repo: str) 
         hub.api().upload_file(path_or_fileobj=b"%d" % n, path_in_repo="a", repo_id=repo, commit_message=f"number {n}")
     titles = [commit.title for commit in hub.api().list_repo_commits(repo)]
     assert titles == [*(f"number {n}" for n in reversed(range(6))), "initial commit"]
+
+
+def test_as_many_commits_come_at_once_as_are_asked_for(serve: Callable[..., Server]) -> None:
+    hub = serve()
+    hub.api().create_repo("alice/long")
+    for n in range(60):
+        hub.api().upload_file(path_or_fileobj=b"%d" % n, path_in_repo="a", repo_id="alice/long")
+    path = "/api/models/alice/long/commits/main"
+    lengths = {query: len(hub.ask("GET", path + query).json()) for query in ("", "?limit=5", "?limit=1000")}
+    assert lengths == {"": 50, "?limit=5": 5, "?limit=1000": 61}
+    assert "limit=5" in hub.ask("GET", f"{path}?limit=5").headers["link"]
+    assert {hub.ask("GET", f"{path}?limit={odd}").status for odd in ("0", "-1", "x", "1001")} == {400}
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Server, repo: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from sharding import job
-from tests.hubs import download
+from tests.hubs import download, propose
 from tests.localhub.conftest import Server
-from tests.page.conftest import Site, call, copy_name, sign_in
+from tests.page.conftest import Site, call, copy_name, sign_in, start_job
 
 Visit = Callable[..., Page]
 
@@ -73,9 +73,12 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
 
     sign_in(page, "bob")
     page.locator("#check:not([disabled])").click()
+    expect(page.locator("#result")).to_contain_text("Not checked: code, configuration, tokenizer,")
     page.get_by_role("link", name="Show the result").click()
     said = headline(page, "read-now")
     expect(said).to_contain_text(f"All 14 tensors bit-identical to {small}@")
+    expect(page.locator("#result")).to_contain_text("Not checked: code, configuration, tokenizer,")
+    assert "what a report says of time" in " ".join(api_result(space, name)["trust"]["reasons"])
     assert "good" in (said.get_attribute("class") or "")
     assert api_result(space, name)["trust"]["level"] == "read-now"
 
@@ -121,6 +124,40 @@ def test_what_cannot_be_compared_only_claims(
     assert api_result(space, name, "hf_alice")["trust"]["level"] == "fits"
 
 
+def test_weights_of_a_pull_request_are_named_so_and_never_green(
+    space: Site, visit: Visit, hub: Server, small: str, tmp_path: Path
+) -> None:
+    famous = f"alice/{copy_name('famous')}"
+    folder = download(hub, small, tmp_path / "in")
+    hub.api("hf_alice").create_repo(famous)
+    hub.api("hf_alice").upload_folder(repo_id=famous, folder_path=folder)
+    (folder / "config.json").write_text("{}")
+    commit = propose(hub, folder, famous)
+    said = f"No branch and no tag of {famous} is known to lead to its commit {commit[:12]}"
+
+    page = visit(space, f"?repo={famous}@{commit}&size=90kB")
+    expect(page.get_by_label("The model")).to_contain_text("a commit on no known branch")
+    expect(page.locator("body")).to_contain_text(said)
+    sign_in(page, "bob")
+    name = copy_name("unmerged")
+    start_job(page, name)
+    shown = headline(page, "unreached")  # the job's own result
+    expect(page.locator("#result")).to_contain_text(said)
+    assert "good" not in (shown.get_attribute("class") or "")
+
+    page.goto(f"{space.address}/?result=bob/{name}")
+    shown = headline(page, "unreached")
+    expect(shown).to_have_text("Of a commit that is on no known branch")
+    assert "good" not in (shown.get_attribute("class") or "")
+    expect(page.locator("#result")).to_contain_text(said)
+    expect(page.locator("#result")).not_to_contain_text("bit-identical")
+    page.goto(space.address)
+    job = page.get_by_label("My jobs").get_by_role("listitem").filter(has_text=name)
+    expect(job).to_contain_text(f"from {famous}, a commit on no known branch")
+    answer = api_result(space, f"bob/{name}")
+    assert answer["trust"]["level"] == "unreached" and said in answer["trust"]["reasons"][0]
+
+
 @pytest.fixture(params=["a shard is another", "of another model", "another architecture", "of itself"])
 def lie(request: pytest.FixtureRequest, hub: Server, result: Path) -> Iterator[str]:
     if request.param == "a shard is another":
@@ -148,6 +185,19 @@ def test_what_does_not_fit_is_red_and_nothing_of_it_is_shown(space: Site, visit:
     answer = api_result(space, lie)
     assert (answer["trust"]["level"], answer["report"]) == ("contradicted", None)
     assert answer["trust"]["reasons"]
+
+
+def test_a_folder_with_the_name_of_a_famous_repo_is_not_shown_as_that_repo(
+    space: Site, visit: Visit, hub: Server, result: Path
+) -> None:
+    report = json.loads((result / "sharding_report.json").read_text())
+    report["source"] |= {"kind": "folder", "repo_id": "meta-llama/Llama-3.1-8B", "revision": "0" * 40}
+    (result / "sharding_report.json").write_text(json.dumps(report))
+    page = visit(space, f"?result={publish(hub, result)}")
+    expect(headline(page, "claims")).to_have_text("Claims to be the folder meta-llama/Llama-3.1-8B")
+    expect(page.locator("#result-details")).to_contain_text("from the folder meta-llama/Llama-3.1-8B in the state")
+    expect(page.locator("a[href*='meta-llama']")).to_have_count(0)
+    assert not page.locator("#result, #result-details").get_by_text("meta-llama/Llama-3.1-8B@").count()
 
 
 def test_three_thousand_remarks_are_counted(space: Site, visit: Visit, hub: Server, result: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding import job
+from sharding.core.values import RepoRef
 from sharding.desk.history import History
 from sharding.loading.costs import ClassicCost, Comparison, Prediction, Verdict
 from sharding.localhub.cards import find_errors, find_warnings, read_metadata
@@ -67,6 +68,15 @@ def metadata(card: str) -> dict[str, Any]:
     assert isinstance(found, dict)
     assert ModelCard(card).data.to_dict().keys() >= found.keys() - {"model-index"}
     return found
+
+
+def test_a_folder_with_the_name_of_a_repo_is_called_a_folder(report: Report) -> None:
+    source = replace(report.source, kind="folder", repo_id="meta-llama/Llama-3.1-8B")
+    card = write_card(replace(report, source=source), "", Links(), is_private=False)
+    assert "\nThe folder `meta-llama/Llama-3.1-8B` in " in card and "base_model" not in card
+    based = replace(source, base=RepoRef("folder", "mistralai/Mistral-7B", "1"))
+    card = write_card(replace(report, source=based), "", Links(), is_private=False)
+    assert "is that of the folder `mistralai/Mistral-7B`, which was trained" in card
 
 
 def test_every_metadata_key_of_the_source_is_kept_and_the_copy_is_marked(report: Report) -> None:

@@ -1,5 +1,6 @@
 """Another model's copy is replaced only where somebody said so, in words; the same model's as ever."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ def test_in_a_folder_another_models_copy_stays_until_it_may_go(models: tuple[str
     finish(job.shard(one, str(out), "60kB"))
     before = listing(out)
     with pytest.raises(
-        ReplaceRefused, match=r"out holds a copy of one, which a copy of other would replace"
+        ReplaceRefused, match=r"out holds a copy of the folder one, which a copy of the folder other would replace"
     ) as refusal:
         finish(job.shard(other, str(out), "60kB"))
     assert "--overwrite" in refusal.value.hint
@@ -79,6 +80,23 @@ def test_in_a_repo_another_models_copy_stays_until_it_may_go(hub: InHouse, tmp_p
     assert same(arrays(download(hub, "alice/copy", tmp_path / "down")), random_tensors(2))
 
 
+def test_a_copy_of_a_folder_with_the_name_of_a_repo_is_no_copy_of_that_repo(hub: InHouse, tmp_path: Path) -> None:
+    shard(hub, "alice/one", "alice/of-folder")
+    place = tmp_path / "copy"
+    report = json.loads((download(hub, "alice/of-folder", place) / "sharding_report.json").read_text())
+    report["source"]["kind"] = "folder"
+    (place / "sharding_report.json").write_text(json.dumps(report))
+    hub.api().upload_file(
+        path_or_fileobj=place / "sharding_report.json", path_in_repo="sharding_report.json", repo_id="alice/of-folder"
+    )
+    with pytest.raises(
+        ReplaceRefused, match="alice/of-folder holds a copy of the folder alice/one, which a copy of alice/one"
+    ):
+        shard(hub, "alice/one", "alice/of-folder")
+    with pytest.raises(ReplaceRefused, match="holds a copy of the folder alice/one"):
+        shard(hub, "alice/one", str(place))
+
+
 def test_the_command_says_overwrite(models: tuple[str, str], tmp_path: Path) -> None:
     def command(*words: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "sharding", "shard", *words, "-s", "60kB"]
@@ -88,5 +106,5 @@ def test_the_command_says_overwrite(models: tuple[str, str], tmp_path: Path) -> 
     assert command(models[0], out).returncode == 0
     refused = command(models[1], out)
     assert refused.returncode == 3
-    assert "holds a copy of one" in " ".join(refused.stderr.split())
+    assert "holds a copy of the folder one" in " ".join(refused.stderr.split())
     assert command(models[1], out, "--overwrite").returncode == 0

@@ -1,6 +1,8 @@
 """What is to be private is private before its first byte goes up, or nothing goes up."""
 
+import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Published, Verified
+from sharding.core.options import Options
 from sharding.localhub import repos
 from sharding.storage.hub_repo import HubRepo
 from tests.conftest import random_tensors, write_checkpoint
-from tests.folders import finish
-from tests.hubs import TOKEN, exists, push, shard
+from tests.folders import finish, write_ranks
+from tests.hubs import TOKEN, after_commits, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house, ignore_private
 
 WRITES = "^(POST|PUT) .*(commit|branch|preupload|info/lfs|xet-write|settings)"
@@ -132,3 +135,110 @@ def test_a_copy_of_what_may_be_private_is_not_shown(
         hub.api().update_repo_settings("alice/hidden", private=False)
     shard(hub, "alice/hidden", "alice/copy")
     assert hub.api().model_info("alice/copy").private
+
+
+STAGED = "POST /api/models/alice/copy/commit/shard-my-repo-staging"
+
+
+def show(hub: InHouse, repo_id: str = "alice/copy") -> None:
+    hub.api().update_repo_settings(repo_id, private=False)
+    hub.log.clear()
+
+
+def hide(hub: InHouse, repo_id: str) -> None:
+    hub.api().update_repo_settings(repo_id, private=True)
+    hub.log.clear()
+
+
+def with_base(hub: InHouse, folder: Path) -> dict[str, Any]:
+    """A public run of a private model, and the options that name both."""
+    push(hub, write_ranks(folder), "alice/run")
+    return {"source": "alice/run", "options": Options("60kB", base="alice/hidden")}
+
+
+SOURCES: dict[str, Callable[[InHouse, Path], dict[str, Any]]] = {
+    "private": lambda hub, _: {"source": "alice/hidden", "options": Options("60kB")},
+    "gated": lambda hub, _: (
+        hub.api().update_repo_settings("alice/open", gated="auto")
+        or {"source": "alice/open", "options": Options("60kB")}
+    ),
+    "private base": with_base,
+    "private base of a folder": lambda hub, folder: {
+        "source": str(write_ranks(folder)),
+        "options": Options("60kB", base="alice/hidden"),
+    },
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_repo_that_is_made_public_between_two_staging_commits_gets_no_more(
+    hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    given = SOURCES[source](hub, tmp_path / "run")
+    after_commits(monkeypatch, 2, lambda: show(hub))  # the first says which job it is of
+    with pytest.raises(DestinationError, match="alice/copy is public by now, and the copy is to be private") as refusal:
+        shard(hub, destination="alice/copy", **given)
+    assert f"{hub.address}/alice/copy/settings" in refusal.value.hint and "discard" in refusal.value.hint
+    assert not hub.asked(STAGED) and not hub.asked("/commit/main")
+    staged = files_of(hub, "alice/copy", "shard-my-repo-staging")
+    assert len([file for file in staged if file.endswith(".safetensors")]) == 1
+    hub.api().update_repo_settings("alice/copy", private=True)
+    monkeypatch.undo()
+    assert shard(hub, destination="alice/copy", **given).verification.identical
+    assert hub.api().model_info("alice/copy").private
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_one_that_is_made_public_before_it_is_published_stays_empty(hub: InHouse, tmp_path: Path, source: str) -> None:
+    given = SOURCES[source](hub, tmp_path / "run")
+    events = job.shard(given["source"], "alice/copy", given["options"], private=None, endpoint=hub.address, token=TOKEN)
+    next(event for event in events if isinstance(event, Verified))
+    show(hub)
+    with pytest.raises(DestinationError, match="is public by now"):
+        finish(events)
+    assert not hub.asked("/commit/")
+    assert files_of(hub, "alice/copy") == {".gitattributes"}
+
+
+@pytest.mark.parametrize("base", ["", "alice/hidden"])
+def test_a_source_that_is_hidden_meanwhile_goes_into_no_public_repo(
+    hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    hub.api().update_repo_settings("alice/hidden", private=False)
+    if base:
+        push(hub, write_ranks(tmp_path / "run"), "alice/run")
+    source = "alice/run" if base else "alice/hidden"
+    shard(hub, source, "alice/copy", Options("60kB", base=base))
+    assert not hub.api().model_info("alice/copy").private
+    after_commits(monkeypatch, 2, lambda: hide(hub, "alice/hidden"))
+    with pytest.raises(DestinationError, match="alice/hidden was public when the job began, and is not known to be so"):
+        shard(hub, source, "alice/copy", Options("70kB", base=base))
+    assert not hub.asked("/commit/")
+
+
+def test_what_is_of_a_base_that_is_hidden_meanwhile_is_not_shown(hub: InHouse, tmp_path: Path) -> None:
+    hub.api().update_repo_settings("alice/hidden", private=False)
+    push(hub, write_ranks(tmp_path / "run"), "alice/run")
+    options = Options("1GB", base="alice/hidden")
+    events = job.shard("alice/run", "alice/copy", options, endpoint=hub.address, token=TOKEN)
+    next(event for event in events if isinstance(event, Verified))
+    hide(hub, "alice/hidden")
+    assert "because alice/hidden was public when the job began" in remark_of(events)
+    assert hub.api().model_info("alice/copy").private
+
+
+def test_a_public_copy_with_files_of_a_private_base_asks_for_a_word(hub: InHouse, tmp_path: Path) -> None:
+    run, options = str(write_ranks(tmp_path / "run")), Options("60kB", base="alice/hidden")
+    with pytest.raises(DestinationError, match="alice/hidden is private or gated, and a public copy"):
+        shard(hub, run, "alice/copy", options, private=False)
+    shard(hub, run, "alice/copy", options, private=False, confirmed=True)
+    assert not hub.api().model_info("alice/copy").private
+
+
+def test_the_hub_is_asked_once_for_each_commit(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    after_commits(monkeypatch, 99, lambda: None)
+    shard(hub, "alice/hidden", "alice/copy")
+    deeds = [line for line in hub.log if re.search("^GET /api/models/alice/copy$|POST .*/commit/", line)]
+    commits = [n for n, line in enumerate(deeds) if "/commit/" in line]
+    assert len(commits) == 2 + 5 and deeds[commits[0] - 1].startswith("GET")
+    assert {after - before for before, after in pairwise(commits)} == {2}

@@ -13,7 +13,7 @@ from sharding import job
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, FileEntry
 from sharding.report.schema import Report, parse_report
-from sharding.verify.trust import judge
+from sharding.verify.trust import judge, lowered
 from tests.conftest import random_tensors, write_checkpoint
 from tests.quantized import write
 
@@ -83,6 +83,15 @@ def _without(side: str) -> Callable[[Told], Told]:
         return replace(told, **{side: replace(checkpoint, tensors=checkpoint.tensors[1:])})
 
     return changed
+
+
+def test_of_a_commit_that_no_branch_leads_to_it_is_neither_green_nor_red(told: Told) -> None:
+    for side in ("copy", "original"):
+        unmerged = replace(told, **{side: replace(getattr(told, side), unreached=("a/b@" + "1" * 40,))})
+        found = judge(unmerged.report, unmerged.files, unmerged.copy, unmerged.original)
+        assert found.level == "unreached" and "No branch and no tag of a/b" in found.reasons[0]
+    wrong = judge(unmerged.report, (), unmerged.copy, unmerged.original)
+    assert wrong.level == "contradicted" and lowered(wrong, ("a/b@1",)) == wrong
 
 
 LIES: dict[str, tuple[Callable[[Told], Told], str]] = {
