@@ -167,6 +167,25 @@ ANSWER_TIMEOUT_SECONDS = 100
 LONGEST_WAIT_SECONDS = 300
 """What a server may ask for with Retry-After: the Hub counts requests in windows of five minutes."""
 
+MAX_ANSWER_BYTES = 64_000_000
+MAX_ANSWER_VALUES = 3_000_000
+"""All that a Hub answers to one question, every page of a list together: 100,000 files take 40 MB and 1,500,000 values.
+A file that is read has other bounds."""
+
+MAX_ANSWER_HEADER_BYTES = 1_000_000
+"""What may come before the body of an answer, with all that is only said meanwhile (status 1xx)."""
+
+LONGEST_ANSWER_SECONDS = 300
+"""How long such an answer may take from its first byte to its last: 64 MB at 1.7 Mbit/s."""
+
+MAX_PAGES = 2000
+LISTING_SECONDS = 1800
+"""How many pages a list may have, and how long all of them may take: 100,000 files are 100 pages."""
+
+LEAST_SECONDS = 60
+LEAST_BYTES = 64_000
+"""A file of which fewer bytes come in so long is asked for again: with 32 reads side by side, of a line of 35 kB/s."""
+
 # --- Many machines --------------------------------------------------------------------------------------
 
 TOLD_SECONDS = 1.0
