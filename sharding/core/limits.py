@@ -197,6 +197,9 @@ ATTEMPTS = 3
 GRANT_MARGIN_SECONDS = 30.0
 """So long before its end hf-xet 1.8 takes a grant as ended: it would ask for another, which takes a login."""
 
+LONGEST_GRANT_SECONDS = 24 * 3600
+"""A grant that says it holds longer is asked for anew after a day: the Hub's own holds for minutes or hours."""
+
 WORKERS_SECONDS = 60.0
 """How long a cluster may have no processor at all: then a job that has nothing under way ends."""
 

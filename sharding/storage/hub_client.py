@@ -151,8 +151,11 @@ class Hub:
 
     def address_to_lend(self, repo_id: str, revision: str, path: str) -> str:
         """Return where whoever has no login reads a file for a while, if anywhere. Raises the client's errors."""
+        from sharding.storage.hub_guard import checked_place
+
         url = self.address(repo_id, revision, path)
-        return str(self.api.get_hf_file_metadata(url=url, token=self._token, timeout=ANSWER_TIMEOUT_SECONDS).location)
+        metadata = self.api.get_hf_file_metadata(url=url, token=self._token, timeout=ANSWER_TIMEOUT_SECONDS)
+        return checked_place(str(metadata.location))
 
     def grant(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> Grant:
         """Return new access to the store, which whoever has it may use until it ends. Raises the client's errors.
@@ -161,10 +164,12 @@ class Hub:
         """
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
+        from sharding.storage.hub_guard import checked_grant
+
         response = get_session().get(self._grants(kind, repo_id, revision), headers=self.headers)
         hf_raise_for_status(response)
         granted = response.json()
-        return Grant(granted["casUrl"], granted["accessToken"], granted["exp"])
+        return checked_grant(Grant(granted["casUrl"], granted["accessToken"], granted["exp"]), self.endpoint)
 
     def _grants(self, kind: str, repo_id: str, revision: str) -> str:
         return f"{self.endpoint}/api/models/{repo_id}/xet-{kind}-token/{revision}"

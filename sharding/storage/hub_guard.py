@@ -1,10 +1,12 @@
 """Hold the answers of a Hub to bounds of size and time, and its login to its own address."""
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from threading import Lock
 from typing import Any
 
@@ -12,12 +14,14 @@ import httpx2
 from httpcore2 import NetworkBackend, NetworkStream
 from huggingface_hub.utils import hf_raise_for_status
 
+from sharding.core.lent import Grant
 from sharding.core.limits import (
     ANSWER_TIMEOUT_SECONDS,
     LEAST_BYTES,
     LEAST_SECONDS,
     LISTING_SECONDS,
     LONGEST_ANSWER_SECONDS,
+    LONGEST_GRANT_SECONDS,
     LONGEST_WAIT_SECONDS,
     MAX_ANSWER_BYTES,
     MAX_ANSWER_HEADER_BYTES,
@@ -143,6 +147,43 @@ def _is_own(url: httpx2.URL, endpoint: str) -> bool:
     own = httpx2.URL(endpoint)
     is_upgrade = (own.scheme, url.scheme, own.host) == ("http", "https", url.host)
     return url.origin == own.origin or (is_upgrade and own.port is None and url.port is None)
+
+
+def checked_grant(grant: Grant, endpoint: str) -> Grant:
+    """Return `grant` of the Hub at `endpoint`, good for a day at most.
+
+    Raises OddAnswer where it leads to no address: a folder may be the store of a Hub on this machine only.
+    """
+    place, token, expires = grant.endpoint, grant.token, grant.expires
+    if not isinstance(place, str) or not (_is_address(place) or _is_here(httpx2.URL(endpoint).host)):
+        raise OddAnswer(f"names {place!r:.100} as its store, which is no address")
+    if not isinstance(token, str) or not re.fullmatch(r"[!-~]{1,20000}", token):
+        raise OddAnswer("grants access to its store with a token that is none")
+    if not isinstance(expires, int) or isinstance(expires, bool) or expires <= 0:
+        raise OddAnswer(f"grants access to its store until {expires!r:.40}, which is no time")
+    return replace(grant, expires=min(expires, int(time.time()) + LONGEST_GRANT_SECONDS))
+
+
+def checked_place(place: str) -> str:
+    """Return the address at which a file lies, as a Hub names it. Raises OddAnswer for what is none."""
+    if not _is_address(place):
+        raise OddAnswer(f"names {place!r:.100} as the place of a file, which is no address")
+    return place
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = httpx2.URL(text)
+    except httpx2.InvalidURL:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)
+
+
+def _is_here(host: str) -> bool:
+    """Return whether `host` is this very machine, whoever else is asked for its address."""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
 
 
 class _Body(httpx2.SyncByteStream):

@@ -1,7 +1,9 @@
 """What a Hub that means harm gets out of a command: no login, no memory, no time without end, and one sentence."""
 
+import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +11,18 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from huggingface_hub import constants
+from starlette.responses import Response
 from typer.testing import CliRunner
 
 from sharding.cli.commands import app
-from sharding.localhub import lfs
+from sharding.core.errors import SourceError
+from sharding.core.lent import Grant, LentFile, LentSource
+from sharding.core.values import RepoRef
+from sharding.fleet.borrowed import open_lent
+from sharding.localhub import lfs, xet
 from sharding.localhub.hub import Hub
 from sharding.storage import hub_guard, hub_retry
+from sharding.storage.hub_client import Hub as Client
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house
@@ -260,3 +268,56 @@ def test_headers_without_end_are_given_up(invoke: Invoke, monkeypatch: pytest.Mo
         result = invoke("inspect", SOURCE, endpoint=address)
     assert result.exit_code == 3
     assert asked
+
+
+ODD_GRANTS: dict[str, dict[str, object]] = {
+    "a time that is over": {"exp": -1},
+    "no number": {"exp": float("nan")},
+    "no end": {"exp": float("inf")},
+    "a word": {"exp": "tomorrow"},
+    "yes": {"exp": True},
+    "no token": {"accessToken": None},
+    "a header": {"accessToken": "xet\r\nX-Other: y"},
+    "no store": {"casUrl": 7},
+}
+
+
+@pytest.mark.parametrize("kind", ODD_GRANTS)
+def test_an_odd_grant_is_refused_in_a_sentence(
+    hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
+) -> None:
+    def answer(endpoint: str, token: str, expires: int) -> Response:
+        return Response(json.dumps({"casUrl": endpoint, "accessToken": token, "exp": expires} | ODD_GRANTS[kind]))
+
+    monkeypatch.setattr(xet, "_answer", answer)
+    monkeypatch.setattr(Client, "least_xet_bytes", 1000)
+    for out in (str(tmp_path / "out"), "alice/odd-grant"):
+        result = invoke("shard", SOURCE, out, "-s", "100kB")
+        assert result.exit_code == 3
+        assert len(result.stderr.strip().splitlines()) == 2, "a sentence and a hint"
+    hub.api().delete_repo("alice/odd-grant", missing_ok=True)
+
+
+def test_a_grant_for_a_thousand_years_is_one_for_a_day() -> None:
+    grant = hub_guard.checked_grant(Grant("https://cas.example", "xet_1", 10**30), "https://hub.example")
+    assert grant.expires <= time.time() + 24 * 3600
+
+
+@pytest.mark.parametrize("place", ["/home/alice", "local:///home/alice", "file:///etc", "memory://", "https://", "cas"])
+def test_a_store_in_a_folder_is_one_of_a_hub_on_this_machine(place: str) -> None:
+    grant = Grant(place, "xet_1", 2_000_000_000)
+    for here in ("http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"):
+        assert hub_guard.checked_grant(grant, here).endpoint == place
+    for elsewhere in ("https://hub.example", "http://127.0.0.1.hub.example", "http://10.0.0.1", "http://0x7f000002"):
+        with pytest.raises(hub_retry.OddAnswer, match="is no address"):
+            hub_guard.checked_grant(grant, elsewhere)
+
+
+def test_a_worker_takes_no_grant_that_the_job_would_not_take() -> None:
+    grant = Grant("/home/alice", "xet_1", 2_000_000_000)
+    lent = LentSource(RepoRef("hub", SOURCE, "0" * 40), (LentFile("a", 9, "0" * 64),), "https://hub.example", grant)
+    with pytest.raises(SourceError, match="no address"):
+        list(open_lent(lent).read("a", 0, 9))
+    lent = LentSource(lent.ref, (LentFile("a", 9, place="/etc/passwd"),), lent.hub)
+    with pytest.raises(SourceError, match="no address"):
+        list(open_lent(lent).read("a", 0, 9))
