@@ -167,6 +167,9 @@ ANSWER_TIMEOUT_SECONDS = 100
 LONGEST_WAIT_SECONDS = 300
 """What a server may ask for with Retry-After: the Hub counts requests in windows of five minutes."""
 
+MAX_TOKEN_BYTES = 10_000
+"""The file with the saved login: a token of an application has a thousand characters or two."""
+
 MAX_ANSWER_BYTES = 64_000_000
 MAX_ANSWER_VALUES = 3_000_000
 """All that a Hub answers to one question, every page of a list together: 100,000 files take 40 MB and 1,500,000 values.
