@@ -33,6 +33,9 @@ MAX_CARD_BYTES = 1_000_000
 MAX_SIDE_FILE_BYTES = 500_000_000
 """Tokenizers reach tens of megabytes; what is larger is data or weights under another name."""
 
+MAX_SIDE_FILES_BYTES = 5_000_000_000
+"""All side files that no Hub copies by itself: what is more is a data set, and is moved after the proof."""
+
 MAX_FILES = 100_000
 """The Hub advises against repositories with more files than this."""
 
@@ -149,6 +152,10 @@ HUB_JOIN_GAP_BYTES = 512 << 10
 
 RANGES_AT_ONCE = 32
 """Ranges of one batch, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
+
+COMMITTED_BYTES = 20_000_000
+"""Side files that one commit carries in itself, in base64 and several times in memory: tokenizers in git have less. The
+largest of what is more go to the store."""
 
 COMMIT_SECONDS = 60.0
 """The first shard of a job is noted on the staging branch as soon as it is finished, the others at most once a minute,
