@@ -50,7 +50,7 @@ def hub_token() -> str | None:
 
     path = Path(constants.HF_TOKEN_PATH)
     try:
-        if not (os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")):
+        if not os.environ.get("HF_TOKEN"):
             _refuse_no_token(path)
         return get_token()
     except Exception as error:  # whatever the Hub's library raises of files that it has written, or has not
