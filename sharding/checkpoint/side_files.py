@@ -2,7 +2,8 @@
 
 from collections.abc import Container, Iterable
 
-from sharding.core.limits import MAX_SIDE_FILE_BYTES
+from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_SIDE_FILE_BYTES, MAX_SIDE_FILES_BYTES
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import FileEntry, Finding
 from sharding.formats.names import (
@@ -31,7 +32,8 @@ def sort_files(
     """Return the files that lie beside the weights, and findings on those that are left out.
 
     `taken` are the weights and the indexes that they were chosen by, `copied` weights that are side files. Of what a
-    training run has saved (`is_trained`) its own state is left out.
+    training run has saved (`is_trained`) its own state is left out. Raises SourceError where all that is left is more
+    than anybody copies.
     """
     side, left_out = [], dict[str, list[str]]()
     for file in sorted(files, key=lambda file: file.path):
@@ -47,6 +49,13 @@ def sort_files(
     findings = [
         Finding("info", "left-out", f"Left out: {name_some(paths)} ({reason}).") for reason, paths in left_out.items()
     ]
+    moved = sum(file.bytes for file in side if file.xet_hash is None)
+    if moved > MAX_SIDE_FILES_BYTES:
+        raise SourceError(
+            f"The files beside the weights have {format_bytes(moved)}; {format_bytes(MAX_SIDE_FILES_BYTES)} are copied "
+            f"at most. The largest is {max(side, key=lambda file: file.bytes).path}.",
+            "Copy a repo or a folder without them.",
+        )
     return tuple(side), findings
 
 

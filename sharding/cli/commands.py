@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from sharding import __version__
 from sharding.core import options
 from sharding.core.environment import hub_token
-from sharding.core.errors import Cancelled, Fault, ShardingError, UsageError
+from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
 from sharding.core.extras import require
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.options import SINGLE_FILE, Options
@@ -378,8 +378,9 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
 
 def _strike_out_token(error: ShardingError) -> None:
     """Take the login out of what an error says: what others put into theirs, nobody can know."""
-    if token := hub_token():
-        error.message, error.hint = (text.replace(token, "[token]") for text in (error.message, error.hint))
+    with suppress(Refused):  # one that cannot be read is in no message
+        if token := hub_token():
+            error.message, error.hint = (text.replace(token, "[token]") for text in (error.message, error.hint))
 
 
 @contextmanager
@@ -390,7 +391,7 @@ def _last_resort() -> Iterator[None]:
     except (ShardingError, typer.Exit, typer.Abort, BrokenPipeError):
         raise
     except Exception as error:
-        raise Fault(error) from error
+        raise unforeseen(error) from error
 
 
 def _follow(

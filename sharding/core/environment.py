@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sharding.core.errors import UsageError
-from sharding.core.limits import SHARED_JOB_BYTES
+from sharding.core.errors import Refused, UsageError
+from sharding.core.limits import MAX_TOKEN_BYTES, SHARED_JOB_BYTES
 from sharding.core.text import parse_bytes
 
 
@@ -42,10 +42,27 @@ def _names(variable: str) -> list[str]:
 
 
 def hub_token() -> str | None:
-    """Return the login of this machine: HF_TOKEN or the one that `hf auth login` saved; None if there is none."""
-    from huggingface_hub import get_token
+    """Return the login of this machine: HF_TOKEN or the one that `hf auth login` saved; None if there is none.
 
-    return get_token()
+    Raises Refused where a login is saved and cannot be read.
+    """
+    from huggingface_hub import constants, get_token
+
+    path = Path(constants.HF_TOKEN_PATH)
+    try:
+        if not os.environ.get("HF_TOKEN"):
+            _refuse_no_token(path)
+        return get_token()
+    except Exception as error:  # whatever the Hub's library raises of files that it has written, or has not
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text of a token"
+        hint = "Run `hf auth login` again, or set HF_TOKEN."
+        raise Refused(f"The saved login cannot be read from {path}: {reason}.", hint) from error
+
+
+def _refuse_no_token(path: Path) -> None:
+    """Raise ValueError where what is at `path` would be read for ever, or would fill all memory."""
+    if path.exists() and not path.is_dir() and (not path.is_file() or path.stat().st_size > MAX_TOKEN_BYTES):
+        raise ValueError(path)
 
 
 def keep_xet_logs_off_the_disk() -> None:

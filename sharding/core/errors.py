@@ -128,6 +128,14 @@ class Fault(ShardingError):
         )
 
 
+def unforeseen(error: Exception) -> ShardingError:
+    """Return what is said of `error`, which nobody has put into words: a lack of memory, or a fault of the program."""
+    if isinstance(error, MemoryError):
+        hint = "Give it more memory, or take a model with fewer tensors. What is finished is kept."
+        return Refused("This machine has not enough memory for it.", hint)
+    return Fault(error)
+
+
 class Cancelled(ShardingError):
     """The job was told to stop and stopped cleanly."""
 

@@ -33,6 +33,9 @@ MAX_CARD_BYTES = 1_000_000
 MAX_SIDE_FILE_BYTES = 500_000_000
 """Tokenizers reach tens of megabytes; what is larger is data or weights under another name."""
 
+MAX_SIDE_FILES_BYTES = 5_000_000_000
+"""All side files that no Hub copies by itself: what is more is a data set, and is moved after the proof."""
+
 MAX_FILES = 100_000
 """The Hub advises against repositories with more files than this."""
 
@@ -159,6 +162,10 @@ tens of commits, few of them thousands."""
 RANGES_AT_ONCE = 32
 """Ranges of one batch, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
 
+COMMITTED_BYTES = 20_000_000
+"""Side files that one commit carries in itself, in base64 and several times in memory: tokenizers in git have less. The
+largest of what is more go to the store."""
+
 COMMIT_SECONDS = 60.0
 """The first shard of a job is noted on the staging branch as soon as it is finished, the others at most once a minute,
 several together. The Hub takes 128 commits an hour of one user, and a person has other work to push."""
@@ -176,6 +183,28 @@ ANSWER_TIMEOUT_SECONDS = 100
 LONGEST_WAIT_SECONDS = 300
 """What a server may ask for with Retry-After: the Hub counts requests in windows of five minutes."""
 
+MAX_TOKEN_BYTES = 10_000
+"""The file with the saved login: a token of an application has a thousand characters or two."""
+
+MAX_ANSWER_BYTES = 64_000_000
+MAX_ANSWER_VALUES = 3_000_000
+"""All that a Hub answers to one question, every page of a list together: 100,000 files take 40 MB and 1,500,000 values.
+A file that is read has other bounds."""
+
+MAX_ANSWER_HEADER_BYTES = 1_000_000
+"""What may come before the body of an answer, with all that is only said meanwhile (status 1xx)."""
+
+LONGEST_ANSWER_SECONDS = 300
+"""How long such an answer may take from its first byte to its last: 64 MB at 1.7 Mbit/s."""
+
+MAX_PAGES = 2000
+LISTING_SECONDS = 1800
+"""How many pages a list may have, and how long all of them may take: 100,000 files are 100 pages."""
+
+LEAST_SECONDS = 60
+LEAST_BYTES = 64_000
+"""A file of which fewer bytes come in so long is asked for again: with 32 reads side by side, of a line of 35 kB/s."""
+
 # --- Many machines --------------------------------------------------------------------------------------
 
 TOLD_SECONDS = 1.0
@@ -186,6 +215,9 @@ ATTEMPTS = 3
 
 GRANT_MARGIN_SECONDS = 30.0
 """So long before its end hf-xet 1.8 takes a grant as ended: it would ask for another, which takes a login."""
+
+LONGEST_GRANT_SECONDS = 24 * 3600
+"""A grant that says it holds longer is asked for anew after a day: the Hub's own holds for minutes or hours."""
 
 WORKERS_SECONDS = 60.0
 """How long a cluster may have no processor at all: then a job that has nothing under way ends."""

@@ -10,6 +10,7 @@ from sharding.core.lent import LentDestination, LentSource
 from sharding.core.limits import GRANT_MARGIN_SECONDS
 from sharding.core.values import ShardRecord
 from sharding.storage.hub_client import Hub
+from sharding.storage.hub_guard import checked_grant, checked_place
 from sharding.storage.hub_upload import XetShardWriter
 
 
@@ -27,13 +28,13 @@ class GrantedHub(Hub):
 
     def address(self, repo_id: str, revision: str, path: str) -> str:
         """Return where a file that is not in the store is read."""
-        return self._places[path]
+        return checked_place(self._places[path])
 
     def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
         """Return how hf-xet reaches the store. Raises GrantExpired."""
         if self._grant is None or self._grant.expires <= time.time() + GRANT_MARGIN_SECONDS:
             raise GrantExpired(f"The access to {repo_id} that was granted for a part of the job has ended.")
-        return self._reached_with(self._grant)
+        return self._reached_with(checked_grant(self._grant, self.endpoint))
 
 
 class GrantedStore:

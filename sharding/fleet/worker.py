@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
-from sharding.core.errors import Fault, GrantExpired, ShardingError
+from sharding.core.errors import GrantExpired, ShardingError, unforeseen
 from sharding.core.limits import GRANT_MARGIN_SECONDS, TOLD_SECONDS
 from sharding.core.meter import Meter
 from sharding.core.protocols import Source
@@ -31,8 +31,8 @@ def work(text: str, node: str) -> Iterator[str]:
         again = _is_worth_another_try(error, part)
         yield said_json(PartFailed(worker, type(error).__name__, error.message, error.hint, again))
     except Exception as error:
-        fault = Fault(error)
-        yield said_json(PartFailed(worker, "Fault", fault.message, fault.hint))
+        fault = unforeseen(error)
+        yield said_json(PartFailed(worker, type(fault).__name__, fault.message, fault.hint))
 
 
 def _do(part: Part, worker: Worker) -> Iterator[Said]:

@@ -6,6 +6,7 @@ near to those of its neighbours, so that small ones cost one read for many.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 from sharding.core.errors import SourceError
@@ -20,17 +21,15 @@ from sharding.formats.torch_file import Reader, open_zip
 from sharding.formats.torch_globals import PickleRefused, StoredTensor
 from sharding.formats.torch_zip import ZipRefused
 
-_EDGE_BYTES = 2 << 10
-"""What is read of an archive at both ends: its pickle begins with the first bytes, its directory has some 600."""
-
-_MOST_READ_BYTES = 1 << 20
-"""Of an archive, beside its tensor: the pickle of one tensor has some 300 bytes."""
+_EDGE_BYTES = 4 << 10
+"""What is read of an archive at both ends, once, and what its pickle and its directory may have: with torch 2.13 these
+have some 150 bytes, and 463 for 7 records. So many bytes hold at most 89 records."""
 
 _JOIN_GAP_BYTES = 16 << 10
 """Edges closer than this are read as one: between those of larger pieces lie the pieces themselves."""
 
 _PIECES_AT_ONCE = 1000
-"""Their edges are held until their places are known: 4 KB each, and what lies in between."""
+"""Their edges are held until their places are known: 8 KB each, and what lies in between."""
 
 _HINT = "Copy the files of all ranks of one save into one folder; none may be of another."
 
@@ -40,7 +39,8 @@ def find_boxes(
 ) -> dict[str, tuple[Box, ...]]:
     """Return the pieces of each of `entries`, by its name, where they lie in `files` (by the name in the metadata).
 
-    Raises SourceError where a file is missing or too short, or holds something else than the metadata say.
+    Raises SourceError where a file is missing or too short, where pieces overlap, and where a file holds something
+    else than the metadata say.
     """
     chunks = [chunk for entry in entries for chunk in entry.chunks]
     named = sorted({chunk.file for chunk in chunks})
@@ -55,15 +55,25 @@ def find_boxes(
     for entry in entries:
         for chunk in entry.chunks:
             inside[chunk.file].append((entry, chunk))
-    found: dict[str, list[Box]] = {entry.name: [] for entry in entries}
     for name, pieces in inside.items():
         pieces.sort(key=lambda piece: piece[1].start_byte)
+        _refuse_overlaps(files[name], pieces)
+    found: dict[str, list[Box]] = {entry.name: [] for entry in entries}
+    for name, pieces in inside.items():
         for first in range(0, len(pieces), _PIECES_AT_ONCE):
             some = pieces[first : first + _PIECES_AT_ONCE]
             edges = _Edges(source, files[name], (chunk for _, chunk in some))
             for entry, chunk in some:
                 found[entry.name].append(_box(entry, chunk, edges, files[name]))
     return {name: tuple(boxes) for name, boxes in found.items()}
+
+
+def _refuse_overlaps(file: FileEntry, pieces: Sequence[tuple[SavedEntry, SavedChunk]]) -> None:
+    """Raise SourceError where two of `pieces`, which are sorted, share bytes: torch writes one after another."""
+    for (one, before), (other, after) in pairwise(pieces):
+        if after.start_byte < before.start_byte + before.bytes:
+            names = name_some(list(dict.fromkeys((one.name[:100], other.name[:100]))))
+            raise SourceError(f"Two pieces in {file.path} overlap, of {names}.", _HINT)
 
 
 class _Edges:
@@ -78,11 +88,11 @@ class _Edges:
         self._starts = [start for start, _ in ranges]
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes `[start, end)`, which are asked for where they are not known."""
+        """Return the bytes `[start, end)`. Raises ZipRefused for others than were read."""
         index = bisect_right(self._starts, start) - 1
-        if index >= 0 and end <= self._starts[index] + len(self._known[index]):
-            return self._known[index][start - self._starts[index] : end - self._starts[index]]
-        return b"".join(self.source.read(self.file.path, start, end))
+        if index < 0 or end > self._starts[index] + len(self._known[index]):
+            raise ZipRefused("there is more in it than one tensor")
+        return self._known[index][start - self._starts[index] : end - self._starts[index]]
 
 
 def _wanted(chunks: Iterable[SavedChunk]) -> list[tuple[int, int]]:
@@ -120,7 +130,7 @@ class _Piece(Reader):
 
     def read(self, start: int, end: int) -> bytes:
         end = min(end, self.file.bytes)
-        if end - start > _MOST_READ_BYTES:
+        if end - start > _EDGE_BYTES:
             raise ZipRefused("there is more in it than one tensor")
         return self._edges.read(self._start + start, self._start + end)
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=_text,
         default=[],
         metavar="RULE",
-        help="break answers: KIND[:VALUE]@PATTERN[%%CHANCE][#TIMES], as sharding/localhub/faults.py says",
+        help="break answers: KIND[:VALUE][=ADDRESS]@PATTERN[%%CHANCE][#TIMES], as sharding/localhub/faults.py says",
     )
     parser.add_argument("--access-log", action="store_true", help="print a line for every request on standard output")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="for the chances of faults")

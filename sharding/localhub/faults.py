@@ -1,8 +1,9 @@
 """Break answers on purpose, by rule: what networks, proxies and busy servers do now and then."""
 
+import gzip
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from threading import Lock
@@ -11,7 +12,7 @@ from typing import Literal, cast, get_args
 import anyio
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.localhub.grants import HUBS_OWN, name_of_grant
@@ -19,10 +20,11 @@ from sharding.localhub.grants import HUBS_OWN, name_of_grant
 Kind = Literal[
     "delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow",
     "link", "line", "null", "list", "text", "empty", "html", "gone",
+    "endless", "drip", "trickle", "bomb", "next", "away",
 ]  # fmt: skip
 
 _RULE = re.compile(
-    rf"(?P<kind>{'|'.join(get_args(Kind))})(:(?P<value>\d+(\.\d+)?))?"
+    rf"(?P<kind>{'|'.join(get_args(Kind))})(:(?P<value>\d+(\.\d+)?))?(=(?P<address>[^@]+))?"
     r"@(?P<pattern>.+?)(%(?P<chance>[\d.]+))?(#(?P<times>\d+))?"
 )
 _PAGE = "<!doctype html><title>Welcome</title><p>This network asks you to sign in."
@@ -49,6 +51,10 @@ class Fault:
     nothing and answer with something that no Hub does, `gone` with status 404. `slow` takes the request's body, and
     sends the answer's, at `value` bytes a second; with `link` all of them share that rate, with `line` those that bear
     the same grant of the Xet store, as a machine does that has one for itself.
+
+    The rest is what a Hub does that means harm. `endless` answers with JSON that never ends, `drip` with a byte every
+    `value` seconds, for ever, and `bomb` with `value` bytes of blanks in JSON, packed. `trickle` sends the right answer
+    a byte every `value` seconds. `next=ADDRESS` names the next page of a list there, `away=ADDRESS` redirects there.
     """
 
     kind: Kind
@@ -56,18 +62,19 @@ class Fault:
     pattern: re.Pattern[str]
     chance: float = 1.0
     left: int | None = None
+    address: str = ""
     rates: "dict[str, _Rate]" = field(default_factory=dict)
 
 
 def parse_fault(text: str) -> Fault:
-    """Return the fault that `KIND[:VALUE]@PATTERN[%CHANCE][#TIMES]` means. Raises ValueError.
+    """Return the fault that `KIND[:VALUE][=ADDRESS]@PATTERN[%CHANCE][#TIMES]` means. Raises ValueError.
 
     >>> parse_fault("status:503@POST .*/commit/#2").left
     2
     """
     match = _RULE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no fault: write KIND[:VALUE]@PATTERN[%CHANCE][#TIMES].")
+        raise ValueError(f"{text!r} is no fault: write KIND[:VALUE][=ADDRESS]@PATTERN[%CHANCE][#TIMES].")
     kind, value = cast(Kind, match["kind"]), float(match["value"] or 0)
     return Fault(
         kind,
@@ -75,6 +82,7 @@ def parse_fault(text: str) -> Fault:
         re.compile(match["pattern"]),
         float(match["chance"] or 1),
         int(match["times"]) if match["times"] else None,
+        match["address"] or "",
     )
 
 
@@ -107,6 +115,20 @@ class Faults:
                     return await JSONResponse({"error": "A fault on purpose."}, status, headers)(scope, receive, send)
                 case kind if kind in _ODD:
                     return await _ODD[kind](scope, receive, send)
+                case "endless" | "drip":
+                    body = _for_ever(fault.value if fault.kind == "drip" else 0.0)
+                    return await StreamingResponse(body, media_type="application/json")(scope, receive, send)
+                case "bomb":
+                    packed = gzip.compress(b"[" + b" " * int(fault.value) + b"]")
+                    headers = {"Content-Encoding": "gzip"}
+                    return await Response(packed, 200, headers, "application/json")(scope, receive, send)
+                case "next":
+                    headers = {"Link": f'<{fault.address}>; rel="next"'}
+                    return await JSONResponse([], headers=headers)(scope, receive, send)
+                case "away":
+                    return await RedirectResponse(fault.address)(scope, receive, send)
+                case "trickle":
+                    send = _bytewise(send, fault.value)
                 case "whole":
                     scope["headers"] = [line for line in scope["headers"] if line[0] != b"range"]
                 case "slow" | "link" | "line":
@@ -125,6 +147,14 @@ class Faults:
                     fault.left = None if fault.left is None else fault.left - 1
                     due.append(fault)
         return due
+
+
+async def _for_ever(seconds: float) -> AsyncIterator[bytes]:
+    """Yield a JSON list that does not end: a byte every `seconds`; 0: much, as fast as it goes."""
+    yield b"["
+    while True:
+        await anyio.sleep(seconds)
+        yield b"0" if seconds else b'"many bytes", ' * 5000
 
 
 class _Rate:
@@ -165,6 +195,16 @@ def _slow_send(send: Send, rate: _Rate) -> Send:
     async def slow(message: Message) -> None:
         await rate.wait(len(message.get("body", b"")))
         await send(message)
+
+    return slow
+
+
+def _bytewise(send: Send, seconds: float) -> Send:
+    async def slow(message: Message) -> None:
+        for byte in message.get("body", b""):
+            await anyio.sleep(seconds)
+            await send({"type": "http.response.body", "body": bytes([byte]), "more_body": True})
+        await send({**message, "body": b""} if "body" in message else message)
 
     return slow
 

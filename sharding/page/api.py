@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import gradio as gr
 from gradio.events import api
 
-from sharding.core.errors import Refused, ShardingError, TooManyTensors
+from sharding.core.errors import Refused, ShardingError, TooManyTensors, unforeseen
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.core.options import Options, Order, Strategy, TargetDtype
 from sharding.desk import Desk, JobRequest
@@ -186,5 +186,6 @@ def _told(*texts: object) -> Iterator[None]:
         raise gr.Error("A name, a size or a choice is a text.", print_exception=False)
     try:
         yield
-    except ShardingError as error:
-        raise gr.Error(f"{error.message} {error.hint}".rstrip(), print_exception=False) from error
+    except (ShardingError, MemoryError) as error:
+        known = error if isinstance(error, ShardingError) else unforeseen(error)
+        raise gr.Error(f"{known.message} {known.hint}".rstrip(), print_exception=False) from error

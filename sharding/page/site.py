@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from sharding.core.environment import hub_endpoint, hub_token, space_id
+from sharding.core.errors import Refused
 from sharding.desk import Desk
 from sharding.storage.hub_lookup import Person
 
@@ -41,7 +42,10 @@ class Site:
             return token.strip() or None if scheme.lower() == "bearer" else None
         if self.space:
             return login.token if login else None
-        return hub_token()
+        try:
+            return hub_token()
+        except Refused as error:
+            raise gr.Error(f"{error.message} {error.hint}", print_exception=False) from error
 
     def address(self, request: gr.Request) -> str:
         """Return the address that links to this page begin with."""

@@ -12,7 +12,7 @@ from sharding import __version__
 from sharding.core.errors import DestinationError, ShardingError
 from sharding.core.lent import Grant
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
-from sharding.storage.hub_retry import GARBLED, may_pass, refuses_argument, wait_to_retry
+from sharding.storage.hub_retry import GARBLED, OddAnswer, may_pass, refuses_argument, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -40,14 +40,20 @@ class Hub:
         """The client of the Hub's own library."""
         from huggingface_hub import HfApi
 
-        return HfApi(endpoint=self.endpoint, token=self._token, library_name=_NAME, library_version=__version__)
+        from sharding.storage.hub_guard import mark
+
+        name = {"library_name": _NAME, "library_version": __version__}
+        return HfApi(endpoint=self.endpoint, token=self._token, headers=mark(self.endpoint), **name)
 
     @cached_property
     def headers(self) -> dict[str, str]:
         """The headers of a request that no method of `api` makes."""
         from huggingface_hub.utils import build_hf_headers
 
-        headers: dict[str, str] = build_hf_headers(token=self._token, library_name=_NAME, library_version=__version__)
+        from sharding.storage.hub_guard import mark
+
+        name = {"library_name": _NAME, "library_version": __version__}
+        headers: dict[str, str] = build_hf_headers(token=self._token, headers=mark(self.endpoint), **name)
         return headers
 
     def page(self, repo_id: str) -> str:
@@ -89,12 +95,14 @@ class Hub:
 
         Raises a `family` error that says what helps.
         """
+        from sharding.storage.hub_guard import one_question
+
         tries = 0
         with self.explained(repo_id, family):
             while True:
-                _bound_waiting()
                 try:
-                    return question()
+                    with one_question():
+                        return question()
                 except Exception as error:
                     if not may_pass(error):
                         raise
@@ -124,15 +132,17 @@ class Hub:
         """Return a small file of a repo, cut off at `max_bytes`. Raises the client's errors."""
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        text = b""
-        url = self.address(repo_id, revision, path)
-        with get_session().stream("GET", url, headers=self.headers, follow_redirects=True) as response:
+        from sharding.storage.hub_guard import AS_FILE
+
+        text = bytearray()
+        headers, url = self.headers, self.address(repo_id, revision, path)
+        with get_session().stream("GET", url, headers=headers, follow_redirects=True, extensions=AS_FILE) as response:
             hf_raise_for_status(response)
             for chunk in response.iter_bytes():
                 text += chunk
                 if len(text) > max_bytes:
                     break
-        return text[:max_bytes]
+        return bytes(text[:max_bytes])
 
     def commits(self, repo_id: str, revision: str) -> Iterator[str]:
         """Yield the ids of the commit that `revision` names and those before it. Raises the client's errors.
@@ -153,8 +163,11 @@ class Hub:
 
     def address_to_lend(self, repo_id: str, revision: str, path: str) -> str:
         """Return where whoever has no login reads a file for a while, if anywhere. Raises the client's errors."""
+        from sharding.storage.hub_guard import checked_place
+
         url = self.address(repo_id, revision, path)
-        return str(self.api.get_hf_file_metadata(url=url, token=self._token, timeout=ANSWER_TIMEOUT_SECONDS).location)
+        metadata = self.api.get_hf_file_metadata(url=url, token=self._token, timeout=ANSWER_TIMEOUT_SECONDS)
+        return checked_place(str(metadata.location))
 
     def grant(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> Grant:
         """Return new access to the store, which whoever has it may use until it ends. Raises the client's errors.
@@ -163,10 +176,12 @@ class Hub:
         """
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
+        from sharding.storage.hub_guard import checked_grant
+
         response = get_session().get(self._grants(kind, repo_id, revision), headers=self.headers)
         hf_raise_for_status(response)
         granted = response.json()
-        return Grant(granted["casUrl"], granted["accessToken"], granted["exp"])
+        return checked_grant(Grant(granted["casUrl"], granted["accessToken"], granted["exp"]), self.endpoint)
 
     def _grants(self, kind: str, repo_id: str, revision: str) -> str:
         return f"{self.endpoint}/api/models/{repo_id}/xet-{kind}-token/{revision}"
@@ -177,22 +192,30 @@ class Hub:
         access = self._accesses.get(url)
         if access and access["token_expiry_unix_secs"] > time.time() + ANSWER_TIMEOUT_SECONDS:
             return access
-        refresh = {"token_refresh_url": url, "token_refresh_headers": self.headers}
+        from sharding.storage.hub_guard import unmarked
+
+        refresh = {"token_refresh_url": url, "token_refresh_headers": unmarked(self.headers)}
         self._accesses[url] = self._reached_with(self.grant(kind, repo_id, revision)) | refresh
         return self._accesses[url]
 
     def _reached_with(self, grant: Grant) -> dict[str, Any]:
         """Return how hf-xet reaches the store until `grant` ends."""
+        from sharding.storage.hub_guard import unmarked
+
+        headers = {name: text for name, text in unmarked(self.headers).items() if name.lower() != "authorization"}
         return {
             "endpoint": grant.endpoint,
             "token": grant.token,
             "token_expiry_unix_secs": grant.expires,
-            "custom_headers": {name: text for name, text in self.headers.items() if name.lower() != "authorization"},
+            "custom_headers": headers,
         }
 
     def forget_access(self) -> None:
         """Ask for new access to the store next time: what was granted may have expired."""
         self._accesses.clear()
+
+    def _distrusted(self, odd: OddAnswer, family: type[ShardingError]) -> ShardingError:
+        return family(f"{self.endpoint} {odd}.", "Check that HF_ENDPOINT is the address of a Hub that you trust.")
 
     def _unanswered(self, error: Exception, repo_id: str, family: type[ShardingError]) -> ShardingError:
         """Return a `family` error for what was not asked at all, not answered, or answered with nonsense."""
@@ -213,6 +236,8 @@ class Hub:
 
         try:
             yield
+        except OddAnswer as error:
+            raise self._distrusted(error, family) from error
         except errors.GatedRepoError as error:
             hint = f"Accept its terms on {self.page(repo_id)}, then run again signed in."
             raise family(f"{repo_id} is gated.", hint) from error
@@ -236,7 +261,7 @@ class Hub:
             hint = "Check the token: it may have characters that no token has."
             message = f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: no request looks like that."
             raise family(message, hint) from None  # its own words quote the header, and so the token
-        except (*GARBLED, httpx2.TransportError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
+        except (*GARBLED, httpx2.RequestError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
             raise self._unanswered(error, repo_id, family) from error
         except PermissionError as error:  # what hf-xet raises, as the next two are
             raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1]) from error
@@ -244,6 +269,8 @@ class Hub:
             hint = "Run again later; if that does not help, whoever owns it should upload it again."
             raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
         except RuntimeError as error:
+            if isinstance(error.__cause__, OddAnswer):
+                raise self._distrusted(error.__cause__, family) from error
             hint = "Start the same job again; it goes on where it stopped."
             said = str(error).rstrip(".")
             raise family(f"The transfer of {repo_id} broke off: {said}.", hint) from error
@@ -264,18 +291,6 @@ def is_without(error: Exception) -> bool:
         return False
     is_of_file = "/resolve/" in error.response.request.url.path
     return not is_of_file and not error.response.headers.get("X-Error-Code")
-
-
-def _bound_waiting() -> None:
-    """Make this process's client give up on answers that do not come: by itself huggingface_hub 2.4 waits for ever.
-
-    A bound that somebody else has set stays. Asked often, as the library may make a new client at any time.
-    """
-    from huggingface_hub.utils import get_session
-
-    session = get_session()
-    if session.timeout.read is None:
-        session.timeout = ANSWER_TIMEOUT_SECONDS
 
 
 SIGN_IN = "sign in with `hf auth login` or set HF_TOKEN."

@@ -24,7 +24,7 @@ from sharding.storage.hub_client import SIGN_IN, Hub
 from sharding.storage.hub_lookup import person_of
 from sharding.storage.hub_main import OF_EVERY_NEW_REPO, MainBranch
 from sharding.storage.hub_private import uploaded, without_notice
-from sharding.storage.hub_repo import HubRepo, copied
+from sharding.storage.hub_repo import HubRepo, copied, fit_for_commit
 from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
@@ -252,9 +252,11 @@ class HubDestination:
         """
         beside = list(side_files)
         self._main.refuse_names([*records, *written], [file.path for file in beside])
+        fit, too_much = fit_for_commit(beside)
         operations = [
             *(uploaded(record) for record in records.values()),
-            *(copied(file, origin) for file in beside),
+            *(uploaded(self._store(file, origin)) for file in too_much),
+            *(copied(file, origin) for file in fit),
             *(CommitOperationAdd(path, data) for path, data in written.items()),
         ]
         commit = self._main.publish(operations, origin.ref, records.values(), written[REPORT_NAME])
@@ -321,6 +323,13 @@ class HubDestination:
     def note(self, record: ShardRecord) -> None:
         """Stage a shard whose bytes the Hub's store has."""
         self._staging.add(record)
+
+    def _store(self, file: FileEntry, origin: Source) -> ShardRecord:
+        """Put a side file into the store as a stream, as a shard is."""
+        writer = self.open_shard(file.path)
+        for chunk in origin.read(file.path, 0, file.bytes):
+            writer.write(chunk)
+        return ShardRecord(file.path, file.bytes, writer.finish(), {})
 
     def _upload_lfs(self, operation: CommitOperationAdd) -> None:
         upload = self._hub.api.preupload_lfs_files

@@ -1,14 +1,17 @@
-"""The private parts of huggingface_hub and hf-xet that nothing public does; a test fails when a release changes them.
+"""The private parts of huggingface_hub, httpx2 and hf-xet; a test fails when a release changes them.
 
-Held to huggingface_hub 2.4 and hf-xet 1.8.
+Held to huggingface_hub 2.4, httpx2 2.16 and hf-xet 1.8.
 """
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, BinaryIO
 
+import httpx2
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.lfs import UploadInfo
+from huggingface_hub.utils import _http, set_client_factory
 
 from sharding.core.environment import keep_xet_logs_off_the_disk
 from sharding.core.limits import XET_BUFFER_BYTES, XET_UPLOADS_AT_ONCE
@@ -24,6 +27,23 @@ XET_SETTINGS = {
     "client.ac_initial_upload_concurrency": XET_UPLOADS_AT_ONCE,
 }
 """By default hf-xet buffers gigabytes ahead. What it calls its settings stands in no documentation."""
+
+
+ClientFactory = Callable[[], httpx2.Client]
+
+
+def replace_client_factory(change: Callable[[ClientFactory], httpx2.Client]) -> None:
+    """Have huggingface_hub use `change` of what it uses now to make its clients, if it does not do so yet."""
+    usual = _http._GLOBAL_CLIENT_FACTORY
+    if getattr(usual, "func", None) is not change:
+        set_client_factory(partial(change, usual))
+
+
+def watch_connections(client: httpx2.Client, wrap: Callable[[Any], Any]) -> None:
+    """Have `client` open its connections with `wrap` of what opens them now; httpx2 2.16 has no argument for that."""
+    for transport in (client._transport, *client._mounts.values()):
+        if pool := getattr(transport, "_pool", None):
+            pool._network_backend = wrap(pool._network_backend)
 
 
 def xet_session() -> Any:

@@ -1,7 +1,7 @@
 """Ask one repo of a Hub for what a destination must know, and commit to it."""
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils.sha import git_hash
 
 from sharding.core.errors import DestinationError
-from sharding.core.limits import MAX_REPORT_BYTES
+from sharding.core.limits import COMMITTED_BYTES, MAX_REPORT_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.storage.hub_client import Hub, checked_commit
@@ -115,6 +115,20 @@ def checked_flag(answer: Any) -> bool:
     if not isinstance(answer, bool):
         raise TypeError(f"{answer!r} is neither yes nor no")
     return answer
+
+
+def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[FileEntry]]:
+    """Return which side files a commit copies or carries in itself, the smallest first, and which are too much for it.
+
+    >>> files = [FileEntry("a", 15_000_000), FileEntry("b", 9), FileEntry("c", 16_000_000)]
+    >>> [[file.path for file in some] for some in fit_for_commit(files)]
+    [['b', 'a'], ['c']]
+    """
+    fit, too_much, count = list[FileEntry](), list[FileEntry](), 0
+    for file in sorted(files, key=lambda file: file.bytes):
+        count += 0 if file.xet_hash else file.bytes
+        (fit if file.xet_hash or count <= COMMITTED_BYTES else too_much).append(file)
+    return fit, too_much
 
 
 def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperationCopy:

@@ -8,8 +8,12 @@ from sharding.core.limits import LONGEST_WAIT_SECONDS, NETWORK_TRIES, NETWORK_WA
 
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
 
-GARBLED = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+GARBLED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 """What the Hub's client raises when an answer is cut, that of somebody in between, or not what it should be."""
+
+
+class OddAnswer(Exception):  # noqa: N818 - it is the answer that is odd
+    """An answer that no Hub gives, so it is not asked for again; the message is the end of a sentence."""
 
 
 def may_pass(error: Exception) -> bool:
@@ -19,6 +23,8 @@ def may_pass(error: Exception) -> bool:
 
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in _PASSING_STATUS
+    if isinstance(error.__cause__, OddAnswer):
+        return False
     if refuses_argument(error):
         return False
     return type(error) is RuntimeError or isinstance(
@@ -45,14 +51,14 @@ def wait_to_retry(error: Exception, tries: int) -> None:
 
     Raises `error` where `NETWORK_TRIES` are used up or the server asks for more than `LONGEST_WAIT_SECONDS`.
     """
-    asked = _seconds_asked(getattr(getattr(error, "response", None), "headers", {}))
+    asked = seconds_asked(getattr(getattr(error, "response", None), "headers", {}))
     seconds = NETWORK_WAIT_SECONDS * 2**tries if asked is None else asked
     if tries >= NETWORK_TRIES or seconds > LONGEST_WAIT_SECONDS:
         raise error
     time.sleep(seconds * random.uniform(1, 1.5))
 
 
-def _seconds_asked(headers: Mapping[str, str]) -> float | None:
+def seconds_asked(headers: Mapping[str, str]) -> float | None:
     """Return how long a server wants to be left alone: `Retry-After`, or the Hub's `RateLimit` once nothing is left."""
     from huggingface_hub.utils import parse_ratelimit_headers
 

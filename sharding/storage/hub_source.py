@@ -15,6 +15,7 @@ from sharding.core.lent import LentFile, LentSource
 from sharding.core.limits import (
     HUB_BATCH_BYTES,
     HUB_JOIN_GAP_BYTES,
+    LEAST_BYTES,
     MAX_FILES,
     RANGES_AT_ONCE,
     READ_TIMEOUT_SECONDS,
@@ -148,14 +149,19 @@ class HubSource:
 
     def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         with_xet = entry.xet_hash is not None and end_byte - start_byte >= self._hub.least_xet_bytes
-        position, tries = start_byte, 0
+        position, tries, begun = start_byte, 0, start_byte
         with self._hub.explained(self.ref.repo_id, SourceError):
             while position < end_byte:
                 try:
                     # Bounded ranges: hf-xet holds what it has of a range in memory, and may stall on a long one.
                     stop = min(end_byte, position + self.batch_bytes)
                     for chunk in (self._xet if with_xet else self._http)(entry, position, stop):
-                        position, tries = position + len(chunk), 0
+                        position += len(chunk)
+                        if position > stop:
+                            message = f"The Hub sent more of {entry.path} than it was asked for."
+                            raise SourceError(message, "Run again later.")
+                        if position - begun >= LEAST_BYTES:  # or one that breaks off after each byte would never end
+                            begun, tries = position, 0
                         with self._lock:
                             self.bytes_read += len(chunk)
                         yield chunk
@@ -190,12 +196,14 @@ class HubSource:
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
+        from sharding.storage.hub_guard import AS_FILE
+
         self._count()
         url = self._hub.address(self.ref.repo_id, self.ref.revision, entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         headers = {**self._hub.headers, **asked}
         with get_session().stream(
-            "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS
+            "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS, extensions=AS_FILE
         ) as response:
             hf_raise_for_status(response)
             # Redirected to a store, the Hub's own answer is the first; only that speaks of commits.
@@ -203,12 +211,7 @@ class HubSource:
             self._check_range(
                 entry, response.status_code, response.headers.get("Content-Range", ""), start_byte, end_byte
             )
-            missing = end_byte - start_byte
-            for chunk in response.iter_raw():  # as it comes: what has come is not asked for again
-                missing -= len(chunk)
-                if missing < 0:
-                    raise SourceError(f"The Hub sent more of {entry.path} than it was asked for.", "Run again later.")
-                yield chunk
+            yield from response.iter_raw()  # as it comes: what has come is not asked for again
 
     def _refuse_changed(self, entry: FileEntry, headers: Mapping[str, str]) -> None:
         """Raise SourceError where an answer says that it is of another commit, or of another content."""

@@ -52,9 +52,12 @@ def test_bounds_are_those_in_the_docs() -> None:
     assert bounds["a job may say nothing"] == f"{limits.SILENT_SECONDS // 60} minutes"
     assert bounds["headers of a model are read again"] == f"after {limits.CACHED_SECONDS // 60} minutes"
     text = section(FORMATS, "Bounds")
-    for size in (limits.MAX_HEADER_BYTES, limits.MAX_SIDE_FILE_BYTES, limits.MAX_CARD_BYTES):
+    of_files = (limits.MAX_HEADER_BYTES, limits.MAX_SIDE_FILE_BYTES, limits.MAX_SIDE_FILES_BYTES, limits.MAX_CARD_BYTES)
+    for size in (*of_files, limits.MAX_ANSWER_BYTES, limits.LEAST_BYTES):
         assert format_bytes(size).replace(".0", "") in text
-    assert (limits.MAX_TENSORS, limits.MAX_FILES) == (1_000_000, 100_000) and "a million\ntensors" in text
+    assert (limits.MAX_TENSORS, limits.MAX_FILES) == (1_000_000, 100_000)
+    assert "a million tensors" in " ".join(text.split())
+    assert (limits.LONGEST_ANSWER_SECONDS, limits.LEAST_SECONDS) == (300, 60) and "five minutes" in text
     assert format_bytes(limits.SHARED_JOB_BYTES).replace(".0", "") in section(API, "For many visitors")
 
 

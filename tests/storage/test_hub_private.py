@@ -5,15 +5,16 @@ import re
 from collections.abc import Iterator
 from hashlib import sha256
 
+import httpx2
 import pytest
 from hf_xet import XetConfig
-from huggingface_hub import HfApi, close_session, get_session
+from huggingface_hub import HfApi, close_session, get_session, set_client_factory
+from huggingface_hub.utils import _http
 
-from sharding.core.errors import SourceError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
 from sharding.core.values import ShardRecord
 from sharding.storage.hub_client import Hub
-from sharding.storage.hub_private import XET_SETTINGS, small, uploaded, xet_session
+from sharding.storage.hub_private import XET_SETTINGS, small, uploaded, watch_connections, xet_session
 from tests.conftest import ROOT
 from tests.localhub.conftest import Server
 
@@ -61,13 +62,25 @@ def test_hf_xet_has_every_setting_and_would_take_no_less_by_itself() -> None:
 
 
 def test_a_client_that_would_wait_for_ever_gets_a_bound_and_any_other_keeps_its_own() -> None:
-    close_session()
-    assert get_session().timeout.read is None
-    for usual in (ANSWER_TIMEOUT_SECONDS, 3):
-        Hub("http://127.0.0.1:9", None).ask(REPO, SourceError, lambda: None)
-        assert get_session().timeout.read == usual
-        get_session().timeout = 3
-    close_session()
+    usual = _http._GLOBAL_CLIENT_FACTORY
+    try:
+        for seconds in (None, 3):
+            set_client_factory(lambda seconds=seconds: httpx2.Client(timeout=seconds))
+            for _ in range(2):
+                assert Hub("http://127.0.0.1:9", None).headers
+                assert get_session().timeout.read == (seconds or ANSWER_TIMEOUT_SECONDS)
+                assert len(get_session().event_hooks["request"]) == 1
+                close_session()  # the library makes a new client at any time
+    finally:
+        set_client_factory(usual)
+
+
+def test_every_way_out_of_a_client_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    seen: list[object] = []
+    with httpx2.Client() as client:
+        watch_connections(client, lambda inner: seen.append(inner) or inner)
+        assert len(seen) == 2
 
 
 def test_no_other_room_uses_a_private_part() -> None:

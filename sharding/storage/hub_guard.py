@@ -1,0 +1,269 @@
+"""Hold the answers of a Hub to bounds of size and time, and its login to its own address."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from threading import Lock
+from typing import Any
+
+import httpx2
+from httpcore2 import NetworkBackend, NetworkStream
+from huggingface_hub.utils import hf_raise_for_status
+
+from sharding.core.lent import Grant
+from sharding.core.limits import (
+    ANSWER_TIMEOUT_SECONDS,
+    LEAST_BYTES,
+    LEAST_SECONDS,
+    LISTING_SECONDS,
+    LONGEST_ANSWER_SECONDS,
+    LONGEST_GRANT_SECONDS,
+    LONGEST_WAIT_SECONDS,
+    MAX_ANSWER_BYTES,
+    MAX_ANSWER_HEADER_BYTES,
+    MAX_ANSWER_VALUES,
+    MAX_PAGES,
+)
+from sharding.core.text import format_bytes
+from sharding.storage.hub_private import replace_client_factory, watch_connections
+from sharding.storage.hub_retry import OddAnswer, seconds_asked
+
+_MARK = "X-Shard-My-Repo-Hub"
+"""Says of which Hub a question is, from where it is asked to the hook below, which takes it off."""
+
+_OF_HUB, _OF_FILE = "shard_my_repo_hub", "shard_my_repo_file"
+AS_FILE = {_OF_FILE: True}
+"""`extensions` of a request whose answer is a file: its reader counts the bytes, and here only the rate is watched."""
+
+_BUSY = (408, 429, 500, 502, 503, 504)
+
+
+@dataclass(slots=True)
+class _Spent:
+    """What the answers to one question have cost; the pages of a listing are answers to one."""
+
+    count: int = 0
+    values: int = 0
+    pages: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def take(self, chunk: bytes) -> None:
+        """Count a part of an answer. Raises OddAnswer beyond the bounds."""
+        self.count += len(chunk)
+        self.values += chunk.count(b",") + chunk.count(b"[") + chunk.count(b"{")
+        if self.count > MAX_ANSWER_BYTES or self.values > MAX_ANSWER_VALUES:
+            raise OddAnswer(f"answers with more than {format_bytes(MAX_ANSWER_BYTES)}, or {MAX_ANSWER_VALUES:,} values")
+
+    def turn_page(self) -> None:
+        """Count a page. Raises OddAnswer beyond the bounds."""
+        self.pages += 1
+        if self.pages >= MAX_PAGES or time.monotonic() - self.began > LISTING_SECONDS:
+            raise OddAnswer(f"has a list without an end: {self.pages:,} pages in {LISTING_SECONDS} s at most")
+
+
+_SPENT: ContextVar[_Spent | None] = ContextVar("_SPENT", default=None)
+_INSTALLING = Lock()
+
+
+@contextmanager
+def one_question() -> Iterator[None]:
+    """Hold all answers that come while this lasts to the bounds of one."""
+    before = _SPENT.set(_Spent())
+    try:
+        yield
+    finally:
+        _SPENT.reset(before)
+
+
+def mark(endpoint: str) -> dict[str, str]:
+    """Return the header that makes a request one of the Hub at `endpoint`; it does not leave this process."""
+    with _INSTALLING:
+        replace_client_factory(_guarded)
+    return {_MARK: endpoint}
+
+
+def unmarked(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return `headers` without that, for a client that has no hooks."""
+    return {name: text for name, text in headers.items() if name != _MARK}
+
+
+def _guarded(make: Callable[[], httpx2.Client]) -> httpx2.Client:
+    """Return what `make` makes, with bounds: by itself huggingface_hub 2.4 waits for ever, and reads without end."""
+    client = make()
+    if client.timeout.read is None:
+        client.timeout = ANSWER_TIMEOUT_SECONDS
+    hooks = client.event_hooks
+    client.event_hooks = {"request": [_ask, *hooks["request"]], "response": [_hear, *hooks["response"]]}
+    watch_connections(client, _Backend)
+    return client
+
+
+def _ask(request: httpx2.Request) -> None:
+    """Note of which Hub a request is. Raises OddAnswer where its login would go elsewhere."""
+    if endpoint := request.headers.pop(_MARK, None):
+        request.extensions[_OF_HUB] = endpoint
+    endpoint = request.extensions.get(_OF_HUB)
+    if endpoint and "Authorization" in request.headers and not _is_own(request.url, endpoint):
+        raise OddAnswer(f"sends the login to another address, {request.url.host}, which does not get it")
+
+
+def _hear(response: httpx2.Response) -> None:
+    """Bound the body of an answer, and what its header asks for. Raises OddAnswer, and the client's errors."""
+    if isinstance(stream := response.extensions.get("network_stream"), _Stream):
+        stream.headers_are_in()
+    request = response.request
+    endpoint = request.extensions.get(_OF_HUB)
+    if endpoint is None and request.method in ("GET", "HEAD"):
+        return  # of somebody else in this process
+    encoded = {"Content-Encoding": response.headers.pop("Content-Encoding", "identity")}
+    raw = httpx2.Response(200, headers=encoded, stream=response.stream)  # decodes in small pieces
+    is_file = request.extensions.get(_OF_FILE) and response.is_success
+    response.stream = _Body(raw, None if is_file else _SPENT.get() or _Spent())
+    if response.status_code in _BUSY and (seconds_asked(response.headers) or 0) > LONGEST_WAIT_SECONDS:
+        hf_raise_for_status(response)  # the client itself would sleep for as long as it is told
+    if endpoint:
+        _follow(response, endpoint)
+
+
+def _follow(response: httpx2.Response, endpoint: str) -> None:
+    """Make the address of a listing's next page absolute. Raises OddAnswer where it is not the Hub's own."""
+    if following := response.links.get("next", {}).get("url"):
+        try:
+            url = response.request.url.join(following)
+        except httpx2.InvalidURL as error:
+            raise OddAnswer("names a next page that is no address") from error
+        if not _is_own(url, endpoint):
+            raise OddAnswer(f"names a next page at another address, {url.host or url.scheme}, which is not followed")
+        response.headers["Link"] = f'<{url}>; rel="next"'
+        (_SPENT.get() or _Spent()).turn_page()
+
+
+def _is_own(url: httpx2.URL, endpoint: str) -> bool:
+    """Return whether `url` has scheme, host and port of `endpoint`, or is its host over TLS."""
+    own = httpx2.URL(endpoint)
+    is_upgrade = (own.scheme, url.scheme, own.host) == ("http", "https", url.host)
+    return url.origin == own.origin or (is_upgrade and own.port is None and url.port is None)
+
+
+def checked_grant(grant: Grant, endpoint: str) -> Grant:
+    """Return `grant` of the Hub at `endpoint`, good for a day at most.
+
+    Raises OddAnswer where it leads to no address: a folder may be the store of a Hub on this machine only.
+    """
+    place, token, expires = grant.endpoint, grant.token, grant.expires
+    if not isinstance(place, str) or not (_is_address(place) or _is_here(httpx2.URL(endpoint).host)):
+        raise OddAnswer(f"names {place!r:.100} as its store, which is no address")
+    if not isinstance(token, str) or not re.fullmatch(r"[!-~]{1,20000}", token):
+        raise OddAnswer("grants access to its store with a token that is none")
+    if not isinstance(expires, int) or isinstance(expires, bool) or expires <= 0:
+        raise OddAnswer(f"grants access to its store until {expires!r:.40}, which is no time")
+    return replace(grant, expires=min(expires, int(time.time()) + LONGEST_GRANT_SECONDS))
+
+
+def checked_place(place: str) -> str:
+    """Return the address at which a file lies, as a Hub names it. Raises OddAnswer for what is none."""
+    if not _is_address(place):
+        raise OddAnswer(f"names {place!r:.100} as the place of a file, which is no address")
+    return place
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = httpx2.URL(text)
+    except httpx2.InvalidURL:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)
+
+
+def _is_here(host: str) -> bool:
+    """Return whether `host` is this very machine, whoever else is asked for its address."""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
+
+
+class _Body(httpx2.SyncByteStream):
+    """The body of an answer, decoded: within a budget and a time, or as a file no slower than any line is."""
+
+    def __init__(self, raw: httpx2.Response, spent: _Spent | None) -> None:
+        self._raw = raw
+        self._spent = spent
+
+    def __iter__(self) -> Iterator[bytes]:
+        chunks = self._raw.iter_bytes()
+        waited, count = 0.0, 0
+        while True:
+            began = time.monotonic()
+            chunk = next(chunks, None)
+            # Only what this side waits counts: whoever takes the bytes may be slow.
+            waited += time.monotonic() - began
+            if chunk is None:
+                return
+            count += len(chunk)
+            if self._spent:
+                self._spent.take(chunk)
+                if waited > LONGEST_ANSWER_SECONDS:
+                    raise OddAnswer(f"does not come to an end within {LONGEST_ANSWER_SECONDS} s")
+            elif waited > LEAST_SECONDS:
+                if count < LEAST_BYTES:
+                    raise TimeoutError(f"it sent fewer than {format_bytes(LEAST_BYTES)} in {LEAST_SECONDS} s")
+                waited, count = 0.0, 0
+            yield chunk
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class _Backend(NetworkBackend):
+    """Opens connections whose headers come to an end."""
+
+    def __init__(self, inner: NetworkBackend) -> None:
+        self._inner = inner
+
+    def connect_tcp(self, *given: Any, **named: Any) -> NetworkStream:
+        return _Stream(self._inner.connect_tcp(*given, **named))
+
+    def connect_unix_socket(self, *given: Any, **named: Any) -> NetworkStream:
+        return _Stream(self._inner.connect_unix_socket(*given, **named))
+
+    def sleep(self, seconds: float) -> None:
+        self._inner.sleep(seconds)
+
+
+class _Stream(NetworkStream):
+    """A connection: after each request the headers of the answer, in bounded time, then its body."""
+
+    def __init__(self, inner: NetworkStream) -> None:
+        self._inner = inner
+        self._is_header, self._waited, self._bytes = True, 0.0, 0
+
+    def headers_are_in(self) -> None:
+        """Stop counting until the next request."""
+        self._is_header = False
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        began = time.monotonic()
+        data = self._inner.read(max_bytes, timeout)
+        if self._is_header:
+            self._waited += time.monotonic() - began
+            self._bytes += len(data)
+            if self._waited > LONGEST_ANSWER_SECONDS or self._bytes > MAX_ANSWER_HEADER_BYTES:
+                raise OddAnswer("begins an answer with headers that do not come to an end")
+        return data
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._is_header, self._waited, self._bytes = True, 0.0, 0
+        self._inner.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def start_tls(self, *given: Any, **named: Any) -> NetworkStream:
+        return _Stream(self._inner.start_tls(*given, **named))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)

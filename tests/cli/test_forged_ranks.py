@@ -1,0 +1,100 @@
+"""A forged checkpoint of ranks costs a command no more than an honest one: it is refused before much is read."""
+
+import io
+import pickle
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from typer.testing import CliRunner
+
+from sharding.cli.commands import app
+from sharding.storage.folder_source import FolderSource
+
+PIECES = 400
+ROW = torch.zeros(1, 4)
+
+
+def archive(more_records: int = 0) -> bytes:
+    """What `torch.save` writes of one row, with records that it has not written."""
+    stream = io.BytesIO()
+    torch.save(ROW, stream)
+    with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as file:
+        for number in range(more_records):
+            file.writestr(f"archive/more/{number}", b"")
+    return stream.getvalue()
+
+
+def write_ranks(folder: Path, data: bytes, places: list[tuple[int, int]]) -> Path:
+    """Write a checkpoint whose one tensor has a row in each of `places` (start and length) of `data`."""
+    folder.mkdir()
+    (folder / "__0_0.distcp").write_bytes(data)
+    offsets = [torch.Size((number, 0)) for number in range(len(places))]
+    tensor = TensorStorageMetadata(
+        TensorProperties(dtype=torch.float32),
+        torch.Size((len(places), 4)),
+        [ChunkStorageMetadata(offset, ROW.size()) for offset in offsets],
+    )
+    storage = {
+        MetadataIndex("w", offset): _StorageInfo("__0_0.distcp", *place)
+        for offset, place in zip(offsets, places, strict=True)
+    }
+    metadata = Metadata({"w": tensor}, {"w": ("w",)}, storage)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+@pytest.fixture
+def read_bytes() -> Iterator[list[int]]:
+    """How many bytes were read of the files of the ranks, read by read."""
+    counts: list[int] = []
+    usual = FolderSource.read
+
+    def read(self: FolderSource, file: str, start: int, end: int) -> Iterator[bytes]:
+        if file.endswith(".distcp"):
+            counts.append(end - start)
+        return usual(self, file, start, end)
+
+    with patch.object(FolderSource, "read", read):
+        yield counts
+
+
+def test_pieces_that_overlap_are_refused_before_any_is_opened(tmp_path: Path, read_bytes: list[int]) -> None:
+    data = archive(9000)
+    folder = write_ranks(tmp_path / "in", data, [(0, len(data))] * PIECES)
+    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    assert result.exit_code == 3
+    assert "Two pieces in __0_0.distcp overlap, of w." in result.stderr
+    assert read_bytes == []
+
+
+@pytest.mark.parametrize("more", [100, 9000])
+def test_a_piece_with_more_than_one_tensor_beside_it_is_refused(
+    tmp_path: Path, read_bytes: list[int], more: int
+) -> None:
+    one = archive(more)
+    folder = write_ranks(tmp_path / "in", one * 20, [(number * len(one), len(one)) for number in range(20)])
+    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    assert result.exit_code == 3
+    assert "there is more in it than one tensor" in result.stderr
+    assert sum(read_bytes) <= max(len(one) * 20, 20 * 8192) and len(read_bytes) <= 40
+
+
+def test_honest_pieces_are_read_once_whatever_their_number(tmp_path: Path, read_bytes: list[int]) -> None:
+    one = archive()
+    folder = write_ranks(tmp_path / "in", one * PIECES, [(number * len(one), len(one)) for number in range(PIECES)])
+    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert sum(read_bytes) == len(one) * PIECES
+    assert len(read_bytes) == 1

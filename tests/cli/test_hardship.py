@@ -1,0 +1,85 @@
+"""A login that cannot be read, and a machine without memory: one sentence, no traceback, and never status 1."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+from sharding.page.site import Site
+from tests.conftest import environment
+
+Arrange = Callable[[Path], object]
+LOGINS: dict[str, Arrange] = {
+    "a folder": lambda path: path.mkdir(),
+    "a link in a circle": lambda path: path.symlink_to(path.name),
+    "bytes": lambda path: path.write_bytes(bytes(range(128, 256))),
+    "a gigabyte": lambda path: (path.touch(), os.truncate(path, 10**9)),
+    "a pipe": lambda path: os.mkfifo(path),
+    "below a file": lambda path: path.parent.rmdir() or path.parent.write_text(""),
+}
+
+
+def run(
+    *arguments: str, memory_bytes: int = resource.RLIM_INFINITY, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    def hold() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+    env = {name: text for name, text in environment().items() if not name.startswith(("HF_TOKEN", "PYTHONWARNINGS"))}
+    command = [sys.executable, "-m", "sharding", *arguments]
+    return subprocess.run(command, env=env | variables, capture_output=True, text=True, timeout=120, preexec_fn=hold)
+
+
+def said(result: "subprocess.CompletedProcess[str]") -> str:
+    """The sentence with which a command has ended, which is the same for people and for programs."""
+    error = json.loads(result.stdout)["error"]
+    assert result.returncode == 3
+    assert result.stderr.split() == f"{error['message']} {error['hint']}".split()
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("kind", LOGINS)
+def test_a_login_that_cannot_be_read_is_a_sentence(checkpoint: Path, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "login" / "token"
+    path.parent.mkdir()
+    LOGINS[kind](path)
+    for command in (["inspect", str(checkpoint)], ["shard", str(checkpoint), str(tmp_path / "out")]):
+        result = run(*command, "--json", HF_TOKEN_PATH=str(path))
+        assert said(result).startswith(f"The saved login cannot be read from {path}: "), result.stderr
+
+
+def test_a_login_with_a_line_break_is_read_as_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("hf_a\nb\n")
+    assert run("inspect", str(checkpoint), "--json", HF_TOKEN_PATH=str(path)).returncode == 0
+
+
+def test_a_login_in_the_environment_needs_no_file(checkpoint: Path, tmp_path: Path) -> None:
+    result = run("inspect", str(checkpoint), "--json", HF_TOKEN_PATH=str(tmp_path), HF_TOKEN="hf_a")
+    assert result.returncode == 0
+
+
+def test_the_page_says_that_the_login_of_its_machine_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path))
+    with pytest.raises(gr.Error, match="The saved login cannot be read"):
+        Site("http://127.0.0.1:9").token(gr.Request(headers={}))
+
+
+def test_too_little_memory_is_a_sentence(tmp_path: Path) -> None:
+    names = {
+        f"layers.{number}.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for number in range(400_000)
+    }
+    header = json.dumps(names).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    for command in ("inspect", "plan"):
+        result = run(command, str(tmp_path), "--json", memory_bytes=150_000_000)
+        assert said(result) == "This machine has not enough memory for it."
