@@ -21,15 +21,15 @@ from sharding.formats.torch_file import Reader, open_zip
 from sharding.formats.torch_globals import PickleRefused, StoredTensor
 from sharding.formats.torch_zip import ZipRefused
 
-_EDGE_BYTES = 4 << 10
+_EDGE_BYTES = 2 << 10
 """What is read of an archive at both ends, once, and what its pickle and its directory may have: with torch 2.13 these
-have some 150 bytes, and 463 for 7 records. So many bytes hold at most 89 records."""
+have some 150 bytes, and 463 for 7 records. So many bytes hold at most 44 records."""
 
 _JOIN_GAP_BYTES = 16 << 10
 """Edges closer than this are read as one: between those of larger pieces lie the pieces themselves."""
 
 _PIECES_AT_ONCE = 1000
-"""Their edges are held until their places are known: 8 KB each, and what lies in between."""
+"""Their edges are held until their places are known: 4 KB each, and what lies in between."""
 
 _HINT = "Copy the files of all ranks of one save into one folder; none may be of another."
 
