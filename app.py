@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import spaces
 
-from sharding.page.quick_import import import_gradio
+from sharding.page import import_gradio
 
 
 @spaces.GPU  # type: ignore[untyped-decorator]

@@ -52,7 +52,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         tensors += inside
         gathered += views
         findings += remarks
-        if len(tensors) > most_tensors:
+        if len(tensors) > min(most_tensors, MAX_TENSORS):
             raise _too_many_tensors(source, most_tensors)
     _refuse_unusable(tensors)
     taken = {file.path for file in weight_files} | {

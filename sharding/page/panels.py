@@ -4,6 +4,8 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import gradio as gr
+
 from sharding.core.errors import ShardingError
 from sharding.core.text import count, duration, format_bytes, parameters
 from sharding.core.values import Checkpoint, Finding, Plan, TensorEntry
@@ -17,7 +19,7 @@ from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.words import in_page_words
 from sharding.planning.sizes import SizeStop, stop_for
-from sharding.report.model_map import ModelMap
+from sharding.report.model_map import ModelMap, today_of
 from sharding.report.schema import Inspection, PlanSummary
 from sharding.storage.hub_lookup import SourceCard
 
@@ -158,3 +160,23 @@ def files_of(plan: Plan | PlanSummary) -> Files:
     """Return the files of a plan."""
     rows = tuple(Row(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards)
     return Files(rows[:MOST_ROWS], len(rows), sum(row.tensors for row in rows), sum(row.bytes for row in rows))
+
+
+def tensors_of(
+    drawn: ModelMap, placed: Sequence[tuple[TensorEntry, str]], today: Iterable[TensorEntry], chosen: gr.EventData
+) -> str:
+    """Return the list for a column: its `side` ("today" or "after") and its number are in what the script tells.
+
+    `placed` are the tensors of the copy and their files there, `today` those of the source. "" for no column.
+    """
+    side, number = getattr(chosen, "side", ""), getattr(chosen, "column", -1)
+    columns = drawn.today if side == "today" else drawn.after
+    if not isinstance(number, int) or not 0 <= number < len(columns):
+        return ""
+    column, known = columns[number], today_of(today, {tensor.name for tensor, _ in placed})
+    was = {name: file for name, (file, _) in known.items()}
+    if side == "today":
+        pairs = [(tensor, file) for tensor, file in placed if was.get(tensor.name) in column.names]
+    else:
+        pairs = [(tensor, was.get(tensor.name, "")) for tensor, file in placed if file in column.names]
+    return tensors_panel(column.title, pairs)

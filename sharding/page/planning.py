@@ -15,7 +15,6 @@ from sharding.desk import Desk
 from sharding.page.choices import Given, base_in, filled_in, options_in, size_in, size_told, source_in
 from sharding.page.form import HIDDEN, PIPELINES, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
-from sharding.page.map_list import tensors_of
 from sharding.page.panels import (
     devices_panel,
     facts_panel,
@@ -28,6 +27,7 @@ from sharding.page.panels import (
     shards_panel,
     sizes_panel,
     summary_panel,
+    tensors_of,
 )
 from sharding.page.render import render
 from sharding.page.site import Site, person

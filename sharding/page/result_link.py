@@ -10,8 +10,7 @@ from sharding.core.values import Checkpoint
 from sharding.desk import Desk
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
-from sharding.page.map_list import tensors_of
-from sharding.page.panels import map_panel, message, problem
+from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.planning import Update
 from sharding.page.result_panels import can_check, details_panel, result_panel
 from sharding.page.site import Site, person
