@@ -1,8 +1,10 @@
 """Questions that take long are answered one at a time, and who would wait too long hears that at once."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, active_count
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,12 @@ from sharding.core.errors import Refused, SourceError
 from sharding.core.limits import CACHED_SECONDS, QUESTIONS_WAITING
 from sharding.desk.patience import Later, patient
 from sharding.desk.questions import Questions
+
+
+def in_a_loop(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run `work` in a thread of its own: in this one a browser's loop may run."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 @pytest.fixture
@@ -72,7 +80,7 @@ async def crowd(questions: Questions, size: int, same: bool = False, callers: in
 
 @pytest.mark.parametrize("same", [False, True])
 def test_one_is_in_work_five_wait_and_all_others_are_refused_at_once(questions: Questions, same: bool) -> None:
-    answers = asyncio.run(crowd(questions, 80, same))
+    answers = in_a_loop(crowd(questions, 80, same))
     assert answers.count("answer") == 1 + QUESTIONS_WAITING
     busy = [answer for answer in answers if isinstance(answer, Refused)]
     assert len(busy) == 80 - 1 - QUESTIONS_WAITING
@@ -93,7 +101,7 @@ def test_a_caller_has_one_question_at_a_time(questions: Questions) -> None:
         await first
         assert await patient(lambda: questions.ask("second", "alice", lambda: 2))() == 2
 
-    asyncio.run(ask())
+    in_a_loop(ask())
 
 
 def test_who_waits_patiently_holds_no_thread(questions: Questions) -> None:
@@ -113,7 +121,7 @@ def test_who_waits_patiently_holds_no_thread(questions: Questions) -> None:
         go.set()
         assert await asyncio.gather(*tasks) == [True] * 4
 
-    asyncio.run(ask())
+    in_a_loop(ask())
 
 
 def test_who_is_not_patient_waits_here(questions: Questions) -> None:
@@ -135,5 +143,5 @@ def test_a_function_runs_again_with_the_answers_that_it_has_waited_for(questions
                 raise
         return total
 
-    assert asyncio.run(patient(both)()) == 2
+    assert in_a_loop(patient(both)()) == 2
     assert len(runs) == 3

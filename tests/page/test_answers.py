@@ -1,7 +1,8 @@
 """Answers wait for whoever asked, but not for ever, and not any number of them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,12 @@ from sharding.page.answers import Sessions
 
 def message(size: int, success: bool = True) -> ProcessCompletedMessage:
     return ProcessCompletedMessage(output={"data": ["x" * size]} if success else {"error": "x" * size}, success=success)
+
+
+def in_a_loop(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run `work` in a thread of its own: in this one a browser's loop may run."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 @pytest.fixture
@@ -40,7 +47,7 @@ def test_an_answer_larger_than_all_that_is_kept_waits_for_its_reader(queue: Any)
     sessions = Sessions(queue)
     begin(sessions, queue, "large")
     sessions["large"].put_nowait(message(2 * UNFETCHED_BYTES))
-    assert asyncio.run(sessions["large"].get()).success
+    assert in_a_loop(sessions["large"].get()).success
 
 
 def test_old_answers_are_forgotten(queue: Any) -> None:
@@ -66,7 +73,7 @@ def test_who_listens_is_not_forgotten(queue: Any) -> None:
         sessions["patient"].put_nowait(message(10))
         return await waiting  # type: ignore[no-any-return]
 
-    assert asyncio.run(listen()).success
+    assert in_a_loop(listen()).success
 
 
 def test_what_is_fetched_counts_no_more(queue: Any) -> None:
@@ -78,7 +85,7 @@ def test_what_is_fetched_counts_no_more(queue: Any) -> None:
             await sessions[f"s{number}"].get()
         assert len(sessions) == 30
 
-    asyncio.run(fetch())
+    in_a_loop(fetch())
 
 
 @pytest.mark.parametrize("speak", [lambda session: session.put_nowait(message(5))])
@@ -90,5 +97,5 @@ def test_a_long_error_is_cut(queue: Any) -> None:
     sessions = Sessions(queue)
     begin(sessions, queue, "s")
     sessions["s"].put_nowait(message(900_000, success=False))
-    told = asyncio.run(sessions["s"].get())
+    told = in_a_loop(sessions["s"].get())
     assert len(told.output["error"]) < 1500
