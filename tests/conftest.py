@@ -1,5 +1,6 @@
 """Small checkpoints to work on, and the command line to run."""
 
+import asyncio
 import atexit
 import json
 import os
@@ -8,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,3 +161,9 @@ def listing(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
+
+
+def in_a_loop(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run `work` in a thread of its own: in this one a browser's loop may run."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()

@@ -20,6 +20,7 @@ from sharding.core.limits import (
     MAX_ACTIVE_JOBS,
     SILENT_SECONDS,
     SWEEP_SECONDS,
+    TIDY_SECONDS,
     VIEW_SECONDS,
 )
 from sharding.core.options import Options
@@ -70,7 +71,7 @@ class Desk:
         self.sweep()
         # Daemons: a program that forgets to close its desk ends all the same.
         self._queue: SimpleQueue[ActiveJob | None] = SimpleQueue()
-        tasks = [self._work] * settings.jobs_at_once + [self._sweep_now_and_then]
+        tasks = [self._work] * settings.jobs_at_once + [self._sweep_now_and_then, self._tidy_now_and_then]
         self._threads = [Thread(target=task, name="desk", daemon=True) for task in tasks]
         for thread in self._threads:
             thread.start()
@@ -342,6 +343,10 @@ class Desk:
     def _sweep_now_and_then(self) -> None:
         while not self._closing.wait(SWEEP_SECONDS):
             self.sweep()
+
+    def _tidy_now_and_then(self) -> None:
+        while not self._closing.wait(TIDY_SECONDS):
+            self._models.tidy()
 
     def _read_ended(self, job_id: str) -> JobStatus | None:
         record = self._shelf.load(job_id) if destination_of(job_id) else None

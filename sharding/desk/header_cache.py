@@ -49,7 +49,7 @@ class Headers:
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
-            self._forget()
+            self._drop()
             found = self._of_anybody(source, variant, base) or self._entries.get(key)
             if found is None:
                 mine: Future[Checkpoint] = Future()
@@ -70,7 +70,12 @@ class Headers:
         entry = self._entries.get((source, variant, base, ""))
         return entry if entry and entry.is_good else None
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop what is too old."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
         """Drop what is too old, and the oldest where it is too much."""
         now = self._clock()
         kept = 0

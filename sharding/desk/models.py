@@ -1,12 +1,14 @@
 """Say what models are and how they would be cut, for all visitors together."""
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from uuid import uuid4
 
 from sharding import job
 from sharding.core.hints import Hints
-from sharding.core.limits import QUESTION_SECONDS
+from sharding.core.limits import LARGE_PLAN_TENSORS, QUESTION_SECONDS
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.header_cache import Headers, fingerprint
@@ -26,6 +28,13 @@ class Models:
         self._headers = Headers(endpoint)
         self._questions = Questions()
 
+    def tidy(self) -> None:
+        """Drop what nobody has asked for in a while, and give freed memory back to the system."""
+        self._headers.forget()
+        self._questions.forget()
+        with suppress(AttributeError):  # musl and macOS give it back by themselves
+            ctypes.CDLL(None).malloc_trim(0)
+
     def close(self) -> None:
         """Answer no question any more."""
         self._questions.close()
@@ -41,15 +50,19 @@ class Models:
         UsageError, SourceError, and Refused where too many ask what takes long.
         """
         checkpoint = self.inspect(source, options.variant, token, options.base)
-        after = job.dequantized(checkpoint, options)
-        return checkpoint, job.plan_checkpoint(after, options, self.hints(after, options, _caller(token, session)))
+        caller, after = _caller(token, session), job.dequantized(checkpoint, options)
+        make = partial(job.plan_checkpoint, after, options, self.hints(after, options, caller))
+        if len(checkpoint.tensors) < LARGE_PLAN_TENSORS:
+            return checkpoint, make()
+        key = "plan", checkpoint.source, checkpoint.base, _variants(checkpoint), options
+        return checkpoint, self._questions.ask(key, caller, make, weight=None)
 
     def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
         """Return what `job.hints_for` does, asked once for weights, a dtype and ranks. Raises as `plan` does."""
         if not options.asks_class:
             return {}
-        variants = tuple(component.variant for component in checkpoint.components)
-        key = "hints", checkpoint.source, checkpoint.base, variants, options.dtype, options.ranks, options.dequantize
+        weights = checkpoint.source, checkpoint.base, _variants(checkpoint)
+        key = "hints", *weights, options.dtype, options.ranks, options.dequantize
         ask = partial(job.hints_for, checkpoint, options, limit_seconds=QUESTION_SECONDS)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
@@ -69,6 +82,10 @@ class Models:
         link = self._link(source)
         key = "devices", link, budget, fingerprint(token)
         return self._questions.ask(key, _caller(token, session), partial(place, link, budget))
+
+
+def _variants(checkpoint: Checkpoint) -> tuple[str, ...]:
+    return tuple(component.variant for component in checkpoint.components)
 
 
 def _caller(token: str | None, session: str | None) -> str:

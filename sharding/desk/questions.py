@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 class _Question:
     callers: set[str]
     work: Callable[[], Any]
-    weight: int
+    weight: int | None
     asked: float
     answer: Future[Any] = field(default_factory=Future)
 
@@ -37,16 +37,17 @@ class Questions:
         self._usual_seconds = QUESTION_SECONDS / 3
         Thread(target=self._answer, name="questions", daemon=True).start()
 
-    def ask(self, key: Hashable, caller: str, work: Callable[[], _T], weight: int = 1) -> _T:
+    def ask(self, key: Hashable, caller: str, work: Callable[[], _T], weight: int | None = 1) -> _T:
         """Return what `work` returns, or raise what it raises, for the question `key`.
 
-        `weight` is how many tensors the answer speaks of. The same question is answered once in a while, whoever asks.
+        The same question is answered once in a while, whoever asks. `weight` is how many tensors the answer speaks of,
+        None where it is not worth the memory: then it is there only for those who wait for it.
         Raises Refused where too many questions wait, or one of `caller`, and Later (see `patience.result_of`).
         """
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
-            self._forget()
+            self._drop()
             question = self._questions.get(key)
             if question is None:
                 self._refuse_crowd(caller)
@@ -80,11 +81,17 @@ class Questions:
                 question.answer.set_exception(error)
             self._usual_seconds = (2 * self._usual_seconds + self._clock() - began) / 3
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop answers that are too old."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
         """Drop answers that are too old, and the oldest where they are too many or too large."""
         now, kept = self._clock(), 0
         for number, (key, question) in enumerate(reversed(list(self._questions.items()))):
-            kept += question.weight
-            old = now - question.asked > CACHED_SECONDS or number >= CACHED_ANSWERS or kept > CACHED_TENSORS
-            if old and question.answer.done():
+            kept += question.weight or 0
+            too_much = number >= CACHED_ANSWERS or kept > CACHED_TENSORS
+            old = question.weight is None or now - question.asked > CACHED_SECONDS
+            if (old or too_much) and question.answer.done():
                 del self._questions[key]

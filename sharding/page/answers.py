@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from gradio.queueing import Queue
 from gradio.server_messages import EventMessage, ProcessCompletedMessage
+from gradio.state_holder import SessionState
 
 from sharding.core.errors import shortened
 from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
@@ -73,8 +74,12 @@ class Sessions(OrderedDict[str, Any]):
 
 
 def bound_answers(queue: Queue) -> None:
-    """Have `queue` keep no more than the limits allow."""
+    """Have `queue` keep no more than the limits allow, and sessions none of what went into or came out of a call.
+
+    Gradio keeps those for deep links, which this page does not make: each of 500 sessions had a megabyte.
+    """
     queue.pending_messages_per_session = Sessions(queue)  # type: ignore[assignment]
+    SessionState._update_value_in_config = lambda *_: None  # type: ignore[method-assign]
 
 
 def _bytes(message: EventMessage) -> int:

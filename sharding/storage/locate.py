@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError, UsageError
+from sharding.core.limits import MAX_LINK_CHARACTERS
 from sharding.core.protocols import Destination, Source
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import open_folder
@@ -43,6 +44,8 @@ def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceErr
     text = text.strip()
     if not text:
         raise UsageError("A name is empty.", "Write owner/name for a repo, or the path of a folder: . for this one.")
+    if len(text) > MAX_LINK_CHARACTERS:
+        raise family(f"{text[:100]!r}… is too long for the name of a repo.", "Write owner/name, or paste its link.")
     if (scheme := _SCHEME.match(text)) and not _HUB_SCHEME.match(text):
         hint = "Write owner/name for a repo of the Hub, or the path of a folder."
         raise family(f"Addresses that begin with {scheme[0][:100]} are not supported.", hint)

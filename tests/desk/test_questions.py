@@ -1,10 +1,8 @@
 """Questions that take long are answered one at a time, and who would wait too long hears that at once."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from threading import Event, active_count
-from typing import Any
 
 import pytest
 
@@ -12,12 +10,7 @@ from sharding.core.errors import Refused, SourceError
 from sharding.core.limits import CACHED_SECONDS, QUESTIONS_WAITING
 from sharding.desk.patience import Later, patient
 from sharding.desk.questions import Questions
-
-
-def in_a_loop(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run `work` in a thread of its own: in this one a browser's loop may run."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+from tests.conftest import in_a_loop
 
 
 @pytest.fixture
@@ -126,6 +119,21 @@ def test_who_waits_patiently_holds_no_thread(questions: Questions) -> None:
 
 def test_who_is_not_patient_waits_here(questions: Questions) -> None:
     assert questions.ask("key", "a", lambda: 7) == 7
+
+
+def test_an_answer_that_is_not_worth_its_memory_is_made_anew(questions: Questions) -> None:
+    made: list[int] = []
+    for _ in range(2):
+        questions.ask("large", "a", lambda: made.append(1), weight=None)
+        questions.ask("small", "a", lambda: made.append(2))
+    assert made == [1, 2, 1]
+
+
+def test_answers_that_are_old_are_dropped_though_nobody_asks(questions: Questions, now: list[float]) -> None:
+    questions.ask("key", "a", lambda: 7)
+    now[0] += CACHED_SECONDS + 1
+    questions.forget()
+    assert not questions._questions
 
 
 def test_a_function_runs_again_with_the_answers_that_it_has_waited_for(questions: Questions) -> None:

@@ -1,6 +1,5 @@
 """A slow answer has a rate of its own; answers share that of a link, and those to one grant that of its line."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from sharding.localhub import faults
 from sharding.localhub.faults import Faults, parse_fault
 from sharding.localhub.grants import HUBS_OWN, Grants
+from tests.conftest import in_a_loop
 
 
 class Clock:
@@ -41,7 +41,7 @@ def ask(hub: Faults, path: str, token: str = "hf_alice") -> None:
 
     headers = [(b"authorization", f"Bearer {token}".encode())]
     request = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
-    asyncio.run(hub(request, take, take))
+    in_a_loop(hub(request, take, take))
 
 
 @pytest.mark.parametrize(

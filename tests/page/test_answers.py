@@ -1,8 +1,7 @@
 """Answers wait for whoever asked, but not for ever, and not any number of them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +10,11 @@ from gradio.server_messages import ProcessCompletedMessage
 
 from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
 from sharding.page.answers import Sessions
+from tests.conftest import in_a_loop
 
 
 def message(size: int, success: bool = True) -> ProcessCompletedMessage:
     return ProcessCompletedMessage(output={"data": ["x" * size]} if success else {"error": "x" * size}, success=success)
-
-
-def in_a_loop(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run `work` in a thread of its own: in this one a browser's loop may run."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
 
 
 @pytest.fixture

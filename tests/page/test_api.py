@@ -1,15 +1,13 @@
 """The page's API and MCP tools, used as programs use them."""
 
-import asyncio
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, in_a_loop
 from tests.localhub.conftest import Server
 from tests.page.conftest import LONG, Site, copy_name
 
@@ -218,8 +216,7 @@ def test_the_tools_of_mcp_read_well(space: Site, small: str) -> None:
             answer = await session.call_tool(name, {"source": small, "max_shard_size": "70kB"})
             return tools, answer.content[0].text  # type: ignore[union-attr]
 
-    with ThreadPoolExecutor() as apart:  # a browser of other tests may have an event loop in this thread
-        tools, answer = apart.submit(asyncio.run, ask()).result()
+    tools, answer = in_a_loop(ask())
     assert {re.sub(".*_", "", name) for name in tools} == {name[1:] for name in ENDPOINTS}
     assert "model-00001-of-00004.safetensors" in answer
     for tool in tools.values():

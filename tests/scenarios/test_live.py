@@ -162,7 +162,7 @@ def always_overwrite(monkeypatch: Patch) -> None:
 
 
 def call_all_private(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(HubRepo, "is_private", lambda _: True)
+    monkeypatch.setattr(HubRepo, "is_private_now", lambda _: True)
 
 
 def find_a_mismatch(monkeypatch: Patch) -> None:
