@@ -1,5 +1,6 @@
 """Headers are read once for all who may see them, and for nobody else."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -184,3 +185,22 @@ def test_another_size_is_planned_without_reading_anything(
         desk.plan(f"{hub.address}/alice/open/tree/main", Options("60kB"))
     assert counts == [14, 5, 1]
     assert reads == [f"{hub.address}/alice/open", f"{hub.address}/alice/open/tree/main"]
+
+
+def test_large_models_are_planned_in_turn(monkeypatch: pytest.MonkeyPatch, readings: Readings) -> None:
+    monkeypatch.setattr("sharding.desk.models.LARGE_PLAN_TENSORS", len(TENSORS))
+    at_work, most = [0], [0]
+
+    def plan(*_: object) -> str:
+        at_work[0] += 1
+        most[0] = max(most[0], at_work[0])
+        time.sleep(0.05)
+        at_work[0] -= 1
+        return "plan"
+
+    monkeypatch.setattr(job, "plan_checkpoint", plan)
+    models = Models("http://hub")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(models.plan, f"a/b{n}", Options(), None, f"visitor {n}") for n in range(4)]
+        assert [answer.result()[1] for answer in asked] == ["plan"] * 4
+    assert most == [1]
