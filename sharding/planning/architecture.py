@@ -3,12 +3,11 @@
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sharding.core.environment import child_variables
+from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import SourceError
 from sharding.core.extras import require
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
@@ -107,10 +106,9 @@ def ask_meta_model(question: Mapping[str, Any]) -> Any:
 
     Raises SourceError where it takes too long, breaks, or has no class for the model.
     """
-    command = [sys.executable, "-m", "sharding.planning.meta_model"]
     try:
         done = subprocess.run(
-            command,
+            child_command("sharding.planning.meta_model"),
             input=json.dumps(question),
             capture_output=True,
             text=True,
