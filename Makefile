@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo pipeline run test thorough browser check bench matrix torture soak live fuzz mutants clean help
+.PHONY: demo pipeline run test thorough browser check bench matrix torture soak live fuzz mutants lock clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.localhub.demo
@@ -69,6 +69,15 @@ SEED = 0
 mutants: .venv/tested  ## put faults into the code and see whether a test notices
 	$(BIN)/pip install --quiet -r tests/mutants/requirements.txt
 	$(BIN)/python -m tests.mutants $(MUTANTS) --seed $(SEED) --note
+
+# The hashes of every file that the index has of the versions in both requirements.txt, for whatever system; torch, whose
+# build depends on the system, excepted. uv, which asks for them, stays in a virtual environment of its own.
+lock:  ## note the hashes of what CI installs
+	$(PYTHON) -m venv .venv/lock
+	.venv/lock/bin/pip install --quiet uv==0.13.9
+	.venv/lock/bin/uv pip compile --quiet --upgrade --python-version 3.11 --no-deps --generate-hashes --no-emit-package torch \
+	    --no-emit-index-url --no-annotate --custom-compile-command "make lock, for CPython 3.11" \
+	    --output-file .ci/requirements.lock requirements.txt tests/requirements.txt
 
 clean:  ## remove what all of these have made
 	rm -rf .venv demo fuzz

@@ -2,10 +2,12 @@
 
 import gc
 import signal
+import sys
 from typing import NoReturn
 
 import spaces
 
+from sharding.core.errors import ShardingError
 from sharding.page import import_gradio
 
 
@@ -53,4 +55,8 @@ def _stop(*_: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ShardingError as error:
+        print(error.message, error.hint, sep="\n", file=sys.stderr)
+        sys.exit(error.exit_status)

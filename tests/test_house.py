@@ -10,7 +10,7 @@ from tests.conftest import ROOT, environment
 HOUSE = ROOT / "sharding"
 DOWN = "page, cli+desk, job, fleet, verify, report, loading, transfer, storage+planning+checkpoint, formats, core, sharding"
 """The wings from the top; those joined by + do not know one another, and the last is the package itself."""
-APART = {"localhub": (), "loading.probe": ("planning.model_class",)}
+APART = {"localhub": (), "loading.probe": ("planning.model_class", "core.environment")}
 """Reached over HTTP, or run as a process: what each may import that is not its own."""
 CHILDREN = {"loading.classic_child", "planning.meta_model"}
 """Run as processes too."""
@@ -85,6 +85,12 @@ def test_the_environment_is_read_in_one_room() -> None:
             names = {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}
             assert not names & {"environ", "getenv"}, name
             assert not {"os.environ", "os.getenv"} & imports(module), name
+
+
+def test_child_processes_are_started_in_one_way() -> None:
+    for name, module in modules().items():
+        if name != "core.environment" and not name.startswith("localhub"):
+            assert "executable" not in {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}, name
 
 
 def test_one_looks_around_the_house_at_a_glance() -> None:

@@ -1,6 +1,7 @@
 """Read the environment, which nobody else does."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -103,14 +104,34 @@ def max_job_bytes() -> int | None:
 
 
 def desk_folder() -> Path:
-    """Return where the desk keeps what jobs say: SHARD_FOLDER, or a folder of this user among the temporary ones."""
-    text = os.environ.get("SHARD_FOLDER")
-    return Path(text) if text else Path(tempfile.gettempdir()) / f"shard-my-repo-{os.getuid()}"
+    """Return where the desk keeps what jobs say: SHARD_FOLDER, or a folder in the one that holds this user's state.
+
+    Raises UsageError where this user has no home.
+    """
+    if text := os.environ.get("SHARD_FOLDER"):
+        return Path(text)
+    # Only the page needs it, and a plain install does not bring it.
+    from platformdirs import user_state_path
+
+    folder = user_state_path("shard-my-repo")
+    if is_space() and not os.access(os.path.expanduser("~"), os.W_OK):
+        return Path(tempfile.gettempdir(), folder.name)
+    if not folder.is_absolute():
+        raise UsageError("You have no home folder that could hold the jobs of the page.", "Set SHARD_FOLDER.")
+    return folder
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """Return what runs a module of this package in a process of its own: -P keeps the current folder out of its path.
+
+    Else whatever is called `sharding` there would run in its place.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def child_environment() -> dict[str, str]:
     """Return the few variables that a job's process inherits: none that could hold a secret of this one."""
-    return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return _inherited(os.environ)
 
 
 def ray_address() -> str:
@@ -140,7 +161,7 @@ def without_login() -> Iterator[None]:
     before = dict(os.environ)
     of_ray = {name: text for name, text in before.items() if name.startswith("RAY_")}
     os.environ.clear()
-    os.environ.update(of_ray | _child_with_package(before))
+    os.environ.update(of_ray | _inherited(before, *_OF_LOADING))
     try:
         yield
     finally:
@@ -152,20 +173,30 @@ _INHERITED = (
     *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST", "PYTHONWARNINGS"),
 )
+_OF_LOADING = ("HOME", "TMPDIR", "OMP_NUM_THREADS")
+_FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+"""Lists of folders: libraries may be installed in one of them, and in an empty entry the current folder counts."""
 
 
 def child_variables() -> dict[str, str]:
-    """Return the environment of a child process that loads a model: this package importable, no login, no network."""
-    return _child_with_package(os.environ) | {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    """Return the environment of a child process that loads a model: no login, no network."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return _inherited(os.environ, *_OF_LOADING) | offline
 
 
 def reading_variables() -> dict[str, str]:
-    """Return the environment of a child process that reads from a Hub: this package importable, no login."""
-    return _child_with_package(os.environ)
+    """Return the environment of a child process that reads from a Hub: no login."""
+    return _inherited(os.environ, *_OF_LOADING)
 
 
-def _child_with_package(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child process that imports this package: no login."""
-    names = (*_INHERITED, "HOME", "TMPDIR", "OMP_NUM_THREADS")
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent.parent), environment.get("PYTHONPATH")]))
-    return {name: environment[name] for name in names if name in environment} | {"PYTHONPATH": path}
+def _inherited(environment: Mapping[str, str], *more: str) -> dict[str, str]:
+    """Return the variables that a child process inherits, and those of `more`; it can import this package.
+
+    Lists of folders keep their absolute paths: the others lead to wherever the child happens to be.
+    """
+    variables = {name: environment[name] for name in (*_INHERITED, *more) if name in environment}
+    package = str(Path(__file__).parent.parent.parent)
+    variables["PYTHONPATH"] = os.pathsep.join([package, variables.get("PYTHONPATH", "")])
+    for name in variables.keys() & set(_FOLDERS):
+        variables[name] = os.pathsep.join(filter(os.path.isabs, variables[name].split(os.pathsep)))
+    return {name: text for name, text in variables.items() if text}

@@ -14,6 +14,7 @@ from sharding.core.errors import Refused
 from sharding.core.limits import EVENT_BYTES
 from sharding.desk.history import History
 from sharding.desk.jobs import JobRecord
+from sharding.desk.private_folder import private_folder
 from sharding.report.schema import Json
 
 _RECORD = TypeAdapter(JobRecord)
@@ -24,9 +25,8 @@ class Shelf:
     """A folder with one folder a job; nobody else can look into it."""
 
     def __init__(self, folder: Path) -> None:
-        """Make `folder` ready. Raises Refused where another desk works in it."""
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Make `folder` ready. Raises Refused where somebody else could write to it, or another desk works in it."""
+        self._folder = folder = private_folder(folder)
         self._lock = open(folder / _LOCK, "ab")  # noqa: SIM115 - held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from sharding.core.environment import reading_variables
+from sharding.core.environment import child_command, reading_variables
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_OVERVIEW_BYTES, OVERVIEW_BYTES, OVERVIEW_SECONDS
 from sharding.report.schema import Inspection
@@ -38,7 +38,7 @@ _QUESTION, _ANSWER = TypeAdapter(Question), TypeAdapter(Overview)
 
 def ask_overview(question: Question) -> Overview:
     """Return the counts. Takes seconds, and a gigabyte for a million tensors. Raises SourceError."""
-    command = [sys.executable, "-P", "-m", "sharding.desk.overview"]
+    command = child_command("sharding.desk.overview")
     try:
         done = subprocess.run(
             command,

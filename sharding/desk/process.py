@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +11,8 @@ from typing import IO
 
 import psutil
 
-import sharding
-from sharding.core.environment import child_environment
+from sharding.core.environment import child_command, child_environment
 from sharding.core.limits import EVENT_BYTES, STDERR_BYTES, STOP_SECONDS
-
-_ROOT = Path(sharding.__file__).parent.parent
 
 
 class Child:
@@ -26,10 +22,8 @@ class Child:
         """Start it in `folder`, which is its home as well."""
         for name in ("here", "home", "tmp"):
             (folder / name).mkdir(exist_ok=True)
-        inherited = child_environment()
         environment = {
-            **inherited,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), inherited.get("PYTHONPATH")])),
+            **child_environment(),
             "HOME": str(folder / "home"),
             "HF_HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
@@ -38,7 +32,7 @@ class Child:
         }
         self._token = token.encode()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sharding", *arguments],
+            child_command("sharding", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -40,6 +40,8 @@ def ray_workers() -> Iterator["RayWorkers"]:
                         include_dashboard=False,
                         object_store_memory=_OBJECT_STORE_BYTES,
                         _node_ip_address="127.0.0.1",
+                        # Else workers would import what is called `sharding` in the current folder.
+                        job_config=ray.job_config.JobConfig(_client_job=True),
                         **_QUIET,
                     )
             else:

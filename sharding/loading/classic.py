@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.side_files import sort_files
-from sharding.core.environment import child_variables
+from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import SourceError
 from sharding.core.extras import require
 from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
@@ -58,8 +57,8 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
     Raises SourceError where that fails.
     """
     started = time.monotonic()
-    command = [sys.executable, "-m", "sharding.loading.classic_child"]
-    command += [str(folder), str(out), str(max_shard_bytes), dtype or "keep"]
+    given = (str(folder), str(out), str(max_shard_bytes), dtype or "keep")
+    command = child_command("sharding.loading.classic_child", *given)
     # Into a file: what nobody reads would fill a pipe, and the child would wait for ever.
     with TemporaryFile() as errors:
         variables, nothing = child_variables(), subprocess.DEVNULL

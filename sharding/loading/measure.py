@@ -3,7 +3,6 @@
 import json
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 import psutil
 
-from sharding.core.environment import child_variables
+from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ShardingError
 from sharding.core.limits import CURVE_MOMENTS
 from sharding.core.text import format_bytes
@@ -62,7 +61,7 @@ def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost
         ("--max-memory", load.max_memory_bytes),
         ("--timeout", timeout_seconds),
     ]
-    command = [sys.executable, "-m", "sharding.loading.probe", str(folder), "--method", load.method]
+    command = child_command("sharding.loading.probe", str(folder), "--method", load.method)
     command += [str(word) for name, given in options if given is not None for word in (name, given)]
     command += ["--no-mmap"] * (not load.with_mapping) + ["--cold"] * load.cold
     done = subprocess.run(command, capture_output=True, text=True, env=child_variables(), stdin=subprocess.DEVNULL)

@@ -1,6 +1,7 @@
 """Fill a new Hub with the samples."""
 
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,10 @@ def seed(hub: Hub, log: TextIO) -> None:
     with tempfile.TemporaryDirectory(prefix="samples-") as place:
         started = time.monotonic()
         # In a process of its own: torch would stay in this one for as long as the Hub runs.
-        subprocess.run([sys.executable, "-m", "sharding.localhub.samples", place], check=True)
+        # It imports this package, and nothing of that name in the current folder.
+        path = [str(Path(__file__).parent.parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, path))}
+        subprocess.run([sys.executable, "-P", "-m", "sharding.localhub.samples", place], check=True, env=env)
         print(f"samples built in {time.monotonic() - started:.0f} s", file=log, flush=True)
         for sample in missing:
             size_bytes = _add(hub, sample, Path(place, sample.builder))

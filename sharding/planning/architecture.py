@@ -3,13 +3,12 @@
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sharding.core.environment import child_variables
+from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ModelRefused, SourceError
 from sharding.core.extras import require
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
@@ -121,10 +120,9 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
     Raises ModelRefused where it takes longer than `limit_seconds`, and is killed; SourceError where it breaks, or has
     no class for the model.
     """
-    command = [sys.executable, "-m", "sharding.planning.meta_model"]
     try:
         done = subprocess.run(
-            command,
+            child_command("sharding.planning.meta_model"),
             input=json.dumps(question),
             capture_output=True,
             text=True,

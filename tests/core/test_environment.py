@@ -1,7 +1,11 @@
 """What the environment says of a desk is read, or refused."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
+from sharding.core.environment import desk_folder
 from sharding.core.errors import UsageError
 from sharding.desk import Settings
 
@@ -27,3 +31,27 @@ def test_a_wrong_number_of_jobs_is_refused(monkeypatch: pytest.MonkeyPatch, text
     monkeypatch.setenv("SHARD_JOBS_AT_ONCE", text)
     with pytest.raises(UsageError, match="SHARD_JOBS_AT_ONCE"):
         Settings.from_environment()
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of this user, where nothing else says where jobs are kept."""
+    for name in ("SHARD_FOLDER", "XDG_STATE_HOME", "SPACE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_jobs_are_kept_at_home_and_not_among_temporary_files(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = desk_folder()
+    assert folder.is_relative_to(at_home) and folder.name == "shard-my-repo"
+    monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
+    assert desk_folder() == folder
+
+
+def test_a_space_whose_home_cannot_be_written_keeps_jobs_among_temporary_files(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
+    monkeypatch.setenv("HOME", str(at_home / "no/home"))
+    assert desk_folder() == Path(tempfile.gettempdir(), "shard-my-repo")

@@ -1,5 +1,6 @@
 """What a plain install cannot do is refused in a sentence, before anything is written."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -85,10 +86,7 @@ def test_neither_plan_nor_shard_of_a_folder_imports_what_an_extra_brings(checkpo
 
 
 def test_every_range_that_the_package_asks_for_holds_the_version_that_is_pinned() -> None:
-    texts = [(ROOT / file).read_text() for file in ("requirements.txt", "tests/requirements.txt")]
-    lines = [line for text in texts for line in text.splitlines()]
-    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    pinned = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    pinned = versions("requirements.txt", "tests/requirements.txt")
     ranges = [
         *PROJECT["dependencies"],
         *(text for extra in PROJECT["optional-dependencies"].values() for text in extra),
@@ -97,3 +95,18 @@ def test_every_range_that_the_package_asks_for_holds_the_version_that_is_pinned(
     assert asked
     for wanted in asked:
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
+
+
+def test_the_lock_file_of_ci_names_the_versions_that_are_pinned_and_their_hashes_torch_excepted() -> None:
+    pinned = versions("requirements.txt", "tests/requirements.txt")
+    assert pinned.pop("torch")
+    assert versions(".ci/requirements.lock") == pinned
+    for entry in (ROOT / ".ci/requirements.lock").read_text().replace("\\\n", " ").splitlines():
+        assert entry.startswith("#") or re.fullmatch(r"[\w.-]+==\S+( +--hash=sha256:[0-9a-f]{64})+", entry), entry
+
+
+def versions(*files: str) -> dict[str, str]:
+    """The version of every package that `files` name."""
+    lines = [line for file in files for line in (ROOT / file).read_text().splitlines()]
+    pins = [Requirement(line.removesuffix(" \\")) for line in lines if line and not line.startswith(("#", " "))]
+    return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}

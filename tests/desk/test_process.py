@@ -29,7 +29,7 @@ def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         script = tmp_path / "impostor"
         script.write_text(f"#!{python}\nimport json, os, signal, sys, time\n{code}")
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr("sharding.desk.process.sys.executable", str(script))
+        monkeypatch.setattr("sharding.core.environment.sys.executable", str(script))
 
     return impostor
 
@@ -63,7 +63,7 @@ def test_a_job_that_talks_nonsense_fails_with_a_hint_and_the_next_one_runs(
         assert status.state == "failed", kind
         assert status.error and status.error[0].startswith("The job's process ") and status.error[1], kind
         assert len(status.error[0]) < 10_000, kind
-    monkeypatch.setattr("sharding.desk.process.sys.executable", executable)
+    monkeypatch.setattr("sharding.core.environment.sys.executable", executable)
     monkeypatch.setattr("sharding.desk.process.EVENT_BYTES", 64_000_000)
     assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)).state == "done"
 
@@ -158,7 +158,7 @@ def test_a_queue_that_is_full_takes_nobody_more(
     executable = sys.executable
     impostor("time.sleep(600)")
     first = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
-    monkeypatch.setattr("sharding.desk.process.sys.executable", executable)
+    monkeypatch.setattr("sharding.core.environment.sys.executable", executable)
     with pytest.raises(Refused, match="waiting here already") as refusal:
         desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), *AS_BOB)
     assert "duplicate this Space" in refusal.value.hint

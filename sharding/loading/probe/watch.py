@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from argparse import Namespace
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from sharding.core.environment import child_command, child_variables
 from sharding.loading.probe.cache import drop
 from sharding.loading.probe.cap import Cap, memory_cap
 
@@ -35,10 +35,11 @@ def watch(arguments: Namespace) -> dict[str, Any]:
         asked = json.dumps({**vars(arguments), "said": writing}, default=str)
         started = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-m", "sharding.loading.probe.child", asked],
+            child_command("sharding.loading.probe.child", asked),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
+            env=child_variables(),
             pass_fds=(writing,),
             preexec_fn=cap.enter if cap else None,
         )

@@ -1,0 +1,215 @@
+"""The page keeps its jobs where nobody else can put anything, and its processes run nothing that lies around."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from stat import S_IMODE
+
+import pytest
+
+from sharding.core.errors import Refused
+from sharding.desk.job_store import Shelf
+from sharding.desk.private_folder import private_folder
+from sharding.desk.process import Child
+from tests.conftest import ROOT, environment
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+
+
+def serve(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Start the page as a person would, with jobs in `folder`; it has to refuse."""
+    env = {**environment(), "SHARD_FOLDER": str(folder), "GRADIO_SERVER_PORT": "1", **variables}
+    command = [sys.executable, str(ROOT / "app.py")]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=folder.parent)
+
+
+def link(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to("elsewhere")
+
+
+def open_to_all(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def open_to_a_group(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o770)
+
+
+def of_somebody_else(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, NOBODY, NOBODY)
+
+
+def below_a_folder_open_to_all(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    folder.parent.chmod(0o777)
+
+
+def below_a_folder_of_somebody_else(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder.parent, NOBODY, NOBODY)
+
+
+def with_a_job_of_somebody_else(folder: Path) -> None:
+    (folder / "planted").mkdir(parents=True)
+    folder.chmod(0o700)
+    os.chown(folder / "planted", NOBODY, NOBODY)
+
+
+def with_a_job_open_to_all(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    open_to_all(folder / "planted")
+
+
+def a_file(folder: Path) -> None:
+    folder.write_text("")
+
+
+REFUSED = [
+    pytest.param(link, "is a link", id="link"),
+    pytest.param(open_to_all, "may be written to by others", id="open"),
+    pytest.param(open_to_a_group, "may be written to by others", id="group"),
+    pytest.param(below_a_folder_open_to_all, "may be written to by others", id="open-above"),
+    pytest.param(with_a_job_open_to_all, "planted may be written to by others", id="open-inside"),
+    pytest.param(a_file, "Not a directory", id="file"),
+    pytest.param(of_somebody_else, "belongs to another user", id="theirs", marks=as_root),
+    pytest.param(below_a_folder_of_somebody_else, "belongs to another user", id="theirs-above", marks=as_root),
+    pytest.param(with_a_job_of_somebody_else, "planted belongs to another user", id="theirs-inside", marks=as_root),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED)
+def test_a_folder_into_which_others_can_put_something_is_refused(
+    make: Callable[[Path], None], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "place").mkdir()
+    make(tmp_path / "place/desk")
+    with pytest.raises(Refused, match=reason) as refused:
+        Shelf(tmp_path / "place/desk")
+    assert "SHARD_FOLDER" in refused.value.hint
+
+
+@pytest.mark.parametrize("variable", ["SHARD_FOLDER", "XDG_STATE_HOME"])
+@pytest.mark.parametrize(("make", "reason"), REFUSED[:2])
+def test_the_page_does_not_start_over_a_folder_into_which_others_can_put_something(
+    make: Callable[[Path], None], reason: str, variable: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shard-my-repo"
+    make(folder)
+    done = serve(folder, **{"SHARD_FOLDER": "", "XDG_STATE_HOME": str(tmp_path)} if variable != "SHARD_FOLDER" else {})
+    sentence, hint = done.stderr.strip().splitlines()
+    assert (done.returncode, done.stdout) == (3, "")
+    assert sentence == f"The page cannot keep its jobs in {folder}: {folder} {reason}."
+    assert "SHARD_FOLDER" in hint
+
+
+def test_who_has_no_home_is_told_to_set_a_folder(tmp_path: Path) -> None:
+    done = serve(tmp_path / "desk", SHARD_FOLDER="", XDG_STATE_HOME="", HOME="no/home")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "You have no home folder that could hold the jobs of the page.",
+        "Set SHARD_FOLDER.",
+    ]
+
+
+@as_root
+def test_a_home_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")  # root may write to every folder
+    done = serve(tmp_path / "desk", SHARD_FOLDER="", XDG_STATE_HOME="", HOME=str(tmp_path / "home"))
+    assert done.returncode == 3
+    assert "cannot keep its jobs" in done.stderr and len(done.stderr.splitlines()) == 2
+
+
+def test_a_new_folder_is_closed_to_others_and_so_are_those_made_above_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        place = private_folder(tmp_path / "state/more/desk")
+    finally:
+        os.umask(before)
+    assert {S_IMODE(folder.stat().st_mode) for folder in (place, place.parent, place.parent.parent)} == {0o700}
+    assert private_folder(place) == place
+
+
+def test_a_folder_is_taken_where_it_is_over_links_above_it(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to("disk")
+    assert private_folder(tmp_path / "home/desk") == tmp_path / "disk/desk"
+
+
+def test_a_folder_of_ours_in_a_sticky_one_is_taken(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    assert private_folder(tmp_path / "desk") == tmp_path / "desk"
+
+
+def test_a_space_takes_a_disk_that_is_open_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o777)
+    monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
+    assert private_folder(tmp_path / "data/desk") == tmp_path / "data/desk"
+    link(tmp_path / "data/other")
+    with pytest.raises(Refused, match="is a link"):
+        private_folder(tmp_path / "data/other")
+
+
+# --- Processes --------------------------------------------------------------------------------------------
+
+
+def plant(folder: Path) -> Path:
+    """Put packages into `folder` that tell when they are run; return where they tell it."""
+    told = folder / "told"
+    code = f"import sys; open({str(told)!r}, 'a').write(' '.join(sys.orig_argv) + '\\n')\n"
+    (folder / "sharding").mkdir(parents=True)
+    for name in ("sharding/__init__.py", "sharding/__main__.py", "sitecustomize.py", "startup.py", "pydantic.py"):
+        (folder / name).write_text(code)
+    return told
+
+
+def test_a_job_runs_this_package_and_nothing_that_lies_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = plant(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    # An empty entry is the current folder.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", str(ROOT), ""]))
+    monkeypatch.setenv("PATH", f":{os.environ['PATH']}:")
+    monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "here/startup.py"))
+    monkeypatch.setenv("LD_PRELOAD", "/no/such/library.so")
+    child = Child(["--version"], tmp_path, "http://127.0.0.1:1", "hf_token")
+    (line,) = child.lines()
+    assert child.wait() == 0 and line.startswith(b"shard-my-repo ")
+    assert child.last_words == "" and not told.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["plan", "CHECKPOINT", "--strategy", "pp:2"], id="architecture"),
+        pytest.param(["compare", "CHECKPOINT", "CHECKPOINT", "--rounds", "1"], id="loading"),
+        pytest.param(["shard", "CHECKPOINT", "OUT", "--engine", "classic"], id="classic"),
+        pytest.param(["shard", "CHECKPOINT", "OUT", "--workers", "ray"], id="ray"),
+        pytest.param(["localhub", "--samples", "--port", "0", "--folder", "OUT"], id="samples"),
+    ],
+)
+def test_no_command_runs_a_package_that_lies_in_the_current_folder(
+    arguments: list[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    told = plant(tmp_path / "here")
+    (checkpoint / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}')
+    places = {"CHECKPOINT": str(checkpoint), "OUT": str(tmp_path / "out")}
+    command = [sys.executable, "-P", "-c", "from sharding.cli.commands import main; main()"]
+    with subprocess.Popen(
+        [*command, *(places.get(word, word) for word in arguments)],
+        cwd=tmp_path / "here", env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("ready"):
+                break
+        process.terminate()
+    assert not told.exists(), told.read_text()
