@@ -138,8 +138,12 @@ _INHERITED = (
 
 
 def child_variables() -> dict[str, str]:
-    """Return the environment of a child process that loads a model: this package importable, no login, no network."""
-    return _child_with_package(os.environ) | {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    """Return the environment of a child that loads a model: this package importable, no login, no network, no GPU.
+
+    Where libraries see a GPU they map tens of gigabytes, and choose other code for quantized weights.
+    """
+    nothing = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return _child_with_package(os.environ) | nothing
 
 
 def _child_with_package(environment: Mapping[str, str]) -> dict[str, str]:
