@@ -15,9 +15,15 @@ from sharding.checkpoint.tying import is_tied_again
 from sharding.checkpoint.weight_files import WeightSet, find_sets, named_set
 from sharding.core.errors import SourceError, TooManyTensors
 from sharding.core.gathered import Gathered
-from sharding.core.limits import MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TENSORS, TENSOR_DESCRIPTION_BYTES
+from sharding.core.limits import (
+    MAX_CONFIG_BYTES,
+    MAX_CONFIG_VALUES,
+    MAX_INDEX_BYTES,
+    MAX_TENSORS,
+    TENSOR_DESCRIPTION_BYTES,
+)
 from sharding.core.protocols import Source
-from sharding.core.text import format_bytes, name_some, said_of_unreached
+from sharding.core.text import format_bytes, name_some, said_of_unreached, values_in
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, TensorEntry
 from sharding.formats.dcp_safetensors import without_dcp
@@ -43,7 +49,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     """
     by_path = {file.path: file for file in source.files}
     documents = Documents(
-        *(_read_json(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME))
+        *(read_json(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME))
     )
     _refuse_links(source, find_layout(list(by_path), documents).folders)
     found = find_sets(list(by_path), documents, variant)
@@ -101,7 +107,7 @@ def _read_component(
     files = [by_path[path] for path in weight_set.files(index, by_path)]
     pickled = [file for file in files if file.path.endswith(".bin")]
     # A name that is left out is filled in by what loads the copy, or by nobody: so diffusers never does.
-    is_tied = bool(pickled) and is_tied_again(_read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
+    is_tied = bool(pickled) and is_tied_again(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
     is_tied = is_tied and weight_set.base != "diffusion_pytorch_model"
     archives = read_archives(source, pickled, unites_tied=is_tied)
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")], most_tensors)
@@ -141,7 +147,7 @@ def named_weights(source: Source) -> list[str]:
     Raises SourceError where they are not there.
     """
     by_path = {file.path: file for file in source.files}
-    name = Documents(_read_json(source, by_path.get(CONFIG_NAME))).weights_named
+    name = Documents(read_json(source, by_path.get(CONFIG_NAME))).weights_named
     if name is None:
         return []
     weight_set = named_set(name, by_path)
@@ -245,21 +251,23 @@ def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Find
     return merged, [Finding("warning", "metadata-conflict", message)]
 
 
-def _configs(source: Source, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
-    """Return the text of the configuration in each of `folders`."""
-    files = {folder: by_path.get(folder + CONFIG_NAME) for folder in folders}
-    return {
-        folder: b"".join(source.read(file.path, 0, file.bytes)).decode(errors="replace")
-        for folder, file in files.items()
-        if file is not None and file.bytes <= MAX_CONFIG_BYTES
-    }
-
-
-def _read_json(source: Source, file: FileEntry | None) -> Any:
+def read_json(source: Source, file: FileEntry | None) -> Any:
     """Return what a small JSON file holds; None for one that is not there, too large or none."""
-    if file is None or file.bytes > MAX_CONFIG_BYTES:
-        return None
     try:
-        return json.loads(b"".join(source.read(file.path, 0, file.bytes)))
+        return json.loads(_config_text(source, file) or b"null")
     except (ValueError, RecursionError):
         return None
+
+
+def _configs(source: Source, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
+    """Return the text of the configuration in each of `folders`."""
+    texts = {folder: _config_text(source, by_path.get(folder + CONFIG_NAME)) for folder in folders}
+    return {folder: text.decode(errors="replace") for folder, text in texts.items() if text is not None}
+
+
+def _config_text(source: Source, file: FileEntry | None) -> bytes | None:
+    """Return a file of JSON; None for one that is not there, or that would take far more memory than its kind."""
+    if file is None or file.bytes > MAX_CONFIG_BYTES:
+        return None
+    text = b"".join(source.read(file.path, 0, file.bytes))
+    return text if values_in(text) <= MAX_CONFIG_VALUES else None

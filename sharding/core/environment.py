@@ -179,9 +179,12 @@ _FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 def child_variables() -> dict[str, str]:
-    """Return the environment of a child process that loads a model: no login, no network."""
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    return _inherited(os.environ, *_OF_LOADING) | offline
+    """Return the environment of a child process that loads a model: no login, no network, no GPU.
+
+    Where libraries see a GPU they map tens of gigabytes, and choose other code for quantized weights.
+    """
+    nothing = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return _inherited(os.environ, *_OF_LOADING) | nothing
 
 
 def reading_variables() -> dict[str, str]:

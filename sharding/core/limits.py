@@ -18,6 +18,28 @@ MAX_INDEX_BYTES = 100_000_000
 MAX_CONFIG_BYTES = 10_000_000
 """Configurations are kilobytes; a larger one is not worth the memory."""
 
+MAX_CONFIG_VALUES = 500_000
+"""Values in such a configuration: 21,000 names of classes, twice, are 42,000. Three million empty lists take 240 MB."""
+
+LAYERS_TAKEN = 1000
+WORDS_TAKEN = 2_000_000
+WIDTH_TAKEN = 1_000_000
+"""What a config.json may claim whatever the tensors beside it are, which may be part of a model: the deepest known
+model has some 200 layers, the largest vocabulary 1,000,000 words, the widest layer 200,000 numbers."""
+
+MODEL_MEMORY_BYTES = 2_000_000_000
+"""What a model built without weights may map, beyond the libraries: one of 300,000 tensors, the largest mixture of
+experts, takes 1.3 GB."""
+
+MAX_ANSWER_BYTES = 200_000_000
+"""What may be said of such a model: 135 bytes a tensor, so a million of them."""
+
+LOAD_MEMORY_BYTES = 4_000_000_000
+LOAD_MEMORY_FACTOR = 10
+CORE_MEMORY_BYTES = 128 << 20
+"""What loading a model may map, beyond the libraries: so many times its weight files, which covers 4 bits that become
+32, and so much more, with so much for the threads of each core."""
+
 MAX_REPORT_BYTES = 100_000_000
 """A report names every tensor twice, as an index does."""
 

@@ -8,19 +8,23 @@ of a repo is run.
 import sys
 from pathlib import Path
 
+from sharding.planning.allowance import load_allowance, memory_allowance
 from sharding.planning.model_class import Unsupported, model_class
 
 
 def main() -> None:
     """Re-shard one folder into another. Exits with the reason where the class is not transformers' own."""
     try:
-        load_and_save(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
-    except Unsupported as error:
+        import transformers.modeling_utils  # noqa: F401 - what libraries map is not the model's
+
+        with memory_allowance(load_allowance(Path(sys.argv[1]))):
+            load_and_save(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    except (Unsupported, MemoryError) as error:
         sys.exit(str(error))
 
 
 def load_and_save(folder: Path, out: Path, max_shard_bytes: int, dtype: str) -> None:
-    """Load the checkpoint in `folder`, save it in `out`, load that again. Raises Unsupported."""
+    """Load the checkpoint in `folder`, save it in `out`, load that again. Raises Unsupported, MemoryError."""
     import torch
     from accelerate import Accelerator, init_empty_weights, load_checkpoint_and_dispatch
 

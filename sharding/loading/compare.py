@@ -25,6 +25,7 @@ from sharding.loading.local_copy import download_bytes, lay_out, loadable_files,
 from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, measure
 from sharding.loading.predict import predict_load
 from sharding.loading.verdict import judge, judge_predicted
+from sharding.planning.claims import refuse_contradiction
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import open_source
 
@@ -171,9 +172,10 @@ def compare(
 def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
     """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`.
 
-    Raises Refused where they are not installed.
+    Raises Refused where they are not installed, and ModelRefused where its config.json contradicts its headers.
     """
     require(_COMPARISON)
+    refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.is_plain_model:
         what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
         what = "in the pieces of a training run" if checkpoint.of_ranks else what

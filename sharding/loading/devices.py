@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sharding.checkpoint.read import read_checkpoint, read_small
+from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.extras import require
-from sharding.core.limits import ARCHITECTURE_SECONDS, MAX_CONFIG_BYTES
+from sharding.core.limits import ARCHITECTURE_SECONDS
 from sharding.core.text import parse_bytes
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import torch_name
@@ -200,11 +200,9 @@ def devices(
     budgets = parse_budgets(budget)
     require("A plan of devices")
     origin = open_trained(source, Hub(endpoint or hub_endpoint(), token))
-    config = next((file for file in origin.files if file.path == "config.json"), None)
-    if config is None:
+    checkpoint = read_checkpoint(origin)
+    if "" not in checkpoint.configs:
         raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
-    tensors = read_checkpoint(origin).tensors
-    text = read_small(origin, config, MAX_CONFIG_BYTES)
-    architecture = ask_architecture(text, torch_name(dtype), budgets, limit_seconds)
+    architecture = ask_architecture(checkpoint, torch_name(dtype), budgets, limit_seconds)
     name = origin.ref.repo_id if origin.ref.kind == "hub" else source
-    return plan_devices(architecture, tensors, budgets, name, torch_name(dtype))
+    return plan_devices(architecture, checkpoint.tensors, budgets, name, torch_name(dtype))

@@ -5,11 +5,9 @@ set in anonymous memory, and without mapping each file passes through memory who
 measurements of ours; `bench/loading.py` prints predictions beside what was measured, and a test compares them.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from sharding.checkpoint.read import read_headers, read_small
-from sharding.core.limits import MAX_CONFIG_BYTES
+from sharding.checkpoint.read import read_headers, read_json
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, TensorEntry
 from sharding.formats.dtypes import BY_TORCH, CASTABLE
@@ -63,6 +61,6 @@ def predict_load(source: Source, files: Sequence[FileEntry], load: Load) -> Pred
 
 def _configured_dtype(source: Source) -> str:
     config = next((file for file in source.files if file.path == "config.json"), None)
-    document = json.loads(read_small(source, config, MAX_CONFIG_BYTES)) if config else {}
-    name = document.get("dtype") or document.get("torch_dtype") or "float32"
-    return BY_TORCH[name].name if name in BY_TORCH else "F32"
+    document = read_json(source, config)
+    name = (document.get("dtype") or document.get("torch_dtype")) if isinstance(document, dict) else None
+    return BY_TORCH[name].name if isinstance(name, str) and name in BY_TORCH else "F32"

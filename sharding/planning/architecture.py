@@ -2,25 +2,29 @@
 
 import json
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any
 
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ModelRefused, SourceError
 from sharding.core.extras import require
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
-from sharding.core.limits import ARCHITECTURE_SECONDS
+from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, folder_of
 from sharding.formats.dtypes import torch_name
+from sharding.planning.claims import refuse_contradiction
 
 _EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
 _HEAD = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|output|embed_out|proj_out|head)\.weight")
 
 
+_TOO_LONG = "transformers took too long to build this model without weights."
 _LEAVE_OUT = "Check its config.json. A plan by size in natural order, without a cast, asks nothing of transformers."
 
 
@@ -48,17 +52,19 @@ class Architecture:
 
 
 def ask_architecture(
-    config: bytes,
+    checkpoint: Checkpoint,
     dtype: str | None = None,
     budgets: Mapping[str, int] | None = None,
     limit_seconds: float = ARCHITECTURE_SECONDS,
 ) -> Architecture:
-    """Return what is known of the model that `config` (a config.json) describes, as loaded in torch's `dtype`.
+    """Return what is known of the model that the config.json of `checkpoint` describes, as loaded in torch's `dtype`.
 
     With `budgets` (device to bytes) the answer has accelerate's device map for them. Raises SourceError where
     transformers has no class for it, or only code of the repo has; ModelRefused as `hints_for` does.
     """
-    asked = {"config": config.decode(errors="replace"), "dtype": dtype, "budgets": dict(budgets or {})}
+    config = checkpoint.configs[""]
+    refuse_contradiction(config, (tensor.shape for tensor in checkpoint.tensors))
+    asked = {"config": config, "dtype": dtype, "budgets": dict(budgets or {})}
     return from_answer(ask_meta_model(asked, limit_seconds))
 
 
@@ -68,7 +74,8 @@ def hints_for(
     """Return what transformers knows of each component, by its folder; nothing for a plan that needs none of it.
 
     Takes seconds, in which another process imports transformers and reads no weights. Raises Refused where there is no
-    transformers, ModelRefused where the answer for all components takes longer than `limit_seconds`.
+    transformers, ModelRefused where a config.json claims far more than the headers can hold, or the answers
+    take longer than `limit_seconds` or more memory than is allowed.
     """
     if not options.asks_class:
         return {}
@@ -84,6 +91,7 @@ def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds:
     tied = tied_by_config(config, [tensor.name for tensor in inside], folder)
     if '"model_type"' not in config:  # so no class of transformers is looked for
         return ModelHints(unknown=f"{folder}config.json names no model type.", tied=tied)
+    refuse_contradiction(config, (tensor.shape for tensor in inside), folder)
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
     try:
         asked = {"config": config, "dtype": torch_name(options.dtype), "tensors": tensors, "ranks": options.ranks}
@@ -117,24 +125,36 @@ def tied_by_config(config: str, names: Iterable[str], folder: str = "") -> tuple
 def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECTURE_SECONDS) -> Any:
     """Return what `planning.meta_model` answers in a process of its own; both are described there.
 
-    Raises ModelRefused where it takes longer than `limit_seconds`, and is killed; SourceError where it breaks, or has
-    no class for the model.
+    Raises ModelRefused where it takes longer than `limit_seconds`, and is killed, or more memory than is allowed;
+    SourceError where it breaks, or has no class for the model.
     """
-    try:
-        done = subprocess.run(
-            child_command("sharding.planning.meta_model"),
-            input=json.dumps(question),
-            capture_output=True,
-            text=True,
-            env=child_variables(),
-            timeout=max(limit_seconds, 0.0),
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ModelRefused("transformers took too long to build this model without weights.", _LEAVE_OUT) from error
+    limit_seconds = max(limit_seconds, 0.001)
+    # A file: of what a library says at length the end is read.
+    with TemporaryFile() as errors:
+        try:
+            done = subprocess.run(
+                child_command("sharding.planning.meta_model"),
+                input=json.dumps({**question, "limit_seconds": limit_seconds}).encode(),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=child_variables(),
+                timeout=limit_seconds,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ModelRefused(_TOO_LONG, _LEAVE_OUT) from error
+        errors.seek(max(0, errors.tell() - STDERR_BYTES))
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    if done.returncode == -signal.SIGALRM:
+        raise ModelRefused(_TOO_LONG, _LEAVE_OUT)
+    if done.returncode < 0:  # as where there is no memory in the midst of a library
+        killer = signal.Signals(-done.returncode).name
+        raise ModelRefused(f"transformers cannot build this model: its process was ended by {killer}.", _LEAVE_OUT)
     if done.returncode:
-        problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
+        problem = (lines or ["no reason given"])[-1][:300]
         raise SourceError(f"transformers cannot build this model: {problem}", "Check its config.json.")
     answer = json.loads(done.stdout)
+    if "refused" in answer:
+        raise ModelRefused(answer["refused"], _LEAVE_OUT)
     if "unsupported" in answer:
         raise SourceError(answer["unsupported"], "Its files can still be inspected, planned and sharded.")
     return answer

@@ -2,11 +2,13 @@
 
 Standard input holds JSON: `config` (the text of a config.json), `dtype` (None: as configured) and either `budgets`
 (device to bytes, or None) or `tensors` (name, dtype and shape of each in the files) and `ranks` (of a pipeline, 0 for
-none); standard output gets one JSON object. No code of a repo is run.
+none), and `limit_seconds`, after which the process ends by itself; standard output gets one JSON object. No code of a
+repo is run.
 """
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +16,10 @@ from typing import Any
 
 import torch
 
+from sharding.core.limits import MAX_ANSWER_BYTES, MODEL_MEMORY_BYTES
+from sharding.core.text import format_bytes
 from sharding.formats.dtypes import BY_NAME
+from sharding.planning.allowance import memory_allowance
 from sharding.planning.model_class import Unsupported, model_class
 from sharding.planning.model_pipeline import cut_over, in_files, tied_names
 
@@ -28,21 +33,43 @@ def main() -> None:
     asked = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
+    signal.setitimer(signal.ITIMER_REAL, asked["limit_seconds"])  # whoever asks may be gone by then
+    _import_libraries()
     try:
-        answer = load_and_save(asked) if "tensors" in asked else describe(asked)
+        with memory_allowance(MODEL_MEMORY_BYTES):
+            answer = json.dumps(load_and_save(asked) if "tensors" in asked else describe(asked))
     except Unsupported as error:
-        answer = {"unsupported": str(error)}
+        answer = json.dumps({"unsupported": str(error)})
+    except MemoryError:
+        answer = ""
+    if not 0 < len(answer) <= MAX_ANSWER_BYTES:
+        problem = (
+            f"building it without weights takes more memory than allowed, which is {format_bytes(MODEL_MEMORY_BYTES)}"
+        )
+        answer = json.dumps({"refused": f"transformers cannot build this model: {problem}."})
     with out:
-        json.dump(answer, out)
+        out.write(answer)
+
+
+def _import_libraries() -> None:
+    """Import what every answer takes: large libraries, whose memory is not the model's."""
+    import accelerate  # noqa: F401
+    from transformers import core_model_loading, logging, modeling_utils  # noqa: F401
+
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()  # else it tells at length which weights a model lacks
 
 
 def describe(asked: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of the model `asked` about. Raises Unsupported."""
-    from accelerate import init_empty_weights
+    from transformers.initialization import meta_device_safe_creation_ops
 
     cls, config = _class_of(asked["config"])
     dtype = getattr(torch, asked["dtype"]) if asked["dtype"] else config.dtype
-    with init_empty_weights():
+    with (
+        torch.device("meta"),
+        meta_device_safe_creation_ops(),
+    ):  # as from_pretrained does: buffers take no memory either
         model = cls._from_config(config, dtype=dtype)
     model.tie_weights()
     classes = sorted(model._no_split_modules or [])
@@ -74,7 +101,8 @@ def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
         if dtype in _TORCH
     }
     wanted = getattr(torch, asked["dtype"]) if asked["dtype"] else "auto"
-    model = cls.from_pretrained(None, config=config, state_dict=state, dtype=wanted, device_map={"": "meta"})
+    with torch.device("meta"):  # what it computes for buffers once the weights are in place
+        model = cls.from_pretrained(None, config=config, state_dict=state, dtype=wanted, device_map={"": "meta"})
     ignored = model._keys_to_ignore_on_save or ()
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
     state = remove_tied_weights_from_state_dict(state, model)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sharding.checkpoint.read import read_small
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
+from sharding.core.text import values_in
 from sharding.core.values import FileEntry
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report, parse_report
@@ -44,7 +45,7 @@ def read_result(place: str, *, endpoint: str, token: str | None = None) -> Resul
 
 def refuse_costly(text: bytes, repo_id: str) -> None:
     """Raise SourceError where the report in `repo_id` would take far more memory than its bytes, once it is read."""
-    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_SHOWN_REPORT_VALUES:
+    if values_in(text) > MAX_SHOWN_REPORT_VALUES:
         raise SourceError(
             f"The {REPORT_NAME} of {repo_id} holds more than a page can show.",
             "`shard-my-repo verify` compares models of any size.",

@@ -7,9 +7,10 @@ from typing import Any
 from sharding.checkpoint.read import read_small
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
-from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES
+from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
 from sharding.core.options import Options
 from sharding.core.protocols import Source
+from sharding.core.text import values_in
 from sharding.core.values import Checkpoint, Plan, ShardRecord, folder_of
 from sharding.formats.dtypes import CASTABLE, torch_name
 from sharding.formats.index import build_indexes
@@ -93,6 +94,8 @@ def configured(config: bytes, torch_dtype: str | None, is_plain: bool = False) -
     What names the weight files goes, as with `save_pretrained`: the copy has the usual names. None where nothing
     changes, or it is no configuration.
     """
+    if values_in(config) > MAX_CONFIG_VALUES:
+        return None
     try:
         document = json.loads(config)
     except (ValueError, RecursionError):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sharding.planning.allowance import load_allowance, memory_allowance
 from sharding.planning.model_class import Unsupported, model_class
 
 _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}
@@ -27,8 +28,14 @@ def main() -> None:
     def say(**facts: object) -> None:
         stream.write(json.dumps(facts) + "\n")
 
+    folder = Path(asked["folder"])
     try:
-        load_and_run(Path(asked["folder"]), asked, say)
+        say(phase="import", at=time.monotonic())
+        import accelerate  # noqa: F401 - part of what an import costs
+        import transformers.modeling_utils  # noqa: F401
+
+        with memory_allowance(load_allowance(folder)):
+            load_and_run(folder, asked, say)
         say(phase="end", at=time.monotonic(), outcome="loaded", message="")
     except Unsupported as error:
         say(outcome="unsupported", message=str(error))
@@ -42,8 +49,6 @@ def main() -> None:
 
 def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) -> None:
     """Load the checkpoint in `folder` by the method `asked` for, compute, and `say` what was found."""
-    say(phase="import", at=time.monotonic())
-    import accelerate  # noqa: F401 - part of what an import costs
     import torch
     import transformers
 
