@@ -10,7 +10,7 @@ from tests.conftest import ROOT, environment
 HOUSE = ROOT / "sharding"
 DOWN = "page, cli+desk, job, fleet, verify, report, loading, transfer, storage+planning+checkpoint, formats, core, sharding"
 """The wings from the top; those joined by + do not know one another, and the last is the package itself."""
-APART = {"localhub": (), "loading.probe": ("planning.model_class", "core.environment")}
+APART = {"localhub": (), "loading.probe": ("planning.model_class", "core.environment", "core.allowance")}
 """Reached over HTTP, or run as a process: what each may import that is not its own."""
 CHILDREN = {"loading.classic_child", "planning.meta_model"}
 """Run as processes too."""

@@ -8,7 +8,7 @@ of a repo is run.
 import sys
 from pathlib import Path
 
-from sharding.planning.allowance import load_allowance, memory_allowance
+from sharding.core.allowance import load_allowance, memory_allowance
 from sharding.planning.model_class import Unsupported, model_class
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from sharding.core.allowance import memory_allowance
 from sharding.core.limits import MAX_ANSWER_BYTES, MODEL_MEMORY_BYTES
 from sharding.core.text import format_bytes
 from sharding.formats.dtypes import BY_NAME
-from sharding.planning.allowance import memory_allowance
 from sharding.planning.model_class import Unsupported, model_class
 from sharding.planning.model_pipeline import cut_over, in_files, tied_names
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sharding.planning.allowance import load_allowance, memory_allowance
+from sharding.core.allowance import load_allowance, memory_allowance
 from sharding.planning.model_class import Unsupported, model_class
 
 _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}

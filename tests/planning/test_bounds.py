@@ -1,0 +1,138 @@
+"""What a stranger's config.json describes is built within bounds, and refused where it contradicts the headers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharding.core.environment import child_command, child_variables
+from sharding.core.errors import ModelRefused
+from sharding.planning.claims import refuse_contradiction
+from tests import models
+from tests.conftest import ROOT, environment
+
+MEMORY_BYTES = 1_500_000_000
+"""What the largest process of a command may take that asks transformers: its libraries take a third of that."""
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.save("llama", tmp_path_factory.mktemp("bounds") / "llama", "30kB")
+
+
+def claim(folder: Path, **claims: Any) -> str:
+    """Have the config.json in `folder` claim something; return the folder."""
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | claims))
+    return str(folder)
+
+
+def command(*arguments: str) -> tuple[int, str, str, int]:
+    """Run a command; return its status, what it said, and the most memory that one of its processes had."""
+    script = (
+        "import resource, subprocess, sys\n"
+        "done = subprocess.run([sys.executable, '-m', 'sharding', *sys.argv[1:]])\n"
+        "peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss\n"
+        "print(peak * (1 if sys.platform == 'darwin' else 1024), file=sys.stderr)\n"
+        "sys.exit(done.returncode)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, env=environment(), cwd=ROOT
+    )
+    said, _, peak = done.stderr.strip().rpartition("\n")
+    return done.returncode, done.stdout, said, int(peak)
+
+
+def test_twelve_million_positions_take_no_memory(tmp_path: Path) -> None:
+    from transformers import GPTJConfig, GPTJForCausalLM
+
+    config = GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=2, rotary_dim=16, n_positions=16)
+    GPTJForCausalLM(config).save_pretrained(tmp_path / "gptj")
+    folder = claim(tmp_path / "gptj", n_positions=12_000_000)
+    for arguments in (["plan", folder, "--order", "transformers"], ["devices", folder, "--budget", "cpu=1GB"]):
+        status, _, said, peak = command(*arguments)
+        assert status == 0, said
+        assert peak < MEMORY_BYTES
+
+
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        ({"num_hidden_layers": 10_000_000}, "config.json says num_hidden_layers 10,000,000, and there are"),
+        ({"vocab_size": 3_000_000_000}, "config.json says vocab_size 3,000,000,000, and no dimension of a tensor"),
+        ({"text_config": {"num_hidden_layers": 10**30}}, "num_hidden_layers of more than 15 digits"),
+    ],
+    ids=["layers", "vocabulary", "nested"],
+)
+def test_a_config_that_contradicts_the_headers_is_refused_and_plans_by_size_are_made(
+    claims: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder = claim(models.save("llama", tmp_path / "llama", "30kB", layers=2), **claims)
+    for arguments in (["plan", folder, "--strategy", "pp:2"], ["devices", folder, "--budget", "cpu=1GB"]):
+        status, _, said, _ = command(*arguments)
+        assert status == 3
+        assert reason in " ".join(said.split())
+    status, _, said, _ = command("plan", folder)
+    assert status == 0, said
+
+
+@pytest.mark.parametrize(
+    ("claims", "shapes"),
+    [
+        ({"num_hidden_layers": 61, "vocab_size": 129_280, "hidden_size": 7168}, [(96, 32)]),
+        ({"vocab_size": 1_000_000}, [(8, 8)]),
+        ({"num_hidden_layers": 1, "num_nextn_predict_layers": 3}, [(8, 8)] * 900),
+        ({"vocab_size": 5_000_000}, [(5_000_064, 8)]),
+        ({"num_hidden_layers": "many", "vocab_size": None, "hidden_size": True}, []),
+    ],
+    ids=["part-of-a-model", "large-vocabulary", "more-layers-than-said", "padded", "no-numbers"],
+)
+def test_what_a_known_model_or_a_part_of_one_could_say_is_no_contradiction(
+    claims: dict[str, Any], shapes: list[tuple[int, ...]]
+) -> None:
+    refuse_contradiction(json.dumps(claims), shapes)
+
+
+@pytest.mark.parametrize("config", ["", "[" * 100_000, '{"num_hidden_layers": 1e999}', "null"])
+def test_what_is_no_configuration_contradicts_nothing(config: str) -> None:
+    refuse_contradiction(config, [(8, 8)])
+
+
+def test_a_layer_more_than_the_headers_hold_is_refused_above_what_any_model_has() -> None:
+    refuse_contradiction('{"n_layer": 1000}', [(8, 8)])
+    with pytest.raises(ModelRefused, match="n_layer 1,001, and there is 1 tensor"):
+        refuse_contradiction('{"n_layer": 1001}', [(8, 8)])
+
+
+ALLOWED = (
+    "from sharding.core.allowance import memory_allowance\n"
+    "with memory_allowance(50_000_000):\n"
+    "    print(len(bytearray(10_000_000)), flush=True)\n"
+    "    try: print(len(bytearray(200_000_000)))\n"
+    "    except MemoryError: print('no more')\n"
+    "print(len(bytearray(200_000_000)))"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to an amount of memory")
+def test_a_process_has_what_it_is_allowed_and_no_more() -> None:
+    done = subprocess.run([sys.executable, "-c", ALLOWED], capture_output=True, text=True, env=environment())
+    assert done.stdout.split("\n")[:3] == ["10000000", "no more", "200000000"], done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to an amount of memory")
+def test_a_model_that_takes_more_memory_than_allowed_is_refused_in_a_sentence(llama: Path) -> None:
+    small = (
+        "import sharding.core.limits as limits; limits.MODEL_MEMORY_BYTES = 1_000_000\n"
+        "from sharding.planning.meta_model import main; main()"
+    )
+    config = json.loads((llama / "config.json").read_text()) | {"num_hidden_layers": 900}
+    asked = {"config": json.dumps(config), "dtype": None, "budgets": {}, "limit_seconds": 120}
+    program = child_command("sharding.planning.meta_model")[0]
+    done = subprocess.run(
+        [program, "-P", "-c", small], input=json.dumps(asked), capture_output=True, text=True, env=child_variables()
+    )
+    assert "takes more memory than allowed" in json.loads(done.stdout)["refused"]
