@@ -1,7 +1,6 @@
 """Read what a source says about itself: its headers, its indexes, its configuration; no tensor bytes."""
 
 import json
-import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from sharding.checkpoint.library import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME, Documents, find_layout
+from sharding.checkpoint.links import describe_links, refuse_links
 from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.tying import is_tied_again
@@ -51,7 +51,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     documents = Documents(
         *(read_json(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME))
     )
-    _refuse_links(source, find_layout(list(by_path), documents).folders)
+    refuse_links(source.links, find_layout(list(by_path), documents).folders)
     found = find_sets(list(by_path), documents, variant)
     components, findings = [], list(found.findings)
     weight_files: list[FileEntry] = []
@@ -78,7 +78,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         components=tuple(components),
         weight_files=tuple(weight_files),
         side_files=side_files,
-        findings=(*findings, *left_out),
+        findings=(*findings, *left_out, *describe_links(source.links)),
         architecture=documents.architecture,
         library=found.library,
         gathered=tuple(gathered),
@@ -209,15 +209,6 @@ def read_small(source: Source, file: FileEntry, max_bytes: int) -> bytes:
             "It is not what its name says.",
         )
     return b"".join(source.read(file.path, 0, file.bytes))
-
-
-def _refuse_links(source: Source, folders: Iterable[str]) -> None:
-    """Raise SourceError where one of `folders` is a link: a source passes those over, and a part would be missing."""
-    for folder in folders:
-        if folder and source.folder and os.path.islink(source.folder / folder):
-            raise SourceError(
-                f"{folder[:100]} is a link to a folder, which is not followed.", "Put the folder itself in its place."
-            )
 
 
 def _refuse_unusable(tensors: Iterable[TensorEntry]) -> None:

@@ -27,6 +27,8 @@ class Source(Protocol):
     """How many ranges to ask for side by side."""
     files: tuple[FileEntry, ...]
     """Hashes that are stated are those of the bytes that `read` yields."""
+    links: tuple[str, ...]
+    """Links beside these that are not followed; those to folders end in "/"."""
 
     @property
     def requests(self) -> int:

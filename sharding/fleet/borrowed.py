@@ -37,7 +37,9 @@ class LentSink(ShardSink, Protocol):
 def open_lent(lent: LentSource) -> Source:
     """Return a source with the files that were `lent`. Raises SourceError where a folder has others, or none."""
     if not lent.hub:
-        source = FolderSource(lent.ref.repo_id, {one.file: Path(one.place) for one in lent.files})
+        # The folders above a file may be links on this machine; the file was none where it was lent.
+        places = ((one.file, Path(one.place)) for one in lent.files)
+        source = FolderSource(lent.ref.repo_id, {file: place.parent.resolve() / place.name for file, place in places})
         source.refuse_other(lent)
         return source
     from sharding.fleet.granted_hub import GrantedHub

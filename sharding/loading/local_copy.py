@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from glob import escape
 from pathlib import Path
 
+from sharding.checkpoint.links import refuse_links
 from sharding.checkpoint.read import named_weights
 from sharding.core.errors import SourceError
 from sharding.core.limits import BATCH_BYTES, DISK_FLOOR_BYTES
@@ -24,8 +25,9 @@ _TEXTS = (".json", ".model", ".txt", ".jinja")
 def loadable_files(source: Source) -> list[FileEntry]:
     """Return the files of `source` that loading takes: weights of one format, configuration, tokenizer; no subfolders.
 
-    Raises SourceError where there are no weights.
+    Raises SourceError where there are no weights, or one of them is a link that is not followed.
     """
+    refuse_links(source.links)
     # What one rank has saved is called like a shard.
     top = [file for file in source.files if "/" not in file.path and not RANK_SHARD_NAME.fullmatch(file.path)]
     names = {file.path for file in top}

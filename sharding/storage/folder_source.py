@@ -1,12 +1,14 @@
 """Open a folder that holds a checkpoint, and read any range of its bytes."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISLNK, S_ISREG
 from threading import Lock
 
 import psutil
@@ -32,6 +34,13 @@ _ENDS_BYTES = 64 << 10
 
 _WEIGHTS = (".safetensors", ".bin", ".distcp", DCP_METADATA_NAME)
 
+_SHARED_BLOB = re.compile(r"(?P<start>[0-9a-f]{2})/(?P=start)[0-9a-f]{62}")
+"""Where the Hub's cache keeps a file for all its repos (huggingface_hub 2.4, `utils/_shared_blobs.py`)."""
+
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Not over a link, and without a wait where a pipe has come into the place of a file."""
+
 
 class FolderSource:
     """The files of a folder, each pinned to the state that it had when it was listed. See `protocols.Source`.
@@ -40,12 +49,16 @@ class FolderSource:
     has the time when that was changed too, which no program sets, but a backup that links to the file changes.
     """
 
-    def __init__(self, name: str, paths: Mapping[str, Path], folder: Path | None = None) -> None:
+    def __init__(
+        self, name: str, paths: Mapping[str, Path], folder: Path | None = None, links: Iterable[str] = ()
+    ) -> None:
         """Take the files at `paths` (path within the source to place on disk) under the title `name`.
 
-        What is no regular file is passed over. Raises SourceError where one cannot be looked at.
+        A place is absolute, and no part of it is a link. What is no regular file is passed over. Raises SourceError
+        where one cannot be looked at.
         """
         self.folder = folder
+        self.links = tuple(sorted(links))
         self.batch_bytes = BATCH_BYTES
         self.join_gap_bytes = JOIN_GAP_BYTES
         self.ranges_at_once = 1
@@ -57,13 +70,16 @@ class FolderSource:
         self._paths = paths
         self._is_steady = folder is not None and is_steady(folder)
         self._stats: dict[str, os.stat_result] = {}
-        for file, path in paths.items():
+        for file in (*paths, *self.links):
             if problem := name_problem(file):
                 raise SourceError(f"The name of the file {shown_name(file)} {problem}.", "Rename or remove it.")
+        for file, path in paths.items():
             try:
-                stat = path.stat()
+                stat = path.lstat()
             except OSError as error:
                 raise _cannot_read(str(path), error) from error
+            if S_ISLNK(stat.st_mode):  # in a circle
+                raise _cannot_read(file, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
             if S_ISREG(stat.st_mode):
                 self._stats[file] = stat
         self.files = tuple(FileEntry(file, stat.st_size) for file, stat in sorted(self._stats.items()))
@@ -127,7 +143,7 @@ class FolderSource:
 
     def _read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         try:
-            with open(self._paths[file], "rb", buffering=0) as stream:
+            with open(self._paths[file], "rb", buffering=0, opener=_over_no_link) as stream:
                 now, then = os.fstat(stream.fileno()), self._stats[file]
                 if _pin(now) != _pin(then) or (self._is_steady and now.st_ino != then.st_ino):
                     raise _changed(file)
@@ -139,7 +155,8 @@ class FolderSource:
                     start_byte += len(chunk)
                     yield chunk
         except OSError as error:
-            raise _cannot_read(file, error) from error
+            became_link = error.errno in (errno.ELOOP, errno.ENOTDIR)
+            raise (_changed(file) if became_link else _cannot_read(file, error)) from error
 
 
 def open_folder(text: str) -> FolderSource:
@@ -152,7 +169,7 @@ def open_folder(text: str) -> FolderSource:
             raise SourceError(f"The folder {text!r} {problem}.", hint)
     except (OSError, RuntimeError, ValueError) as error:  # no permission, a name too long, no such user's home
         raise SourceError(f"The folder {text!r} cannot be opened: {error}.", hint) from error
-    source = FolderSource(folder.name, _list_folder(folder), folder)
+    source = FolderSource(folder.name, *_list_folder(folder))
     source.ref = replace(source.ref, revision=source.revision())
     return source
 
@@ -163,21 +180,58 @@ def is_steady(folder: Path) -> bool:
     return next((mounts[place] for place in (folder, *folder.parents) if place in mounts), "") in _STEADY
 
 
-def _list_folder(folder: Path) -> dict[str, Path]:
+def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str]]:
+    """Return where the files in `folder` lie, over no link; `folder`; its links that are not followed."""
     paths: dict[str, Path] = {}
+    links: list[str] = []
 
     def refuse(error: OSError) -> None:
         raise _cannot_read(str(folder), error) from error
 
-    # Links to files are followed (the Hub's cache is made of them), links to folders are not: they may loop.
     for place, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = sorted(set(folders) - _NOT_REPO)
+        start = Path(place).relative_to(folder)
+        # They may loop.
+        links += [f"{(start / name).as_posix()}/" for name in folders if os.path.islink(Path(place, name))]
         for file in files:
-            path = Path(place, file)
-            paths[path.relative_to(folder).as_posix()] = path
-        if len(paths) > MAX_FILES:
+            path, name = Path(place, file), (start / file).as_posix()
+            end = Path(os.path.realpath(path)) if path.is_symlink() else path
+            if end is path or _is_followed(end, folder):
+                paths[name] = end
+            else:
+                links.append(name)
+        if len(paths) + len(links) > MAX_FILES:
             raise SourceError(f"{folder} holds more than {MAX_FILES} files.", "Give the folder of one checkpoint.")
-    return paths
+    return paths, folder, links
+
+
+def _is_followed(end: Path, folder: Path) -> bool:
+    """Return whether a link in `folder` may end at `end`: in it, or in a store of the Hub's cache that it is part of.
+
+    That is `blobs` beside the `snapshots` around it, and the one for all repos, where the former's large files are
+    links to.
+    """
+    if end.is_relative_to(folder):
+        return not _NOT_REPO & set(end.relative_to(folder).parts)
+    repo = next((place.parent.parent for place in (folder, *folder.parents) if place.parent.name == "snapshots"), None)
+    if repo is None:
+        return False
+    shared = repo.parent / "blobs"
+    is_shared = end.is_relative_to(shared) and _SHARED_BLOB.fullmatch(end.relative_to(shared).as_posix()) is not None
+    return end.parent == repo / "blobs" or is_shared
+
+
+def _over_no_link(path: str, _: int) -> int:
+    """Open the file at the absolute `path` to read it. Raises OSError where a part of `path` is a link."""
+    *folders, file = Path(path).parts
+    place = os.open(folders[0], _FOLDER)
+    try:
+        for name in folders[1:]:
+            above, place = place, os.open(name, _FOLDER, dir_fd=place)
+            os.close(above)
+        return os.open(file, _FILE, dir_fd=place)
+    finally:
+        os.close(place)
 
 
 def _pin(stat: os.stat_result) -> tuple[int, int]:

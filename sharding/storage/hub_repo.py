@@ -141,7 +141,7 @@ def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperat
             src_repo_id=origin.ref.repo_id,
             src_repo_type="model",
         )
-    return CommitOperationAdd(file.path, origin.path(file.path) or b"".join(origin.read(file.path, 0, file.bytes)))
+    return CommitOperationAdd(file.path, b"".join(origin.read(file.path, 0, file.bytes)))
 
 
 def has_moved(error: Exception) -> bool:

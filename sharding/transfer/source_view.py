@@ -22,6 +22,7 @@ class SourceView:
         self.join_gap_bytes = source.join_gap_bytes
         self.ranges_at_once = source.ranges_at_once
         self.files = source.files
+        self.links = source.links
         self._source = source
 
     @property

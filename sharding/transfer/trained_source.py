@@ -21,7 +21,7 @@ def open_trained(text: str, hub: Hub, base: str = "") -> Source:
     Raises SourceError, and UsageError for a base where `text` has its own configuration or is of no training run.
     """
     source = open_source(text, hub)
-    paths = [file.path for file in source.files]
+    paths = [*(file.path for file in source.files), *source.links]
     folder = trained_folder(paths)
     if base and (folder is None or _CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
         raise UsageError(
@@ -40,11 +40,12 @@ class TrainedSource(SourceView):
         """Look at `source`; what it has beside `folder` stays where it is."""
         super().__init__(source)
         self.base = base
+        self.links = tuple(link.removeprefix(folder) for link in source.links)
         self._places: dict[str, tuple[Source, str]] = {}
         if base:
             self.unreached += base.unreached
-            beside = [file for file in base.files if not is_weights(file.path) and not is_duplicate(file.path)]
-            self._places |= {file.path: (base, file.path) for file in beside if not is_training_state(file.path)}
+            self.links += tuple(filter(_is_beside, base.links))
+            self._places |= {file.path: (base, file.path) for file in base.files if _is_beside(file.path)}
             hidden = (source.is_private, base.is_private)
             self.is_private = True if True in hidden else None if None in hidden else False
         self._places |= {file.path: (source, file.path) for file in source.files}
@@ -92,3 +93,8 @@ class TrainedSource(SourceView):
         names = {self._places[file][1]: file for file in files}
         lent = self._source.lend(names)
         return replace(lent, files=tuple(replace(one, file=names[one.file]) for one in lent.files))
+
+
+def _is_beside(path: str) -> bool:
+    """Return whether a file of a base is taken: it is no weights, and no state of its training."""
+    return not (is_weights(path) or is_duplicate(path) or is_training_state(path))

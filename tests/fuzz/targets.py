@@ -31,6 +31,7 @@ class Memory:
         self.ref = RepoRef("folder", "memory", "")
         self.folder: Path | None = None
         self.is_private: bool | None = None
+        self.links: tuple[str, ...] = ()
         self.unreached: tuple[str, ...] = ()
         self.batch_bytes = 1 << 20
         self.join_gap_bytes = 0

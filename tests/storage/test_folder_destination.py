@@ -99,9 +99,10 @@ def test_a_destination_inside_the_source_or_around_it_is_refused(checkpoint: Pat
 
 
 def test_a_destination_that_holds_files_of_the_source_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    out, links = tmp_path / "out", tmp_path / "links"
+    # A snapshot in a cache of the Hub is links to the folder beside it.
+    out, links = tmp_path / "blobs", tmp_path / "snapshots/main"
     finish(job.shard(str(checkpoint), str(out), "60kB"))
-    links.mkdir()
+    links.mkdir(parents=True)
     for path in out.iterdir():
         (links / path.name).symlink_to(path)
     before = listing(out)

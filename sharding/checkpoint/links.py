@@ -1,0 +1,40 @@
+"""Decide which links that are not followed may be missing in a copy. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from sharding.checkpoint.library import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME
+from sharding.core.errors import SourceError
+from sharding.core.text import name_some, shown_name
+from sharding.core.values import Finding
+from sharding.formats.names import DCP_METADATA_NAME, is_duplicate, is_training_state, is_weights
+
+
+def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
+    """Raise SourceError where one of `links`, as in `protocols.Source`, is a weight file or says what the weights are.
+
+    So is one to a folder that one of `folders` ("" or ending in "/"), which hold the weights, is or lies in.
+    """
+    folders = list(folders)
+    documents = {PIPELINE_NAME, MODULES_NAME, *(folder + CONFIG_NAME for folder in ("", *folders))}
+    for link in links:
+        if link.endswith("/") and any(folder.startswith(link) for folder in folders):
+            hint = "Put the folder itself in its place."
+            raise SourceError(f"{shown_name(link)} is a link to a folder, which is not followed.", hint)
+        if not link.endswith("/") and (link in documents or _is_needed(link)):
+            raise SourceError(
+                f"{shown_name(link)} is a link that leads out of the folder, and is not followed.",
+                "Put the file itself in its place.",
+            )
+
+
+def describe_links(links: Sequence[str]) -> list[Finding]:
+    """Return what a person should know of links that are left out."""
+    if not links:
+        return []
+    message = f"Left out: {name_some(links)} (links that lead out of the folder or to a folder are not followed)."
+    return [Finding("warning", "links", message, "Put what they lead to in their place.")]
+
+
+def _is_needed(link: str) -> bool:
+    is_left_out = is_duplicate(link) or is_training_state(link)
+    return not is_left_out and (is_weights(link) or link.rpartition("/")[2] == DCP_METADATA_NAME)
