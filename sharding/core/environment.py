@@ -110,15 +110,32 @@ def desk_folder() -> Path:
     """
     if text := os.environ.get("SHARD_FOLDER"):
         return Path(text)
+    folder = _state_folder()
+    if is_space() and not (folder and _may_be_made(folder)):
+        return Path(tempfile.gettempdir(), _DESK)
+    if folder is None:
+        raise UsageError("You have no home folder that could hold the jobs of the page.", "Set SHARD_FOLDER.")
+    return folder
+
+
+_DESK = "shard-my-repo"
+
+
+def _state_folder() -> Path | None:
     # Only the page needs it, and a plain install does not bring it.
     from platformdirs import user_state_path
 
-    folder = user_state_path("shard-my-repo")
-    if is_space() and not os.access(os.path.expanduser("~"), os.W_OK):
-        return Path(tempfile.gettempdir(), folder.name)
-    if not folder.is_absolute():
-        raise UsageError("You have no home folder that could hold the jobs of the page.", "Set SHARD_FOLDER.")
-    return folder
+    try:
+        folder = user_state_path(_DESK)
+    except RuntimeError:  # the system does not know this user
+        return None
+    return folder if folder.is_absolute() else None
+
+
+def _may_be_made(folder: Path) -> bool:
+    """Return whether this user may write to `folder`, or to what is there of the folders above it."""
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def child_command(module: str, *arguments: str) -> list[str]:

@@ -27,7 +27,8 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         """Make `folder` ready. Raises Refused where somebody else could write to it, or another desk works in it."""
         self._folder = folder = private_folder(folder)
-        self._lock = open(folder / _LOCK, "ab")  # noqa: SIM115 - held until close
+        # Whoever may read it can hold it.
+        self._lock = open(folder / _LOCK, "ab", opener=_for_us_alone)  # noqa: SIM115 - held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -111,3 +112,7 @@ def _read(folder: Path) -> JobRecord | None:
         return _RECORD.validate_json((folder / _JOB).read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def _for_us_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -24,7 +24,8 @@ def private_folder(folder: Path) -> Path:
         place = place.parent.resolve() / place.name
         # From the top: what is below a folder that others cannot change stays as it was found.
         for above in reversed(place.parents):
-            _refuse(above, place, None if is_space() else _problem_above(_status(above)))
+            status = _status(above)
+            _refuse(above, place, None if is_space() else _problem_above(status))
         _refuse(place, place, _problem(_status(place)))
         for entry in place.iterdir():
             _refuse(entry, place, _problem_inside(entry.lstat()))

@@ -49,9 +49,34 @@ def test_jobs_are_kept_at_home_and_not_among_temporary_files(at_home: Path, monk
     assert desk_folder() == folder
 
 
-def test_a_space_whose_home_cannot_be_written_keeps_jobs_among_temporary_files(
-    at_home: Path, monkeypatch: pytest.MonkeyPatch
+def below_a_file(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / ".local").write_text("")  # root may write to every folder
+    return folder
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_STATE_HOME"])
+def test_a_space_whose_state_cannot_be_written_keeps_jobs_among_temporary_files(
+    at_home: Path, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    place = below_a_file(at_home / "home")
+    monkeypatch.setenv(variable, str(place if variable == "HOME" else place / ".local/state"))
     monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
-    monkeypatch.setenv("HOME", str(at_home / "no/home"))
     assert desk_folder() == Path(tempfile.gettempdir(), "shard-my-repo")
+
+
+def test_a_user_whom_the_system_does_not_know_needs_a_home(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(UsageError, match="no home folder"):
+        desk_folder()
+    monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
+    assert desk_folder() == Path(tempfile.gettempdir(), "shard-my-repo")
+
+
+def test_where_the_home_is_the_root_jobs_are_kept_below_it(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")
+    assert desk_folder().name == "shard-my-repo" and len(desk_folder().parts) > 2

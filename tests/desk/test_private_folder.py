@@ -10,6 +10,7 @@ from stat import S_IMODE
 import pytest
 
 from sharding.core.errors import Refused
+from sharding.desk import Settings
 from sharding.desk.job_store import Shelf
 from sharding.desk.private_folder import private_folder
 from sharding.desk.process import Child
@@ -134,6 +135,25 @@ def test_a_new_folder_is_closed_to_others_and_so_are_those_made_above_it(tmp_pat
         os.umask(before)
     assert {S_IMODE(folder.stat().st_mode) for folder in (place, place.parent, place.parent.parent)} == {0o700}
     assert private_folder(place) == place
+
+
+def test_a_new_space_has_its_folder_made_and_those_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SHARD_FOLDER", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Shelf(Settings.from_environment().folder).close()
+    assert [path.parent.name for path in tmp_path.rglob("desk.lock")] == ["shard-my-repo"]
+
+
+def test_nobody_else_can_hold_the_lock_of_a_desk(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    before = os.umask(0)
+    try:
+        Shelf(tmp_path).close()
+    finally:
+        os.umask(before)
+    assert S_IMODE((tmp_path / "desk.lock").stat().st_mode) == 0o600
 
 
 def test_a_folder_is_taken_where_it_is_over_links_above_it(tmp_path: Path) -> None:
