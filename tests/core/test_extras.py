@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,18 @@ def test_the_lock_file_of_ci_names_the_versions_that_are_pinned_and_their_hashes
     assert versions(".ci/requirements.lock") == pinned
     for entry in (ROOT / ".ci/requirements.lock").read_text().replace("\\\n", " ").splitlines():
         assert entry.startswith("#") or re.fullmatch(r"[\w.-]+==\S+( +--hash=sha256:[0-9a-f]{64})+", entry), entry
+
+
+def test_the_lock_file_of_ci_lacks_nothing_that_a_package_in_it_needs() -> None:
+    pinned = versions("requirements.txt", "tests/requirements.txt").keys()
+    asked = [Requirement(line) for line in (ROOT / "requirements.txt").read_text().splitlines() if "[" in line]
+    extras = {canonicalize_name(wanted.name): wanted.extras for wanted in asked}
+    for name in pinned - {"torch"}:
+        for text in distribution(name).requires or ():
+            wanted = Requirement(text)
+            chosen = ["", *extras.get(name, ())]
+            if not wanted.marker or any(wanted.marker.evaluate({"extra": extra}) for extra in chosen):
+                assert canonicalize_name(wanted.name) in pinned, f"{name} needs {wanted}"
 
 
 def versions(*files: str) -> dict[str, str]:
