@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from sharding.cli.commands import app
 from sharding.core.errors import SourceError
+from sharding.fleet.borrowed import open_lent
 from sharding.storage.folder_source import FolderSource, open_folder
 from tests.conftest import in_two_files, listing
 from tests.folders import write_ranks
@@ -354,3 +355,17 @@ def test_what_is_written_is_as_closed_as_the_umask_says(checkpoint: Path, tmp_pa
         os.umask(before)
     modes = {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (tmp_path / "out", *(tmp_path / "out").rglob("*"))}
     assert modes == {0}
+
+
+def test_a_file_that_is_lent_is_found_over_links_above_it_and_not_read_where_it_is_one(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    lent = open_folder(str(checkpoint)).lend([WEIGHTS])
+    checkpoint.rename(tmp_path / "mounted")
+    checkpoint.symlink_to("mounted")
+    first = next(open_lent(lent).read(WEIGHTS, 0, 8))
+    assert first == (checkpoint / WEIGHTS).read_bytes()[:8]
+    (checkpoint / WEIGHTS).rename(tmp_path / "weights")
+    (checkpoint / WEIGHTS).symlink_to(tmp_path / "weights")
+    with pytest.raises(SourceError, match="cannot be read"):
+        open_lent(lent)
