@@ -87,13 +87,19 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
     )
-    first = (*map(_unreached, source.unreached), *what_is_missing(checkpoint))
+    first = (*map(_unreached, source.unreached), *_links_out(source), *what_is_missing(checkpoint))
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
 
 
 def _unreached(place: str) -> Finding:
     hint = "Name a branch, a tag or a commit of one of them, unless it is this very commit that you want."
     return Finding("warning", "unreached-commit", said_of_unreached(place), hint)
+
+
+def _links_out(source: Source) -> Iterable[Finding]:
+    if source.links_out:
+        message = f"Left out: {name_some(source.links_out)} (leads out of the folder)."
+        yield Finding("warning", "link-outside", message, "Put the file itself in its place if the copy is to have it.")
 
 
 def _read_component(

@@ -19,6 +19,8 @@ class Source(Protocol):
     """Whether it is hidden from some: private or gated. None for a folder."""
     unreached: tuple[str, ...]
     """Commits of it ("owner/name@commit") to which no branch and no tag of their repo is known to lead."""
+    links_out: tuple[str, ...]
+    """Links in it that lead out of it, and so are not followed."""
     batch_bytes: int
     """How much to ask for at a time."""
     join_gap_bytes: int

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
@@ -16,7 +17,7 @@ from sharding.core.lent import LentFile, LentSource
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES, MAX_FILES, MAX_HEADER_BYTES
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import FileEntry, RepoRef
-from sharding.formats.names import DCP_METADATA_NAME, STAGING_FOLDER
+from sharding.formats.names import DCP_METADATA_NAME, ENTRANCES, STAGING_FOLDER, is_weights
 from sharding.formats.safetensors_header import LENGTH_BYTES
 
 _NOT_REPO = {".git", ".cache", "__pycache__", STAGING_FOLDER}
@@ -33,6 +34,12 @@ _ENDS_BYTES = 64 << 10
 _WEIGHTS = (".safetensors", ".bin", ".distcp", DCP_METADATA_NAME)
 
 
+_READ_FIRST = {"config.json", *ENTRANCES, DCP_METADATA_NAME}
+"""Files that say what the weights are: without one of them a checkpoint would be read as another one."""
+
+_FOLLOWED = "Put the file itself in its place: only links within the folder, and those of a Hub's cache, are followed."
+
+
 class FolderSource:
     """The files of a folder, each pinned to the state that it had when it was listed. See `protocols.Source`.
 
@@ -40,12 +47,15 @@ class FolderSource:
     has the time when that was changed too, which no program sets, but a backup that links to the file changes.
     """
 
-    def __init__(self, name: str, paths: Mapping[str, Path], folder: Path | None = None) -> None:
+    def __init__(
+        self, name: str, paths: Mapping[str, Path], folder: Path | None = None, links_out: tuple[str, ...] = ()
+    ) -> None:
         """Take the files at `paths` (path within the source to place on disk) under the title `name`.
 
         What is no regular file is passed over. Raises SourceError where one cannot be looked at.
         """
         self.folder = folder
+        self.links_out = links_out
         self.batch_bytes = BATCH_BYTES
         self.join_gap_bytes = JOIN_GAP_BYTES
         self.ranges_at_once = 1
@@ -152,7 +162,7 @@ def open_folder(text: str) -> FolderSource:
             raise SourceError(f"The folder {text!r} {problem}.", hint)
     except (OSError, RuntimeError, ValueError) as error:  # no permission, a name too long, no such user's home
         raise SourceError(f"The folder {text!r} cannot be opened: {error}.", hint) from error
-    source = FolderSource(folder.name, _list_folder(folder), folder)
+    source = FolderSource(folder.name, *_list_folder(folder))
     source.ref = replace(source.ref, revision=source.revision())
     return source
 
@@ -163,21 +173,52 @@ def is_steady(folder: Path) -> bool:
     return next((mounts[place] for place in (folder, *folder.parents) if place in mounts), "") in _STEADY
 
 
-def _list_folder(folder: Path) -> dict[str, Path]:
-    paths: dict[str, Path] = {}
+def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, tuple[str, ...]]:
+    """Return where each file of `folder` lies over all links, `folder` itself, and links in it that are not followed.
+
+    Raises SourceError where such a link stands for a file that the checkpoint is read from.
+    """
+    paths, out = dict[str, Path](), list[str]()
 
     def refuse(error: OSError) -> None:
         raise _cannot_read(str(folder), error) from error
 
-    # Links to files are followed (the Hub's cache is made of them), links to folders are not: they may loop.
+    # Links to folders are not followed: they may loop.
     for place, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = sorted(set(folders) - _NOT_REPO)
-        for file in files:
-            path = Path(place, file)
-            paths[path.relative_to(folder).as_posix()] = path
+        for name in files:
+            file, end = _look(folder, Path(place, name))
+            if end is None and (is_weights(file) or name in _READ_FIRST):
+                raise SourceError(f"{file} is a link that leads out of the folder.", _FOLLOWED)
+            if end is None:
+                out.append(file)
+            else:
+                paths[file] = end
+        out += [file for file, end in (_look(folder, Path(place, name)) for name in folders) if end is None]
         if len(paths) > MAX_FILES:
             raise SourceError(f"{folder} holds more than {MAX_FILES} files.", "Give the folder of one checkpoint.")
-    return paths
+    return paths, folder, tuple(out)
+
+
+def _look(folder: Path, path: Path) -> tuple[str, Path | None]:
+    """Return the name of `path` in `folder`, and where it leads over all links: None where that is outside of it."""
+    end = path
+    if path.is_symlink():
+        with suppress(OSError, RuntimeError):  # links in a circle: whoever opens it learns so
+            end = path.resolve()
+    return path.relative_to(folder).as_posix(), end if _is_within(end, folder) else None
+
+
+def _is_within(end: Path, folder: Path) -> bool:
+    """Return whether `end` lies in `folder`, or where a Hub's cache keeps the bytes of that very repo.
+
+    Such a folder is `models--owner--name/snapshots/COMMIT`, or one in it; the bytes are in `models--owner--name/blobs`.
+    """
+    if end.is_relative_to(folder):
+        return True
+    snapshots = next((place for place in folder.parents if place.name == "snapshots"), None)
+    blobs = snapshots.parent / "blobs" if snapshots else None
+    return blobs is not None and not blobs.is_symlink() and end.is_relative_to(blobs)
 
 
 def _pin(stat: os.stat_result) -> tuple[int, int]:

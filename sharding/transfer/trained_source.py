@@ -43,6 +43,7 @@ class TrainedSource(SourceView):
         self._places: dict[str, tuple[Source, str]] = {}
         if base:
             self.unreached += base.unreached
+            self.links_out += base.links_out
             beside = [file for file in base.files if not is_weights(file.path) and not is_duplicate(file.path)]
             self._places |= {file.path: (base, file.path) for file in beside if not is_training_state(file.path)}
             hidden = (source.is_private, base.is_private)

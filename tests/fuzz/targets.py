@@ -32,6 +32,7 @@ class Memory:
         self.folder: Path | None = None
         self.is_private: bool | None = None
         self.unreached: tuple[str, ...] = ()
+        self.links_out: tuple[str, ...] = ()
         self.batch_bytes = 1 << 20
         self.join_gap_bytes = 0
         self.ranges_at_once = 1

@@ -57,7 +57,7 @@ def test_custom_code_gets_a_prediction_plainly_marked(run: Run, pair: tuple[Path
         place = tmp_path / folder.name
         place.mkdir()
         for file in folder.iterdir():
-            (place / file.name).symlink_to(file)
+            (place / file.name).hardlink_to(file)
         config = json.loads((folder / "config.json").read_text())
         (place / "config.json").unlink()
         config |= {"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}

@@ -9,6 +9,7 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
 from sharding.job import inspect
 from sharding.storage.folder_source import open_folder as open_source
+from tests.folders import in_cache
 from tests.storage.publications import write_pipeline
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -44,10 +45,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(checkpoint: Path) -> No
 
 
 def test_the_links_of_the_hub_cache_are_followed(checkpoint: Path, tmp_path: Path) -> None:
-    snapshot = tmp_path / "snapshot"
-    snapshot.mkdir()
-    for path in checkpoint.iterdir():
-        (snapshot / path.name).symlink_to(path)
+    snapshot = in_cache(checkpoint, tmp_path / "cache")
     assert inspect(str(snapshot)).total_bytes == inspect(str(checkpoint)).total_bytes
 
 
