@@ -33,6 +33,7 @@ from sharding.planning.dequantize import dequantized, offering, ordinary
 from sharding.planning.plan import identify_plan, plan_checkpoint, shard_header
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report
+from sharding.report.source_card import read_card
 from sharding.report.write import rewritten_configs, write_beside
 from sharding.storage.hub_client import Hub
 from sharding.storage.locate import find_destination, is_folder, open_destination
@@ -152,7 +153,9 @@ def shard(
             reading = source_to_read(origin, noted, after, options)
             prepared = prepared_stream(reading, after, plan_checkpoint(after, options, hints), hints)
             prepared = replace(prepared, checkpoint=checkpoint)
-        checkpoint, plan = prepared.checkpoint, prepared.plan
+        card = read_card(origin)
+        checkpoint = replace(prepared.checkpoint, findings=(*prepared.checkpoint.findings, *card.findings))
+        plan = prepared.plan
         if compare_rounds:
             refuse_incomparable(checkpoint, origin)
         yield Planned(checkpoint, plan)
@@ -192,7 +195,7 @@ def shard(
                 fleet=crew.cost if crew else None,
             )
             if verification.identical:
-                beside = write_beside(report, checkpoint, plan, records, origin, hub) | configs
+                beside = write_beside(report, checkpoint, plan, records, origin, card, hub) | configs
                 side_files = [file for file in checkpoint.side_files if file.path not in beside]
                 yield target.publish(records, side_files, origin, beside)
             else:

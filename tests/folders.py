@@ -104,3 +104,15 @@ def write_ranks(folder: Path) -> Path:
     with warnings.catch_warnings(action="ignore"):
         dcp.save({"model": weights}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
     return folder
+
+
+def in_cache(checkpoint: Path, cache: Path) -> Path:
+    """Lay `checkpoint` out as the Hub's client does; return the folder of the commit."""
+    repo = cache / "models--owner--name"
+    snapshot = repo / "snapshots" / ("0" * 40)
+    for folder in (snapshot, repo / "blobs"):
+        folder.mkdir(parents=True)
+    for number, path in enumerate(sorted(checkpoint.iterdir())):
+        (repo / "blobs" / str(number)).write_bytes(path.read_bytes())
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    return snapshot

@@ -10,9 +10,9 @@ from sharding.formats.names import DCP_METADATA_NAME, is_duplicate, is_training_
 
 
 def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
-    """Raise SourceError where one of `links`, as in `protocols.Source`, is a weight file or says what the weights are.
+    """Raise SourceError where one of `Source.links_out` is a weight file, or says what the weights are.
 
-    So is one to a folder that one of `folders` ("" or ending in "/"), which hold the weights, is or lies in.
+    `folders` ("" or ending in "/") hold the weights: a link to one of them, or above it, is refused too.
     """
     folders = list(folders)
     documents = {PIPELINE_NAME, MODULES_NAME, *(folder + CONFIG_NAME for folder in ("", *folders))}
@@ -22,8 +22,8 @@ def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
             raise SourceError(f"{shown_name(link)} is a link to a folder, which is not followed.", hint)
         if not link.endswith("/") and (link in documents or _is_needed(link)):
             raise SourceError(
-                f"{shown_name(link)} is a link that leads out of the folder, and is not followed.",
-                "Put the file itself in its place.",
+                f"{shown_name(link)} is a link that leads out of the folder.",
+                "Put the file itself in its place. Only links within the folder, or in a Hub's cache, are followed.",
             )
 
 
@@ -31,8 +31,9 @@ def describe_links(links: Sequence[str]) -> list[Finding]:
     """Return what a person should know of links that are left out."""
     if not links:
         return []
-    message = f"Left out: {name_some(links)} (links that lead out of the folder or to a folder are not followed)."
-    return [Finding("warning", "links", message, "Put what they lead to in their place.")]
+    names = name_some([link.rstrip("/") for link in links])
+    message = f"Left out: {names} (leads out of the folder, or is a link to a folder)."
+    return [Finding("warning", "link-outside", message, "Put the file itself in its place if the copy is to have it.")]
 
 
 def _is_needed(link: str) -> bool:

@@ -51,7 +51,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     documents = Documents(
         *(read_json(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME))
     )
-    refuse_links(source.links, find_layout(list(by_path), documents).folders)
+    refuse_links(source.links_out, find_layout(list(by_path), documents).folders)
     found = find_sets(list(by_path), documents, variant)
     components, findings = [], list(found.findings)
     weight_files: list[FileEntry] = []
@@ -78,7 +78,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         components=tuple(components),
         weight_files=tuple(weight_files),
         side_files=side_files,
-        findings=(*findings, *left_out, *describe_links(source.links)),
+        findings=(*findings, *left_out),
         architecture=documents.architecture,
         library=found.library,
         gathered=tuple(gathered),
@@ -87,7 +87,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
     )
-    first = (*map(_unreached, source.unreached), *what_is_missing(checkpoint))
+    first = (*map(_unreached, source.unreached), *describe_links(source.links_out), *what_is_missing(checkpoint))
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
 
 

@@ -49,6 +49,11 @@ MAX_SHOWN_REPORT_BYTES = 16_000_000
 MAX_SHOWN_REPORT_VALUES = 220_000
 """Values in such a report: 100,000 tensors in a thousand files. A million zeros would cost more than their bytes."""
 
+MAX_METADATA_BYTES = 500_000
+MAX_METADATA_VALUES = 100_000
+MAX_METADATA_DEPTH = 20
+"""What is read of a card's metadata: results of evaluations fill hundreds of kilobytes. More would take long."""
+
 MAX_CARD_BYTES = 1_000_000
 """Cards are kilobytes; of a longer one nothing is kept but the file in the source."""
 

@@ -19,6 +19,8 @@ class Source(Protocol):
     """Whether it is hidden from some: private or gated. None for a folder."""
     unreached: tuple[str, ...]
     """Commits of it ("owner/name@commit") to which no branch and no tag of their repo is known to lead."""
+    links_out: tuple[str, ...]
+    """Links in it that are not followed: those that lead out of it and, ending in "/", those to folders."""
     batch_bytes: int
     """How much to ask for at a time."""
     join_gap_bytes: int
@@ -27,8 +29,6 @@ class Source(Protocol):
     """How many ranges to ask for side by side."""
     files: tuple[FileEntry, ...]
     """Hashes that are stated are those of the bytes that `read` yields."""
-    links: tuple[str, ...]
-    """Links beside these that are not followed; those to folders end in "/"."""
 
     @property
     def requests(self) -> int:

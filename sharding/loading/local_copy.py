@@ -27,7 +27,7 @@ def loadable_files(source: Source) -> list[FileEntry]:
 
     Raises SourceError where there are no weights, or one of them is a link that is not followed.
     """
-    refuse_links(source.links)
+    refuse_links(source.links_out)
     # What one rank has saved is called like a shard.
     top = [file for file in source.files if "/" not in file.path and not RANK_SHARD_NAME.fullmatch(file.path)]
     names = {file.path for file in top}

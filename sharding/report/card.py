@@ -11,9 +11,9 @@ from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary, LoadSummary
 from sharding.report.schema import Report
 from sharding.report.snippets import how_to_check, loading_code, pipeline_commands, pipeline_script
+from sharding.report.source_card import SourceCard
 
 TAGS = ("sharded", "shard-my-repo")
-_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _ORIGINAL = "<!-- the card of the original -->"
 _MOST_ROWS = 60
 _BADGE = "https://huggingface.co/datasets/huggingface/badges/resolve/main/open-in-hf-spaces-sm.svg"
@@ -32,16 +32,20 @@ class Links:
     base: str | None = None
 
 
-def write_card(report: Report, source_card: str, links: Links, *, is_private: bool, keeps_metadata: bool = True) -> str:
+def write_card(
+    report: Report, source: SourceCard, links: Links, *, is_private: bool, keeps_metadata: bool = True
+) -> str:
     """Return the README.md of a result.
 
-    `source_card` is that of the source, "" if it has none. Every key of its metadata is kept; `base_model` and
+    Every key of the metadata of `source`, the card of the original, is kept; `base_model` and
     `tags` are set, a relative `license_link` is made absolute. A commit on no known branch gives no `base_model`.
     Without `keeps_metadata`, for metadata that a Hub does not take, the source's stands in the text instead.
     """
     import yaml  # type: ignore[import-untyped]
 
-    metadata, body = _split(source_card)
+    metadata, body = dict(source.metadata), source.text.strip()
+    if _ORIGINAL in body:  # the source is a result of ours: keep the card of the original, not a card of a card
+        body = body.partition(_ORIGINAL)[2].partition("\n## The original's card\n")[2].strip()
     if metadata and not keeps_metadata:
         refused = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).replace("`", "'")
         body = f"The Hub does not take the metadata of this card:\n\n```yaml\n{refused}```\n\n{body}"
@@ -60,41 +64,6 @@ def write_card(report: Report, source_card: str, links: Links, *, is_private: bo
     if body:
         sections += [_ORIGINAL, "## The original's card\n", body]
     return "\n".join(sections).rstrip() + "\n"
-
-
-def only_metadata(card: str) -> str:
-    """Return a card without its text."""
-    match = _FRONT_MATTER.match(card)
-    return match[0] if match else ""
-
-
-def _split(card: str) -> tuple[dict[str, Any], str]:
-    """Return the metadata of a card, {} where it is none that can be read, and the text below it."""
-    import yaml
-
-    match = _FRONT_MATTER.match(card)
-    body = card[match.end() :] if match else card
-    if _ORIGINAL in body:  # the source is a result of ours: keep the card of the original, not a card of a card
-        body = body.partition(_ORIGINAL)[2].partition("\n## The original's card\n")[2]
-    try:
-        metadata = yaml.load(match[1], _loader()) if match else {}
-    except (yaml.YAMLError, RecursionError, ValueError):
-        metadata = {}
-    return (metadata if isinstance(metadata, dict) else {}), body.strip()
-
-
-def _loader() -> Any:
-    """Return a safe YAML loader for which only true and false are booleans: `language: no` is Norwegian."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        yaml_implicit_resolvers = {
-            first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(":bool")]
-            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
-    return Loader
 
 
 def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from sharding.checkpoint.read import read_small
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
-from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
+from sharding.core.limits import MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
 from sharding.core.options import Options
 from sharding.core.protocols import Source
 from sharding.core.text import values_in
@@ -16,12 +16,12 @@ from sharding.formats.dtypes import CASTABLE, torch_name
 from sharding.formats.index import build_indexes
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.formats.quantization import drop_quantization, quantization_of
-from sharding.report.card import Links, only_metadata, write_card
+from sharding.report.card import Links, write_card
 from sharding.report.digests import digests_json
 from sharding.report.map_svg import draw_plan
 from sharding.report.schema import Json, Report, to_json
+from sharding.report.source_card import SourceCard
 from sharding.storage.hub_client import Hub
-from sharding.transfer.trained_source import TrainedSource
 
 
 def write_beside(
@@ -30,11 +30,15 @@ def write_beside(
     plan: Plan,
     records: Mapping[str, ShardRecord],
     origin: Source,
+    original: SourceCard,
     hub: Hub,
 ) -> dict[str, bytes]:
-    """Return name and content of every file that this tool writes beside the shards; an index only where one is due."""
+    """Return name and content of every file that this tool writes beside the shards; an index only where one is due.
+
+    `original` is the card of `origin`.
+    """
     files = {
-        CARD_NAME: _card(report, origin, hub).encode(),
+        CARD_NAME: _card(report, original, origin, hub).encode(),
         MAP_NAME: draw_plan(checkpoint, plan).encode(),
         DIGESTS_NAME: to_bytes(digests_json(plan, report.plan_id, records)),
         REPORT_NAME: to_bytes(to_json(report)),
@@ -66,19 +70,15 @@ def to_bytes(document: Json) -> bytes:
     return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
-def _card(report: Report, origin: Source, hub: Hub) -> str:
-    original = next((file for file in origin.files if file.path == CARD_NAME and file.bytes <= MAX_CARD_BYTES), None)
-    text = read_small(origin, original, MAX_CARD_BYTES).decode(errors="replace") if original else ""
+def _card(report: Report, original: SourceCard, origin: Source, hub: Hub) -> str:
     page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
     target = report.destination
     base = report.source.base
     base_page = hub.page(base.repo_id) if base and base.kind == "hub" else None
     links = Links(page, result_page(target.repo_id) if target.kind == "hub" else None, base_page)
-    if isinstance(origin, TrainedSource) and origin.is_from_base(CARD_NAME):
-        text = only_metadata(text)  # the rest of it describes another model
-    card = write_card(report, text, links, is_private=bool(origin.is_private))
+    card = write_card(report, original, links, is_private=bool(origin.is_private))
     if target.kind == "hub" and not hub.ask(target.repo_id, DestinationError, lambda: hub.takes_card(card)):
-        return write_card(report, text, links, is_private=bool(origin.is_private), keeps_metadata=False)
+        return write_card(report, original, links, is_private=bool(origin.is_private), keeps_metadata=False)
     return card
 
 

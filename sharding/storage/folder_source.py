@@ -50,7 +50,7 @@ class FolderSource:
     """
 
     def __init__(
-        self, name: str, paths: Mapping[str, Path], folder: Path | None = None, links: Iterable[str] = ()
+        self, name: str, paths: Mapping[str, Path], folder: Path | None = None, links_out: Iterable[str] = ()
     ) -> None:
         """Take the files at `paths` (path within the source to place on disk) under the title `name`.
 
@@ -58,7 +58,7 @@ class FolderSource:
         where one cannot be looked at.
         """
         self.folder = folder
-        self.links = tuple(sorted(links))
+        self.links_out = tuple(sorted(links_out))
         self.batch_bytes = BATCH_BYTES
         self.join_gap_bytes = JOIN_GAP_BYTES
         self.ranges_at_once = 1
@@ -70,7 +70,7 @@ class FolderSource:
         self._paths = paths
         self._is_steady = folder is not None and is_steady(folder)
         self._stats: dict[str, os.stat_result] = {}
-        for file in (*paths, *self.links):
+        for file in (*paths, *self.links_out):
             if problem := name_problem(file):
                 raise SourceError(f"The name of the file {shown_name(file)} {problem}.", "Rename or remove it.")
         for file, path in paths.items():

@@ -63,7 +63,7 @@ class HubSource:
     """The files of a Hub repo at one commit. See `protocols.Source`."""
 
     folder: Path | None = None
-    links: tuple[str, ...] = ()
+    links_out: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -18,11 +18,11 @@ class SourceView:
         self.folder = source.folder
         self.is_private = source.is_private
         self.unreached = source.unreached
+        self.links_out = source.links_out
         self.batch_bytes = source.batch_bytes
         self.join_gap_bytes = source.join_gap_bytes
         self.ranges_at_once = source.ranges_at_once
         self.files = source.files
-        self.links = source.links
         self._source = source
 
     @property

@@ -21,7 +21,7 @@ def open_trained(text: str, hub: Hub, base: str = "") -> Source:
     Raises SourceError, and UsageError for a base where `text` has its own configuration or is of no training run.
     """
     source = open_source(text, hub)
-    paths = [*(file.path for file in source.files), *source.links]
+    paths = [*(file.path for file in source.files), *source.links_out]
     folder = trained_folder(paths)
     if base and (folder is None or _CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
         raise UsageError(
@@ -40,11 +40,11 @@ class TrainedSource(SourceView):
         """Look at `source`; what it has beside `folder` stays where it is."""
         super().__init__(source)
         self.base = base
-        self.links = tuple(link.removeprefix(folder) for link in source.links)
+        self.links_out = tuple(link.removeprefix(folder) for link in source.links_out)
         self._places: dict[str, tuple[Source, str]] = {}
         if base:
             self.unreached += base.unreached
-            self.links += tuple(filter(_is_beside, base.links))
+            self.links_out += tuple(filter(_is_beside, base.links_out))
             self._places |= {file.path: (base, file.path) for file in base.files if _is_beside(file.path)}
             hidden = (source.is_private, base.is_private)
             self.is_private = True if True in hidden else None if None in hidden else False

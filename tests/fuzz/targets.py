@@ -31,8 +31,8 @@ class Memory:
         self.ref = RepoRef("folder", "memory", "")
         self.folder: Path | None = None
         self.is_private: bool | None = None
-        self.links: tuple[str, ...] = ()
         self.unreached: tuple[str, ...] = ()
+        self.links_out: tuple[str, ...] = ()
         self.batch_bytes = 1 << 20
         self.join_gap_bytes = 0
         self.ranges_at_once = 1

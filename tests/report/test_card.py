@@ -24,6 +24,7 @@ from sharding.report.card import TAGS, Links, write_card
 from sharding.report.comparison import summarize_comparison
 from sharding.report.events import event_json
 from sharding.report.schema import Report, parse_report
+from sharding.report.source_card import parse_card
 from sharding.verify.trust import Trust
 from tests import models
 from tests.localhub.conftest import Server
@@ -72,16 +73,16 @@ def metadata(card: str) -> dict[str, Any]:
 
 def test_a_folder_with_the_name_of_a_repo_is_called_a_folder(report: Report) -> None:
     source = replace(report.source, kind="folder", repo_id="meta-llama/Llama-3.1-8B")
-    card = write_card(replace(report, source=source), "", Links(), is_private=False)
+    card = write_card(replace(report, source=source), parse_card(""), Links(), is_private=False)
     assert "\nThe folder `meta-llama/Llama-3.1-8B` in " in card and "base_model" not in card
     based = replace(source, base=RepoRef("folder", "mistralai/Mistral-7B", "1"))
-    card = write_card(replace(report, source=based), "", Links(), is_private=False)
+    card = write_card(replace(report, source=based), parse_card(""), Links(), is_private=False)
     assert "is that of the folder `mistralai/Mistral-7B`, which was trained" in card
 
 
 def test_every_metadata_key_of_the_source_is_kept_and_the_copy_is_marked(report: Report) -> None:
     before = yaml.safe_load(SOURCE_CARD.split("---")[1].replace("- no", "- 'no'"))
-    after = metadata(write_card(report, SOURCE_CARD, Links("https://hub/a/b"), is_private=False))
+    after = metadata(write_card(report, parse_card(SOURCE_CARD), Links("https://hub/a/b"), is_private=False))
     assert before.keys() <= after.keys()
     changed = {key for key, given in before.items() if after[key] != given}
     assert changed == {"license_link", "base_model", "tags"}
@@ -93,30 +94,30 @@ def test_every_metadata_key_of_the_source_is_kept_and_the_copy_is_marked(report:
 
 def test_an_absolute_license_link_stays_and_a_folder_has_no_base_model(report: Report) -> None:
     card = "---\nlicense: other\nlicense_link: https://example.org/license\n---\n"
-    after = metadata(write_card(report, card, Links("https://hub/a/b"), is_private=False))
+    after = metadata(write_card(report, parse_card(card), Links("https://hub/a/b"), is_private=False))
     assert after["license_link"] == "https://example.org/license"
-    local = metadata(write_card(report, SOURCE_CARD, Links(), is_private=False))
+    local = metadata(write_card(report, parse_card(SOURCE_CARD), Links(), is_private=False))
     assert (local["base_model"], local["license_link"]) == ("somebody/older", "LICENSE.md")
 
 
 def test_the_text_of_the_source_stands_below_once_however_often_it_is_sharded(report: Report) -> None:
-    once = write_card(report, SOURCE_CARD, Links(), is_private=False)
-    twice = write_card(report, once, Links(), is_private=False)
+    once = write_card(report, parse_card(SOURCE_CARD), Links(), is_private=False)
+    twice = write_card(report, parse_card(once), Links(), is_private=False)
     assert once.count("A [relative link](docs/more.md)") == twice.count("A [relative link](docs/more.md)") == 1
     assert once.count("## How to load it") == twice.count("## How to load it") == 1
     assert metadata(twice)["tags"] == ["finetuned", *TAGS]
 
 
 def test_a_gated_or_private_source_is_explained(report: Report) -> None:
-    card = write_card(report, "", Links("https://hub/a/b"), is_private=True)
+    card = write_card(report, parse_card(""), Links("https://hub/a/b"), is_private=True)
     assert "gated or private" in card
-    assert "gated or private" not in write_card(report, "", Links("https://hub/a/b"), is_private=False)
+    assert "gated or private" not in write_card(report, parse_card(""), Links("https://hub/a/b"), is_private=False)
 
 
 @given(st.text(max_size=300), st.booleans())
 def test_any_text_as_a_source_card_gives_a_card_that_the_hub_takes(report: Report, text: str, fenced: bool) -> None:
     source = f"---\n{text}\n---\nbody" if fenced else text
-    card = write_card(report, source, Links("https://hub/a/b"), is_private=False)
+    card = write_card(report, parse_card(source), Links("https://hub/a/b"), is_private=False)
     before = None
     try:
         if not find_errors(source):

@@ -15,7 +15,7 @@ from sharding.storage import folder_destination as destination_room
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import FolderSource
 from tests.conftest import listing, random_tensors, write_checkpoint
-from tests.folders import arrays, finish, same
+from tests.folders import arrays, finish, in_cache, same
 from tests.storage.publications import write_pipeline
 
 RECORD = ShardRecord("model.safetensors", 1, "0" * 64, {})
@@ -99,16 +99,12 @@ def test_a_destination_inside_the_source_or_around_it_is_refused(checkpoint: Pat
 
 
 def test_a_destination_that_holds_files_of_the_source_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    # A snapshot in a cache of the Hub is links to the folder beside it.
-    out, links = tmp_path / "blobs", tmp_path / "snapshots/main"
-    finish(job.shard(str(checkpoint), str(out), "60kB"))
-    links.mkdir(parents=True)
-    for path in out.iterdir():
-        (links / path.name).symlink_to(path)
-    before = listing(out)
-    with pytest.raises(DestinationError, match="README.md of the source lies in the destination"):
-        finish(job.shard(str(links), str(out), "20kB", overwrite=True))
-    assert listing(out) == before
+    snapshot = in_cache(checkpoint, tmp_path / "cache")
+    blobs = snapshot.parent.parent / "blobs"
+    before = listing(blobs)
+    with pytest.raises(DestinationError, match="of the source lies in the destination"):
+        finish(job.shard(str(snapshot), str(blobs), "20kB", overwrite=True))
+    assert listing(blobs) == before
 
 
 @pytest.mark.parametrize("text", ["~nobody-of-this-name/x", "./" + "n" * 300, "./a\0b", "./circle", "./circle/x"])

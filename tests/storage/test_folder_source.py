@@ -9,6 +9,8 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
 from sharding.job import inspect
 from sharding.storage.folder_source import open_folder as open_source
+from tests.folders import in_cache
+from tests.storage.publications import write_pipeline
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -40,3 +42,16 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(checkpoint: Path) -> No
     os.utime(checkpoint / ONE, (1, 1))
     with pytest.raises(SourceError, match="changed while"):
         list(source.read(ONE, 0, 8))
+
+
+def test_the_links_of_the_hub_cache_are_followed(checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = in_cache(checkpoint, tmp_path / "cache")
+    assert inspect(str(snapshot)).total_bytes == inspect(str(checkpoint)).total_bytes
+
+
+def test_a_component_that_is_a_link_to_a_folder_is_refused_by_name(tmp_path: Path) -> None:
+    pipeline = write_pipeline(tmp_path / "pipeline")
+    (pipeline / "unet").rename(tmp_path / "shared")
+    (pipeline / "unet").symlink_to(tmp_path / "shared")
+    with pytest.raises(SourceError, match="unet/ is a link to a folder"):
+        inspect(str(pipeline))

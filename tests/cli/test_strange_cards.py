@@ -1,0 +1,110 @@
+"""The card of a source is a stranger's: what cannot be read of it costs little, and the copy is made all the same."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from sharding.cli.commands import app
+from sharding.core.limits import MAX_CARD_BYTES, MAX_METADATA_BYTES, MAX_METADATA_DEPTH, MAX_METADATA_VALUES
+from sharding.report.source_card import parse_card
+
+Invoke = Callable[..., Result]
+
+BOMB = "a0: &a0 {k: v}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 6)}], k{n}: v}}\n" for n in range(1, 12)
+)
+"""Each line has all of the one before six times."""
+
+REPEATS, TYPES, NO_YAML = "repeats parts of itself", "names types", "is no YAML"
+
+UNREAD = {
+    "merge-keys": (BOMB, REPEATS),
+    "merge-key": ("<<: {license: mit}", REPEATS),
+    "alias": ("license: &l mit\nname: *l", REPEATS),
+    "date": ("license: mit\ndate: !!timestamp abc", TYPES),
+    "number": ('license: !!int ""', TYPES),
+    "truth": ("inference: !!bool maybe", TYPES),
+    "binary": ("license: !!binary x", TYPES),
+    "no-date": ("date: 2024-99-99", NO_YAML),
+    "digits": (f"number: {'9' * 5000}", NO_YAML),
+    "control": ("license: m\x07it", NO_YAML),
+    "unclosed": ("tags: [a, b", NO_YAML),
+    "list-as-key": ("? [a, b]\n: c", NO_YAML),
+    "list": ("- license", "is no list of keys"),
+    "deep": ("tags: " + "[" * 100_000, "levels"),
+    "values": (f"tags: [{'a, ' * MAX_METADATA_VALUES}]", "values"),
+    "long": (f"license: {'m' * MAX_METADATA_BYTES}", "more than 500"),
+}
+
+
+@pytest.fixture
+def invoke() -> Invoke:
+    return lambda *arguments: CliRunner().invoke(app, list(arguments))
+
+
+def with_card(checkpoint: Path, card: str) -> str:
+    (checkpoint / "README.md").write_bytes(card.encode())
+    return str(checkpoint)
+
+
+def front_matter(folder: Path) -> dict[str, object]:
+    found = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize(("metadata", "problem"), UNREAD.values(), ids=UNREAD)
+def test_metadata_that_cannot_be_read_is_named_and_the_copy_is_made_without(
+    metadata: str, problem: str, checkpoint: Path, tmp_path: Path, invoke: Invoke
+) -> None:
+    source = with_card(checkpoint, f"---\n{metadata}\n---\nWords about a model.\n")
+    done = invoke("shard", source, str(tmp_path / "out"), "-s", "60kB")
+    assert done.exit_code == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "The metadata of the source's README.md is not taken over" in said and problem in said
+    assert list(front_matter(tmp_path / "out")) == ["tags"]
+    assert "Words about a model." in (tmp_path / "out/README.md").read_text()
+    codes = [one["code"] for one in json.loads((tmp_path / "out/sharding_report.json").read_text())["plan"]["findings"]]
+    assert "card-unread" in codes
+
+
+def test_a_long_card_is_left_in_the_source(checkpoint: Path, tmp_path: Path, invoke: Invoke) -> None:
+    source = with_card(checkpoint, "---\nlicense: mit\n---\n" + "word " * (MAX_CARD_BYTES // 5))
+    done = invoke("shard", source, str(tmp_path / "out"), "-s", "60kB")
+    assert done.exit_code == 0 and "more than 1.0 MB" in done.stderr
+    assert list(front_matter(tmp_path / "out")) == ["tags"]
+
+
+def test_it_is_read_before_any_byte_moves(checkpoint: Path, tmp_path: Path, invoke: Invoke) -> None:
+    source = with_card(checkpoint, f"---\n{BOMB}---\n")
+    done = invoke("shard", source, str(tmp_path / "out"), "-s", "60kB", "--events")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    (told,) = (number for number, event in enumerate(events) if event["event"] == "planned")
+    assert "card-unread" in json.dumps(events[told])
+    assert not [event for event in events[:told] if event["event"] == "progress"]
+
+
+@pytest.mark.parametrize(
+    "card",
+    ["\ufeff---\nlicense: mit\n---\nText", "---\r\nlicense: mit\r\n---\r\nText", "\n---\nlicense: mit\n---\nText"],
+    ids=["byte-order-mark", "windows", "empty-line"],
+)
+def test_a_card_from_any_editor_is_read(card: str, checkpoint: Path, tmp_path: Path, invoke: Invoke) -> None:
+    assert invoke("shard", with_card(checkpoint, card), str(tmp_path / "out"), "-s", "60kB").exit_code == 0
+    assert front_matter(tmp_path / "out")["license"] == "mit"
+
+
+def test_a_card_that_never_ends_its_metadata_has_none() -> None:
+    card = parse_card("---\nlicense: mit\n")
+    assert (card.metadata, card.text, card.problem) == ({}, "---\nlicense: mit\n", "")
+
+
+def test_as_much_as_is_read_is_read() -> None:
+    within = "[" * (MAX_METADATA_DEPTH - 1) + "]" * (MAX_METADATA_DEPTH - 1)
+    assert parse_card(f"---\ntags: {within}\n---\n").metadata["tags"]
+    assert not parse_card(f"---\ntags: [{within}]\n---\n").metadata
