@@ -99,14 +99,26 @@ def _is_merge(event: Any) -> bool:
 
 
 def _loader() -> Any:
-    """Return a safe YAML loader: only true and false are booleans, as `language: no` is Norwegian."""
+    """Return a safe YAML loader. As in YAML 1.2, `no` is Norwegian, `0777` and `1:20` are texts; so are dates here.
+
+    Whole numbers have at most 18 digits: Python refuses to write what has thousands.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         yaml_implicit_resolvers = {
-            first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(":bool")]
+            first: [(tag, pattern) for tag, pattern in rules if tag in _AS_IN_YAML_1_1]
             for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
+    for kind, (pattern, starts) in _AS_IN_YAML_1_2.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(starts))
     return Loader
+
+
+_AS_IN_YAML_1_1 = {"tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"}
+_AS_IN_YAML_1_2 = {
+    "bool": (r"^(?:true|false)$", "tf"),
+    "int": (r"^[-+]?(?:0|[1-9][0-9]{0,17})$", "-+0123456789"),
+    "float": (r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*|(?=[eE])))(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
+}

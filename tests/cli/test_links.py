@@ -1,146 +1,371 @@
-"""Links in a folder are followed within it, and into the cache of a Hub; where others lead is not read and not copied."""
+"""A link in a folder is followed only where it ends inside the folder, or in the store of the Hub's cache around it."""
 
 import json
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from stat import S_IMODE
 
 import pytest
 from click.testing import Result
+from huggingface_hub import constants, snapshot_download
 from typer.testing import CliRunner
 
 from sharding.cli.commands import app
-from tests.folders import in_cache
+from sharding.core.errors import SourceError
+from sharding.fleet.borrowed import open_lent
+from sharding.storage.folder_source import FolderSource, open_folder
+from tests.conftest import in_two_files, listing
+from tests.folders import write_ranks
+from tests.hubs import TOKEN, download, push
+from tests.inhouse import InHouse, hub_in_house
 from tests.storage.publications import write_pipeline
 
-Invoke = Callable[..., Result]
-SECRET = "not for everybody"
+SECRET = b'{"secret": "hf_0123456789"}'
+WEIGHTS = "model-00001-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+Link = Callable[[Path, Path], object]
 
 
-@pytest.fixture
-def invoke() -> Invoke:
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+def shard(source: Path, out: Path | str, *options: str) -> Result:
+    return CliRunner().invoke(app, ["shard", str(source), str(out), "-s", "60kB", *options])
+
+
+def refusal(result: Result) -> str:
+    """The sentence with which a command that wrote nothing has ended."""
+    assert result.exit_code == 3, result.output
+    return result.output.replace("\n", " ")
 
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    (tmp_path / "secret").write_text(SECRET)
-    (tmp_path / "secret").chmod(0o600)
-    return tmp_path / "secret"
+    """A file beside the source that only its owner may read."""
+    path = tmp_path / "private" / "secret"
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(SECRET)
+    path.chmod(0o600)
+    return path
 
 
-def texts(folder: Path) -> str:
-    return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+def absolute(link: Path, secret: Path) -> None:
+    link.symlink_to(secret)
 
 
-def by_chain(link: Path, end: Path) -> None:
-    """Link by way of another link, which lies in the folder itself."""
-    (link.parent / "between").symlink_to(end)
-    link.symlink_to("between")
+def relative(link: Path, secret: Path) -> None:
+    link.symlink_to(os.path.relpath(secret, link.parent))
 
 
-def upwards(link: Path, end: Path) -> None:
-    link.symlink_to(Path("..") / end.name)
+def chain(link: Path, secret: Path) -> None:
+    (link.parent / "first.json").symlink_to("second.json")
+    (link.parent / "second.json").symlink_to(secret)
+    link.symlink_to("first.json")
 
 
-def by_a_folder(link: Path, end: Path) -> None:
-    (link.parent / "more").symlink_to(end.parent)
-    link.symlink_to(f"more/{end.name}")
+def over_a_folder(link: Path, secret: Path) -> None:
+    (link.parent / "shelf").symlink_to(secret.parent)
+    link.symlink_to("shelf/secret")
 
 
-@pytest.mark.parametrize("lead", [Path.symlink_to, upwards, by_chain, by_a_folder])
-def test_a_file_beside_the_weights_that_leads_out_is_left_out_with_a_finding(
-    lead: Callable[[Path, Path], None], checkpoint: Path, secret: Path, tmp_path: Path, invoke: Invoke
+def to_nothing(link: Path, secret: Path) -> None:
+    link.symlink_to(secret.parent / "nothing")
+
+
+def to_what_tools_keep(link: Path, secret: Path) -> None:
+    (link.parent / ".git").mkdir()
+    (link.parent / ".git/config").write_bytes(SECRET)
+    link.symlink_to(".git/config")
+
+
+OUTWARD = [absolute, relative, chain, over_a_folder, to_nothing, to_what_tools_keep]
+
+
+@pytest.mark.parametrize("lead", OUTWARD)
+def test_a_link_that_leads_out_of_the_folder_is_left_out(
+    lead: Link, checkpoint: Path, secret: Path, tmp_path: Path
 ) -> None:
     lead(checkpoint / "tokenizer.json", secret)
-    for arguments in (["inspect", checkpoint], ["plan", checkpoint], ["shard", checkpoint, tmp_path / "out"]):
-        done = invoke(*arguments)
-        assert done.exit_code == 0, done.stderr
-        assert "tokenizer.json" in done.stderr and "leads out of the folder" in done.stderr
-    assert not (tmp_path / "out/tokenizer.json").exists()
-    assert SECRET not in texts(tmp_path / "out")
-    findings = json.loads((tmp_path / "out/sharding_report.json").read_text())["plan"]["findings"]
-    assert "link-outside" in [finding["code"] for finding in findings]
+    result = shard(checkpoint, tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "tokenizer.json" in result.output and "leads out" in result.output
+    written = listing(tmp_path / "out")
+    assert "config.json" in written and not any(SECRET in data for data in written.values())
+    assert "tokenizer.json" not in written
 
 
-@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"])
-def test_what_the_checkpoint_is_read_from_is_refused_where_it_leads_out(
-    name: str, checkpoint: Path, tmp_path: Path, invoke: Invoke
+@pytest.mark.parametrize("name", ["README.md", "sharding_report.json"])
+def test_nothing_is_read_over_a_link_that_leads_out(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("---\nlicense: secret\n---\n# hf_0123456789\n")
+    (checkpoint / name).symlink_to(tmp_path / "private")
+    for command in (["inspect", str(checkpoint), "--json"], ["shard", str(checkpoint), str(tmp_path / "out")]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0 and "hf_0123456789" not in result.output
+    assert not any(b"secret" in data for data in listing(tmp_path / "out").values())
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, INDEX, "config.json", "model_index.json", "modules.json", ".metadata"])
+def test_a_link_that_leads_out_is_refused_where_it_says_what_the_weights_are(
+    name: str, checkpoint: Path, tmp_path: Path
 ) -> None:
+    (checkpoint / name).exists() or (checkpoint / name).write_text("{}")
     (checkpoint / name).rename(tmp_path / "elsewhere")
-    (checkpoint / name).symlink_to(tmp_path / "elsewhere")
-    done = invoke("shard", checkpoint, tmp_path / "out")
-    assert done.exit_code == 3
-    assert f"{name} is a link that leads out of the folder." in " ".join(done.stderr.split())
+    (checkpoint / name).symlink_to("../elsewhere")
+    source = str(checkpoint)
+    for command in (
+        ["plan"],
+        ["inspect"],
+        ["compare", source],
+        ["devices", "--budget", "colab-t4"],
+        ["verify", source],
+    ):
+        sentence = refusal(CliRunner().invoke(app, [*command, source]))
+        assert f"{name} is a link that leads out of the folder" in sentence, command
+    assert f"{name} is a link" in refusal(shard(checkpoint, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_component_that_leads_out_is_refused(tmp_path: Path, invoke: Invoke) -> None:
+def test_pickled_weights_and_pieces_of_ranks_are_not_read_over_a_link_that_leads_out(tmp_path: Path) -> None:
+    for name in ("pytorch_model.bin", "__0_0.distcp", "shard-00000-model-00001-of-00002.safetensors"):
+        folder = tmp_path / name.replace(".", "-")
+        in_two_files(folder)
+        (tmp_path / "elsewhere").write_bytes(b"")
+        (folder / name).symlink_to("../elsewhere")
+        assert f"{name} is a link that leads out" in refusal(CliRunner().invoke(app, ["plan", str(folder)]))
+
+
+@pytest.mark.parametrize("name", ["original/model.safetensors", "optimizer.bin"])
+def test_a_link_to_weights_that_nobody_takes_is_left_out(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / name).parent.mkdir(exist_ok=True)
+    (checkpoint / name).symlink_to(tmp_path / "elsewhere")
+    assert shard(checkpoint, tmp_path / "out").exit_code == 0
+
+
+def test_a_folder_that_is_a_link_is_left_out_with_a_remark_and_refused_as_a_component(tmp_path: Path) -> None:
     pipeline = write_pipeline(tmp_path / "pipeline")
-    (pipeline / "unet").rename(tmp_path / "unet")
-    (pipeline / "unet").symlink_to(tmp_path / "unet")
-    done = invoke("shard", pipeline, tmp_path / "out")
-    assert done.exit_code == 3 and "unet/ is a link to a folder" in done.stderr
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/mine.json").write_bytes(SECRET)
+    (pipeline / "notes").symlink_to(tmp_path / "notes")
+    result = shard(pipeline, tmp_path / "out")
+    assert result.exit_code == 0 and "notes" in result.output and "leads out" in result.output
+    assert not (tmp_path / "out/notes").exists()
+    (pipeline / "unet").rename(tmp_path / "shared")
+    (pipeline / "unet").symlink_to(tmp_path / "shared")
+    assert "unet/ is a link to a folder" in refusal(shard(pipeline, tmp_path / "other"))
 
 
-def test_a_folder_that_leads_out_is_named_and_left_out(
-    checkpoint: Path, secret: Path, tmp_path: Path, invoke: Invoke
+def test_a_configuration_of_a_component_is_not_read_over_a_link_that_leads_out(tmp_path: Path) -> None:
+    pipeline = write_pipeline(tmp_path / "pipeline")
+    (pipeline / "unet/config.json").rename(tmp_path / "elsewhere")
+    (pipeline / "unet/config.json").symlink_to(tmp_path / "elsewhere")
+    assert "unet/config.json is a link that leads out" in refusal(shard(pipeline, tmp_path / "out"))
+
+
+def test_links_that_end_inside_the_folder_are_followed(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "files").mkdir()
+    for name in (WEIGHTS, "config.json"):
+        (checkpoint / name).rename(checkpoint / f"files/{name}.data")
+        (checkpoint / name).symlink_to(f"files/{name}.data")
+    (tmp_path / "outside").symlink_to(checkpoint / "files")
+    (checkpoint / "tokenizer.json").symlink_to("../outside/config.json.data")  # and back in
+    result = shard(checkpoint, tmp_path / "out")
+    assert result.exit_code == 0 and "leads out" not in result.output
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (checkpoint / "config.json").read_bytes()
+
+
+def test_the_folder_itself_may_be_a_link(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text("{}")
+    (tmp_path / "link").symlink_to(checkpoint)
+    assert shard(tmp_path / "link", tmp_path / "out").exit_code == 0
+    assert (tmp_path / "out/tokenizer.json").read_text() == "{}"
+
+
+def test_a_circle_of_links_is_a_sentence(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "tokenizer.json").symlink_to("tokenizer.json")
+    assert "tokenizer.json cannot be read" in refusal(shard(checkpoint, tmp_path / "out"))
+
+
+def test_what_is_beside_the_weights_of_a_base_is_not_read_over_a_link(
+    checkpoint: Path, secret: Path, tmp_path: Path
 ) -> None:
-    (checkpoint / "extras").symlink_to(secret.parent)
-    done = invoke("shard", checkpoint, tmp_path / "out")
-    assert done.exit_code == 0 and "Left out: extras (leads out of the folder" in " ".join(done.stderr.split())
-    assert SECRET not in texts(tmp_path / "out")
+    run = write_ranks(tmp_path / "run")
+    (checkpoint / "tokenizer.json").symlink_to(secret)
+    result = shard(run, tmp_path / "out", "--base", str(checkpoint))
+    assert result.exit_code == 0, result.output
+    assert "tokenizer.json" in result.output and "leads out" in result.output
+    assert "config.json" in listing(tmp_path / "out") and "tokenizer.json" not in listing(tmp_path / "out")
 
 
-def test_a_link_within_the_folder_is_followed(checkpoint: Path, tmp_path: Path, invoke: Invoke) -> None:
-    (checkpoint / "store").mkdir()
-    (checkpoint / "store/words").write_text("within")
-    (checkpoint / "tokenizer.json").symlink_to("store/words")
-    assert invoke("shard", checkpoint, tmp_path / "out").exit_code == 0
-    assert (tmp_path / "out/tokenizer.json").read_text() == "within"
-    assert not (tmp_path / "out/tokenizer.json").is_symlink()
+# --- Caches of the Hub ----------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_itself_a_link_is_read(checkpoint: Path, tmp_path: Path, invoke: Invoke) -> None:
-    (tmp_path / "linked").symlink_to(checkpoint)
-    assert invoke("shard", tmp_path / "linked", tmp_path / "out").exit_code == 0
+def in_cache(checkpoint: Path, cache: Path, *, is_shared: bool) -> Path:
+    """Lay `checkpoint` out as huggingface_hub does, with large files in its store for all repos if that `is_shared`."""
+    repo = cache / "models--acme--small"
+    snapshot = repo / "snapshots" / ("c" * 40)
+    (repo / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(checkpoint.iterdir())):
+        blob = repo / "blobs" / f"{number:040x}"
+        if is_shared and path.suffix == ".safetensors":
+            shared = cache / "blobs" / "ab" / ("ab" + f"{number:062x}")
+            shared.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(shared)
+            blob.symlink_to(os.path.relpath(shared, blob.parent))
+        else:
+            path.rename(blob)
+        (snapshot / path.name).symlink_to(os.path.relpath(blob, snapshot))
+    return snapshot
 
 
-def test_the_cache_of_a_hub_is_read_and_of_that_repo_only(
-    checkpoint: Path, secret: Path, tmp_path: Path, invoke: Invoke
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_links_into_the_store_of_a_cache_are_followed_wherever_the_cache_is(
+    is_shared: bool, checkpoint: Path, tmp_path: Path
 ) -> None:
-    snapshot = in_cache(checkpoint, tmp_path / "cache")
-    assert invoke("shard", snapshot, tmp_path / "out").exit_code == 0
-    others = tmp_path / "cache/models--other--name/blobs"
-    others.mkdir(parents=True)
-    (others / "1").write_text(SECRET)
-    (snapshot / "tokenizer.json").symlink_to("../../../models--other--name/blobs/1")
-    blob = snapshot.parent.parent / "blobs/secret"
-    blob.symlink_to(secret)
-    (snapshot / "vocab.json").symlink_to(blob)
-    done = invoke("shard", snapshot, tmp_path / "again")
-    assert done.exit_code == 0 and "tokenizer.json, vocab.json" in done.stderr
-    assert SECRET not in texts(tmp_path / "again")
+    before = listing(checkpoint)
+    (tmp_path / "other disk").mkdir()
+    (tmp_path / "cache").symlink_to("other disk")
+    snapshot = in_cache(checkpoint, tmp_path / "cache", is_shared=is_shared)
+    result = shard(snapshot, tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out/config.json").read_bytes() == before["config.json"]
+    assert "Identical" in result.output and "leads out" not in result.output
 
 
-def test_a_cache_whose_blobs_lead_elsewhere_is_none(checkpoint: Path, tmp_path: Path, invoke: Invoke) -> None:
-    snapshot = in_cache(checkpoint, tmp_path / "cache")
-    blobs = snapshot.parent.parent / "blobs"
-    blobs.rename(tmp_path / "elsewhere")
-    blobs.symlink_to(tmp_path / "elsewhere")
-    done = invoke("inspect", snapshot)
-    assert done.exit_code == 3 and "leads out of the folder" in " ".join(done.stderr.split())
+def test_a_part_of_a_snapshot_is_read_from_the_store_too(tmp_path: Path) -> None:
+    in_two_files(tmp_path / "part")
+    snapshot = in_cache(tmp_path / "part", tmp_path / "cache", is_shared=False)
+    (snapshot / "unet").mkdir()
+    for link in [path for path in snapshot.iterdir() if path.is_symlink()]:
+        (snapshot / "unet" / link.name).symlink_to(Path("..", os.readlink(link)))
+        link.unlink()
+    assert shard(snapshot / "unet", tmp_path / "out").exit_code == 0
 
 
-def test_what_is_copied_can_be_read_by_those_whom_the_umask_lets(
-    checkpoint: Path, tmp_path: Path, invoke: Invoke
+@pytest.mark.parametrize(
+    "place",
+    ["models--acme--other/blobs/0", "models--acme--small/refs/main", "models--acme--small/blobs/sub/x", "token",
+     "blobs/ab/short", "blobs/ab/" + "cd" * 32, "blobs/" + "ab" * 32],
+)  # fmt: skip
+def test_nothing_else_of_a_cache_is_reached_over_a_link(place: str, checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = in_cache(checkpoint, tmp_path / "cache", is_shared=False)
+    (tmp_path / "cache" / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cache" / place).write_bytes(SECRET)
+    (snapshot / "tokenizer.json").symlink_to(tmp_path / "cache" / place)
+    result = shard(snapshot, tmp_path / "out")
+    assert result.exit_code == 0 and "leads out" in result.output
+    assert "tokenizer.json" not in listing(tmp_path / "out")
+
+
+def test_blobs_that_are_a_link_are_no_store(checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = in_cache(checkpoint, tmp_path / "cache", is_shared=False)
+    (tmp_path / "cache/models--acme--small/blobs").rename(tmp_path / "elsewhere")
+    (tmp_path / "cache/models--acme--small/blobs").symlink_to(tmp_path / "elsewhere")
+    assert "is a link that leads out" in refusal(shard(snapshot, tmp_path / "out"))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    with hub_in_house(tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+def test_what_the_hubs_own_client_has_downloaded_is_read(hub: InHouse, checkpoint: Path, tmp_path: Path) -> None:
+    push(hub, checkpoint, "alice/source")
+    cache = tmp_path / "cache"
+    snapshot = Path(snapshot_download("alice/source", endpoint=hub.address, token=TOKEN, cache_dir=cache))
+    assert (snapshot / WEIGHTS).is_symlink()
+    ends = {path.resolve().relative_to(cache).parts[0] for path in snapshot.iterdir()}
+    assert ends == {"blobs", "models--alice--source"}  # large files lie in a store for all repos
+    assert "Identical" in shard(snapshot, tmp_path / "out").output
+
+
+def test_a_link_that_leads_out_is_not_uploaded(hub: InHouse, checkpoint: Path, secret: Path, tmp_path: Path) -> None:
+    (checkpoint / "tokenizer.json").symlink_to(secret)
+    result = shard(checkpoint, "alice/made")
+    assert result.exit_code == 0 and "leads out" in result.output, result.output
+    copy = listing(download(hub, "alice/made", tmp_path / "copy"))
+    assert "tokenizer.json" not in copy and not any(SECRET in data for data in copy.values())
+
+
+# --- What changes meanwhile ----------------------------------------------------------------------------------
+
+
+def alike(path: Path, secret: Path) -> None:
+    """Give the file at `path` the size and the time of the `secret`."""
+    path.write_bytes(b" " * secret.stat().st_size)
+    os.utime(path, ns=(0, secret.stat().st_mtime_ns))
+
+
+@pytest.mark.parametrize("is_steady", [True, False])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_file_that_became_a_link_is_not_read(
+    is_folder: bool, is_steady: bool, checkpoint: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sharding.storage.folder_source.is_steady", lambda _: is_steady)
+    (checkpoint / "sub").mkdir()
+    alike(checkpoint / "sub/secret", secret)
+    source = open_folder(str(checkpoint))
+    assert b"".join(source.read("sub/secret", 0, len(SECRET))) == b" " * len(SECRET)
+    (checkpoint / "sub").rename(checkpoint / "was")
+    if is_folder:
+        (checkpoint / "sub").symlink_to(secret.parent)
+    else:
+        (checkpoint / "sub").mkdir()
+        (checkpoint / "sub/secret").symlink_to(secret)
+    with pytest.raises(SourceError, match="changed while"):
+        list(source.read("sub/secret", 0, len(SECRET)))
+
+
+def test_a_file_that_became_a_pipe_is_noticed(checkpoint: Path) -> None:
+    source = open_folder(str(checkpoint))
+    (checkpoint / WEIGHTS).unlink()
+    os.mkfifo(checkpoint / WEIGHTS)
+    with pytest.raises(SourceError, match="changed while"):
+        list(source.read(WEIGHTS, 0, 8))
+
+
+def test_a_file_that_is_swapped_before_it_is_uploaded_is_noticed(
+    hub: InHouse, checkpoint: Path, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = checkpoint / "tokenizer.json"
+    alike(tokenizer, secret)
+    lend = FolderSource.read
+
+    def read(source: FolderSource, file: str, start: int, end: int) -> Iterator[bytes]:
+        if file.endswith(".safetensors") and not tokenizer.is_symlink():
+            tokenizer.unlink()
+            tokenizer.symlink_to(secret)
+        return lend(source, file, start, end)
+
+    monkeypatch.setattr(FolderSource, "read", read)
+    assert "tokenizer.json changed while" in refusal(shard(checkpoint, "alice/made"))
+    assert not hub.api().file_exists("alice/made", "tokenizer.json")
+
+
+def test_what_is_written_is_as_closed_as_the_umask_says(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "sub").mkdir()
+    (checkpoint / "sub/tokenizer.json").write_text(json.dumps({}))
+    (checkpoint / "config.json").chmod(0o666)
     before = os.umask(0o077)
     try:
-        (checkpoint / "tokenizer.json").write_text("words")
-        assert invoke("shard", checkpoint, tmp_path / "out").exit_code == 0
+        assert shard(checkpoint, tmp_path / "out").exit_code == 0
     finally:
         os.umask(before)
-    modes = {S_IMODE(path.stat().st_mode) & 0o077 for path in (tmp_path / "out").rglob("*")}
+    modes = {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (tmp_path / "out", *(tmp_path / "out").rglob("*"))}
     assert modes == {0}
+
+
+def test_a_file_that_is_lent_is_found_over_links_above_it_and_not_read_where_it_is_one(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    lent = open_folder(str(checkpoint)).lend([WEIGHTS])
+    checkpoint.rename(tmp_path / "mounted")
+    checkpoint.symlink_to("mounted")
+    first = next(open_lent(lent).read(WEIGHTS, 0, 8))
+    assert first == (checkpoint / WEIGHTS).read_bytes()[:8]
+    (checkpoint / WEIGHTS).rename(tmp_path / "weights")
+    (checkpoint / WEIGHTS).symlink_to(tmp_path / "weights")
+    with pytest.raises(SourceError, match="cannot be read"):
+        open_lent(lent)

@@ -30,8 +30,6 @@ UNREAD = {
     "number": ('license: !!int ""', TYPES),
     "truth": ("inference: !!bool maybe", TYPES),
     "binary": ("license: !!binary x", TYPES),
-    "no-date": ("date: 2024-99-99", NO_YAML),
-    "digits": (f"number: {'9' * 5000}", NO_YAML),
     "control": ("license: m\x07it", NO_YAML),
     "unclosed": ("tags: [a, b", NO_YAML),
     "list-as-key": ("? [a, b]\n: c", NO_YAML),
@@ -71,6 +69,20 @@ def test_metadata_that_cannot_be_read_is_named_and_the_copy_is_made_without(
     assert "Words about a model." in (tmp_path / "out/README.md").read_text()
     codes = [one["code"] for one in json.loads((tmp_path / "out/sharding_report.json").read_text())["plan"]["findings"]]
     assert "card-unread" in codes
+
+
+def test_dates_and_numbers_that_could_not_be_written_again_are_kept_as_they_stand(
+    checkpoint: Path, tmp_path: Path, invoke: Invoke
+) -> None:
+    texts = {"date": "2024-05-01", "never": "2024-99-99", "time": "1:20", "language": "no", "mode": "0777"}
+    texts |= {"digits": "9" * 5000, "hexadecimal": "0x" + "f" * 5000, "sixties": "1" + ":1" * 5000}
+    numbers = {"whole": 12, "real": 0.5, "small": 1e-05, "true": True, "none": None}
+    written = {"whole": "12", "real": ".5", "small": "1e-5", "true": "true", "none": "~"}
+    lines = "\n".join(f'"{key}": {text}' for key, text in (texts | written).items())
+    source = with_card(checkpoint, f"---\n{lines}\n---\n")
+    done = invoke("shard", source, str(tmp_path / "out"), "-s", "60kB")
+    assert done.exit_code == 0, done.stderr
+    assert front_matter(tmp_path / "out").items() >= (texts | numbers).items()
 
 
 def test_a_long_card_is_left_in_the_source(checkpoint: Path, tmp_path: Path, invoke: Invoke) -> None:
