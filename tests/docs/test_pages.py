@@ -34,8 +34,10 @@ def test_every_page_lists_what_stands_on_it() -> None:
         assert listed in ([], re.findall(r"^## (.+)$", prose(page), flags=re.M)), page.name
 
 
-def test_files_that_a_page_names_are_there() -> None:
+def test_files_and_tests_that_a_page_names_are_there() -> None:
     named = {(page, span) for page in (*PAGES, RESULTS) for span in code(prose(page))}
     for page, span in named:
         if re.match(r"(sharding|tests|bench|docs)/\S+$", span):
-            assert (ROOT / span).exists(), f"{page.name}: {span}"
+            path, _, test = span.partition("::")
+            assert (ROOT / path).exists(), f"{page.name}: {span}"
+            assert not test or f"\ndef {test}(" in (ROOT / path).read_text(), f"{page.name}: {span}"
