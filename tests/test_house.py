@@ -1,6 +1,7 @@
 """The house: which wing may know which, and what decides touches nothing."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,8 @@ def test_nothing_heavy_is_imported_on_the_way_to_a_plan_or_a_copy_of_a_folder(tm
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_bound_is_set_twice() -> None:
+    names = re.findall(r"^([A-Z_]+) = ", (ROOT / "sharding/core/limits.py").read_text(), flags=re.M)
+    assert len(names) > 50 and sorted(names) == sorted(set(names))

@@ -31,7 +31,7 @@ MODEL_MEMORY_BYTES = 2_000_000_000
 """What a model built without weights may map, beyond the libraries: one of 300,000 tensors, the largest mixture of
 experts, takes 1.3 GB."""
 
-MAX_ANSWER_BYTES = 200_000_000
+MAX_DESCRIPTION_BYTES = 200_000_000
 """What may be said of such a model: 135 bytes a tensor, so a million of them."""
 
 LOAD_MEMORY_BYTES = 4_000_000_000

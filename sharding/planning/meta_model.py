@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sharding.core.allowance import memory_allowance
-from sharding.core.limits import MAX_ANSWER_BYTES, MODEL_MEMORY_BYTES
+from sharding.core.limits import MAX_DESCRIPTION_BYTES, MODEL_MEMORY_BYTES
 from sharding.core.text import format_bytes
 from sharding.formats.dtypes import BY_NAME
 from sharding.planning.model_class import Unsupported, model_class
@@ -42,7 +42,7 @@ def main() -> None:
         answer = json.dumps({"unsupported": str(error)})
     except MemoryError:
         answer = ""
-    if not 0 < len(answer) <= MAX_ANSWER_BYTES:
+    if not 0 < len(answer) <= MAX_DESCRIPTION_BYTES:
         problem = (
             f"building it without weights takes more memory than allowed, which is {format_bytes(MODEL_MEMORY_BYTES)}"
         )
