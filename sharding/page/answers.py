@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 from gradio.queueing import Queue
-from gradio.server_messages import EventMessage, ProcessCompletedMessage
+from gradio.server_messages import EventMessage, HeartbeatMessage, ProcessCompletedMessage
 from gradio.state_holder import SessionState
 
 from sharding.core.errors import shortened
@@ -18,11 +18,16 @@ from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_S
 class Session(asyncio.Queue[EventMessage]):
     """The messages for one session of Gradio; `bytes` are those that nobody has fetched, `since` when they began."""
 
-    def __init__(self, added: Callable[["Session"], None], clock: Callable[[], float]) -> None:
-        """Tell `added` of each new message."""
+    def __init__(
+        self,
+        added: Callable[["Session"], None],
+        clock: Callable[[], float],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Tell `added` of each new message; `is_over` tells whether none can come any more."""
         super().__init__()
         self.bytes, self.listeners = 0, 0
-        self._added, self._clock = added, clock
+        self._added, self._clock, self._is_over = added, clock, is_over
         self.since = clock()
 
     def put_nowait(self, item: EventMessage) -> None:
@@ -34,13 +39,19 @@ class Session(asyncio.Queue[EventMessage]):
         self._added(self)
 
     async def get(self) -> EventMessage:
-        """Return the next message once there is one."""
+        """Return the next message once there is one.
+
+        Where several listen to one session, Gradio ends the stream of one of them, and sends heartbeats to the others
+        for ever. They are told here that there is no more.
+        """
         self.listeners += 1
         try:
             message = await super().get()
         finally:
             self.listeners -= 1
         self.bytes, self.since = max(self.bytes - _bytes(message), 0), self._clock()
+        if isinstance(message, HeartbeatMessage) and self.empty() and self._is_over():
+            return ProcessCompletedMessage(event_id="over", output={"error": "This call has ended."}, success=False)
         return message
 
 
@@ -54,12 +65,21 @@ class Sessions(OrderedDict[str, Any]):
 
     def __setitem__(self, session: str, messages: object) -> None:
         """Begin a session; Gradio brings a queue without bounds, which is not taken."""
-        super().__setitem__(session, Session(self._forget, self._clock))
+        super().__setitem__(session, Session(self._forget, self._clock, lambda: self._is_over(session)))
         self._forget(self[session])
 
     def __missing__(self, session: str) -> Session:
         """Return where a call speaks into whose session is forgotten."""
         return Session(lambda _: None, self._clock)
+
+    def _is_over(self, session: str) -> bool:
+        """Whether no call of a session waits or runs; then Gradio may end its streams."""
+        waiting = [event for calls in self._queue.event_queue_per_concurrency_id.values() for event in calls.queue]
+        running = [event for events in self._queue.active_jobs for event in events or ()]
+        if any(event.session_hash == session and event.alive for event in (*waiting, *running)):
+            return False
+        self._queue.pending_event_ids_session[session] = set()
+        return True
 
     def _forget(self, newest: Session) -> None:
         """Drop sessions that nobody listens to: the oldest where they are too many or too large, and all old ones."""

@@ -2,6 +2,7 @@
 
 import time
 
+import httpx
 import psutil
 import pytest
 
@@ -24,3 +25,14 @@ def test_long_calls_that_nobody_fetches_are_forgotten(space: Site) -> None:
             assert ask(space, "POST", "/gradio_api/call/plan", {}, call).status_code == 200
     time.sleep(10)
     assert page.memory_info().rss - before < GROWTH_BYTES
+
+
+@pytest.mark.thorough
+def test_a_second_stream_for_a_call_that_has_ended_ends_too(space: Site) -> None:
+    call = {"data": ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False]}
+    event = ask(space, "POST", "/gradio_api/call/plan", {}, call).json()["event_id"]
+    for _ in range(2):
+        deadline = time.monotonic() + 120
+        with httpx.stream("GET", f"{space.address}/gradio_api/call/plan/{event}", timeout=60) as answer:
+            for _ in answer.iter_lines():
+                assert time.monotonic() < deadline, "the page goes on with heartbeats"
