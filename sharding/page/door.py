@@ -108,7 +108,7 @@ def _malformed(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": "This request is not of the form that the page's API describes."}, 422)
 
 
-MALFORMED = dict.fromkeys((RequestValidationError, FnIndexInferError, KeyError, ValueError), _malformed)
+MALFORMED = dict.fromkeys((RequestValidationError, FnIndexInferError, KeyError, TypeError, ValueError), _malformed)
 """Handlers for what FastAPI and Gradio raise at a request of another form, such as a call of no function.
 
 They say so, and repeat nothing of what it held.
