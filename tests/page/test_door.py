@@ -130,7 +130,12 @@ def test_what_calls_for_nothing_that_is_there_is_refused(space: Site, path: str,
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/?" + "a" * 20_000, 414), ("/assets/" + "x" * 600, 404), ("/logout?_target_url=http://[", 422)],
+    [
+        ("/?" + "a" * 20_000, 414),
+        ("/assets/" + "x" * 600, 404),
+        ("/pwa_icon/9", 404),
+        ("/logout?_target_url=http://[", 422),
+    ],
 )
 def test_an_address_that_makes_no_sense_is_refused(space: Site, path: str, status: int) -> None:
     assert ask(space, "GET", path, {}).status_code == status
