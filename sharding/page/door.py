@@ -5,7 +5,9 @@ nothing.
 """
 
 import asyncio
+import logging
 import re
+import traceback
 from collections.abc import Iterable
 
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.limits import BODY_SECONDS, MAX_BODY_BYTES, MAX_PATH_CHARACTERS, MAX_QUERY_BYTES
 
+_LOG = logging.getLogger(__name__)
 _API = "/gradio_api"
 _NAME = r"[\w.-]{1,100}"
 
@@ -105,13 +108,17 @@ class Door:
 
 
 def _malformed(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, (RequestValidationError, FnIndexInferError)):
+        # Gradio raises these at odd requests; a fault of ours would look the same, so the log has where it was.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        _LOG.warning("Refused as malformed: %s in %s, line %s", type(error).__name__, place.filename, place.lineno)
     return JSONResponse({"detail": "This request is not of the form that the page's API describes."}, 422)
 
 
 MALFORMED = dict.fromkeys((RequestValidationError, FnIndexInferError, KeyError, TypeError, ValueError), _malformed)
 """Handlers for what FastAPI and Gradio raise at a request of another form, such as a call of no function.
 
-They say so, and repeat nothing of what it held.
+They say so, and repeat nothing of what it held; nor does the log.
 """
 
 

@@ -93,6 +93,14 @@ def test_a_request_of_another_form_is_not_repeated(space: Site) -> None:
             assert (answer.status_code, len(answer.text) < 500) == (422, True)
 
 
+def test_the_log_says_where_a_request_broke_and_not_what_it_held(space: Site) -> None:
+    before = len(space.log)
+    assert ask(space, "POST", "/gradio_api/call/v2/inspect/", {}, {"secret": "hf_secret"}).status_code == 422
+    said = space.log[before:]
+    assert "Refused as malformed: TypeError in " in said
+    assert "secret" not in said
+
+
 def test_a_wrong_choice_in_the_form_is_not_repeated(space: Site) -> None:
     config = ask(space, "GET", "/config", {}).json()
     draw = next(call for call in config["dependencies"] if len(call["inputs"]) > 8)

@@ -1,8 +1,8 @@
 """Let fifty visitors at the page for a long time: `python -m tests.scenarios.soak --minutes 15 --fuzz-minutes 20`.
 
-They plan, have jobs, ask oddly and abandon what they began; then its routes are asked at random (`fuzzed_routes`). No
-answer has a status of 500, nothing that makes sense goes without an answer, and afterwards the page has given back
-its memory, threads, processes, files and connections.
+First eighty ask what takes long, all at once (`rush`). The fifty plan, have jobs, ask oddly and abandon what they began.
+Then the routes are asked at random (`fuzzed_routes`). No answer has a status of 500, and nothing that makes sense goes
+without an answer. In the end the page has given back its memory, threads, processes, files and connections.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from rich.console import Console
 
 from bench.harness.sections import RESULTS, replace_section
 from tests.scenarios.crowd import once, visit
+from tests.scenarios.rush import rush
 from tests.scenarios.served import Holdings, Page, origin, served_page
 from tests.scenarios.visitors import Notes
 
@@ -138,9 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     texts, broken = list[str](), list[str]()
     if options.minutes:
         with served_page(max(1, options.visitors // 5)) as page:
+            rushed = rush(page)
+            print(rushed.text, flush=True)
             outcome = soak(page, options.visitors, options.minutes * 60, options.seed)
-        texts.append(draw(outcome, options.visitors))
-        broken += outcome.broken
+        texts += [rushed.text, draw(outcome, options.visitors)]
+        broken += [*rushed.broken, *outcome.broken]
         print(texts[-1], flush=True)
         for title, listed in (("Faults", outcome.notes.faults), ("Printed", Counter(map(origin, outcome.printed)))):
             print(f"\n{title}:", *(f"{number} x {text}" for text, number in listed.most_common(60)), sep="\n  ")

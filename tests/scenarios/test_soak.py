@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from sharding.core.limits import QUESTIONS_WAITING
 from tests.scenarios.fuzzed_routes import fuzz
+from tests.scenarios.rush import SIZE, rush
 from tests.scenarios.served import Page, served_page
 from tests.scenarios.soak import allowed, soak
 
@@ -21,6 +23,15 @@ def test_a_crowd_gets_an_answer_to_all_that_makes_sense_and_leaves_nothing_behin
     outcome = soak(page, visitors=10, seconds=20, seed=0)
     assert not outcome.notes.faults
     assert outcome.end.is_within(allowed(outcome.start))
+
+
+def test_who_asks_what_takes_long_keeps_nobody_else_waiting(page: Page) -> None:
+    """While the few that are taken are answered, others see the page and plan by size, again and again."""
+    outcome = rush(page)
+    assert 0 < outcome.outcomes["busy"] <= SIZE - 1 - QUESTIONS_WAITING
+    assert len(outcome.page_seconds) > 1
+    assert len(outcome.plan_seconds) > 1
+    assert not outcome.faults
 
 
 def test_no_route_answers_anything_with_a_status_of_500(page: Page) -> None:
