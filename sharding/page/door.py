@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable
 
 from fastapi.exceptions import RequestValidationError
+from gradio import http_server
 from gradio.route_utils import FnIndexInferError
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -35,6 +36,14 @@ _DO = (f"{_API}/queue/join", f"{_API}/call/(v2/)?{_NAME}/?", f"{_API}/cancel", f
 """What is asked for: a call, and its end."""
 
 _MCP = (f"{_API}/mcp(/http)?/?", f"{_API}/mcp/(sse|messages|schema)/?")
+
+
+def close_side_door() -> None:
+    """Have Gradio open no second port: on a Space, 6.31 lets whoever reaches 7887 replace this program's code.
+
+    That is for `hf spaces hot-reload`. Nobody has to sign in there (spaces 0.51, `reloading/server.py`).
+    """
+    http_server.get_space = lambda: None  # type: ignore[attr-defined]
 
 
 def _pattern(paths: Iterable[str]) -> re.Pattern[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import httpx
+import psutil
 import pytest
 
 from sharding.core.limits import MAX_BODY_BYTES
@@ -44,6 +45,14 @@ def test_what_the_page_does_not_need_is_not_there(space: Site, method: str, path
 def test_what_is_read_takes_no_other_method(space: Site, path: str) -> None:
     assert ask(space, "GET", path, {}).status_code == 200
     assert ask(space, "POST", path, {}).status_code == 405
+
+
+def test_the_page_listens_at_its_own_address_and_at_no_other(space: Site) -> None:
+    assert space.process
+    process = psutil.Process(space.process.pid)
+    sockets = [socket for each in (process, *process.children(True)) for socket in each.net_connections("inet")]
+    listening = {(*socket.laddr,) for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    assert listening == {("127.0.0.1", space.port)}
 
 
 def test_a_file_that_is_sent_is_nowhere(space: Site) -> None:
