@@ -23,7 +23,7 @@ def main() -> None:
     from sharding.core.limits import MAX_CALLS, MAX_SESSIONS_KEPT
     from sharding.desk import Desk, Settings
     from sharding.page.build import build
-    from sharding.page.door import MALFORMED, close_side_door
+    from sharding.page.door import MALFORMED, close_side_doors
     from sharding.page.form import ASSETS
     from sharding.page.guard import guarded
     from sharding.page.site import Site
@@ -35,7 +35,7 @@ def main() -> None:
         # What is there now stays. Looked through again with every hundred thousand tensors, it took a third of a plan.
         gc.collect()
         gc.freeze()
-        close_side_door()
+        close_side_doors()
         page.launch(
             app_kwargs={"lifespan": guarded(site), "exception_handlers": MALFORMED},
             max_threads=MAX_CALLS,

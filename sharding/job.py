@@ -142,7 +142,7 @@ def shard(
         crew = Crew(stack.enter_context(ray_workers())) if workers else None
         reader = crew or ThisMachine()
         if engine == "classic":
-            prepared = stack.enter_context(prepared_classic(origin, options, hub))
+            prepared = stack.enter_context(prepared_classic(origin, options))
         else:
             noted = noting(origin)
             checkpoint = _read(origin, options.variant, noted)
@@ -180,7 +180,7 @@ def shard(
             configs = rewritten_configs(origin, checkpoint, options)
             comparison = None
             if compare_rounds and verification.identical:
-                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, hub, configs)
+                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, configs)
             report = make_report(
                 checkpoint=checkpoint,
                 plan=plan,
@@ -254,7 +254,7 @@ def _open(
     if origin.is_private and private is False and not confirmed:
         hidden = base if isinstance(origin, TrainedSource) and origin.base and origin.base.is_private else source
         raise DestinationError(
-            f"{hidden} is private or gated, and a public copy would show it to everybody.",
+            f"{hidden} is private or gated (or its Hub does not say), and a public copy would show it to everybody.",
             "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
         )
     if private is None:  # as the source; what is not shown anywhere yet is not shown by this job

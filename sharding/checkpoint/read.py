@@ -87,8 +87,13 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
     )
-    first = (*map(_unreached, source.unreached), *describe_links(source.links_out), *what_is_missing(checkpoint))
+    first = (*describe_source(source), *what_is_missing(checkpoint))
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
+
+
+def describe_source(source: Source) -> tuple[Finding, ...]:
+    """Return what a person should know of where a checkpoint lies, whatever is in it."""
+    return (*map(_unreached, source.unreached), *describe_links(source.links_out))
 
 
 def _unreached(place: str) -> Finding:

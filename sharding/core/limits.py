@@ -183,8 +183,9 @@ HUB_JOIN_GAP_BYTES = 512 << 10
 """The same as JOIN_GAP_BYTES for a Hub, where a request costs a round trip: tens of milliseconds."""
 
 REACHED_COMMITS = 5000
-"""Commits of a repo that are looked through for one that somebody named: five answers of the Hub. Repos of models have
-tens of commits, few of them thousands."""
+REACHED_REFS = 50
+"""Commits of a repo, and branches and tags, that are looked through for a commit that somebody named. Each ref takes an
+answer of the Hub at least. Repos of models have tens of commits and a few refs, few of them thousands of commits."""
 
 RANGES_AT_ONCE = 32
 """Ranges of one batch, or headers, asked for side by side: kilobytes each, so that only the round trips count."""
@@ -333,6 +334,17 @@ QUESTION_SECONDS = 30.0
 MAX_BODY_BYTES = 1_000_000
 BODY_SECONDS = 30.0
 """What a request to the page may bring, and how long that may take: its longest has a few kilobytes."""
+
+MAX_TOOL_BYTES = 16_000
+MAX_TOOL_CALLS = 16
+"""The same for the call of a tool (MCP), and how many may be on their way: Gradio 6.31 keeps a thread waiting for each,
+of the forty that the page has."""
+
+PATIENT_THREADS = 24
+"""What asks a Hub has threads of its own, so that a slow Hub leaves the page those that it needs."""
+
+MAX_WATCHERS = 8
+"""Windows in which one person may watch jobs: each takes one of `MAX_CALLS` for as long as the job runs."""
 
 MAX_QUERY_BYTES = 8000
 MAX_PATH_CHARACTERS = 500

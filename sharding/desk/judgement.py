@@ -36,7 +36,7 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
             if (record.result, record.request.source) == (copy, pinned):
                 now = (*held.unreached, *(original.unreached if original else ()))
                 return lowered(_own(record), (*record.unreached, *now))
-    return found
+    return lowered(found, result.report.verification.unreached)  # it says so itself, of its base for example
 
 
 def _own(record: JobRecord) -> Trust:

@@ -27,17 +27,21 @@ class Models:
         self._link: Callable[[str], str] = Lookup(endpoint).link
         self._headers = Headers(endpoint)
         self._questions = Questions()
+        self._large = Questions()
+        """What reads or plans much, and asks transformers nothing: it waits for no such question."""
 
     def tidy(self) -> None:
         """Drop what nobody has asked for in a while, and give freed memory back to the system."""
         self._headers.forget()
         self._questions.forget()
+        self._large.forget()
         with suppress(AttributeError):  # musl and macOS give it back by themselves
             ctypes.CDLL(None).malloc_trim(0)
 
     def close(self) -> None:
         """Answer no question any more."""
         self._questions.close()
+        self._large.close()
 
     def inspect(self, source: str, variant: str, token: str | None, base: str) -> Checkpoint:
         """Return what is in `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError."""
@@ -55,7 +59,7 @@ class Models:
         if len(checkpoint.tensors) < LARGE_PLAN_TENSORS:
             return checkpoint, make()
         key = "plan", checkpoint.source, checkpoint.base, _variants(checkpoint), options
-        return checkpoint, self._questions.ask(key, caller, make, weight=None)
+        return checkpoint, self._large.ask(key, caller, make, weight=None)
 
     def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
         """Return what `job.hints_for` does, asked once for weights, a dtype and ranks. Raises as `plan` does."""
@@ -70,7 +74,7 @@ class Models:
         """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""
         link = self._link(source), variant, self._link(base) if base else ""
         ask = partial(ask_overview, Question(*link, self._endpoint, token))
-        return self._questions.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
+        return self._large.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
 
     def devices(self, source: str, budget: str, token: str | None, session: str | None) -> DevicePlan:
         """Return which block of `source` goes on which device, as `job.devices` does, for a repo only.

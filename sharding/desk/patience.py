@@ -7,13 +7,16 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import anyio
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
+
+from sharding.core.limits import PATIENT_THREADS
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 _LOOK_SECONDS = 0.05
 
+_threads = CapacityLimiter(PATIENT_THREADS)
 _answers: ContextVar[dict[object, Future[Any]] | None] = ContextVar("answers", default=None)
 """What a patient function has waited for, so that it finds the same answers when it is run again."""
 
@@ -55,7 +58,7 @@ def patient(function: Callable[_P, _T]) -> Callable[_P, Awaitable[_T]]:
         try:
             while True:
                 try:
-                    return await to_thread.run_sync(lambda: function(*args, **kwargs))
+                    return await to_thread.run_sync(lambda: function(*args, **kwargs), limiter=_threads)
                 except Later as later:
                     while not later.answer.done():
                         await anyio.sleep(_LOOK_SECONDS)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 
-from sharding.checkpoint.read import read_checkpoint
+from sharding.checkpoint.read import describe_source, read_checkpoint
 from sharding.checkpoint.side_files import sort_files
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import SourceError
@@ -27,7 +27,6 @@ from sharding.loading.measure import Load, free_memory_bytes
 from sharding.loading.predict import predict_load
 from sharding.planning.plan import plan_components
 from sharding.storage.folder_source import open_folder
-from sharding.storage.hub_client import Hub
 from sharding.transfer.prepare import Prepared
 
 _SAMPLE_SECONDS = 0.02
@@ -80,7 +79,7 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
 
 
 @contextmanager
-def prepared_classic(origin: Source, options: Options, hub: Hub) -> Iterator[Prepared]:
+def prepared_classic(origin: Source, options: Options) -> Iterator[Prepared]:
     """Load `origin` and save it in a temporary folder; yield that, with the cuts that accelerate made.
 
     Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
@@ -93,7 +92,7 @@ def prepared_classic(origin: Source, options: Options, hub: Hub) -> Iterator[Pre
     cast_bytes = max(weight_bytes, predicted.peak_anon_bytes)
     with TemporaryDirectory(prefix="classic-") as scratch:
         refuse_too_large(predicted.peak_anon_bytes, download_bytes(origin, files) + cast_bytes, Path(scratch))
-        folder = lay_out(origin, files, Path(scratch) / "original", hub)
+        folder = lay_out(origin, files, Path(scratch) / "original")
         cost = run_classic(folder, Path(scratch) / "saved", options.max_shard_bytes, dtype)
         saved = open_folder(str(Path(scratch) / "saved"))
         checkpoint = read_checkpoint(saved)
@@ -101,7 +100,13 @@ def prepared_classic(origin: Source, options: Options, hub: Hub) -> Iterator[Pre
         plan = plan_components(checkpoint.components, checkpoint.tensors, as_saved)
         yield Prepared(
             reading=saved,
-            checkpoint=replace(checkpoint, source=origin.ref, side_files=sort_files(origin.files, ())[0]),
+            checkpoint=replace(
+                checkpoint,
+                source=origin.ref,
+                side_files=sort_files(origin.files, ())[0],
+                findings=(*describe_source(origin), *checkpoint.findings),
+                unreached=origin.unreached,
+            ),
             plan=replace(plan, shards=_as_saved(checkpoint)),
             is_stated=all(file.sha256 or file.git_sha1 for file in files),
             peak_anon_bytes=cost.peak_anon_bytes,

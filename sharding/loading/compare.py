@@ -37,7 +37,6 @@ def compare_loads(
     sharded: Source,
     load: Load,
     rounds: int,
-    hub: Hub,
     written: Mapping[str, bytes] | None = None,
     max_shard_bytes: int | None = None,
 ) -> Generator[Probed, None, Comparison]:
@@ -61,7 +60,7 @@ def compare_loads(
             reason = reason or error.message
         if not reason:
             folders = [
-                lay_out(source, files, Path(scratch) / name, hub, extra)
+                lay_out(source, files, Path(scratch) / name, extra)
                 for (source, files), name, extra in zip(sides, costs, (None, written), strict=True)
             ]
             for probed in measure(folders[0], folders[1], load, rounds):
@@ -160,9 +159,8 @@ def compare(
     """
     require(_COMPARISON)
     hub = Hub(endpoint or hub_endpoint(), token)
-    comparison = yield from compare_loads(
-        open_source(original, hub), open_source(sharded, hub), load or Load(), rounds, hub
-    )
+    sides = open_source(original, hub), open_source(sharded, hub)
+    comparison = yield from compare_loads(*sides, load or Load(), rounds)
     if picture and comparison.is_measured:
         curves = (middle_run(costs).curve for costs in (comparison.original, comparison.sharded))
         save_picture(picture, draw_memory(*curves))
@@ -195,7 +193,6 @@ def compare_staged(
     origin: Source,
     target: Destination,
     rounds: int,
-    hub: Hub,
     configs: Mapping[str, bytes],
 ) -> Generator[Probed | Compared, None, Comparison]:
     """Load the original and the result, which is not published yet and has its own `configs`, in turn."""
@@ -204,6 +201,6 @@ def compare_staged(
     written |= {path: text for path, text in configs.items() if path in written}
     load = Load(dtype=torch_name(plan.options.dtype))
     staged, size = target.open_staged(records), plan.options.max_shard_bytes
-    comparison = yield from compare_loads(origin, staged, load, rounds, hub, written, size)
+    comparison = yield from compare_loads(origin, staged, load, rounds, written, size)
     yield Compared(comparison)
     return comparison

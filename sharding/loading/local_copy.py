@@ -1,20 +1,17 @@
 """Lay a checkpoint out in a folder so that a library can load it: links to what is here, downloads of the rest."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from glob import escape
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sharding.checkpoint.links import refuse_links
 from sharding.checkpoint.read import named_weights
 from sharding.core.errors import SourceError
-from sharding.core.limits import BATCH_BYTES, DISK_FLOOR_BYTES
+from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.values import FileEntry
 from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, SINGLE_NAME
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_source import checked
 
 _BIN_NAME = "pytorch_model.bin"
 _WEIGHTS = (".safetensors", ".bin")
@@ -61,39 +58,20 @@ def refuse_without_room(folder: Path, needed_bytes: int) -> None:
 
 
 def lay_out(
-    source: Source, files: Iterable[FileEntry], folder: Path, hub: Hub, written: Mapping[str, bytes] | None = None
+    source: Source, files: Iterable[FileEntry], folder: Path, written: Mapping[str, bytes] | None = None
 ) -> Path:
     """Fill the new `folder` with `files` of `source`, and with `written` (name to content); return it.
 
     Raises SourceError where they cannot be had, or are not those whose hash the Hub states.
     """
     folder.mkdir()
-    files, absent = list(files), []
     for file in files:
-        path = source.path(file.path)
-        if path is None:
-            absent.append(file.path)
-        else:
+        if path := source.path(file.path):
             (folder / file.path).symlink_to(path)
-    if absent:
-        with hub.explained(source.ref.repo_id, SourceError):
-            hub.api.snapshot_download(
-                source.ref.repo_id,
-                revision=source.ref.revision,
-                local_dir=folder,
-                allow_patterns=[escape(path) for path in absent],
-            )
-        for file in files:
-            if file.path in absent:  # the Hub's own client compares nothing with a hash
-                for _ in checked(file, _chunks(folder / file.path)):
-                    pass
+        else:
+            with open(folder / file.path, "wb") as out:
+                out.writelines(source.read(file.path, 0, file.bytes))
     for name, data in (written or {}).items():
         (folder / name).unlink(missing_ok=True)
         (folder / name).write_bytes(data)
     return folder
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as stream:
-        while chunk := stream.read(BATCH_BYTES):
-            yield chunk

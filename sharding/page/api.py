@@ -44,7 +44,7 @@ class Endpoints:
             try:
                 return to_json(summarize_source(self._desk.inspect(source, variant, token, base)))
             except TooManyTensors:
-                return to_json(self._desk.overview(source, variant, token, base, request.session_hash).source)
+                return to_json(self._desk.overview(source, variant, token, base, _session(request)).source)
 
     def plan(
         self,
@@ -74,7 +74,7 @@ class Endpoints:
         with _told(source, strategy, order, dtype, variant, base):
             token = self._site.token(request)
             options = Options(max_shard_size, strategy, order, dtype, variant, base=base, dequantize=dequantize)
-            checkpoint, plan = self._desk.plan(source, options, token, request.session_hash)
+            checkpoint, plan = self._desk.plan(source, options, token, _session(request))
             return to_json(summarize_plan(plan, checkpoint.findings))
 
     def shard(
@@ -177,6 +177,11 @@ class Endpoints:
         if who is None or token is None:
             raise Refused("This needs a login.", "Send your token in the header `Authorization: Bearer hf_...`.")
         return who, token
+
+
+def _session(request: gr.Request) -> str | None:
+    """Return the session of who asks, None for the one that Gradio 6.31 has for the calls of all tools together."""
+    return None if request.headers.get("x-gradio-user") == "mcp" else request.session_hash
 
 
 @contextmanager

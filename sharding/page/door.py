@@ -9,16 +9,26 @@ import logging
 import re
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
+import orjson
 from fastapi.exceptions import RequestValidationError
-from gradio import http_server
+from gradio import http_server, processing_utils
 from gradio.route_utils import FnIndexInferError
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sharding.core.limits import BODY_SECONDS, MAX_BODY_BYTES, MAX_PATH_CHARACTERS, MAX_QUERY_BYTES
+from sharding.core.limits import (
+    BODY_SECONDS,
+    MAX_BODY_BYTES,
+    MAX_PATH_CHARACTERS,
+    MAX_QUERY_BYTES,
+    MAX_TOOL_BYTES,
+    MAX_TOOL_CALLS,
+)
 
 _LOG = logging.getLogger(__name__)
 _API = "/gradio_api"
@@ -35,25 +45,33 @@ _READ = (
 _DO = (f"{_API}/queue/join", f"{_API}/call/(v2/)?{_NAME}/?", f"{_API}/cancel", f"{_API}/reset/?")
 """What is asked for: a call, and its end."""
 
-_MCP = (f"{_API}/mcp(/http)?/?", f"{_API}/mcp/(sse|messages|schema)/?")
+_MCP = (f"{_API}/mcp(/http)?/?", f"{_API}/mcp/schema/?")
 
 
-def close_side_door() -> None:
-    """Have Gradio open no second port: on a Space, 6.31 lets whoever reaches 7887 replace this program's code.
+def close_side_doors() -> None:
+    """Close what Gradio 6.31 opens beside its routes; to be called before the page is launched.
 
-    That is for `hf spaces hot-reload`. Nobody has to sign in there (spaces 0.51, `reloading/server.py`).
+    On a Space it lets whoever reaches port 7887 replace this program's code, for `hf spaces hot-reload`; nobody has to
+    sign in there (spaces 0.51, `reloading/server.py`). And wherever a call brings the description of a file in place of
+    a text, it downloads that file from the address in it, of whatever size. This page takes and makes no files.
     """
     http_server.get_space = lambda: None  # type: ignore[attr-defined]
+    processing_utils.async_move_files_to_cache = _as_it_is
+
+
+async def _as_it_is(data: Any, *_: object, **__: object) -> Any:
+    return data
 
 
 def _pattern(paths: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(paths), re.ASCII)
 
 
+_DOING, _TOOLS = _pattern(_DO), _pattern(_MCP)
 _ROUTES = (
     (_pattern(_READ), {"GET", "HEAD"}),
-    (_pattern(_DO), {"POST"}),
-    (_pattern(_MCP), {"GET", "HEAD", "POST", "DELETE"}),
+    (_DOING, {"POST"}),
+    (_TOOLS, {"GET", "HEAD", "POST", "DELETE"}),
 )
 
 
@@ -67,6 +85,7 @@ class Door:
     def __init__(self, app: ASGIApp) -> None:
         """Let in to `app`."""
         self._app = app
+        self._tools_called = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or refuse."""
@@ -77,51 +96,91 @@ class Door:
         elif refusal := _refusal(scope):
             await refusal(scope, receive, send)
         else:
-            await self._bounded(scope, receive, send)
+            await self._with_body(scope, receive, send)
 
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on with a body that is counted as it comes."""
-        end = asyncio.get_running_loop().time() + BODY_SECONDS
-        left, is_whole, is_refused, has_begun = MAX_BODY_BYTES, False, False, False
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on with the whole body, which is counted as it comes."""
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await _body_of(receive, _most_bytes(scope))
+        except (_TooMuch, TimeoutError):
+            await _too_large(scope, receive, send)
+            return
+        if _DOING.fullmatch(scope["path"]) and scope["method"] == "POST" and not _is_call(body):
+            await _NO_CALL(scope, receive, send)
+            return
+        is_whole = False
 
-        async def count() -> Message:
-            nonlocal left, is_whole, is_refused
+        async def replay() -> Message:
+            nonlocal is_whole
             if is_whole:
                 return await receive()  # that the other side has gone, which may take as long as it likes
-            try:
-                async with asyncio.timeout_at(end):
-                    message = await receive()
-            except TimeoutError:
-                is_refused = True
-                raise
-            left -= len(message.get("body", b""))
-            is_whole = not message.get("more_body", False)
-            if left < 0:
-                is_refused = True
-                raise _TooMuch
-            return message
+            is_whole = True
+            return {"type": "http.request", "body": body, "more_body": False}
 
-        async def answer(message: Message) -> None:
-            nonlocal has_begun
-            if has_begun or not is_refused:  # else it is what the application says of a body that has broken off
-                has_begun = True
-                await send(message)
+        await self._in_turn(scope, replay, send)
 
+    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on; of calls of tools only so many at a time, each of which holds a thread that the page needs too."""
+        if not _is_tool(scope):
+            await self._app(scope, receive, send)
+            return
+        if self._tools_called >= MAX_TOOL_CALLS:
+            await _BUSY(scope, receive, send)
+            return
+        self._tools_called += 1
         try:
-            await self._app(scope, count, answer)
-        except (_TooMuch, TimeoutError):
-            if not is_refused:
-                raise
-        if is_refused and not has_begun:
-            await _too_large(scope, receive, send)
+            await self._app(scope, receive, send)
+        finally:
+            self._tools_called -= 1
 
 
-def _malformed(request: Request, error: Exception) -> JSONResponse:
+async def _body_of(receive: Receive, most_bytes: int) -> bytes:
+    """Return a body. Raises _TooMuch."""
+    body, is_whole = bytearray(), False
+    while not is_whole:
+        message = await receive()
+        body += message.get("body", b"")
+        is_whole = not message.get("more_body", False)
+        if len(body) > most_bytes:
+            raise _TooMuch
+    return bytes(body)
+
+
+def _is_tool(scope: Scope) -> bool:
+    return scope["method"] == "POST" and _TOOLS.fullmatch(scope["path"]) is not None
+
+
+def _most_bytes(scope: Scope) -> int:
+    # What is wrong with the call of a tool is told with its arguments.
+    return MAX_TOOL_BYTES if _is_tool(scope) else MAX_BODY_BYTES
+
+
+def _is_call(body: bytes) -> bool:
+    """Return whether the session in a call's body, if there is one, has the name of a session: Gradio keeps them."""
+    try:
+        call = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return True  # whoever reads it says so
+    session = call.get("session_hash") if isinstance(call, dict) else None
+    return session is None or (isinstance(session, str) and re.fullmatch(_NAME, session, re.ASCII) is not None)
+
+
+_PACKAGE, _AROUND = str(Path(__file__).parent.parent), ("door.py", "guard.py")
+"""Where our code is, and what of it stands around every request."""
+
+_OTHER_FORM = "This request is not of the form that the page's API describes."
+
+
+async def _malformed(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, (RequestValidationError, FnIndexInferError)):
-        # Gradio raises these at odd requests; a fault of ours would look the same, so the log has where it was.
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        _LOG.warning("Refused as malformed: %s in %s, line %s", type(error).__name__, place.filename, place.lineno)
-    return JSONResponse({"detail": "This request is not of the form that the page's API describes."}, 422)
+        places = traceback.extract_tb(error.__traceback__)
+        if any(place.filename.startswith(_PACKAGE) and not place.filename.endswith(_AROUND) for place in places):
+            raise error  # a fault of this program
+        # Gradio raises these at odd requests; were it a fault of Gradio's, the log has where it was.
+        kind, place = type(error).__name__, places[-1]
+        _LOG.warning("Refused as malformed: %s in %s, line %s", kind, place.filename, place.lineno)
+    return JSONResponse({"detail": _OTHER_FORM}, 422)
 
 
 MALFORMED = dict.fromkeys((RequestValidationError, FnIndexInferError, KeyError, TypeError, ValueError), _malformed)
@@ -134,19 +193,23 @@ They say so, and repeat nothing of what it held; nor does the log.
 def _refusal(scope: Scope) -> PlainTextResponse | None:
     """Return the answer to what is not let in, else None."""
     method, path = scope["method"], scope["path"]
-    methods = next((methods for pattern, methods in _ROUTES if pattern.fullmatch(path)), None)
+    methods = set[str]().union(*(methods for pattern, methods in _ROUTES if pattern.fullmatch(path)))
     if len(scope["query_string"]) > MAX_QUERY_BYTES:
         return PlainTextResponse("This address is too long.\n", 414)
-    if methods is None or len(path) > MAX_PATH_CHARACTERS:
+    if not methods or len(path) > MAX_PATH_CHARACTERS:
         return PlainTextResponse("There is nothing here.\n", 404)
     if method != "OPTIONS" and method not in methods:
         return PlainTextResponse("That cannot be done here.\n", 405, {"Allow": ", ".join(sorted(methods))})
     length = Headers(scope=scope).get("content-length", "0")
-    if not length.isdecimal() or len(length) > 9 or int(length) > MAX_BODY_BYTES:
+    if not length.isdecimal() or len(length) > 9 or int(length) > _most_bytes(scope):
         return _too_large
     return None
 
 
 _too_large = PlainTextResponse(
-    f"A request has at most {MAX_BODY_BYTES:,} bytes, and {BODY_SECONDS:.0f} seconds to arrive.\n", 413
+    f"A request has at most {MAX_BODY_BYTES:,} bytes, the call of a tool {MAX_TOOL_BYTES:,}, and {BODY_SECONDS:.0f} "
+    "seconds to arrive.\n",
+    413,
 )
+_BUSY = PlainTextResponse("This page is busy: too many tools are being called. Try again in 10 seconds.\n", 503)
+_NO_CALL = JSONResponse({"detail": _OTHER_FORM}, 422)

@@ -1,13 +1,14 @@
 """Show a job to its owner while it runs; cancel it, resume it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
 import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
-from sharding.core.limits import VIEW_SECONDS
+from sharding.core.limits import MAX_WATCHERS, VIEW_SECONDS
 from sharding.core.text import said_unchecked
 from sharding.core.values import UNCHECKED
 from sharding.desk import Desk, JobRequest, JobStatus, destination_of
@@ -31,6 +32,10 @@ _NOT_YOURS = Refused(
     "Jobs are kept for a day, and shown only to the one who started them. Look at the repo it was to write.",
 )
 
+_TOO_MANY_WINDOWS = Refused(
+    f"You watch jobs in {MAX_WATCHERS} windows already.", "Close one of them, then load this page again."
+)
+
 
 class Running:
     """What happens while a job is on its way."""
@@ -40,6 +45,7 @@ class Running:
         self._desk = desk
         self._site = site
         self._form = form
+        self._watchers = Counter[str]()
 
     async def follow(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> AsyncIterator[Update]:
         """Show how a job is, again and again, until it has ended. It goes on without anybody watching."""
@@ -56,19 +62,31 @@ class Running:
         except ShardingError as error:
             yield {self._form.progress: problem(error)}
             return
+        if self._watchers[status.owner] >= MAX_WATCHERS:
+            yield {self._form.progress: problem(_TOO_MANY_WINDOWS)}
+            return
+        self._watchers[status.owner] += 1
+        try:
+            async for update in self._watch(status, token, request):
+                yield update
+        finally:
+            self._watchers -= Counter([status.owner])
+
+    async def _watch(self, status: JobStatus, token: str | None, request: gr.Request) -> AsyncIterator[Update]:
+        now: JobStatus | None = status
         shown, is_drawn = None, False
-        while status is not None:
-            if status != shown:
-                update = self._show(status, request)
-                if status.planned and not is_drawn:
-                    update |= await patient(self._drawn)(status, token)
+        while now is not None:
+            if now != shown:
+                update = self._show(now, request)
+                if now.planned and not is_drawn:
+                    update |= await patient(self._drawn)(now, token)
                     is_drawn = True
                 yield update
-            if status.state not in ACTIVE:
+            if now.state not in ACTIVE:
                 return
-            shown = status
+            shown = now
             await asyncio.sleep(2 * VIEW_SECONDS)
-            status = self._desk.status(job, status.owner)
+            now = self._desk.status(status.id, status.owner)
 
     def cancel(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
         """Stop the job."""

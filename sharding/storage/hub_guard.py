@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 from httpcore2 import NetworkBackend, NetworkStream
@@ -36,8 +36,7 @@ _MARK = "X-Shard-My-Repo-Hub"
 """Says of which Hub a question is, from where it is asked to the hook below, which takes it off."""
 
 _OF_HUB, _OF_FILE = "shard_my_repo_hub", "shard_my_repo_file"
-AS_FILE = {_OF_FILE: True}
-"""`extensions` of a request whose answer is a file: its reader counts the bytes, and here only the rate is watched."""
+"""What a request is marked with here: the Hub's endpoint, and whether its answer is a file. Redirects keep both."""
 
 _BUSY = (408, 429, 500, 502, 503, 504)
 
@@ -103,26 +102,37 @@ def _guarded(make: Callable[[], httpx2.Client]) -> httpx2.Client:
 
 
 def _ask(request: httpx2.Request) -> None:
-    """Note of which Hub a request is. Raises OddAnswer where its login would go elsewhere."""
+    """Note of which Hub a request is, and bound its silence. Raises OddAnswer where its login would go elsewhere."""
     if endpoint := request.headers.pop(_MARK, None):
-        request.extensions[_OF_HUB] = endpoint
+        path = request.url.path.removeprefix(httpx2.URL(endpoint).path.rstrip("/"))
+        is_file = request.method == "GET" and "/resolve/" in path and not path.startswith("/api/")
+        request.extensions |= {_OF_HUB: endpoint, _OF_FILE: is_file}
     endpoint = request.extensions.get(_OF_HUB)
+    if endpoint:  # some methods of the client ask for no bound at all
+        waits = {"connect": None, "read": None, "write": None} | request.extensions.get("timeout", {})
+        bounded = {phase: ANSWER_TIMEOUT_SECONDS if seconds is None else seconds for phase, seconds in waits.items()}
+        request.extensions["timeout"] = bounded
     if endpoint and "Authorization" in request.headers and not _is_own(request.url, endpoint):
         raise OddAnswer(f"sends the login to another address, {request.url.host}, which does not get it")
 
 
 def _hear(response: httpx2.Response) -> None:
     """Bound the body of an answer, and what its header asks for. Raises OddAnswer, and the client's errors."""
-    if isinstance(stream := response.extensions.get("network_stream"), _Stream):
-        stream.headers_are_in()
-    request = response.request
+    request, stream = response.request, response.extensions.get("network_stream")
     endpoint = request.extensions.get(_OF_HUB)
-    if endpoint is None and request.method in ("GET", "HEAD"):
-        return  # of somebody else in this process
-    encoded = {"Content-Encoding": response.headers.pop("Content-Encoding", "identity")}
-    raw = httpx2.Response(200, headers=encoded, stream=response.stream)  # decodes in small pieces
-    is_file = request.extensions.get(_OF_FILE) and response.is_success
-    response.stream = _Body(raw, None if is_file else _SPENT.get() or _Spent())
+    is_others = endpoint is None and request.method in ("GET", "HEAD")
+    is_file = response.is_success and request.extensions.get(_OF_FILE, False)
+    if isinstance(stream, _Stream):
+        stream.headers_are_in(None if is_others else "file" if is_file else "answer")
+    if is_others:  # of somebody else in this process
+        return
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if is_file and encoding != "identity":  # its bytes are counted as they come
+        raise OddAnswer(f"sends a file encoded as {encoding[:20]!r}, although asked not to")
+    if not is_file:
+        response.headers.pop("Content-Encoding", None)
+        raw = httpx2.Response(200, headers={"Content-Encoding": encoding}, stream=response.stream)
+        response.stream = _Body(raw, _SPENT.get() or _Spent())
     if response.status_code in _BUSY and (seconds_asked(response.headers) or 0) > LONGEST_WAIT_SECONDS:
         hf_raise_for_status(response)  # the client itself would sleep for as long as it is told
     if endpoint:
@@ -134,9 +144,10 @@ def _follow(response: httpx2.Response, endpoint: str) -> None:
     if following := response.links.get("next", {}).get("url"):
         try:
             url = response.request.url.join(following)
-        except httpx2.InvalidURL as error:
+            is_own = _is_own(url, endpoint)
+        except (httpx2.InvalidURL, ValueError) as error:
             raise OddAnswer("names a next page that is no address") from error
-        if not _is_own(url, endpoint):
+        if not is_own:
             raise OddAnswer(f"names a next page at another address, {url.host or url.scheme}, which is not followed")
         response.headers["Link"] = f'<{url}>; rel="next"'
         (_SPENT.get() or _Spent()).turn_page()
@@ -187,31 +198,15 @@ def _is_here(host: str) -> bool:
 
 
 class _Body(httpx2.SyncByteStream):
-    """The body of an answer, decoded: within a budget and a time, or as a file no slower than any line is."""
+    """The body of an answer, decoded in small pieces, which count."""
 
-    def __init__(self, raw: httpx2.Response, spent: _Spent | None) -> None:
+    def __init__(self, raw: httpx2.Response, spent: _Spent) -> None:
         self._raw = raw
         self._spent = spent
 
     def __iter__(self) -> Iterator[bytes]:
-        chunks = self._raw.iter_bytes()
-        waited, count = 0.0, 0
-        while True:
-            began = time.monotonic()
-            chunk = next(chunks, None)
-            # Only what this side waits counts: whoever takes the bytes may be slow.
-            waited += time.monotonic() - began
-            if chunk is None:
-                return
-            count += len(chunk)
-            if self._spent:
-                self._spent.take(chunk)
-                if waited > LONGEST_ANSWER_SECONDS:
-                    raise OddAnswer(f"does not come to an end within {LONGEST_ANSWER_SECONDS} s")
-            elif waited > LEAST_SECONDS:
-                if count < LEAST_BYTES:
-                    raise TimeoutError(f"it sent fewer than {format_bytes(LEAST_BYTES)} in {LEAST_SECONDS} s")
-                waited, count = 0.0, 0
+        for chunk in self._raw.iter_bytes():
+            self._spent.take(chunk)
             yield chunk
 
     def close(self) -> None:
@@ -234,29 +229,51 @@ class _Backend(NetworkBackend):
         self._inner.sleep(seconds)
 
 
+_Part = Literal["headers", "answer", "file"]
+
+
 class _Stream(NetworkStream):
-    """A connection: after each request the headers of the answer, in bounded time, then its body."""
+    """A connection: after each request the headers of the answer, then its body, each in bounded size and time.
+
+    Bytes count as they come over the line: some of what is sent may decode to nothing. Of the time, only what this
+    side waits counts: whoever takes the bytes may be slow. A file may take as long as it comes no slower than any line.
+    """
 
     def __init__(self, inner: NetworkStream) -> None:
         self._inner = inner
-        self._is_header, self._waited, self._bytes = True, 0.0, 0
+        self._begin("headers")
 
-    def headers_are_in(self) -> None:
-        """Stop counting until the next request."""
-        self._is_header = False
+    def _begin(self, part: _Part | None) -> None:
+        self._part, self._waited, self._bytes = part, 0.0, 0
+
+    def headers_are_in(self, body: Literal["answer", "file"] | None) -> None:
+        """Count what comes from now on as an answer or a file, or not at all."""
+        self._begin(body)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         began = time.monotonic()
         data = self._inner.read(max_bytes, timeout)
-        if self._is_header:
-            self._waited += time.monotonic() - began
-            self._bytes += len(data)
-            if self._waited > LONGEST_ANSWER_SECONDS or self._bytes > MAX_ANSWER_HEADER_BYTES:
-                raise OddAnswer("begins an answer with headers that do not come to an end")
+        self._waited += time.monotonic() - began
+        self._bytes += len(data)
+        self._refuse_endless()
         return data
 
+    def _refuse_endless(self) -> None:
+        is_late = self._waited > LONGEST_ANSWER_SECONDS
+        match self._part:
+            case "headers" if is_late or self._bytes > MAX_ANSWER_HEADER_BYTES:
+                raise OddAnswer("begins an answer with headers that do not come to an end")
+            case "answer" if is_late:
+                raise OddAnswer(f"does not come to an end within {LONGEST_ANSWER_SECONDS} s")
+            case "answer" if self._bytes > MAX_ANSWER_BYTES:
+                raise OddAnswer(f"answers with more than {format_bytes(MAX_ANSWER_BYTES)}")
+            case "file" if self._waited > LEAST_SECONDS:
+                if self._bytes < LEAST_BYTES:
+                    raise TimeoutError(f"it sent fewer than {format_bytes(LEAST_BYTES)} in {LEAST_SECONDS} s")
+                self._begin("file")
+
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._is_header, self._waited, self._bytes = True, 0.0, 0
+        self._begin("headers")
         self._inner.write(buffer, timeout)
 
     def close(self) -> None:

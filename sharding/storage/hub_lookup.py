@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError
-from sharding.core.limits import PERSON_SECONDS, REACHED_COMMITS
+from sharding.core.limits import PERSON_SECONDS, REACHED_COMMITS, REACHED_REFS
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import name_some
 from sharding.core.values import RepoRef
@@ -157,7 +157,7 @@ def is_reached(hub: Hub, repo: RepoRef, revision: str | None) -> bool:
     """Return whether a branch or a tag of `repo` is known to lead to its commit, which `revision` names (None: main).
 
     A pull request is neither: anybody may open one, and a Hub knows its commits by their ids like all others. At most
-    `REACHED_COMMITS` are looked through, none for what is at the head of a branch. Raises the client's errors.
+    `REACHED_COMMITS` of `REACHED_REFS` are looked through, none for the head of a branch. Raises the client's errors.
     """
     if revision in (None, "main"):
         return True
@@ -167,10 +167,12 @@ def is_reached(hub: Hub, repo: RepoRef, revision: str | None) -> bool:
         if any(repo.revision == ref.target_commit or revision in (ref.name, ref.ref) for ref in heads):
             return True
         seen = set[str]()
-        for ref in heads:
+        for ref in heads[:REACHED_REFS]:
             for commit in hub.commits(repo.repo_id, ref.name):
-                if commit in seen or len(seen) >= REACHED_COMMITS:
+                if commit in seen:
                     break
+                if len(seen) >= REACHED_COMMITS:
+                    return False
                 if commit == repo.revision:
                     return True
                 seen.add(commit)

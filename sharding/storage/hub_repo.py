@@ -79,9 +79,9 @@ class HubRepo:
 
         return self.ask(look)
 
-    def read(self, revision: str, path: str) -> bytes:
-        """Return a small file."""
-        return self.ask(lambda: self.hub.get(self.repo_id, revision, path, MAX_REPORT_BYTES))
+    def read(self, revision: str, path: str, max_bytes: int = MAX_REPORT_BYTES) -> bytes:
+        """Return a small file, cut off at `max_bytes`."""
+        return self.ask(lambda: self.hub.get(self.repo_id, revision, path, max_bytes))
 
     def commit(self, branch: str, parent: str, message: str, operations: Sequence[Operation]) -> str:
         """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors.

@@ -59,10 +59,13 @@ def wait_to_retry(error: Exception, tries: int) -> None:
 
 
 def seconds_asked(headers: Mapping[str, str]) -> float | None:
-    """Return how long a server wants to be left alone: `Retry-After`, or the Hub's `RateLimit` once nothing is left."""
+    """Return how long a server wants to be left alone: `Retry-After`, or the Hub's `RateLimit` once nothing is left.
+
+    The longer one where there are both: huggingface_hub 2.4 goes by either, depending on the request.
+    """
     from huggingface_hub.utils import parse_ratelimit_headers
 
-    if headers.get("Retry-After", "").isdecimal():
-        return float(headers["Retry-After"])
-    limit = parse_ratelimit_headers(headers)
-    return limit.reset_in_seconds + 1.0 if limit and limit.remaining == 0 else None
+    after, limit = headers.get("Retry-After", ""), parse_ratelimit_headers(headers)
+    asked = [float(after)] if after.isdecimal() else []
+    asked += [limit.reset_in_seconds + 1.0] if limit and limit.remaining == 0 else []
+    return max(asked, default=None)

@@ -47,11 +47,13 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource
         named = {"kind": "hub", "repo_id": info.id, "revision": checked_commit(info.sha)}
         return _REF.validate_python(named), _is_hidden(info), bool(info.gated)
 
-    ref, is_private, is_gated = hub.ask(repo_id, SourceError, pin)
+    ref, is_hidden, is_gated = hub.ask(repo_id, SourceError, pin)
     if is_gated:
         hub.ask(repo_id, SourceError, lambda: hub.may(repo_id))
     is_own = hub.ask(repo_id, SourceError, lambda: is_reached(hub, ref, revision))
-    return HubSource(hub, ref, is_private=is_private, unreached=() if is_own else (f"{ref.repo_id}@{ref.revision}",))
+    unreached = () if is_own else (f"{ref.repo_id}@{ref.revision}",)
+    # What the Hub does not say is not taken for public.
+    return HubSource(hub, ref, is_private=is_hidden is not False, unreached=unreached)
 
 
 def _is_hidden(info: "ModelInfo") -> bool | None:
@@ -197,14 +199,12 @@ class HubSource:
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        from sharding.storage.hub_guard import AS_FILE
-
         self._count()
         url = self._hub.address(self.ref.repo_id, self.ref.revision, entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         headers = {**self._hub.headers, **asked}
         with get_session().stream(
-            "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS, extensions=AS_FILE
+            "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS
         ) as response:
             hf_raise_for_status(response)
             # Redirected to a store, the Hub's own answer is the first; only that speaks of commits.

@@ -10,7 +10,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError
-from sharding.core.limits import COMMIT_SECONDS, RANGES_AT_ONCE
+from sharding.core.limits import COMMIT_SECONDS, MAX_REPORT_BYTES, RANGES_AT_ONCE
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import RECORDS_FOLDER
@@ -65,8 +65,13 @@ class StagingBranch:
             )
         files = self._repo.files(head)
         paths = list(filter(self._is_record, files))
+        if sum(files[path].size for path in paths) > MAX_REPORT_BYTES:
+            raise DestinationError(
+                f"The records on the branch {STAGING_BRANCH} of {self._repo.repo_id} are larger than those of any job.",
+                "Discard them with --restart.",
+            )
         with readers(RANGES_AT_ONCE) as pool:
-            texts = pool.map(lambda path: self._repo.read(head, path), paths)
+            texts = pool.map(lambda path: self._repo.read(head, path, files[path].size), paths)
             records = [parse_staged(text, job) for text in texts]
         found = {record.file: record for record in records if record}
         return whole(found, lambda record: holds(files.get(record.file), record))

@@ -21,7 +21,7 @@ from sharding.core.values import RepoRef
 from sharding.fleet.borrowed import open_lent
 from sharding.localhub import lfs, xet
 from sharding.localhub.hub import Hub
-from sharding.storage import hub_guard, hub_retry
+from sharding.storage import hub_guard, hub_retry, hub_source
 from sharding.storage.hub_client import Hub as Client
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, push
@@ -184,6 +184,49 @@ def test_an_answer_that_drips_is_given_up(hub: InHouse, invoke: Invoke, monkeypa
     assert "does not come to an end" in result.stderr
 
 
+PAUSES = {"without a pause": (0.0, b"a" * 65536), "drop by drop": (0.01, b"a")}
+
+
+@pytest.mark.parametrize("pace", PAUSES)
+def test_what_unpacks_to_nothing_is_given_up_too(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, pace: str) -> None:
+    """A name in the header of a gzip file (RFC 1952, FNAME) may be as long as one likes, and is no part of the text."""
+    monkeypatch.setattr(hub_guard, "MAX_ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr(hub_guard, "LONGEST_ANSWER_SECONDS", 0.5)
+    begun = set[socket.socket]()
+
+    def send(connection: socket.socket) -> None:
+        if connection not in begun:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b\x08\x08\0\0\0\0\0\x03")
+            begun.add(connection)
+        pause, part = PAUSES[pace]
+        threading.Event().wait(pause)
+        connection.sendall(part)
+
+    with served_by_hand(send) as (address, _):
+        result = invoke("inspect", SOURCE, endpoint=address)
+    assert result.exit_code == 3
+    assert "1.0 MB" in result.stderr or "does not come to an end" in result.stderr
+
+
+@pytest.mark.parametrize("endpoint", ["/api/models/", "/tree/", "/resolve/"])
+def test_a_hub_that_says_nothing_is_given_up(
+    hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setattr(hub_guard, "ANSWER_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(hub_source, "READ_TIMEOUT_SECONDS", 0.2)
+    with hub.failing(f"delay:2@{endpoint}"):
+        result = invoke("inspect", SOURCE)
+    assert result.exit_code == 3
+    assert "cannot be reached" in result.stderr
+
+
+def test_a_file_that_comes_packed_is_not_taken(hub: InHouse, invoke: Invoke) -> None:
+    with hub.failing("bomb:80000000@/resolve/"):
+        result = invoke("inspect", SOURCE)
+    assert result.exit_code == 3
+    assert "sends a file encoded as 'gzip', although asked not to" in result.stderr
+
+
 def test_a_file_that_drips_is_given_up(hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_guard, "LEAST_SECONDS", 0.2)
     with hub.failing("trickle:0.01@/resolve/"):
@@ -228,19 +271,23 @@ def test_a_redirect_without_end_is_given_up(hub: InHouse, invoke: Invoke) -> Non
         assert "redirects" in result.stderr, endpoint
 
 
+@pytest.mark.parametrize("wish", [b"Retry-After: 99999999", b'Retry-After: 1\r\nRateLimit: "api";r=0;t=99999999'])
 def test_a_hub_that_asks_to_wait_for_years_is_not_waited_for(
-    hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+    hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, wish: bytes
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", slept.append)
 
     def busy(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 429 Slow\r\nRetry-After: 99999999\r\nContent-Length: 0\r\n\r\n")
+        connection.sendall(b"HTTP/1.1 429 Slow\r\n" + wish + b"\r\nContent-Length: 0\r\n\r\n")
         raise OSError
 
     with served_by_hand(busy) as (address, _):
         assert invoke("inspect", SOURCE, endpoint=address).exit_code == 3
         assert invoke("discard", "alice/made", endpoint=address).exit_code == 3
+        client = Client(address, TOKEN)
+        with pytest.raises(SourceError):  # a list, for which huggingface_hub waits by itself
+            client.ask(SOURCE, SourceError, lambda: list(client.api.list_repo_tree(SOURCE)))
     assert not [seconds for seconds in slept if seconds > 300]
 
 

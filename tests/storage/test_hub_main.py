@@ -105,6 +105,15 @@ def test_a_repo_is_not_shown_with_what_somebody_has_put_there_since(
     assert STAGING_BRANCH not in branches(hub, MADE)
 
 
+def test_records_that_are_larger_than_any_are_not_read(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(hub, ShardFinished)
+    monkeypatch.setattr("sharding.storage.hub_staging.MAX_REPORT_BYTES", 100)
+    hub.log.clear()
+    with pytest.raises(DestinationError, match="larger than those of any job"):
+        list(start(hub, Planned))
+    assert hub.asked("/resolve/.*sharding_records/") <= 1  # whose job it is
+
+
 # --- Two jobs ---------------------------------------------------------------------------------------------
 
 

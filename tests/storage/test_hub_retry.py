@@ -19,7 +19,15 @@ def test_a_server_that_asks_for_more_patience_than_there_is_gets_none() -> None:
         retry.wait_to_retry(error, 1)
 
 
-@pytest.mark.parametrize(("headers", "seconds"), [({"Retry-After": "7"}, 7.0), ({"RateLimit": '"api";r=0;t=55'}, 56.0)])
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"RateLimit": '"api";r=0;t=55'}, 56.0),
+        ({"Retry-After": "7", "RateLimit": '"api";r=0;t=55'}, 56.0),
+        ({"Retry-After": "7", "RateLimit": '"api";r=9;t=55'}, 7.0),
+    ],
+)
 def test_a_hub_that_counts_requests_is_left_alone_for_as_long_as_it_says(
     monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], seconds: float
 ) -> None:

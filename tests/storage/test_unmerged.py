@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sharding import job
 from sharding.cli.commands import app
+from tests import models
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import write_ranks
 from tests.hubs import TOKEN, download, propose, push, shard
@@ -143,6 +144,30 @@ def test_beyond_the_bound_a_commit_is_not_known_to_be_reached(hub: InHouse, monk
     old = merged(hub)
     monkeypatch.setattr("sharding.storage.hub_lookup.REACHED_COMMITS", 1)
     assert "is known to lead to" in findings(hub, f"{FAMOUS}@{old}")["unreached-commit"]
+
+
+@pytest.mark.parametrize("bound", ["REACHED_COMMITS", "REACHED_REFS"])
+def test_beyond_the_bound_no_further_branch_is_asked_for(
+    hub: InHouse, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    commit = branched(hub)
+    for n in range(5):
+        hub.api().create_branch(FAMOUS, branch=f"a{n}")
+    monkeypatch.setattr(f"sharding.storage.hub_lookup.{bound}", 1)
+    hub.log.clear()
+    assert "unreached-commit" in findings(hub, f"{FAMOUS}@{commit}")
+    assert hub.asked("/commits/") <= 2
+
+
+def test_the_classic_engine_says_so_too(hub: InHouse, tmp_path: Path) -> None:
+    push(hub, models.save("llama", tmp_path / "llama"), "alice/llama")
+    place = f"alice/llama@{propose(hub, tmp_path / 'llama', 'alice/llama')}"
+    shard(hub, place, "alice/copy", job.Options("60kB"), engine="classic")
+    folder = download(hub, "alice/copy", tmp_path / "copy")
+    report = json.loads((folder / "sharding_report.json").read_text())
+    assert report["verification"]["unreached"] == [place]
+    assert "unreached-commit" in [one["code"] for one in report["plan"]["findings"]]
+    assert not re.search("^base_model:", (folder / "README.md").read_text(), re.MULTILINE)
 
 
 def test_where_a_hub_cannot_say_it_is_not_known_to_be_reached(hub: InHouse) -> None:
