@@ -1,5 +1,6 @@
 """Only what the page, its clients and MCP need can be asked of it, in bounds, over HTTP."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -7,8 +8,12 @@ from http.client import HTTPConnection
 import httpx
 import psutil
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
 
-from sharding.core.limits import MAX_BODY_BYTES
+from sharding.core.limits import MAX_BODY_BYTES, MAX_TOOL_CALLS
+from sharding.page.door import Door
+from tests.conftest import in_a_loop
 from tests.page.conftest import Site, ask, call
 
 
@@ -100,6 +105,66 @@ def test_a_request_of_another_form_is_not_repeated(space: Site) -> None:
         for path in ("/gradio_api/call/plan", "/gradio_api/queue/join", "/gradio_api/cancel"):
             answer = ask(space, "POST", path, {}, body)
             assert (answer.status_code, len(answer.text) < 500) == (422, True)
+
+
+def test_what_describes_a_file_in_place_of_a_text_has_nothing_fetched(space: Site) -> None:
+    before = len(space.log)
+    file = {"path": "https://example.com/large", "meta": {"_type": "gradio.FileData"}}
+    _, said = call(space, "plan", [file, "1GB", "size", "natural", "keep", "", "", False], {})
+    assert "is a text" in said or "repo" in said
+    assert "Traceback" not in space.log[before:]
+
+
+@pytest.mark.parametrize("session", ["a<gradio-sep>b<gradio-sep>c", "x" * 200, "\xe9", "", 7, ["x"], {"a": 1}])
+@pytest.mark.parametrize("path", ["queue/join", "call/plan", "cancel", "reset"])
+def test_a_session_has_the_name_of_one(space: Site, path: str, session: object) -> None:
+    wish = {"data": [], "fn_index": 0, "event_id": "x", "session_hash": session}
+    assert ask(space, "POST", f"/gradio_api/{path}", {}, wish).status_code == 422
+
+
+def test_a_call_by_the_names_of_its_arguments_is_taken(space: Site, small: str) -> None:
+    began = ask(space, "POST", "/gradio_api/call/v2/inspect", {}, {"source": small})
+    assert began.status_code == 200
+    told = ask(space, "GET", f"/gradio_api/call/v2/inspect/{began.json()['event_id']}", {}).text
+    assert '"tensors"' in told
+
+
+def test_the_call_of_a_tool_is_short(space: Site) -> None:
+    wish = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "a" * 20_000, "arguments": {}}}
+    headers = {"Accept": "application/json, text/event-stream"}
+    assert ask(space, "POST", "/gradio_api/mcp/", headers, wish).status_code == 413
+
+
+def test_only_so_many_tools_are_called_at_a_time() -> None:
+    go, statuses = asyncio.Event(), list[int]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go.wait()
+        await PlainTextResponse("done")(scope, receive, send)
+
+    async def ask_at(door: Door, path: str) -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def send(message: Message) -> None:
+            statuses.extend([message["status"]] if message["type"] == "http.response.start" else [])
+
+        await door({"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}, receive, send)
+
+    async def crowd() -> None:
+        door = Door(app)
+        calls = [asyncio.create_task(ask_at(door, "/gradio_api/mcp/")) for _ in range(MAX_TOOL_CALLS + 3)]
+        calls.append(asyncio.create_task(ask_at(door, "/gradio_api/queue/join")))
+        while len(statuses) < 3:
+            await asyncio.sleep(0)
+        assert statuses == [503] * 3
+        go.set()
+        await asyncio.gather(*calls)
+        assert statuses[3:] == [200] * (MAX_TOOL_CALLS + 1)
+        await ask_at(door, "/gradio_api/mcp/")
+        assert statuses[-1] == 200
+
+    in_a_loop(crowd())
 
 
 def test_the_log_says_where_a_request_broke_and_not_what_it_held(space: Site) -> None:

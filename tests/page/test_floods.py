@@ -1,12 +1,16 @@
 """What nobody fetches, and what nobody asks for any more, is not kept."""
 
+import json
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
 import psutil
 import pytest
 
-from tests.page.conftest import Site, ask
+from sharding.core.limits import MAX_WATCHERS
+from tests.page.conftest import Site, ask, call, copy_name
 
 CALLS = 60
 GROWTH_BYTES = 150_000_000
@@ -25,6 +29,29 @@ def test_long_calls_that_nobody_fetches_are_forgotten(space: Site) -> None:
             assert ask(space, "POST", "/gradio_api/call/plan", {}, call).status_code == 200
     time.sleep(10)
     assert page.memory_info().rss - before < GROWTH_BYTES
+
+
+def test_one_person_watches_jobs_in_so_many_windows(space: Site, small: str) -> None:
+    """Each window takes a call of the page, of which there are some hundreds for all visitors."""
+    name, bob = f"bob/{copy_name('endless')}", {"Authorization": "Bearer hf_bob"}
+    choices = ["60kB", "size", "natural", "keep", False, None, False, False, False, "", "", False]
+    job = json.loads(call(space, "shard", [small, name, *choices], bob)[1].partition("data: ")[2].partition("\n")[0])[0]
+    config = ask(space, "GET", "/config", {}).json()
+    follow = next(each["id"] for each in config["dependencies"] if each["api_name"] == "follow")
+    open_lines: list[Iterator[str]] = []
+    with ExitStack() as stack:
+        for number in range(MAX_WATCHERS + 1):
+            wish = {"data": [job["job"]], "fn_index": follow, "session_hash": f"window-{number}"}
+            assert ask(space, "POST", "/gradio_api/queue/join", bob, wish).status_code == 200
+            address = f"{space.address}/gradio_api/queue/data?session_hash=window-{number}"
+            open_lines.append(stack.enter_context(httpx.stream("GET", address, headers=bob, timeout=60)).iter_lines())
+            shown = next(line for line in open_lines[-1] if "process_generating" in line)
+            assert (f"in {MAX_WATCHERS} windows already" in shown) == (number == MAX_WATCHERS)
+    cancel = next(each["id"] for each in config["dependencies"] if each["api_name"] == "cancel")
+    wish = {"data": [job["job"]], "fn_index": cancel, "session_hash": "end"}
+    assert ask(space, "POST", "/gradio_api/queue/join", bob, wish).status_code == 200
+    while '"cancelled"' not in call(space, "status", [job["job"]], bob)[1]:
+        time.sleep(0.2)
 
 
 @pytest.mark.thorough
