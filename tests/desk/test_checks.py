@@ -129,6 +129,14 @@ def test_weights_of_a_pull_request_are_never_green(
         assert trust.level == "unreached" and "Every byte" in trust.reasons[1]
 
 
+def test_a_base_of_a_pull_request_counts_too(desk: Desk, hub: Server, trained: Path, name: str) -> None:
+    (trained / "README.md").write_text("Another.")
+    base = f"alice/base@{propose(hub, trained, 'alice/base')}"
+    *_, _ = job.shard("alice/run", name, Options("1MB", base=base), endpoint=hub.address, token=ALICE)
+    trust = desk.judge(name, ALICE)[1]
+    assert trust.level == "unreached" and "alice/base" in trust.reasons[0]
+
+
 def test_a_report_that_says_nothing_of_it_is_held_to_what_the_hub_says(
     desk: Desk, hub: Server, unmerged: str, name: str, tmp_path: Path
 ) -> None:

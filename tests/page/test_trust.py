@@ -124,6 +124,22 @@ def test_what_cannot_be_compared_only_claims(
     assert api_result(space, name, "hf_alice")["trust"]["level"] == "fits"
 
 
+def is_green(shown: Locator) -> bool:
+    """Whether something is written in the colour of what is good."""
+    return bool(
+        shown.evaluate(
+            """element => {
+                const probe = document.createElement("i")
+                probe.style.color = "var(--good)"
+                element.append(probe)
+                const good = getComputedStyle(probe).color
+                probe.remove()
+                return getComputedStyle(element).color === good
+            }"""
+        )
+    )
+
+
 def test_weights_of_a_pull_request_are_named_so_and_never_green(
     space: Site, visit: Visit, hub: Server, small: str, tmp_path: Path
 ) -> None:
@@ -142,6 +158,7 @@ def test_weights_of_a_pull_request_are_named_so_and_never_green(
     name = copy_name("unmerged")
     start_job(page, name)
     shown = headline(page, "unreached")  # the job's own result
+    assert not is_green(page.locator(".job .state"))
     expect(page.locator("#result")).to_contain_text(said)
     assert "good" not in (shown.get_attribute("class") or "")
 
@@ -154,6 +171,7 @@ def test_weights_of_a_pull_request_are_named_so_and_never_green(
     page.goto(space.address)
     job = page.get_by_label("My jobs").get_by_role("listitem").filter(has_text=name)
     expect(job).to_contain_text(f"from {famous}, a commit on no known branch")
+    assert not is_green(job.locator(".badge"))
     answer = api_result(space, f"bob/{name}")
     assert answer["trust"]["level"] == "unreached" and said in answer["trust"]["reasons"][0]
 

@@ -161,6 +161,7 @@ def test_beyond_the_bound_no_further_branch_is_asked_for(
 
 def test_the_classic_engine_says_so_too(hub: InHouse, tmp_path: Path) -> None:
     push(hub, models.save("llama", tmp_path / "llama"), "alice/llama")
+    (tmp_path / "llama/README.md").write_text("---\nbase_model: meta/llama\n---\n")
     place = f"alice/llama@{propose(hub, tmp_path / 'llama', 'alice/llama')}"
     shard(hub, place, "alice/copy", job.Options("60kB"), engine="classic")
     folder = download(hub, "alice/copy", tmp_path / "copy")
