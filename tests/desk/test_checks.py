@@ -130,7 +130,7 @@ def test_weights_of_a_pull_request_are_never_green(
 
 
 def test_a_base_of_a_pull_request_counts_too(desk: Desk, hub: Server, trained: Path, name: str) -> None:
-    (trained / "README.md").write_text("Another.")
+    (trained / "README.md").write_text("---\nlicense: mit\n---\n")
     base = f"alice/base@{propose(hub, trained, 'alice/base')}"
     *_, _ = job.shard("alice/run", name, Options("1MB", base=base), endpoint=hub.address, token=ALICE)
     trust = desk.judge(name, ALICE)[1]
