@@ -93,6 +93,9 @@ MAX_BOX_PAIRS = 20_000_000
 """Pieces of a tensor that are compared with one another: thousands of ranks that cut along two dimensions stay far
 below; beyond it stand pieces that nobody's cut has made."""
 
+MAX_DIMENSIONS = 64
+"""As many as a tensor has in numpy."""
+
 MAX_DIRECTORY_BYTES = 16_000_000
 """The directory of a .bin file has about 80 bytes for each of its tensors."""
 

@@ -3,7 +3,7 @@
 import io
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -98,3 +98,72 @@ def test_honest_pieces_are_read_once_whatever_their_number(tmp_path: Path, read_
     assert result.exit_code == 0, result.output
     assert sum(read_bytes) == len(one) * PIECES
     assert len(read_bytes) == 1
+
+
+def refusal(folder: Path) -> str:
+    """Return what `inspect` says of a checkpoint that it does not take."""
+    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    assert result.exit_code == 3, result.output
+    return result.stderr
+
+
+def forged(folder: Path, change: Callable[[Metadata], None], code: bytes = b"") -> Path:
+    """Write a checkpoint of one row, its metadata changed, with a pickle's `code` where the text MARK stands in them."""
+    one = archive()
+    write_ranks(folder, one, [(0, len(one))])
+    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())
+    change(metadata)
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, 4)
+    pickler.fast = True  # remembers nothing, so that only `code` does
+    pickler.dump(metadata)
+    (folder / ".metadata").write_bytes(stream.getvalue().replace(b"\x8c\x04MARK", code))
+    return folder
+
+
+def marked(metadata: Metadata) -> None:
+    metadata.planner_data = {"w": ("MARK",)}
+
+
+DOUBLED = b")\x94" + b"".join(b"h%c\x86\x94" % number for number in range(20))
+DEEP = b")" + b"\x85" * 20_000
+
+
+@pytest.mark.parametrize("code", [DOUBLED, DEEP, b"\x88", b"X" + (5000).to_bytes(4, "little") + b"a" * 5000])
+def test_a_path_of_anything_but_names_and_numbers_is_refused(tmp_path: Path, code: bytes) -> None:
+    assert "it leads to w by what are neither names nor numbers" in refusal(forged(tmp_path / "in", marked, code))
+
+
+def test_a_path_that_is_not_that_of_its_name_is_not_followed(tmp_path: Path) -> None:
+    def elsewhere(metadata: Metadata) -> None:
+        metadata.planner_data = {"w": ("model", "module." * 500 + "x")}
+
+    result = CliRunner().invoke(app, ["inspect", str(forged(tmp_path / "in", elsewhere))])
+    assert result.exit_code == 0 and "taken off" not in result.output, result.output
+
+
+def test_a_long_text_in_many_names_of_classes_is_refused(tmp_path: Path) -> None:
+    code = b"](X" + (500_000).to_bytes(4, "little") + b"a" * 500_000 + b"\x94" + b"h\0h\0\x93" * 100 + b"e"
+    assert "instructions" in refusal(forged(tmp_path / "in", marked, code))
+
+
+def test_a_piece_of_more_dimensions_than_a_tensor_has_is_refused(tmp_path: Path) -> None:
+    def of_many_dimensions(metadata: Metadata) -> None:
+        metadata.state_dict_metadata["w"].chunks[0].offsets = torch.Size((0,) * 1000)  # type: ignore[union-attr]
+
+    assert "no list of at most 64 lengths" in refusal(forged(tmp_path / "in", of_many_dimensions))
+
+
+def test_a_piece_that_is_named_again_and_again_is_refused(tmp_path: Path) -> None:
+    def again(metadata: Metadata) -> None:
+        metadata.state_dict_metadata["w"].chunks *= 1000  # type: ignore[union-attr]
+
+    assert "it does not say where the piece of w at [0, 0] lies" in refusal(forged(tmp_path / "in", again))
+
+
+def test_a_tensor_without_pieces_is_refused(tmp_path: Path) -> None:
+    def without_pieces(metadata: Metadata) -> None:
+        metadata.state_dict_metadata["w"].size = torch.Size((0, 4))  # type: ignore[union-attr]
+        metadata.state_dict_metadata["w"].chunks = []  # type: ignore[union-attr]
+
+    assert "it says too little of w" in refusal(forged(tmp_path / "in", without_pieces))
