@@ -1,9 +1,11 @@
 """A forged checkpoint of ranks costs a command no more than an honest one: it is refused before much is read."""
 
 import io
+import json
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -167,3 +169,35 @@ def test_a_tensor_without_pieces_is_refused(tmp_path: Path) -> None:
         metadata.state_dict_metadata["w"].chunks = []  # type: ignore[union-attr]
 
     assert "it says too little of w" in refusal(forged(tmp_path / "in", without_pieces))
+
+
+def write_rank(folder: Path, number: int, shape: tuple[int, ...], offsets: list[int], name: str = "w") -> None:
+    """Write the file of a rank: one element of a tensor, of which the piece begins at `offsets`."""
+    said = {"__metadata__": {"DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": offsets}})}}
+    header = json.dumps(said | {name: {"dtype": "U8", "shape": shape, "data_offsets": [0, 1]}}).encode()
+    path = folder / f"shard-{number:05d}-model-00001-of-00001.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+
+
+def test_pieces_cut_along_many_dimensions_take_few_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    same, cuts = 20, 6
+    for number, place in enumerate(product((0, 1), repeat=cuts), start=1):
+        write_rank(tmp_path, number, (1,) * (same + cuts), [0] * same + list(place))
+    monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 2**cuts * cuts * (same + cuts))
+    with patch("sharding.formats.rank_boxes._overlap", side_effect=AssertionError):
+        result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+
+
+def test_all_tensors_share_the_looks_that_a_checkpoint_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        write_rank(tmp_path, number + 1, (1,), [number % 2], f"w{number // 2}")
+    monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 20)
+    assert CliRunner().invoke(app, ["inspect", str(tmp_path)]).exit_code == 0
+    monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 19)
+    assert "w9 lies in too many pieces that may overlap." in refusal(tmp_path)
+
+
+def test_a_tensor_of_more_dimensions_than_any_has_is_refused(tmp_path: Path) -> None:
+    write_rank(tmp_path, 1, (1,) * 300, [1 << 62] * 300)
+    assert "w has 300 dimensions; at most 64 are taken." in refusal(tmp_path)
