@@ -26,19 +26,18 @@ class SavedBoxes:
 
 
 def assemble(
-    saved: Iterable[SavedBoxes], ends: dict[str, int], suspects: Iterable[str] = ()
+    saved: Iterable[SavedBoxes], ends: dict[str, int], hint: str = ""
 ) -> tuple[list[TensorEntry], list[Gathered]]:
     """Return the tensors, each once, and those among them that are put together of pieces.
 
     `ends` are the sizes of the files: there the latter lie, one after another, each in the file of its first piece.
-    `suspects` are files that may be what is missing. Raises SourceError where pieces do not fill a tensor, or overlap.
+    `hint` says which files may be missing. Raises SourceError where pieces do not fill a tensor, or overlap.
     """
-    suspects = list(suspects)
     entries, gathered = list[TensorEntry](), list[Gathered]()
     looks = MAX_BOX_LOOKS
     for tensor in saved:
         boxes = sorted((box for box in tensor.boxes if prod(box.shape)), key=lambda box: box.offsets)
-        shape = _shape(tensor, boxes, suspects)
+        shape = _shape(tensor, boxes, hint)
         looks = _refuse_overlaps(tensor.name, boxes, looks)
         try:
             size = tensor_bytes(tensor.dtype, shape)
@@ -66,7 +65,7 @@ def _is_in_order(box: Box) -> bool:
     return all(own == expected for length, own, expected in moving if length > 1)
 
 
-def _shape(tensor: SavedBoxes, boxes: Sequence[Box], suspects: Sequence[str]) -> tuple[int, ...]:
+def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ...]:
     """Return the shape that the pieces fill. Raises SourceError where they do not."""
     ranks = {len(box.shape) for box in tensor.boxes} | {len(box.offsets) for box in tensor.boxes}
     if len(ranks | ({len(tensor.shape)} if tensor.shape is not None else set())) > 1:
@@ -83,7 +82,6 @@ def _shape(tensor: SavedBoxes, boxes: Sequence[Box], suspects: Sequence[str]) ->
         raise SourceError(f"A piece of {tensor.name} reaches beyond its shape {list(shape)}.", _AGAIN)
     there, wanted = sum(prod(box.shape) for box in boxes), prod(shape)
     if there < wanted:
-        hint = f"{name_some(suspects)} {'is' if len(suspects) == 1 else 'are'} not there. " if suspects else ""
         message = f"Pieces of {tensor.name} are missing: {there:,} of its {wanted:,} elements are there"
         raise SourceError(f"{message}, in {name_some(sorted({box.file for box in around}))}.", hint + _AGAIN)
     return shape

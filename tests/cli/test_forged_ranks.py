@@ -4,7 +4,7 @@ import io
 import json
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from unittest.mock import patch
@@ -201,3 +201,24 @@ def test_all_tensors_share_the_looks_that_a_checkpoint_has(tmp_path: Path, monke
 def test_a_tensor_of_more_dimensions_than_any_has_is_refused(tmp_path: Path) -> None:
     write_rank(tmp_path, 1, (1,) * 300, [1 << 62] * 300)
     assert "w has 300 dimensions; at most 64 are taken." in refusal(tmp_path)
+
+
+def test_of_files_that_are_missing_only_the_first_are_named(tmp_path: Path) -> None:
+    for number in range(1, 41):
+        write_rank(tmp_path, number, (1,), [number - 1])
+        path = tmp_path / f"shard-{number:05d}-model-00001-of-00001.safetensors"
+        rank = 99_999 if number == 1 else number
+        path.rename(tmp_path / f"shard-{rank:05d}-model-{number:05d}-of-99999.safetensors")
+    made = []
+    with patch("sharding.formats.dcp_safetensors.product", lambda *ranges: made_of(ranges, made)):
+        result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    first = [f"shard-00001-model-{number:05d}-of-99999.safetensors" for number in (1, 2, 3)]
+    assert f"{', '.join(first)} and {400 * 40 - 39 - 3} more would be there" in " ".join(result.output.split())
+    assert 0 < len(made) < 10
+
+
+def made_of(ranges: tuple[Iterable[int], Iterable[str]], made: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    for pair in product(*ranges):
+        made.append(pair)
+        yield pair
