@@ -52,8 +52,9 @@ def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> T
     tensors, gathered = assemble_headers(files, of_model)
     tensors = [tensor._replace(name=names[tensor.name]) for tensor in tensors]
     findings = [_pieces(files, gathered), *_left_out(left_out, ()), *_renamed(names)]
-    if missing := missing_names(files):
-        message = f"Not every rank has a file of every number: {name_some(missing)} would be there."
+    missing, number = missing_names(files)
+    if number:
+        message = f"Not every rank has a file of every number: {name_some(missing, total=number)} would be there."
         hint = "No piece is missing between those that are there; whether one comes after them, only a base can tell."
         findings.append(Finding("warning", "ranks-uneven", message, hint))
     return Trained(tensors, gathered, findings)

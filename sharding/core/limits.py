@@ -89,9 +89,12 @@ MAX_DCP_STEPS = 20_000_000
 """The `.metadata` of a checkpoint of ranks: 200 bytes and 67 instructions a piece, so 300,000 pieces with those of the
 optimizer; a hostile one of so many instructions takes two gigabytes."""
 
-MAX_BOX_PAIRS = 20_000_000
-"""Pieces of a tensor that are compared with one another: thousands of ranks that cut along two dimensions stay far
-below; beyond it stand pieces that nobody's cut has made."""
+MAX_BOX_LOOKS = 8_000_000
+"""How often pieces of a checkpoint are looked at along a dimension, to tell whether any overlap: ten seconds at most.
+Cuts along two dimensions take three looks a piece, so this is enough for two million pieces."""
+
+MAX_DIMENSIONS = 64
+"""As many as a tensor has in numpy."""
 
 MAX_DIRECTORY_BYTES = 16_000_000
 """The directory of a .bin file has about 80 bytes for each of its tensors."""

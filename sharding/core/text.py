@@ -17,14 +17,18 @@ def values_in(json_text: bytes) -> int:
     return sum(map(json_text.count, (b",", b"[", b"{")))
 
 
-def name_some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first few of `names` as a phrase.
+MOST_NAMES = 3
+"""Names that a phrase has."""
 
-    >>> name_some(["a", "b", "c", "d"])
-    'a, b, c and 1 more'
+
+def name_some(names: Sequence[str], most: int = MOST_NAMES, *, total: int = 0) -> str:
+    """Return the first few of `names` as a phrase; `total` is how many there are where not all are given.
+
+    >>> name_some(["a", "b", "c", "d"]), name_some(["a", "b", "c"], total=90)
+    ('a, b, c and 1 more', 'a, b, c and 87 more')
     """
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    more = (total or len(names)) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sharding.core.limits import MAX_DCP_STEPS
+from sharding.core.limits import MAX_DCP_STEPS, MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from sharding.core.text import name_problem, shown_name
 from sharding.formats.dtypes import BY_TORCH
 from sharding.formats.torch_globals import Global, Ordered, PickleRefused
@@ -65,9 +65,9 @@ def parse_metadata(data: bytes) -> DcpMetadata:
     for name, entry in entries.items():
         if not isinstance(name, str):
             raise PickleRefused("it names an entry by what is no text")
-        path = _path(paths.get(name))
-        if problem := name_problem(name) or name_problem(".".join(path)):
+        if problem := name_problem(name):
             raise PickleRefused(f"it has an entry by the name {shown_name(name)}, which {problem}")
+        path = _path(name, paths.get(name))
         if _is(entry, "TensorStorageMetadata"):
             tensors.append(_entry(name, path, entry, places))
         elif _is(entry, "BytesStorageMetadata"):
@@ -100,6 +100,7 @@ class _Machine(Machine):
         module, name = self._pop_last(2)
         if not isinstance(module, str) or not isinstance(name, str):
             raise PickleRefused("it names a class by what is no text")
+        self._spend(len(module) + len(name))  # one long text may be in many names
         self._stack.append(Global(f"{module}.{name}"))
 
     def _call(self) -> None:
@@ -167,7 +168,9 @@ def _dictionary(made: _Made, key: str) -> Mapping[Any, Any]:
 
 
 def _lengths(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple | list) or not all(type(item) is int and 0 <= item < _LENGTH_END for item in value):
+    if not isinstance(value, tuple | list) or len(value) > MAX_DIMENSIONS:
+        raise PickleRefused(f"it has a shape that is no list of at most {MAX_DIMENSIONS} lengths")
+    if not all(type(item) is int and 0 <= item < _LENGTH_END for item in value):
         raise PickleRefused("it has a shape of what are no lengths")
     return tuple(value)
 
@@ -198,16 +201,16 @@ def _places(stored: Mapping[Any, Any]) -> dict[tuple[str, str], _Place]:
     return found
 
 
-def _entry(name: str, path: tuple[str, ...], made: _Made, places: Mapping[tuple[str, str], _Place]) -> SavedEntry:
+def _entry(name: str, path: tuple[str, ...], made: _Made, places: dict[tuple[str, str], _Place]) -> SavedEntry:
     shape, properties, chunks = (made.state.get(key) for key in ("size", "properties", "chunks"))
-    if not isinstance(chunks, list) or not isinstance(properties, _Made):
+    if not isinstance(chunks, list) or not chunks or not isinstance(properties, _Made):
         raise PickleRefused(f"it says too little of {name[:100]}")
     found = []
     for chunk in chunks:
         if not _is(chunk, "ChunkStorageMetadata"):
             raise PickleRefused(f"it says too little of a piece of {name[:100]}")
         offsets, size = _lengths(chunk.state.get("offsets")), _lengths(chunk.state.get("sizes"))
-        place = places.get((name, str(offsets)))
+        place = places.pop((name, str(offsets)), None)  # each once, or one piece could be there a million times
         if place is None:
             raise PickleRefused(f"it does not say where the piece of {name[:100]} at {list(offsets)} lies")
         found.append(SavedChunk(offsets, size, *place))
@@ -224,5 +227,14 @@ def _dtype(properties: _Made) -> str:
     return name
 
 
-def _path(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, tuple | list) and len(value) < 100 else ()
+def _path(name: str, value: Any) -> tuple[str, ...]:
+    """Return the keys on the way to a tensor, () where they are not known: torch joins them to its name.
+
+    They are texts and numbers. Of anything else `str` may be without end, and one long path may be that of many names.
+    """
+    if not isinstance(value, tuple | list) or len(value) >= 100:
+        return ()
+    if not all(type(key) is int or (type(key) is str and len(key) <= MAX_NAME_CHARACTERS) for key in value):
+        raise PickleRefused(f"it leads to {shown_name(name)} by what are neither names nor numbers")
+    path = tuple(map(str, value))
+    return path if ".".join(path) == name else ()

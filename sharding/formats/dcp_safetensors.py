@@ -7,10 +7,12 @@ pieces: that of the last rank ends it.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, product
 from typing import Any
 
 from sharding.core.errors import SourceError
 from sharding.core.gathered import Box, Gathered, strides_of
+from sharding.core.text import MOST_NAMES, name_some
 from sharding.core.values import FileEntry, Header, TensorEntry
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.rank_boxes import SavedBoxes, assemble
@@ -26,7 +28,8 @@ def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> t
 
     Raises SourceError where a piece is missing or there twice, or a header does not say where its pieces belong.
     """
-    saved: dict[str, SavedBoxes] = {}
+    dtypes: dict[str, str] = {}
+    boxes: dict[str, list[Box]] = {}
     for file, header in zip(files, headers, strict=True):
         offsets = saved_offsets((header.metadata or {}).get(SHARDING_INFO), file.path)
         for tensor in header.tensors:
@@ -34,11 +37,14 @@ def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> t
             box = Box(
                 tensor.file, tensor.start_byte, offsets.get(tensor.name, first), tensor.shape, strides_of(tensor.shape)
             )
-            before = saved.get(tensor.name, SavedBoxes(tensor.name, tensor.dtype, None, ()))
-            if before.dtype != tensor.dtype:
-                raise SourceError(f"{tensor.name} is {before.dtype} in one file and {tensor.dtype} in another.", _HINT)
-            saved[tensor.name] = SavedBoxes(tensor.name, tensor.dtype, None, (*before.boxes, box))
-    return assemble(saved.values(), {file.path: file.bytes for file in files}, missing_names(files))
+            dtype = dtypes.setdefault(tensor.name, tensor.dtype)
+            if dtype != tensor.dtype:
+                raise SourceError(f"{tensor.name} is {dtype} in one file and {tensor.dtype} in another.", _HINT)
+            boxes.setdefault(tensor.name, []).append(box)
+    saved = (SavedBoxes(name, dtypes[name], None, tuple(pieces)) for name, pieces in boxes.items())
+    missing, count = missing_names(files)
+    hint = f"{name_some(missing, total=count)} {'is' if count == 1 else 'are'} not there. " if count else ""
+    return assemble(saved, {file.path: file.bytes for file in files}, hint)
 
 
 def without_dcp(metadata: Mapping[str, str] | None) -> dict[str, str]:
@@ -46,22 +52,25 @@ def without_dcp(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return {key: text for key, text in (metadata or {}).items() if key not in _OF_DCP}
 
 
-def missing_names(files: Iterable[FileEntry]) -> list[str]:
-    """Return the files that would be there if every rank had written one of each number.
+def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
+    """Return the first files, and how many, that would be there if every rank had written one of each number.
+
+    Of n files they may be 10 * n * n, so no more names are made than are shown.
 
     >>> missing_names([FileEntry(f"shard-0000{n}-model-00001-of-00001.safetensors", 1) for n in (1, 3)])
-    ['shard-00002-model-00001-of-00001.safetensors']
+    (['shard-00002-model-00001-of-00001.safetensors'], 1)
     """
     found = {file.path for file in files}
     parts = [match for path in found if (match := RANK_SHARD_NAME.fullmatch(path))]
     ranks, count = max(int(part["rank"]) for part in parts), parts[0]["count"]
+    ranks = min(ranks, 10 * len(parts))
     numbers = sorted({part["number"] for part in parts})
-    names = [
+    names = (
         f"shard-{rank:05d}-model-{number}-of-{count}.safetensors"
-        for rank in range(1, min(ranks, 10 * len(parts)) + 1)
-        for number in numbers
-    ]
-    return [name for name in names if name not in found]
+        for rank, number in product(range(1, ranks + 1), numbers)
+    )
+    first = list(islice((name for name in names if name not in found), MOST_NAMES))
+    return first, ranks * len(numbers) - sum(1 <= int(part["rank"]) <= ranks for part in parts)
 
 
 def saved_offsets(text: str | None, path: str) -> Mapping[str, tuple[int, ...]]:

@@ -26,7 +26,9 @@ RECORDS_FOLDER = "sharding_records"
 SHARD_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")
 BIN_SHARD_NAME = re.compile(SHARD_NAME.pattern.replace("safetensors", "bin"))
 
-RANK_SHARD_NAME = re.compile(r"shard-(?P<rank>\d{5})-model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+RANK_SHARD_NAME = re.compile(
+    r"shard-(?P<rank>\d{5})-model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors", re.ASCII
+)
 """Files of one rank, as torch's HuggingFaceStorageWriter calls them (torch 2.13, `_hf_utils._gen_file_name`)."""
 
 DCP_METADATA_NAME = ".metadata"

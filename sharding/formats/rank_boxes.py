@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 
 from sharding.core.errors import SourceError
 from sharding.core.gathered import Box, Gathered, strides_of
-from sharding.core.limits import MAX_BOX_PAIRS
+from sharding.core.limits import MAX_BOX_LOOKS, MAX_DIMENSIONS
 from sharding.core.text import name_some
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import BY_NAME, tensor_bytes
@@ -25,19 +26,19 @@ class SavedBoxes:
 
 
 def assemble(
-    saved: Iterable[SavedBoxes], ends: dict[str, int], suspects: Iterable[str] = ()
+    saved: Iterable[SavedBoxes], ends: dict[str, int], hint: str = ""
 ) -> tuple[list[TensorEntry], list[Gathered]]:
     """Return the tensors, each once, and those among them that are put together of pieces.
 
     `ends` are the sizes of the files: there the latter lie, one after another, each in the file of its first piece.
-    `suspects` are files that may be what is missing. Raises SourceError where pieces do not fill a tensor, or overlap.
+    `hint` says which files may be missing. Raises SourceError where pieces do not fill a tensor, or overlap.
     """
-    suspects = list(suspects)
     entries, gathered = list[TensorEntry](), list[Gathered]()
+    looks = MAX_BOX_LOOKS
     for tensor in saved:
         boxes = sorted((box for box in tensor.boxes if prod(box.shape)), key=lambda box: box.offsets)
-        shape = _shape(tensor, boxes, suspects)
-        _refuse_overlaps(tensor.name, shape, boxes)
+        shape = _shape(tensor, boxes, hint)
+        looks = _refuse_overlaps(tensor.name, boxes, looks)
         try:
             size = tensor_bytes(tensor.dtype, shape)
         except ValueError as error:
@@ -64,11 +65,13 @@ def _is_in_order(box: Box) -> bool:
     return all(own == expected for length, own, expected in moving if length > 1)
 
 
-def _shape(tensor: SavedBoxes, boxes: Sequence[Box], suspects: Sequence[str]) -> tuple[int, ...]:
+def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ...]:
     """Return the shape that the pieces fill. Raises SourceError where they do not."""
     ranks = {len(box.shape) for box in tensor.boxes} | {len(box.offsets) for box in tensor.boxes}
     if len(ranks | ({len(tensor.shape)} if tensor.shape is not None else set())) > 1:
         raise SourceError(f"The pieces of {tensor.name} have different numbers of dimensions.", _AGAIN)
+    if (dimensions := ranks.pop()) > MAX_DIMENSIONS:
+        raise SourceError(f"{tensor.name} has {dimensions:,} dimensions; at most {MAX_DIMENSIONS} are taken.")
     around = boxes or tensor.boxes
     reach = tuple(
         max(start + length for start, length in ends)
@@ -79,39 +82,54 @@ def _shape(tensor: SavedBoxes, boxes: Sequence[Box], suspects: Sequence[str]) ->
         raise SourceError(f"A piece of {tensor.name} reaches beyond its shape {list(shape)}.", _AGAIN)
     there, wanted = sum(prod(box.shape) for box in boxes), prod(shape)
     if there < wanted:
-        hint = f"{name_some(suspects)} {'is' if len(suspects) == 1 else 'are'} not there. " if suspects else ""
         message = f"Pieces of {tensor.name} are missing: {there:,} of its {wanted:,} elements are there"
         raise SourceError(f"{message}, in {name_some(sorted({box.file for box in around}))}.", hint + _AGAIN)
     return shape
 
 
-def _refuse_overlaps(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
-    """Raise SourceError where two pieces hold the same elements, or there are too many to be compared."""
-    if len(boxes) < 2:
-        return
-    # Along the dimension with the most cuts few are open at a time. A number has no dimension: all are.
-    axis = max(range(len(shape)), key=lambda axis: len({box.offsets[axis] for box in boxes}), default=None)
-    along = boxes if axis is None else sorted(boxes, key=lambda box: box.offsets[axis])
-    left = MAX_BOX_PAIRS
-    open_boxes: list[Box] = []
-    for box in along:
-        if axis is not None:
-            start = box.offsets[axis]
-            open_boxes = [other for other in open_boxes if other.offsets[axis] + other.shape[axis] > start]
-        left -= len(open_boxes)
-        if left < 0:
-            raise SourceError(f"{name} lies in too many pieces that may overlap.", _AGAIN)
-        for other in open_boxes:
-            if _overlap(box, other):
-                where = sorted({box.file, other.file})
-                raise SourceError(f"The same elements of {name} are there twice, in {name_some(where)}.", _AGAIN)
-        open_boxes.append(box)
+def _refuse_overlaps(name: str, boxes: Sequence[Box], left: int) -> int:
+    """Return what is left of `left` looks at a piece along one dimension, after all were compared.
+
+    Whoever cuts a tensor cuts it from side to side, and its parts again. So the pieces are parted in this way; only
+    those that no dimension parts are compared with one another. Raises SourceError where two hold the same elements.
+    """
+    groups = [list(boxes)]
+    while groups:
+        group = groups.pop()
+        if len(group) < 2:
+            continue
+        for axis in range(len(group[0].shape)):
+            left = _spend(name, left, len(group))
+            if len(parts := _parted(group, axis)) > 1:
+                groups += parts
+                break
+        else:
+            for one, other in combinations(group, 2):
+                left = _spend(name, left, len(one.shape))
+                if _overlap(one, other):
+                    where = sorted({one.file, other.file})
+                    raise SourceError(f"The same elements of {name} are there twice, in {name_some(where)}.", _AGAIN)
+    return left
+
+
+def _spend(name: str, left: int, steps: int) -> int:
+    if left < steps:
+        raise SourceError(f"{name} lies in too many pieces that may overlap.", _AGAIN)
+    return left - steps
+
+
+def _parted(boxes: Iterable[Box], axis: int) -> list[list[Box]]:
+    """Return the pieces in groups, between which a cut goes through the tensor across `axis`."""
+    parts = list[list[Box]]()
+    reach = 0
+    for box in sorted(boxes, key=lambda box: box.offsets[axis]):
+        if not parts or box.offsets[axis] >= reach:
+            parts.append([])
+        parts[-1].append(box)
+        reach = max(reach, box.offsets[axis] + box.shape[axis])
+    return parts
 
 
 def _overlap(one: Box, other: Box) -> bool:
-    return all(
-        max(starts) < min(start + length for start, length in zip(starts, lengths, strict=True))
-        for starts, lengths in zip(
-            zip(one.offsets, other.offsets, strict=True), zip(one.shape, other.shape, strict=True), strict=True
-        )
-    )
+    along = zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
+    return all(start < begin + size and begin < start + length for start, length, begin, size in along)

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sharding.core.limits import MAX_DIMENSIONS
 from sharding.formats.dtypes import BY_TORCH
 
 _INT32_END = 1 << 31
 ID_PARTS = 5
 """Words that name a storage: what it is, its class, key, device and length. Old files have a sixth, and no bytes."""
-
-_MOST_DIMENSIONS = 64
-"""As many as numpy has."""
 
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
@@ -163,7 +161,7 @@ def _tensor_v3(
     if not isinstance(storage, Storage) or not isinstance(dtype, Global) or dtype.name not in DTYPES:
         raise PickleRefused("it makes a tensor of what is no storage")
     sizes = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
-    if not sizes or len(shape) > _MOST_DIMENSIONS or not all(map(_is_count, (offset, *shape, *strides))):
+    if not sizes or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, (offset, *shape, *strides))):
         raise PickleRefused("it makes a tensor whose offset, shape or strides cannot be")
     if not isinstance(metadata, dict | None):
         raise PickleRefused("it makes a tensor with metadata that are none")

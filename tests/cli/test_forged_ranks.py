@@ -1,9 +1,11 @@
 """A forged checkpoint of ranks costs a command no more than an honest one: it is refused before much is read."""
 
 import io
+import json
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -98,3 +100,125 @@ def test_honest_pieces_are_read_once_whatever_their_number(tmp_path: Path, read_
     assert result.exit_code == 0, result.output
     assert sum(read_bytes) == len(one) * PIECES
     assert len(read_bytes) == 1
+
+
+def refusal(folder: Path) -> str:
+    """Return what `inspect` says of a checkpoint that it does not take."""
+    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    assert result.exit_code == 3, result.output
+    return result.stderr
+
+
+def forged(folder: Path, change: Callable[[Metadata], None], code: bytes = b"") -> Path:
+    """Write a checkpoint of one row, its metadata changed, with a pickle's `code` where the text MARK stands in them."""
+    one = archive()
+    write_ranks(folder, one, [(0, len(one))])
+    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())
+    change(metadata)
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, 4)
+    pickler.fast = True  # remembers nothing, so that only `code` does
+    pickler.dump(metadata)
+    (folder / ".metadata").write_bytes(stream.getvalue().replace(b"\x8c\x04MARK", code))
+    return folder
+
+
+def marked(metadata: Metadata) -> None:
+    metadata.planner_data = {"w": ("MARK",)}
+
+
+DOUBLED = b")\x94" + b"".join(b"h%c\x86\x94" % number for number in range(20))
+DEEP = b")" + b"\x85" * 20_000
+
+
+@pytest.mark.parametrize("code", [DOUBLED, DEEP, b"\x88", b"X" + (5000).to_bytes(4, "little") + b"a" * 5000])
+def test_a_path_of_anything_but_names_and_numbers_is_refused(tmp_path: Path, code: bytes) -> None:
+    assert "it leads to w by what are neither names nor numbers" in refusal(forged(tmp_path / "in", marked, code))
+
+
+def test_a_path_that_is_not_that_of_its_name_is_not_followed(tmp_path: Path) -> None:
+    def elsewhere(metadata: Metadata) -> None:
+        metadata.planner_data = {"w": ("model", "module." * 500 + "x")}
+
+    result = CliRunner().invoke(app, ["inspect", str(forged(tmp_path / "in", elsewhere))])
+    assert result.exit_code == 0 and "taken off" not in result.output, result.output
+
+
+def test_a_long_text_in_many_names_of_classes_is_refused(tmp_path: Path) -> None:
+    code = b"](X" + (500_000).to_bytes(4, "little") + b"a" * 500_000 + b"\x94" + b"h\0h\0\x93" * 100 + b"e"
+    assert "instructions" in refusal(forged(tmp_path / "in", marked, code))
+
+
+def test_a_piece_of_more_dimensions_than_a_tensor_has_is_refused(tmp_path: Path) -> None:
+    def of_many_dimensions(metadata: Metadata) -> None:
+        metadata.state_dict_metadata["w"].chunks[0].offsets = torch.Size((0,) * 1000)  # type: ignore[union-attr]
+
+    assert "no list of at most 64 lengths" in refusal(forged(tmp_path / "in", of_many_dimensions))
+
+
+def test_a_piece_that_is_named_again_and_again_is_refused(tmp_path: Path) -> None:
+    def again(metadata: Metadata) -> None:
+        metadata.state_dict_metadata["w"].chunks *= 1000  # type: ignore[union-attr]
+
+    assert "it does not say where the piece of w at [0, 0] lies" in refusal(forged(tmp_path / "in", again))
+
+
+def test_a_tensor_without_pieces_is_refused(tmp_path: Path) -> None:
+    def without_pieces(metadata: Metadata) -> None:
+        metadata.state_dict_metadata["w"].size = torch.Size((0, 4))  # type: ignore[union-attr]
+        metadata.state_dict_metadata["w"].chunks = []  # type: ignore[union-attr]
+
+    assert "it says too little of w" in refusal(forged(tmp_path / "in", without_pieces))
+
+
+def write_rank(folder: Path, number: int, shape: tuple[int, ...], offsets: list[int], name: str = "w") -> None:
+    """Write the file of a rank: one element of a tensor, of which the piece begins at `offsets`."""
+    said = {"__metadata__": {"DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": offsets}})}}
+    header = json.dumps(said | {name: {"dtype": "U8", "shape": shape, "data_offsets": [0, 1]}}).encode()
+    path = folder / f"shard-{number:05d}-model-00001-of-00001.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+
+
+def test_pieces_cut_along_many_dimensions_take_few_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    same, cuts = 20, 6
+    for number, place in enumerate(product((0, 1), repeat=cuts), start=1):
+        write_rank(tmp_path, number, (1,) * (same + cuts), [0] * same + list(place))
+    monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 2**cuts * cuts * (same + cuts))
+    with patch("sharding.formats.rank_boxes._overlap", side_effect=AssertionError):
+        result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+
+
+def test_all_tensors_share_the_looks_that_a_checkpoint_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        write_rank(tmp_path, number + 1, (1,), [number % 2], f"w{number // 2}")
+    monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 20)
+    assert CliRunner().invoke(app, ["inspect", str(tmp_path)]).exit_code == 0
+    monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 19)
+    assert "w9 lies in too many pieces that may overlap." in refusal(tmp_path)
+
+
+def test_a_tensor_of_more_dimensions_than_any_has_is_refused(tmp_path: Path) -> None:
+    write_rank(tmp_path, 1, (1,) * 300, [1 << 62] * 300)
+    assert "w has 300 dimensions; at most 64 are taken." in refusal(tmp_path)
+
+
+def test_of_files_that_are_missing_only_the_first_are_named(tmp_path: Path) -> None:
+    for number in range(1, 41):
+        write_rank(tmp_path, number, (1,), [number - 1])
+        path = tmp_path / f"shard-{number:05d}-model-00001-of-00001.safetensors"
+        rank = 99_999 if number == 1 else number
+        path.rename(tmp_path / f"shard-{rank:05d}-model-{number:05d}-of-99999.safetensors")
+    made = []
+    with patch("sharding.formats.dcp_safetensors.product", lambda *ranges: made_of(ranges, made)):
+        result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    first = [f"shard-00001-model-{number:05d}-of-99999.safetensors" for number in (1, 2, 3)]
+    assert f"{', '.join(first)} and {400 * 40 - 39 - 3} more would be there" in " ".join(result.output.split())
+    assert 0 < len(made) < 10
+
+
+def made_of(ranges: tuple[Iterable[int], Iterable[str]], made: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    for pair in product(*ranges):
+        made.append(pair)
+        yield pair

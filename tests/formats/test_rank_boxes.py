@@ -1,5 +1,6 @@
 """Pieces of a tensor fill it exactly, or it is said which does not."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -85,8 +86,29 @@ def test_a_tensor_of_nothing_is_one() -> None:
     assert put_together(SavedBoxes("w", "F32", (3,), (box((0,), (3,)), box((3,), (0,), "f1")))) == (3,)
 
 
+@given(boxes=st.lists(st.tuples(*[st.integers(0, 4)] * 2, *[st.integers(1, 4)] * 2), min_size=1, max_size=12))
+def test_pieces_are_refused_where_two_of_them_overlap_and_only_there(boxes: list[tuple[int, int, int, int]]) -> None:
+    cells = [
+        (y, x) for top, left, high, wide in boxes for y in range(top, top + high) for x in range(left, left + wide)
+    ]
+    pieces = [box((top, left), (high, wide)) for top, left, high, wide in boxes]
+    pieces += [box(cell, (1, 1)) for cell in itertools.product(range(8), repeat=2) if cell not in cells]
+    if len(set(cells)) == len(cells):
+        assert put_together(SavedBoxes("w", "U8", (8, 8), tuple(pieces))) == (8, 8)
+        return
+    with pytest.raises(SourceError, match="there twice"):
+        put_together(SavedBoxes("w", "U8", (8, 8), tuple(pieces)))
+
+
+def test_pieces_that_no_cut_parts_are_a_tensor_too() -> None:
+    around = (box((0, 0), (1, 2)), box((0, 2), (2, 1)), box((2, 1), (1, 2)), box((1, 0), (2, 1)))
+    assert put_together(SavedBoxes("w", "U8", None, (*around, box((1, 1), (1, 1))))) == (3, 3)
+    with pytest.raises(SourceError, match="there twice"):
+        put_together(SavedBoxes("w", "U8", None, (*around, box((1, 1), (1, 2)))))
+
+
 def test_more_pieces_than_can_be_compared_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_PAIRS", 100)
+    monkeypatch.setattr("sharding.formats.rank_boxes.MAX_BOX_LOOKS", 100)
     rows = tuple(box((0, n), (2, 1)) for n in range(30))
     assert put_together(SavedBoxes("w", "U8", None, rows)) == (2, 30)  # next to one another: hardly any pairs
     piled = tuple(box((n, 0), (30, 1)) for n in range(30))
