@@ -14,6 +14,8 @@ from sharding.formats.names import CARD_NAME
 from sharding.transfer.trained_source import TrainedSource
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""YAML can write it as an escape; UTF-8 cannot hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ def _metadata(front: str) -> dict[str, Any]:
             raise _Unread("it repeats parts of itself (anchors, aliases or merge keys of YAML)")
         if getattr(event, "tag", None):
             raise _Unread("it names types (tags of YAML)")
+        if _SURROGATE.search(getattr(event, "value", "")):
+            raise _Unread("it holds what is no character (a surrogate)")
     metadata = yaml.load(front, _loader())
     if metadata is not None and not isinstance(metadata, dict):
         raise _Unread("it is no list of keys and values")

@@ -31,6 +31,8 @@ UNREAD = {
     "truth": ("inference: !!bool maybe", TYPES),
     "binary": ("license: !!binary x", TYPES),
     "control": ("license: m\x07it", NO_YAML),
+    "surrogate": (r'license_link: "\uD800LICENSE"', "no character"),
+    "surrogate-as-key": (r'"\uDFFF": mit', "no character"),
     "unclosed": ("tags: [a, b", NO_YAML),
     "list-as-key": ("? [a, b]\n: c", NO_YAML),
     "list": ("- license", "is no list of keys"),
