@@ -54,6 +54,28 @@ def test_a_login_that_cannot_be_read_is_a_sentence(checkpoint: Path, tmp_path: P
         assert said(result).startswith(f"The saved login cannot be read from {path}: "), result.stderr
 
 
+@pytest.mark.parametrize("kind", ["a gigabyte", "a pipe"])
+def test_what_renews_a_login_and_cannot_be_read_is_a_sentence(checkpoint: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "token").write_text("hf_a")
+    LOGINS[kind](tmp_path / "stored_tokens")
+    result = run("inspect", str(checkpoint), "--json", HF_TOKEN_PATH=str(tmp_path / "token"))
+    assert said(result).startswith(f"The saved login cannot be read from {tmp_path / 'stored_tokens'}: ")
+
+
+def test_a_login_in_the_environment_that_is_blank_is_none(checkpoint: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "token")
+    result = run("inspect", str(checkpoint), "--json", HF_TOKEN_PATH=str(tmp_path / "token"), HF_TOKEN=" ")
+    assert said(result).startswith("The saved login cannot be read")
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_nothing_is_no_login(checkpoint: Path, tmp_path: Path, is_link: bool) -> None:
+    (tmp_path / "token").symlink_to(os.devnull)
+    path = str(tmp_path / "token") if is_link else os.devnull
+    result = run("inspect", str(checkpoint), "--json", HF_TOKEN_PATH=path)
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_login_with_a_line_break_is_read_as_one_line(checkpoint: Path, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("hf_a\nb\n")
