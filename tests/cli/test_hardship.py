@@ -13,6 +13,8 @@ import pytest
 
 from sharding.page.site import Site
 from tests.conftest import environment
+from tests.hubs import TOKEN, push
+from tests.inhouse import hub_in_house
 
 Arrange = Callable[[Path], object]
 LOGINS: dict[str, Arrange] = {
@@ -25,14 +27,31 @@ LOGINS: dict[str, Arrange] = {
 }
 
 
+DYING = """
+import threading
+from concurrent.futures import Future
+
+usual = Future.set_result
+
+def set_result(future, result):
+    if threading.current_thread().name.startswith(THREADS):
+        raise MemoryError
+    usual(future, result)
+
+Future.set_result = set_result
+from sharding.cli.commands import main; main()
+"""
+"""The command, where threads that are called THREADS have no memory left to hand over what they found."""
+
+
 def run(
-    *arguments: str, memory_bytes: int = resource.RLIM_INFINITY, **variables: str
+    *arguments: str, memory_bytes: int = resource.RLIM_INFINITY, program: str = "", **variables: str
 ) -> "subprocess.CompletedProcess[str]":
     def hold() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
     env = {name: text for name, text in environment().items() if not name.startswith(("HF_TOKEN", "PYTHONWARNINGS"))}
-    command = [sys.executable, "-m", "sharding", *arguments]
+    command = [sys.executable, *(["-c", program] if program else ["-m", "sharding"]), *arguments]
     return subprocess.run(command, env=env | variables, capture_output=True, text=True, timeout=120, preexec_fn=hold)
 
 
@@ -105,3 +124,23 @@ def test_too_little_memory_is_a_sentence(tmp_path: Path) -> None:
     for command in ("inspect", "plan"):
         result = run(command, str(tmp_path), "--json", memory_bytes=150_000_000)
         assert said(result) == "This machine has not enough memory for it."
+
+
+def dying(threads: str) -> str:
+    return DYING.replace("THREADS", repr(threads))
+
+
+def test_a_folder_is_read_without_threads(checkpoint: Path) -> None:
+    assert run("inspect", str(checkpoint), "--json", program=dying("")).returncode == 0
+
+
+@pytest.mark.parametrize("threads", ["reader", "fetch", "lane"])
+def test_a_thread_that_dies_of_too_little_memory_keeps_nobody_waiting(
+    threads: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    with hub_in_house(tmp_path / "hub") as hub:
+        push(hub, checkpoint, "alice/source")
+        command = ["shard", "alice/source", str(tmp_path / "out"), "-s", "60kB", "--json"]
+        result = run(*command, program=dying(threads), HF_ENDPOINT=hub.address, HF_TOKEN=TOKEN)
+    assert json.loads(result.stdout)["error"]["message"] == "This machine has not enough memory for it."
+    assert result.returncode == 3
