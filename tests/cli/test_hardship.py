@@ -144,3 +144,38 @@ def test_a_thread_that_dies_of_too_little_memory_keeps_nobody_waiting(
         result = run(*command, program=dying(threads), HF_ENDPOINT=hub.address, HF_TOKEN=TOKEN)
     assert json.loads(result.stdout)["error"]["message"] == "This machine has not enough memory for it."
     assert result.returncode == 3
+
+
+FAILING = """
+import runpy, sys
+
+class Full:
+    def find_spec(self, name, path=None, target=None):
+        if name == MODULE:
+            raise ERROR
+
+sys.meta_path.insert(0, Full())
+runpy.run_module("sharding", run_name="__main__", alter_sys=True)
+"""
+"""The command, where there is no memory left as it imports MODULE."""
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        pytest.param("typer", "MemoryError", id="command"),
+        pytest.param("rich.console", "MemoryError", id="terminal"),
+        pytest.param("sharding.job", "ImportError('numpy.so: failed to map segment from shared object')", id="library"),
+        pytest.param("sharding.job", 'RuntimeError("can\'t start new thread")', id="thread"),
+    ],
+)
+def test_too_little_memory_for_the_program_itself_is_a_sentence(module: str, error: str, checkpoint: Path) -> None:
+    program = FAILING.replace("MODULE", repr(module)).replace("ERROR", error)
+    result = run("inspect", str(checkpoint), "--json", program=program)
+    assert said(result) == "This machine has not enough memory for it."
+
+
+def test_a_module_that_is_missing_is_no_lack_of_memory(checkpoint: Path) -> None:
+    program = FAILING.replace("MODULE", "'typer'").replace("ERROR", "ImportError('no typer')")
+    result = run("inspect", str(checkpoint), program=program)
+    assert result.returncode == 1 and "ImportError: no typer" in result.stderr
