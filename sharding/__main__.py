@@ -1,5 +1,5 @@
 """`python -m sharding`, the same as the command `shard-my-repo`."""
 
-from sharding.cli.commands import main
+from sharding.cli.start import main
 
 main()

@@ -1,6 +1,7 @@
 """Read what a source says about itself: its headers, its indexes, its configuration; no tensor bytes."""
 
 import json
+import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -72,6 +73,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     }
     of_ranks = {path for weight_set in found.sets for path in weight_set.ranks}
     side_files, left_out = sort_files(source.files, taken | of_ranks, found.copied, is_trained=bool(of_ranks))
+    _refuse_unreadable(source, side_files)
     checkpoint = Checkpoint(
         source=source.ref,
         tensors=tuple(tensors),
@@ -227,6 +229,18 @@ def _refuse_unusable(tensors: Iterable[TensorEntry]) -> None:
         seen[tensor.name] = tensor.file
     if not seen:
         raise SourceError("The weight files hold no tensor.", "There is nothing to shard.")
+
+
+def _refuse_unreadable(source: Source, files: Iterable[FileEntry]) -> None:
+    """Raise SourceError where one of `files` lies on this disk and may not be read: else the end of a job would say so.
+
+    Weights need no such look: their headers are read.
+    """
+    for file in files:
+        path = source.path(file.path)
+        if path and not os.access(path, os.R_OK):
+            hint = "Let yourself read it, or remove it from the source."
+            raise SourceError(f"{file.path} may not be read by this user.", hint)
 
 
 def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sharding.core.errors import is_lack_of_memory
 from sharding.core.limits import CORE_MEMORY_BYTES, LOAD_MEMORY_BYTES, LOAD_MEMORY_FACTOR
 
 _MAPPED = Path("/proc/self/statm")
-_WORDS = ("bad_alloc", "allocate memory", "MemoryError", "failed to map segment")
-"""What torch, the C++ library, wrapped errors and the loader of libraries say where there is no memory."""
 
 
 @contextmanager
@@ -29,7 +28,7 @@ def memory_allowance(more_bytes: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not any(word in f"{type(error).__name__}: {error}" for word in _WORDS):
+        if not is_lack_of_memory(error):
             raise
         raise MemoryError("It takes more memory than allowed.") from None
     finally:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sharding.core.errors import Refused, UsageError
-from sharding.core.limits import MAX_TOKEN_BYTES, SHARED_JOB_BYTES
+from sharding.core.limits import MAX_STORED_TOKENS_BYTES, MAX_TOKEN_BYTES, SHARED_JOB_BYTES
 from sharding.core.text import parse_bytes
 
 
@@ -49,10 +49,12 @@ def hub_token() -> str | None:
     """
     from huggingface_hub import constants, get_token
 
-    path = Path(constants.HF_TOKEN_PATH)
+    path = token = Path(constants.HF_TOKEN_PATH)
+    renewal = Path(constants.HF_STORED_TOKENS_PATH)
     try:
-        if not os.environ.get("HF_TOKEN"):
-            _refuse_no_token(path)
+        if not os.environ.get("HF_TOKEN", "").strip():
+            for path, most_bytes in ((renewal, MAX_STORED_TOKENS_BYTES), (token, MAX_TOKEN_BYTES)):
+                _refuse_no_token(path, most_bytes)
         return get_token()
     except Exception as error:  # whatever the Hub's library raises of files that it has written, or has not
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text of a token"
@@ -60,9 +62,11 @@ def hub_token() -> str | None:
         raise Refused(f"The saved login cannot be read from {path}: {reason}.", hint) from error
 
 
-def _refuse_no_token(path: Path) -> None:
+def _refuse_no_token(path: Path, most_bytes: int) -> None:
     """Raise ValueError where what is at `path` would be read for ever, or would fill all memory."""
-    if path.exists() and not path.is_dir() and (not path.is_file() or path.stat().st_size > MAX_TOKEN_BYTES):
+    if not path.exists() or path.is_dir() or path.samefile(os.devnull):
+        return
+    if not path.is_file() or path.stat().st_size > most_bytes:
         raise ValueError(path)
 
 

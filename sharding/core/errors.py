@@ -128,9 +128,18 @@ class Fault(ShardingError):
         )
 
 
+_LACKS = ("bad_alloc", "allocate memory", "MemoryError", "failed to map segment", "can't start new thread")
+"""What torch, the C++ library, wrapped errors, the loader of libraries and threads say where there is no memory."""
+
+
+def is_lack_of_memory(error: Exception) -> bool:
+    """Return whether `error` says, in whatever words, that there is no memory left."""
+    return isinstance(error, MemoryError) or any(word in f"{type(error).__name__}: {error}" for word in _LACKS)
+
+
 def unforeseen(error: Exception) -> ShardingError:
     """Return what is said of `error`, which nobody has put into words: a lack of memory, or a fault of the program."""
-    if isinstance(error, MemoryError):
+    if is_lack_of_memory(error):
         hint = "Give it more memory, or take a model with fewer tensors. What is finished is kept."
         return Refused("This machine has not enough memory for it.", hint)
     return Fault(error)

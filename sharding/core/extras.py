@@ -18,7 +18,7 @@ def import_meanwhile(module: str) -> None:
     """Begin to import `module`, which will be needed; where it cannot be imported, whoever needs it will say so."""
 
     def load() -> None:
-        with suppress(ImportError):
+        with suppress(ImportError, MemoryError):
             import_module(module)
 
     # Not a daemon: one that is stopped inside an import, as a job is refused, may take the process down with it.

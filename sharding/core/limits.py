@@ -217,6 +217,9 @@ LONGEST_WAIT_SECONDS = 300
 MAX_TOKEN_BYTES = 10_000
 """The file with the saved login: a token of an application has a thousand characters or two."""
 
+MAX_STORED_TOKENS_BYTES = 1_000_000
+"""The file beside it, with every login that was ever saved and what renews it."""
+
 MAX_ANSWER_BYTES = 64_000_000
 MAX_ANSWER_VALUES = 3_000_000
 """All that a Hub answers to one question, every page of a list together: 100,000 files take 40 MB and 1,500,000 values.

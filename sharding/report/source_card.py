@@ -1,5 +1,6 @@
 """Read the card of a source, which anybody may have written: its metadata within bounds, and the text below it."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from sharding.formats.names import CARD_NAME
 from sharding.transfer.trained_source import TrainedSource
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""YAML can write it as an escape; UTF-8 cannot hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ def _metadata(front: str) -> dict[str, Any]:
             raise _Unread("it repeats parts of itself (anchors, aliases or merge keys of YAML)")
         if getattr(event, "tag", None):
             raise _Unread("it names types (tags of YAML)")
+        if _SURROGATE.search(getattr(event, "value", "")):
+            raise _Unread("it holds what is no character (a surrogate)")
     metadata = yaml.load(front, _loader())
     if metadata is not None and not isinstance(metadata, dict):
         raise _Unread("it is no list of keys and values")
@@ -99,9 +104,10 @@ def _is_merge(event: Any) -> bool:
 
 
 def _loader() -> Any:
-    """Return a safe YAML loader. As in YAML 1.2, `no` is Norwegian, `0777` and `1:20` are texts; so are dates here.
+    """Return a safe YAML loader, with the types of YAML 1.2: `no` is Norwegian, `1:20` is a text.
 
-    Whole numbers have at most 18 digits: Python refuses to write what has thousands.
+    Texts here are also what could not be written again as it stands, or what a Hub does not take: dates, `0777`,
+    numbers that are not finite, and whole ones of more than 18 digits, as Python refuses to write thousands.
     """
     import yaml
 
@@ -111,6 +117,11 @@ def _loader() -> Any:
             for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
+        def construct_finite(self, node: Any) -> Any:
+            number = self.construct_yaml_float(node)
+            return number if math.isfinite(number) else node.value
+
+    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_finite)
     for kind, (pattern, starts) in _AS_IN_YAML_1_2.items():
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(starts))
     return Loader
@@ -118,7 +129,7 @@ def _loader() -> Any:
 
 _AS_IN_YAML_1_1 = {"tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"}
 _AS_IN_YAML_1_2 = {
-    "bool": (r"^(?:true|false)$", "tf"),
+    "bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
     "int": (r"^[-+]?(?:0|[1-9][0-9]{0,17})$", "-+0123456789"),
     "float": (r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*|(?=[eE])))(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
 }

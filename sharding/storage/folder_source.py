@@ -34,6 +34,12 @@ _ENDS_BYTES = 64 << 10
 
 _WEIGHTS = (".safetensors", ".bin", ".distcp", DCP_METADATA_NAME)
 
+_ANNEX = (".git", "annex", "objects")
+"""Where git-annex keeps large files, with a link in the place of each."""
+
+_REPO = re.compile(r"(?:models|datasets|spaces)--.+")
+"""How the Hub's cache names the folder of a repo (huggingface_hub 2.4, `repo_folder_name`)."""
+
 _SHARED_BLOB = re.compile(r"(?P<start>[0-9a-f]{2})/(?P=start)[0-9a-f]{62}")
 """Where the Hub's cache keeps a file for all its repos (huggingface_hub 2.4, `utils/_shared_blobs.py`)."""
 
@@ -208,12 +214,14 @@ def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str]]:
 def _is_followed(end: Path, folder: Path) -> bool:
     """Return whether a link in `folder` may end at `end`: in it, or in a store of the Hub's cache that it is part of.
 
-    That is `blobs` beside the `snapshots` around it, and the one for all repos, where the former's large files are
-    links to.
+    Such a store is `blobs` beside the `snapshots` around it, and the one for all repos, where the former's large files
+    are links to.
     """
     if end.is_relative_to(folder):
-        return not _NOT_REPO & set(end.relative_to(folder).parts)
-    repo = next((place.parent.parent for place in (folder, *folder.parents) if place.parent.name == "snapshots"), None)
+        parts = end.relative_to(folder).parts
+        return not _NOT_REPO & set(parts[len(_ANNEX) :] if parts[: len(_ANNEX)] == _ANNEX else parts)
+    snapshots = (place.parent for place in (folder, *folder.parents) if place.parent.name == "snapshots")
+    repo = next((place.parent for place in snapshots if _REPO.fullmatch(place.parent.name)), None)
     if repo is None:
         return False
     shared = repo.parent / "blobs"

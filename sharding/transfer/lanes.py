@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 from sharding.core.events import Progress
 from sharding.core.limits import LAST_SECONDS, PROGRESS_SECONDS, THREADS
+from sharding.core.threads import Threads
 from sharding.transfer.progress import Pace
 
 _Result = TypeVar("_Result")
@@ -42,15 +43,9 @@ class Lanes:
             self._uncounted += size
             self._file = file
 
-    def result(self, future: Future[_Result]) -> _Result:
-        """Return what a task waits for; end the task if nobody waits for it any more."""
-        while True:
-            try:
-                return future.result(PROGRESS_SECONDS)
-            except TimeoutError:
-                if future.done():
-                    raise  # it is the future's own
-                self._go_on()
+    def result(self, pool: Threads, future: Future[_Result]) -> _Result:
+        """Return what a task waits for in `pool`; end the task if nobody waits for it any more."""
+        return pool.result(future, self._go_on)
 
     def run(
         self, tasks: Iterable[Callable[[], _Result]], on_stop: Callable[[], None] | None = None
@@ -60,7 +55,7 @@ class Lanes:
         With `on_stop`, which is to wake tasks that wait for something else, they have ended when the iterator has,
         unless one hangs for longer than `LAST_SECONDS`; without it nobody waits for a read that stalls.
         """
-        pool = ThreadPoolExecutor(self._width, thread_name_prefix="lane")
+        pool = Threads(self._width, thread_name_prefix="lane")
         under_way: dict[Future[_Result], int] = {}
         try:
             waiting = enumerate(tasks)
@@ -71,6 +66,8 @@ class Lanes:
                 if not under_way:
                     break
                 done, _ = wait(under_way, PROGRESS_SECONDS, FIRST_COMPLETED)
+                if not done and any(map(pool.has_lost, under_way)):
+                    raise MemoryError
                 if progress := self._progress():
                     yield progress
                 for future in sorted(done, key=under_way.__getitem__):

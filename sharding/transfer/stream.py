@@ -8,7 +8,7 @@ the size of the model.
 import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from threading import Lock
@@ -18,6 +18,7 @@ from sharding.core.events import Progress, ShardFinished
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import BATCHES_AHEAD, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
+from sharding.core.threads import Threads
 from sharding.core.values import Plan, Shard, ShardRecord
 from sharding.planning.plan import shard_header
 from sharding.transfer.lanes import Done, Lanes, collected
@@ -150,8 +151,8 @@ class _Move:
         self._sink = sink
         self._batches_ahead = batches_ahead
         self._noted = noted
-        self._asking = ThreadPoolExecutor(source.ranges_at_once, thread_name_prefix="range")
-        self._fetching = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
+        self._asking = Threads(source.ranges_at_once, thread_name_prefix="range")
+        self._fetching = Threads(THREADS, thread_name_prefix="fetch")
         self._in_work: set[ShardWriter] = set()
         self._one_note = Lock() if noted else nullcontext()
 
@@ -192,10 +193,10 @@ class _Move:
             ahead.append((batch, self._fetching.submit(self._fetch, batch)))
             if len(ahead) > self._batches_ahead:
                 first, data = ahead.popleft()
-                yield first, self._lanes.result(data)
+                yield first, self._lanes.result(self._fetching, data)
         while ahead:
             first, data = ahead.popleft()
-            yield first, self._lanes.result(data)
+            yield first, self._lanes.result(self._fetching, data)
 
     def _fetch(self, batch: Batch) -> bytes:
         """Return the bytes of a batch's pieces, one after another."""

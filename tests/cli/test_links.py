@@ -171,6 +171,28 @@ def test_links_that_end_inside_the_folder_are_followed(checkpoint: Path, tmp_pat
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (checkpoint / "config.json").read_bytes()
 
 
+def test_what_git_annex_keeps_of_the_folder_is_read(checkpoint: Path, tmp_path: Path) -> None:
+    before = (checkpoint / WEIGHTS).read_bytes()
+    key = ".git/annex/objects/k7/Zx/SHA256E-s9--0.safetensors/SHA256E-s9--0.safetensors"
+    (checkpoint / key).parent.mkdir(parents=True)
+    (checkpoint / WEIGHTS).rename(checkpoint / key)
+    (checkpoint / WEIGHTS).symlink_to(key)
+    result = shard(checkpoint, tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "leads out" not in result.output and not (tmp_path / "out/.git").exists()
+    assert open_folder(str(checkpoint)).path(WEIGHTS).read_bytes() == before
+
+
+@pytest.mark.parametrize("place", [".git/annex/index", ".git/annex/objects/.git/config", "sub/.git/annex/objects/k"])
+def test_nothing_else_of_git_is_read(place: str, checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / place).parent.mkdir(parents=True)
+    (checkpoint / place).write_bytes(SECRET)
+    (checkpoint / "tokenizer.json").symlink_to(place)
+    result = shard(checkpoint, tmp_path / "out")
+    assert result.exit_code == 0 and "leads out" in result.output
+    assert "tokenizer.json" not in listing(tmp_path / "out")
+
+
 def test_the_folder_itself_may_be_a_link(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "tokenizer.json").write_text("{}")
     (tmp_path / "link").symlink_to(checkpoint)
@@ -197,9 +219,9 @@ def test_what_is_beside_the_weights_of_a_base_is_not_read_over_a_link(
 # --- Caches of the Hub ----------------------------------------------------------------------------------------
 
 
-def in_cache(checkpoint: Path, cache: Path, *, is_shared: bool) -> Path:
+def in_cache(checkpoint: Path, cache: Path, *, is_shared: bool, name: str = "models--acme--small") -> Path:
     """Lay `checkpoint` out as huggingface_hub does, with large files in its store for all repos if that `is_shared`."""
-    repo = cache / "models--acme--small"
+    repo = cache / name
     snapshot = repo / "snapshots" / ("c" * 40)
     (repo / "blobs").mkdir(parents=True)
     snapshot.mkdir(parents=True)
@@ -228,6 +250,18 @@ def test_links_into_the_store_of_a_cache_are_followed_wherever_the_cache_is(
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out/config.json").read_bytes() == before["config.json"]
     assert "Identical" in result.output and "leads out" not in result.output
+
+
+@pytest.mark.parametrize("name", ["models--gpt2", "datasets--acme--small", "spaces--acme--small"])
+def test_a_cache_is_told_by_the_names_of_its_repos(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = in_cache(checkpoint, tmp_path / "cache", is_shared=False, name=name)
+    assert shard(snapshot, tmp_path / "out").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["x", "models", "models--", "my-models--acme--small"])
+def test_another_folder_with_snapshots_in_it_is_no_cache(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = in_cache(checkpoint, tmp_path / "cache", is_shared=False, name=name)
+    assert "is a link that leads out" in refusal(shard(snapshot, tmp_path / "out"))
 
 
 def test_a_part_of_a_snapshot_is_read_from_the_store_too(tmp_path: Path) -> None:

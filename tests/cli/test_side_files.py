@@ -1,5 +1,6 @@
 """Files beside the weights, however many and large, cost a command a bounded amount of memory, or are refused first."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from sharding.cli.commands import app
+from sharding.core.errors import SourceError
 from sharding.storage import hub_repo
+from sharding.storage.folder_source import FolderSource
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, download, push
 from tests.inhouse import InHouse, hub_in_house
@@ -71,3 +74,35 @@ def test_more_beside_the_weights_than_is_copied_is_refused_before_anything_moves
         assert result.exit_code == 3
         assert "The files beside the weights have 5.4 GB; 5.0 GB are copied at most." in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "shard"])
+def test_a_file_beside_the_weights_that_may_not_be_read_is_named_before_anything_moves(
+    command: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, read = os.access, FolderSource.read
+    closed = checkpoint / "tokenizer.json"
+    closed.write_text("{}")
+
+    def access(path: Path, mode: int, **options: bool) -> bool:  # root may read every file
+        return path != closed and usual(path, mode, **options)
+
+    def read_open(source: FolderSource, file: str, start: int, end: int) -> Iterator[bytes]:
+        if file == closed.name:
+            raise SourceError(f"{file} cannot be read: Permission denied.")
+        yield from read(source, file, start, end)
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(FolderSource, "read", read_open)
+    destination = [str(tmp_path / "out")] if command == "shard" else []
+    done = CliRunner().invoke(app, [command, str(checkpoint), *destination, "-s", "60kB", "--json"])
+    assert done.exit_code == 3
+    assert json.loads(done.stdout)["error"]["message"] == "tokenizer.json may not be read by this user."
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_not_copied_need_not_be_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (checkpoint / "model.h5").write_text("")
+    usual = os.access
+    monkeypatch.setattr(os, "access", lambda path, *given: path != checkpoint / "model.h5" and usual(path, *given))
+    assert CliRunner().invoke(app, ["plan", str(checkpoint)]).exit_code == 0

@@ -1,7 +1,7 @@
 """The card of a source is a stranger's: what cannot be read of it costs little, and the copy is made all the same."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from sharding.cli.commands import app
 from sharding.core.limits import MAX_CARD_BYTES, MAX_METADATA_BYTES, MAX_METADATA_DEPTH, MAX_METADATA_VALUES
 from sharding.report.source_card import parse_card
+from tests.hubs import TOKEN, download
+from tests.inhouse import InHouse, hub_in_house
 
 Invoke = Callable[..., Result]
 
@@ -31,6 +33,8 @@ UNREAD = {
     "truth": ("inference: !!bool maybe", TYPES),
     "binary": ("license: !!binary x", TYPES),
     "control": ("license: m\x07it", NO_YAML),
+    "surrogate": (r'license_link: "\uD800LICENSE"', "no character"),
+    "surrogate-as-key": (r'"\uDFFF": mit', "no character"),
     "unclosed": ("tags: [a, b", NO_YAML),
     "list-as-key": ("? [a, b]\n: c", NO_YAML),
     "list": ("- license", "is no list of keys"),
@@ -43,6 +47,14 @@ UNREAD = {
 @pytest.fixture
 def invoke() -> Invoke:
     return lambda *arguments: CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
+    with hub_in_house(tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
 
 
 def with_card(checkpoint: Path, card: str) -> str:
@@ -83,6 +95,23 @@ def test_dates_and_numbers_that_could_not_be_written_again_are_kept_as_they_stan
     done = invoke("shard", source, str(tmp_path / "out"), "-s", "60kB")
     assert done.exit_code == 0, done.stderr
     assert front_matter(tmp_path / "out").items() >= (texts | numbers).items()
+
+
+TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+NOTHINGS = {"null": None, "Null": None, "NULL": None, "~": None}
+TEXTS = {text: text for text in ("yes", "Off", "tRUE", "nULL", "1e999999", "-1.5e+999999", ".inf", "-.INF", ".nan")}
+
+
+def test_truths_are_those_of_yaml_1_2_and_a_hub_takes_what_is_no_finite_number(
+    hub: InHouse, checkpoint: Path, tmp_path: Path, invoke: Invoke
+) -> None:
+    values = TRUTHS | NOTHINGS | TEXTS
+    lines = "\n".join(f'"key {text}": {text}' for text in values)
+    source = with_card(checkpoint, f"---\n{lines}\n---\n")
+    done = invoke("shard", source, "alice/made", "-s", "60kB")
+    assert done.exit_code == 0, done.stderr
+    kept = front_matter(download(hub, "alice/made", tmp_path / "copy"))
+    assert kept.items() >= {f"key {text}": value for text, value in values.items()}.items()
 
 
 def test_a_long_card_is_left_in_the_source(checkpoint: Path, tmp_path: Path, invoke: Invoke) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sharding.core.events import Progress
 from sharding.core.limits import THREADS
+from sharding.core.threads import Threads
 from sharding.transfer.lanes import Done, Lanes, collected
 
 
@@ -60,11 +61,11 @@ def test_so_many_tasks_run_at_a_time_and_no_further_one_while_nobody_asks(width:
 
 def test_the_first_error_is_raised_and_wakes_what_waits() -> None:
     never: Future[int] = Future()
-    lanes, ended = Lanes("check", 0), Event()
+    lanes, ended, pool = Lanes("check", 0), Event(), Threads(1)
 
     def waits() -> int:
         try:
-            return lanes.result(never)
+            return lanes.result(pool, never)
         except CancelledError:
             ended.set()
             raise
