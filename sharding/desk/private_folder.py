@@ -4,35 +4,31 @@ import grp
 import os
 import pwd
 from pathlib import Path
-from shlex import quote
 from stat import S_ISDIR, S_ISLNK, S_ISVTX, S_IWGRP, S_IWOTH
 
 from sharding.core.environment import is_space
 from sharding.core.errors import Refused
 
 _HINT = "Set SHARD_FOLDER to a new folder, at a place where only you can write."
-_OPEN = "may be written to by others"
 
 
 def private_folder(folder: Path) -> Path:
     """Return where `folder` is, over no link; make it, and the folders above it, where they are missing.
 
     Raises Refused where it is a link, is not ours, or others may write to it or to something in it. Who may write to a
-    folder above it could put another in its place. So those are refused too. On a Space only a link is: nobody else
-    logs in there, and its disk may show everything as open to all or as somebody else's.
+    folder above it could put another in its place. So those are refused too, except on a Space: nobody else logs in
+    there, and the platform may leave its disk open to all.
     """
     try:
         place = Path(os.path.abspath(folder))
         place = place.parent.resolve() / place.name
-        is_alone = is_space()
         # From the top: what is below a folder that others cannot change stays as it was found.
         for above in reversed(place.parents):
             status = _status(above)
-            _refuse(above, place, None if is_alone else _problem_above(status))
-        status = _status(place)
-        _refuse(place, place, "is a link" if S_ISLNK(status.st_mode) else None if is_alone else _problem(status))
+            _refuse(above, place, None if is_space() else _problem_above(status))
+        _refuse(place, place, _problem(_status(place)))
         for entry in place.iterdir():
-            _refuse(entry, place, None if is_alone else _problem_inside(entry.lstat()))
+            _refuse(entry, place, _problem_inside(entry.lstat()))
     except (OSError, RuntimeError, ValueError) as error:  # no permission, links in a circle, a name that can be none
         reason = error.strerror if isinstance(error, OSError) else error
         raise Refused(f"The page cannot keep its jobs in {folder}: {reason}.", _HINT) from error
@@ -48,14 +44,15 @@ def _status(place: Path) -> os.stat_result:
 
 def _refuse(place: Path, folder: Path, problem: str | None) -> None:
     if problem:
-        hint = f"{_HINT[:-1]}, or run chmod go-w {quote(str(place))}." if problem == _OPEN else _HINT
-        raise Refused(f"The page cannot keep its jobs in {folder}: {place} {problem}.", hint)
+        raise Refused(f"The page cannot keep its jobs in {folder}: {place} {problem}.", _HINT)
 
 
 def _problem(status: os.stat_result) -> str | None:
+    if S_ISLNK(status.st_mode):
+        return "is a link"
     if status.st_uid != os.geteuid():
         return "belongs to another user"
-    return _OPEN if status.st_mode & (S_IWGRP | S_IWOTH) else None
+    return "may be written to by others" if status.st_mode & (S_IWGRP | S_IWOTH) else None
 
 
 def _problem_above(status: os.stat_result) -> str | None:
@@ -63,14 +60,14 @@ def _problem_above(status: os.stat_result) -> str | None:
         return "belongs to another user"
     is_open = status.st_mode & S_IWOTH or (status.st_mode & S_IWGRP and _has_others(status.st_gid))
     # In a sticky folder, such as /tmp, nobody can rename or remove what is somebody else's.
-    return _OPEN if is_open and not status.st_mode & S_ISVTX else None
+    return "may be written to by others" if is_open and not status.st_mode & S_ISVTX else None
 
 
 def _problem_inside(status: os.stat_result) -> str | None:
     if status.st_uid not in {0, os.geteuid()}:
         return "belongs to another user"
     is_open = S_ISDIR(status.st_mode) and status.st_mode & (S_IWGRP | S_IWOTH)
-    return _OPEN if is_open else None
+    return "may be written to by others" if is_open else None
 
 
 def _has_others(group: int) -> bool:

@@ -177,27 +177,6 @@ def test_a_space_takes_a_disk_that_is_open_to_all(tmp_path: Path, monkeypatch: p
         private_folder(tmp_path / "data/other")
 
 
-@pytest.mark.parametrize(("make", "_"), [case for case in REFUSED if case.id not in ("link", "file")])
-def test_a_space_takes_a_disk_that_shows_all_as_open_or_as_somebody_elses(
-    make: Callable[[Path], None], _: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "place").mkdir()
-    make(tmp_path / "place/desk")
-    monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
-    Shelf(tmp_path / "place/desk").close()
-
-
-def test_who_is_refused_a_folder_that_is_open_is_told_how_to_close_it(tmp_path: Path) -> None:
-    place = tmp_path / "a volume"
-    place.mkdir()
-    place.chmod(0o2777)
-    with pytest.raises(Refused) as refused:
-        private_folder(place / "desk")
-    assert refused.value.hint.endswith(f"or run chmod go-w '{place}'.")
-    place.chmod(0o2755)
-    assert private_folder(place / "desk") == place / "desk"
-
-
 # --- Processes --------------------------------------------------------------------------------------------
 
 
