@@ -369,9 +369,10 @@ UNFETCHED_BYTES = 32_000_000
 UNFETCHED_SECONDS = 120.0
 """What is kept of answers that nobody fetches: so many sessions, so many bytes, so long."""
 
-OVERVIEW_SECONDS = 60.0
+OVERVIEW_SECONDS = 30.0
 OVERVIEW_BYTES = 4_000_000_000
-"""What the process may take that counts a checkpoint too large for the page: a million tensors take a third of both."""
+"""What the process may take that counts a checkpoint too large for the page: a million tensors take half of the time
+and a third of the memory."""
 
 MAX_OVERVIEW_BYTES = 4_000_000
 """What it answers: counts, the files, and a picture of at most 800 rectangles."""

@@ -254,6 +254,25 @@ def test_a_slow_line_and_a_pause_are_waited_for(
             assert invoke("shard", SOURCE, str(tmp_path / f"out-{number}"), "-s", "100kB").exit_code == 0, line
 
 
+def test_an_answer_of_very_many_values_is_given_up(
+    hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes tens of bytes of memory, however few it has in JSON."""
+    monkeypatch.setattr(hub_guard, "MAX_ANSWER_VALUES", 5)
+    result = invoke("inspect", SOURCE)
+    assert result.exit_code == 3
+    assert "or 5 values" in result.stderr
+
+
+def test_a_list_that_goes_on_for_too_long_is_given_up(
+    hub: InHouse, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_guard, "LISTING_SECONDS", -1)
+    result = invoke("inspect", SOURCE)
+    assert result.exit_code == 3
+    assert "list without an end" in result.stderr
+
+
 def test_a_list_without_end_is_given_up(hub: InHouse, invoke: Invoke) -> None:
     again = f"{hub.address}/api/models/{SOURCE}/tree/main"
     with hub.failing(f"next={again}@/tree/"):
