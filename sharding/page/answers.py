@@ -1,12 +1,16 @@
 """Keep answers until they are fetched, in bounds: Gradio would keep those of 2,000 sessions, however large they are."""
 
 import asyncio
+import sys
 import time
+import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
+from gradio import queueing
 from gradio.queueing import Queue
 from gradio.server_messages import EventMessage, HeartbeatMessage, ProcessCompletedMessage
 from gradio.state_holder import SessionState
@@ -14,6 +18,8 @@ from pydantic import BaseModel
 
 from sharding.core.errors import shortened
 from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
+
+_PRINTED_LINES = 200
 
 
 class Session(asyncio.Queue[EventMessage]):
@@ -98,10 +104,18 @@ class Sessions(OrderedDict[str, Any]):
 def bound_answers(queue: Queue) -> None:
     """Have `queue` keep no more than the limits allow, and sessions none of what went into or came out of a call.
 
-    Gradio keeps those for deep links, which this page does not make: each of 500 sessions had a megabyte.
+    Gradio keeps those for deep links, which this page does not make: each of 500 sessions had a megabyte. What it
+    prints of an error is cut: an argument of any length may be part of it.
     """
+    queueing.traceback = SimpleNamespace(print_exc=_print_error)  # type: ignore[attr-defined]
     queue.pending_messages_per_session = Sessions(queue)  # type: ignore[assignment]
     SessionState._update_value_in_config = lambda *_: None  # type: ignore[method-assign]
+
+
+def _print_error() -> None:
+    """Print the error that is being handled."""
+    lines = traceback.format_exc().splitlines()[-_PRINTED_LINES:]
+    sys.stderr.writelines(f"{shortened(line)}\n" for line in lines)
 
 
 def _bytes(message: EventMessage) -> int:

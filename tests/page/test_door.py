@@ -182,12 +182,14 @@ def test_a_wrong_choice_in_the_form_is_not_repeated(space: Site) -> None:
     values = [parts[number]["props"].get("value") for number in draw["inputs"]]
     choices = [n for n, number in enumerate(draw["inputs"]) if parts[number]["type"] == "radio"]
     values[choices[0]] = "a" * 900_000
+    before = len(space.log)
     wish = {"data": values, "fn_index": draw["id"], "session_hash": "longchoice"}
     assert ask(space, "POST", "/gradio_api/queue/join", {}, wish).status_code == 200
     told = ask(space, "GET", "/gradio_api/queue/data?session_hash=longchoice", {}).text
     last = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: ")][-2]
     assert (last["msg"], last["success"]) == ("process_completed", False)
     assert len(told) < 10_000
+    assert "Traceback" in space.log[before:] and len(space.log) - before < 50_000
 
 
 @pytest.mark.parametrize(
