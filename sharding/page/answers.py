@@ -107,7 +107,7 @@ def bound_answers(queue: Queue) -> None:
     Gradio keeps those for deep links, which this page does not make: each of 500 sessions had a megabyte. What it
     prints of an error is cut: an argument of any length may be part of it.
     """
-    queueing.traceback = SimpleNamespace(print_exc=_print_error)  # type: ignore[attr-defined]
+    queueing.traceback = SimpleNamespace(print_exc=_print_error)  # type: ignore[attr-defined, assignment]
     queue.pending_messages_per_session = Sessions(queue)  # type: ignore[assignment]
     SessionState._update_value_in_config = lambda *_: None  # type: ignore[method-assign]
 
