@@ -67,10 +67,10 @@ def _pattern(paths: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(paths), re.ASCII)
 
 
-_DOING, _TOOLS = _pattern(_DO), _pattern(_MCP)
+_TOOLS = _pattern(_MCP)
 _ROUTES = (
     (_pattern(_READ), {"GET", "HEAD"}),
-    (_DOING, {"POST"}),
+    (_pattern(_DO), {"POST"}),
     (_TOOLS, {"GET", "HEAD", "POST", "DELETE"}),
 )
 
@@ -106,7 +106,7 @@ class Door:
         except (_TooMuch, TimeoutError):
             await _too_large(scope, receive, send)
             return
-        if _DOING.fullmatch(scope["path"]) and scope["method"] == "POST" and not _is_call(body):
+        if scope["method"] == "POST" and not _is_call(body):
             await _NO_CALL(scope, receive, send)
             return
         is_whole = False
@@ -157,11 +157,11 @@ def _most_bytes(scope: Scope) -> int:
 
 
 def _is_call(body: bytes) -> bool:
-    """Return whether the session in a call's body, if there is one, has the name of a session: Gradio keeps them."""
+    """Return whether a body is JSON, and the session in it, if there is one, has the name of one: Gradio keeps them."""
     try:
         call = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return True  # whoever reads it says so
+        return False
     session = call.get("session_hash") if isinstance(call, dict) else None
     return session is None or (isinstance(session, str) and re.fullmatch(_NAME, session, re.ASCII) is not None)
 

@@ -204,6 +204,9 @@ def test_a_wrong_choice_in_the_form_is_not_repeated(space: Site) -> None:
         ("/gradio_api/call/plan", {"data": {"a": "\ud800"}}),
         ("/gradio_api/call/plan", {"data": {"a": float("nan")}}),
         ("/gradio_api/call/plan", b"\x80"),
+        ("/gradio_api/mcp/", b"\x80"),
+        ("/gradio_api/mcp/", b"\0" * 13),
+        ("/gradio_api/mcp/", b"[" * 10_000),
     ],
 )
 def test_what_calls_for_nothing_that_is_there_is_refused(space: Site, path: str, body: object) -> None:
