@@ -209,7 +209,7 @@ ODD: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/gradio_api/component_server", {"json": {"session_hash": "x", "component_id": 1, "fn_name": "y"}}),
     ("POST", "/gradio_api/mcp/", _mcp("tools/list")),
     ("POST", "/gradio_api/mcp/", _mcp("tools/call", name="nothing", arguments={})),
-    ("POST", "/gradio_api/mcp/", _mcp("tools/call", name="Shard_My_Repo_plan", arguments={"source": 1})),
+    ("POST", "/gradio_api/mcp/", _mcp("tools/call", name="shard_my_repo_plan", arguments={"source": 1})),
     ("POST", "/gradio_api/mcp/", {"json": [], "headers": _MCP}),
     ("GET", "/config", {"headers": {"Cookie": "session=x; " + "a=b; " * 500, "Range": "bytes=5-1"}}),
 ]

@@ -64,7 +64,7 @@ _MCP = st.fixed_dictionaries(
         "method": st.sampled_from(["initialize", "tools/list", "tools/call", "ping", "resources/read"]) | _TEXTS,
         "id": st.just(1) | _JSON,
         "params": st.fixed_dictionaries(
-            {}, optional={"name": st.just("Shard_My_Repo_plan") | _TEXTS, "arguments": _JSON, "_meta": _JSON}
+            {}, optional={"name": st.just("shard_my_repo_plan") | _TEXTS, "arguments": _JSON, "_meta": _JSON}
         )
         | _JSON,
     }
