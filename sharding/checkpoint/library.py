@@ -1,78 +1,141 @@
 """Tell from what a repo says of itself which library loads it, and which of its folders have weights. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from sharding.core.text import name_problem
-from sharding.core.values import Library, folder_of
-from sharding.formats.names import is_duplicate, is_weights
-
-CONFIG_NAME = "config.json"
-PIPELINE_NAME = "model_index.json"
-MODULES_NAME = "modules.json"
-ADAPTER_FILE = "adapter_model.safetensors"
+from sharding.checkpoint.documents import CONFIG_NAME, OPEN_CLIP_NAME, Documents
+from sharding.checkpoint.loaders import (
+    DIFFUSERS,
+    DIFFUSERS_ADAPTER,
+    EITHER,
+    MIXIN,
+    OPEN_CLIP,
+    PEFT,
+    SENTENCE_MODULE,
+    SPACY,
+    TIMM,
+    TRANSFORMERS,
+    Loader,
+    is_found_by_name,
+)
+from sharding.checkpoint.weight_sets import Folders, has_weights, own_names
+from sharding.core.values import Library
+from sharding.formats.names import may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
 """Modules of sentence-transformers (6.2) that follow an index; every other loads `model.safetensors` alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """The JSON in `config.json`, `model_index.json` and `modules.json` of a repo; None for what is not there."""
-
-    config: Any = None
-    pipeline: Any = None
-    modules: Any = None
-
-    @property
-    def architecture(self) -> str | None:
-        """The class that the repo names: of its pipeline, else of its model."""
-        for document in (self.pipeline, self.config):
-            if isinstance(document, dict):
-                listed = document.get("architectures")
-                name = listed[0] if isinstance(listed, list) and listed else document.get("_class_name")
-                if isinstance(name, str) and not name_problem(name):
-                    return name
-        return None
-
-    @property
-    def weights_named(self) -> str | None:
-        """The file, or index, that transformers loads instead of `model.safetensors`: `transformers_weights`."""
-        name = self.config.get("transformers_weights") if isinstance(self.config, dict) else None
-        return name if isinstance(name, str) else None
+_WITHOUT_WEIGHTS = ("Tokenizer", "TokenizerFast", "Processor", "ProcessorFast", "FeatureExtractor", "Scheduler")
+"""How classes of components are called that are read from configurations alone."""
+_MIXIN_TAGS = {"model_hub_mixin", "pytorch_model_hub_mixin"}
+_ADAPTER_TAGS = {"lora", "textual_inversion"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who loads a repo, and from which folders ("" or ending in "/"): True where that takes one file of one name."""
+    """Who loads a repo, and how the weights in each of its folders ("" or ending in "/") are found."""
 
     library: Library
-    folders: dict[str, bool]
+    folders: dict[str, Loader]
+    models: frozenset[str] = frozenset()
+    """Folders that hold a model by what the repo says: each needs weights."""
 
 
-def find_layout(paths: Sequence[str], documents: Documents) -> Layout:
-    """Return the layout of a repo with files at `paths`."""
-    config, pipeline, modules = documents.config, documents.pipeline, documents.modules
-    if isinstance(pipeline, dict) and "_class_name" in pipeline:
-        parts = [name for name, entry in pipeline.items() if isinstance(entry, list) and any(entry)]
-        return Layout("diffusers", {f"{name}/": False for name in parts})
-    if isinstance(modules, list) and modules and all(map(_is_module, modules)):
-        folders = {}
-        for module in modules:
-            place = module["path"].strip("/")
-            folders[f"{place}/" if place else ""] = not module["type"].endswith(_LOADED_BY_TRANSFORMERS)
-        for path in paths:  # a router has modules of its own below
-            if path.endswith("/model.safetensors") and not is_duplicate(path):
-                folders.setdefault(folder_of(path), True)
-        return Layout("sentence-transformers", folders)
-    adapters = [path for path in paths if path.rsplit("/", 1)[-1] == ADAPTER_FILE]
-    models = [path for path in paths if path.startswith(("model", "pytorch_model")) and is_weights(path)]
-    if adapters and not any("/" not in path for path in models):
-        return Layout("peft", {folder_of(path): True for path in adapters})
-    is_diffusers = isinstance(config, dict) and "_diffusers_version" in config
-    return Layout("diffusers" if is_diffusers else "transformers", {"": False})
+def find_layout(inside: Folders, documents: Documents) -> Layout:
+    """Return the layout of a repo with the files that are `inside` its folders."""
+    for rule in _RULES:
+        if layout := rule(inside, documents):
+            return layout
+    is_named = documents.is_of_transformers or (isinstance(documents.config, dict) and "model_type" in documents.config)
+    return Layout("transformers", {"": TRANSFORMERS}) if is_named else Layout("unknown", {"": EITHER})
 
 
-def _is_module(module: Any) -> bool:
-    return isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("path", "type"))
+def card_may_tell(layout: Layout, documents: Documents) -> bool:
+    """Return whether the model card may name another library than `layout` does."""
+    return layout.library in ("transformers", "unknown") and not documents.is_of_transformers
+
+
+def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
+    folders, models = dict[str, Loader](), set[str]()
+    for folder, (library, kind) in documents.components.items():
+        config = documents.inside.get(folder)
+        keys = config.keys() if isinstance(config, dict) else set()
+        if library == "diffusers" or {"_class_name", "_diffusers_version"} & keys:
+            folders[folder] = DIFFUSERS
+        else:
+            is_named = library == "transformers" or {"model_type", "architectures", "transformers_version"} & keys
+            folders[folder] = TRANSFORMERS if is_named else EITHER
+        if folder + CONFIG_NAME in inside.get(folder, ()) and not str(kind).endswith(_WITHOUT_WEIGHTS):
+            models.add(folder)
+    return Layout("diffusers", folders, frozenset(models)) if folders else None
+
+
+def _sentence_transformer(inside: Folders, documents: Documents) -> Layout | None:
+    modules = dict(documents.sentence_modules)
+    by_transformers = {folder for folder, kind in modules.items() if kind.endswith(_LOADED_BY_TRANSFORMERS)}
+    folders = {folder: TRANSFORMERS if folder in by_transformers else SENTENCE_MODULE for folder in modules}
+    models = {folder for folder in by_transformers if folder + CONFIG_NAME in inside.get(folder, ())}
+    for folder in by_transformers:  # a model of which only the adapter is here
+        if has_weights(PEFT, folder, inside) and not has_weights(TRANSFORMERS, folder, inside):
+            folders[folder] = PEFT
+    return Layout("sentence-transformers", folders, frozenset(models)) if folders else None
+
+
+def _spacy(inside: Folders, documents: Documents) -> Layout | None:
+    if not isinstance(documents.spacy, dict) or "spacy_version" not in documents.spacy:
+        return None
+    return Layout("spacy", {folder: SPACY for folder, paths in inside.items() if own_names(SPACY, folder, paths)})
+
+
+def _peft(inside: Folders, documents: Documents) -> Layout | None:
+    return _adapters(PEFT, "peft", inside)
+
+
+def _loras(inside: Folders, documents: Documents) -> Layout | None:
+    return _adapters(DIFFUSERS_ADAPTER, "diffusers", inside)
+
+
+def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | None:
+    """Return the folders that have weights for `loader`, where the repo has no model of its own beside them."""
+    folders = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
+    if not folders or has_weights(EITHER, "", inside):
+        return None
+    is_alone = all(is_found_by_name(path) or not may_be_model(path) for path in inside.get("", ()))
+    return Layout(library, folders) if "" in folders or is_alone else None
+
+
+def _timm(inside: Folders, documents: Documents) -> Layout | None:
+    named = isinstance(documents.config, dict) and isinstance(documents.config.get("pretrained_cfg"), dict)
+    return Layout("timm", {"": TIMM}) if named else None
+
+
+def _open_clip(inside: Folders, documents: Documents) -> Layout | None:
+    is_of_both = documents.is_of_transformers and has_weights(TRANSFORMERS, "", inside)
+    return Layout("open_clip", {"": OPEN_CLIP}) if OPEN_CLIP_NAME in inside.get("", ()) and not is_of_both else None
+
+
+def _diffusers_model(inside: Folders, documents: Documents) -> Layout | None:
+    named = isinstance(documents.config, dict) and "_diffusers_version" in documents.config
+    return Layout("diffusers", {"": DIFFUSERS}) if named else None
+
+
+def _by_card(inside: Folders, documents: Documents) -> Layout | None:
+    if documents.tags & _MIXIN_TAGS:
+        return Layout("pytorch_model_hub_mixin", {"": MIXIN})
+    is_adapter = documents.library == "diffusers" or documents.tags & _ADAPTER_TAGS
+    if is_adapter and not has_weights(EITHER, "", inside):
+        return Layout("diffusers", {"": DIFFUSERS_ADAPTER})
+    return None
+
+
+_RULES: tuple[Callable[[Folders, Documents], Layout | None], ...] = (
+    _pipeline,
+    _sentence_transformer,
+    _spacy,
+    _peft,
+    _loras,
+    _timm,
+    _open_clip,
+    _diffusers_model,
+    _by_card,
+)
+"""The first that applies decides: what names parts of a repo comes before what names the whole."""

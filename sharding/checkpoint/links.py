@@ -2,7 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
-from sharding.checkpoint.library import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME
+from sharding.checkpoint.documents import (
+    CONFIG_NAME,
+    MODULES_NAME,
+    OPEN_CLIP_NAME,
+    PIPELINE_NAME,
+    ROUTER_NAME,
+    SPACY_NAME,
+)
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some, shown_name
 from sharding.core.values import Finding
@@ -15,7 +22,8 @@ def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
     `folders` ("" or ending in "/") hold the weights: a link to one of them, or above it, is refused too.
     """
     folders = list(folders)
-    documents = {PIPELINE_NAME, MODULES_NAME, *(folder + CONFIG_NAME for folder in ("", *folders))}
+    inside = (folder + name for folder in ("", *folders) for name in (CONFIG_NAME, ROUTER_NAME))
+    documents = {PIPELINE_NAME, MODULES_NAME, OPEN_CLIP_NAME, SPACY_NAME, *inside}
     for link in links:
         if link.endswith("/") and any(folder.startswith(link) for folder in folders):
             hint = "Put the folder itself in its place."

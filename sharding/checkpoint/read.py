@@ -1,30 +1,37 @@
 """Read what a source says about itself: its headers, its indexes, its configuration; no tensor bytes."""
 
-import json
 import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
-from typing import Any
 
-from sharding.checkpoint.library import CONFIG_NAME, MODULES_NAME, PIPELINE_NAME, Documents, find_layout
+from sharding.checkpoint.documents import (
+    CONFIG_NAME,
+    Documents,
+    config_text,
+    read_card_names,
+    read_documents,
+    read_json,
+    read_small,
+)
+from sharding.checkpoint.library import Layout, card_may_tell, find_layout
 from sharding.checkpoint.links import describe_links, refuse_links
+from sharding.checkpoint.loaders import DIFFUSION_BASE
 from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.tying import is_tied_again
-from sharding.checkpoint.weight_files import WeightSet, find_sets, named_set
+from sharding.checkpoint.weight_files import find_sets, named_set
+from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder
 from sharding.core.errors import SourceError, TooManyTensors
 from sharding.core.gathered import Gathered
 from sharding.core.limits import (
-    MAX_CONFIG_BYTES,
-    MAX_CONFIG_VALUES,
     MAX_INDEX_BYTES,
     MAX_TENSORS,
     TENSOR_DESCRIPTION_BYTES,
 )
 from sharding.core.protocols import Source
-from sharding.core.text import format_bytes, name_some, said_of_unreached, values_in
+from sharding.core.text import name_some, said_of_unreached
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, TensorEntry
 from sharding.formats.dcp_safetensors import without_dcp
@@ -49,11 +56,10 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     longer description of tensors is read than so many take.
     """
     by_path = {file.path: file for file in source.files}
-    documents = Documents(
-        *(read_json(source, by_path.get(name)) for name in (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME))
-    )
-    refuse_links(source.links_out, find_layout(list(by_path), documents).folders)
-    found = find_sets(list(by_path), documents, variant)
+    folders = by_folder(by_path)
+    documents, layout = _read_layout(source, by_path, folders)
+    refuse_links(source.links_out, layout.folders)
+    found = find_sets(folders, layout, documents.weights_named, variant)
     components, findings = [], list(found.findings)
     weight_files: list[FileEntry] = []
     tensors: list[TensorEntry] = []
@@ -69,10 +75,11 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
             raise _too_many_tensors(source, most_tensors)
     _refuse_unusable(tensors)
     taken = {file.path for file in weight_files} | {
-        weight_set.index for weight_set in found.sets if weight_set.index and not weight_set.single
+        weight_set.index for weight_set in found.sets if weight_set.index and weight_set.takes_index
     }
     of_ranks = {path for weight_set in found.sets for path in weight_set.ranks}
-    side_files, left_out = sort_files(source.files, taken | of_ranks, found.copied, is_trained=bool(of_ranks))
+    held = {component.folder for component in components}
+    side_files, left_out = sort_files(source.files, taken | of_ranks, found.copied, held, is_trained=bool(of_ranks))
     _refuse_unreadable(source, side_files)
     checkpoint = Checkpoint(
         source=source.ref,
@@ -80,6 +87,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         components=tuple(components),
         weight_files=tuple(weight_files),
         side_files=side_files,
+        copied_weights=tuple(file for file in side_files if file.path in found.copied),
         findings=(*findings, *left_out),
         architecture=documents.architecture,
         library=found.library,
@@ -91,6 +99,17 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     )
     first = (*describe_source(source), *what_is_missing(checkpoint))
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
+
+
+def _read_layout(source: Source, by_path: dict[str, FileEntry], folders: Folders) -> tuple[Documents, Layout]:
+    """Return what a source says of itself, and the layout that follows from it."""
+    documents = read_documents(source, by_path)
+    layout = find_layout(folders, documents)
+    if not card_may_tell(layout, documents):
+        return documents, layout
+    library, tags = read_card_names(source, by_path)
+    documents = replace(documents, library=library, tags=tags)
+    return documents, find_layout(folders, documents)
 
 
 def describe_source(source: Source) -> tuple[Finding, ...]:
@@ -115,7 +134,7 @@ def _read_component(
     pickled = [file for file in files if file.path.endswith(".bin")]
     # A name that is left out is filled in by what loads the copy, or by nobody: so diffusers never does.
     is_tied = bool(pickled) and is_tied_again(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
-    is_tied = is_tied and weight_set.base != "diffusion_pytorch_model"
+    is_tied = is_tied and weight_set.base != DIFFUSION_BASE
     archives = read_archives(source, pickled, unites_tied=is_tied)
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")], most_tensors)
     tensors = [tensor for header in headers for tensor in header.tensors]
@@ -164,7 +183,7 @@ def named_weights(source: Source) -> list[str]:
 def _read_index(
     source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int = MAX_TENSORS
 ) -> Index | None:
-    if weight_set.single or not weight_set.index:
+    if not weight_set.takes_index or weight_set.index is None:
         return None
     _refuse_long(source, by_path[weight_set.index].bytes, most_tensors)
     return parse_index(read_small(source, by_path[weight_set.index], MAX_INDEX_BYTES), weight_set.index)
@@ -206,16 +225,6 @@ def _too_many_tensors(source: Source, most_tensors: int) -> TooManyTensors:
         f"{source.ref.repo_id} describes more than {most_tensors:,} tensors, which is more than a page takes.",
         "Shard it with the command `shard-my-repo` on a machine of your own.",
     )
-
-
-def read_small(source: Source, file: FileEntry, max_bytes: int) -> bytes:
-    """Return a whole file. Raises SourceError if it has more than `max_bytes`."""
-    if file.bytes > max_bytes:
-        raise SourceError(
-            f"{file.path} has {format_bytes(file.bytes)}; at most {format_bytes(max_bytes)} are read of it.",
-            "It is not what its name says.",
-        )
-    return b"".join(source.read(file.path, 0, file.bytes))
 
 
 def _refuse_unusable(tensors: Iterable[TensorEntry]) -> None:
@@ -261,23 +270,7 @@ def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Find
     return merged, [Finding("warning", "metadata-conflict", message)]
 
 
-def read_json(source: Source, file: FileEntry | None) -> Any:
-    """Return what a small JSON file holds; None for one that is not there, too large or none."""
-    try:
-        return json.loads(_config_text(source, file) or b"null")
-    except (ValueError, RecursionError):
-        return None
-
-
 def _configs(source: Source, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
     """Return the text of the configuration in each of `folders`."""
-    texts = {folder: _config_text(source, by_path.get(folder + CONFIG_NAME)) for folder in folders}
+    texts = {folder: config_text(source, by_path.get(folder + CONFIG_NAME)) for folder in folders}
     return {folder: text.decode(errors="replace") for folder, text in texts.items() if text is not None}
-
-
-def _config_text(source: Source, file: FileEntry | None) -> bytes | None:
-    """Return a file of JSON; None for one that is not there, or that would take far more memory than its kind."""
-    if file is None or file.bytes > MAX_CONFIG_BYTES:
-        return None
-    text = b"".join(source.read(file.path, 0, file.bytes))
-    return text if values_in(text) <= MAX_CONFIG_VALUES else None

@@ -2,10 +2,11 @@
 
 from collections.abc import Container, Iterable
 
+from sharding.checkpoint.loaders import is_of_earlier_step
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SIDE_FILE_BYTES, MAX_SIDE_FILES_BYTES
 from sharding.core.text import format_bytes, name_some
-from sharding.core.values import FileEntry, Finding
+from sharding.core.values import FileEntry, Finding, folder_of
 from sharding.formats.names import (
     CARD_NAME,
     DIGESTS_NAME,
@@ -27,19 +28,26 @@ _REWRITTEN = {CARD_NAME, "config.json"}
 
 
 def sort_files(
-    files: Iterable[FileEntry], taken: Container[str], copied: Container[str] = (), *, is_trained: bool = False
+    files: Iterable[FileEntry],
+    taken: Container[str],
+    copied: Container[str] = (),
+    folders: Container[str] = (),
+    *,
+    is_trained: bool = False,
 ) -> tuple[tuple[FileEntry, ...], list[Finding]]:
     """Return the files that lie beside the weights, and findings on those that are left out.
 
-    `taken` are the weights and the indexes that they were chosen by, `copied` weights that are side files. Of what a
-    training run has saved (`is_trained`) its own state is left out. Raises SourceError where all that is left is more
-    than anybody copies.
+    `taken` are the weights and the indexes that they were chosen by, `copied` weights that are side files, of any size,
+    `folders` those that hold weights. Of what a training run has saved (`is_trained`) its own state is left out. Raises
+    SourceError where all that is left is more than anybody copies.
     """
     side, left_out = [], dict[str, list[str]]()
     for file in sorted(files, key=lambda file: file.path):
         if file.path in taken:
             continue
-        reason = _reason_to_leave_out(file, is_copied=file.path in copied)
+        reason = None if file.path in copied else _reason_to_leave_out(file)
+        if is_of_earlier_step(file.path) and folder_of(file.path) not in folders:
+            reason = "saved at an earlier step of the training"
         if is_trained and is_training_state(file.path):
             reason = "state of the training"
         if reason:
@@ -49,7 +57,7 @@ def sort_files(
     findings = [
         Finding("info", "left-out", f"Left out: {name_some(paths)} ({reason}).") for reason, paths in left_out.items()
     ]
-    moved = sum(file.bytes for file in side if file.xet_hash is None)
+    moved = sum(file.bytes for file in side if file.xet_hash is None and file.path not in copied)
     if moved > MAX_SIDE_FILES_BYTES:
         raise SourceError(
             f"The files beside the weights have {format_bytes(moved)}; {format_bytes(MAX_SIDE_FILES_BYTES)} are copied "
@@ -59,7 +67,7 @@ def sort_files(
     return tuple(side), findings
 
 
-def _reason_to_leave_out(file: FileEntry, is_copied: bool) -> str | None:
+def _reason_to_leave_out(file: FileEntry) -> str | None:
     path = folded(file.path)  # on some disks README.md and readme.md are one file
     if path in _NEVER or is_index(path):
         return "describes the files of the source, not those of the result"
@@ -71,9 +79,9 @@ def _reason_to_leave_out(file: FileEntry, is_copied: bool) -> str | None:
         return "differs only in case from a file that is written anew"
     if is_duplicate(path):
         return "the same weights in another layout"
-    if path.endswith(".safetensors") and not is_copied:
+    if path.endswith(".safetensors"):
         return "not part of the checkpoint" if SHARD_NAME.fullmatch(path) else "other weights"
-    if is_weights(path) and not is_copied:
+    if is_weights(path):
         return "weights or data in another format"
     if file.bytes > MAX_SIDE_FILE_BYTES:
         return f"larger than {format_bytes(MAX_SIDE_FILE_BYTES)}, too large for a side file"

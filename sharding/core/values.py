@@ -12,8 +12,18 @@ from sharding.core.gathered import Gathered
 from sharding.core.hints import PipelineCut
 from sharding.core.options import Options
 
-Library = Literal["transformers", "diffusers", "sentence-transformers", "peft"]
-"""What loads a repo, as the Hub calls it."""
+Library = Literal[
+    "transformers",
+    "diffusers",
+    "sentence-transformers",
+    "peft",
+    "timm",
+    "open_clip",
+    "spacy",
+    "pytorch_model_hub_mixin",
+    "unknown",
+]
+"""What loads a repo, as the Hub calls it; "unknown" where nothing names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +149,8 @@ class Checkpoint:
     weight_files: tuple[FileEntry, ...]
     side_files: tuple[FileEntry, ...]
     findings: tuple[Finding, ...]
+    copied_weights: tuple[FileEntry, ...] = ()
+    """Which of the side files are weights, of adapters and the like, that are copied as they are."""
     architecture: str | None = None
     library: Library = "transformers"
     gathered: tuple[Gathered, ...] = ()

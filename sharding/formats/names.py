@@ -39,6 +39,8 @@ _OTHER_FORMATS = (
     ".onnx_data", ".pb", ".tflite", ".mlmodel", ".mlpackage", ".ot", ".npz", ".npy", ".pdparams", ".pkl", ".pickle",
     ".nemo",
 )  # fmt: skip
+_DATA = (".npz", ".npy", ".pkl", ".pickle")
+"""Of these, files that can be something else than weights."""
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
 _TRAINING_STATE = re.compile(
@@ -137,6 +139,18 @@ def is_index(path: str) -> bool:
 def is_training_state(path: str) -> bool:
     """Return whether a file of this path beside weights is what accelerate or the Trainer needs to go on training."""
     return _TRAINING_STATE.fullmatch(path) is not None
+
+
+def may_be_model(path: str) -> bool:
+    """Return whether a file of this name can hold a model: weights in any format, no data and no state of a training.
+
+    >>> may_be_model("tf_model.h5"), may_be_model("training_args.bin"), may_be_model("vectors.npy")
+    (True, False, False)
+    """
+    name = path.rpartition("/")[2]
+    if name == DCP_METADATA_NAME:
+        return True
+    return is_weights(name) and not name.endswith(_DATA) and not is_index(name) and not is_training_state(name)
 
 
 def trained_folder(paths: Collection[str]) -> str | None:

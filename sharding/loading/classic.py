@@ -9,8 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 
+from sharding.checkpoint.beside import weights_beside
+from sharding.checkpoint.loaders import TRANSFORMERS
 from sharding.checkpoint.read import describe_source, read_checkpoint
 from sharding.checkpoint.side_files import sort_files
+from sharding.checkpoint.weight_sets import by_folder
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import SourceError
 from sharding.core.extras import require
@@ -96,6 +99,8 @@ def prepared_classic(origin: Source, options: Options) -> Iterator[Prepared]:
         cost = run_classic(folder, Path(scratch) / "saved", options.max_shard_bytes, dtype)
         saved = open_folder(str(Path(scratch) / "saved"))
         checkpoint = read_checkpoint(saved)
+        beside = weights_beside(by_folder(file.path for file in origin.files), {"": TRANSFORMERS})
+        side_files, _ = sort_files(origin.files, (), beside)
         as_saved = replace(options, strategy="size", order="stored")
         plan = plan_components(checkpoint.components, checkpoint.tensors, as_saved)
         yield Prepared(
@@ -103,7 +108,8 @@ def prepared_classic(origin: Source, options: Options) -> Iterator[Prepared]:
             checkpoint=replace(
                 checkpoint,
                 source=origin.ref,
-                side_files=sort_files(origin.files, ())[0],
+                side_files=side_files,
+                copied_weights=tuple(file for file in side_files if file.path in beside),
                 findings=(*describe_source(origin), *checkpoint.findings),
                 unreached=origin.unreached,
             ),

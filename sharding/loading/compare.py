@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sharding.checkpoint.read import read_small
+from sharding.checkpoint.documents import read_small
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.extras import require
@@ -175,7 +175,8 @@ def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
     require(_COMPARISON)
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.is_plain_model:
-        what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {checkpoint.library}"
+        library = "no known library" if checkpoint.library == "unknown" else checkpoint.library
+        what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {library}"
         what = "in the pieces of a training run" if checkpoint.of_ranks else what
         name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
         raise UsageError(f"{name} is {what}, which --compare cannot load.", "Leave --compare out.")

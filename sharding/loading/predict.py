@@ -7,7 +7,8 @@ measurements of ours; `bench/loading.py` prints predictions beside what was meas
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sharding.checkpoint.read import read_headers, read_json
+from sharding.checkpoint.documents import read_json
+from sharding.checkpoint.read import read_headers
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, TensorEntry
 from sharding.formats.dtypes import BY_TORCH, CASTABLE

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from sharding.core.errors import UsageError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
@@ -103,6 +104,9 @@ def plan_shards(
     elif options.order == "transformers" and hints:
         units = {saved.name: saved.storage for saved in hints.saved}
     stages: list[PlannedStage] = []
+    if options.stages and is_whole:
+        message = f"{component.file()} stays one file, and stages are cut into several."
+        raise UsageError(message, "Leave out the strategy.")
     if options.stages:
         natural = in_order(tensors, "natural", component.folder, None)[0]
         stages = cut_pipeline(natural, options.stages, known, hints.tied if hints else ())

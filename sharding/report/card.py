@@ -7,11 +7,11 @@ from typing import Any
 from urllib.parse import quote
 
 from sharding.core.text import format_bytes, name_some, said_of_unreached, source_name
+from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary, LoadSummary
 from sharding.report.schema import Report
 from sharding.report.snippets import how_to_check, loading_code, pipeline_commands, pipeline_script
-from sharding.report.source_card import SourceCard
 
 TAGS = ("sharded", "shard-my-repo")
 _ORIGINAL = "<!-- the card of the original -->"
@@ -33,7 +33,7 @@ class Links:
 
 
 def write_card(
-    report: Report, source: SourceCard, links: Links, *, is_private: bool, keeps_metadata: bool = True
+    report: Report, source: ModelCard, links: Links, *, is_private: bool, keeps_metadata: bool = True
 ) -> str:
     """Return the README.md of a result.
 
@@ -170,7 +170,8 @@ def _loading(report: Report) -> Iterable[str]:
         yield f"```sh\n{pipeline_commands(report, repo)}```\n"
     if report.plan.rank is not None:
         return
-    code = loading_code(repo, report.source.library, report.source.architecture, report.source.variant)
+    source = report.source
+    code = loading_code(repo, source.library, source.architecture, source.variant, source.weights_name)
     yield f"```python\n{code}\n```\n"
 
 

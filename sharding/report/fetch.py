@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sharding.checkpoint.read import read_small
+from sharding.checkpoint.documents import read_small
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
 from sharding.core.text import values_in

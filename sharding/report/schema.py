@@ -89,6 +89,11 @@ class SourceSummary:
     components: tuple[ComponentSummary, ...] = ()
     weight_files: Annotated[tuple[WeightFile, ...], Field(max_length=MAX_FILES)]
 
+    @property
+    def weights_name(self) -> str:
+        """What the weights of the first component are called, without number and ending."""
+        return self.components[0].base if self.components else "model"
+
     @model_validator(mode="after")
     def _is_named(self) -> Self:
         for kind, name, commit in [(self.kind, self.repo_id, self.revision)] + [

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from sharding.core.values import Library
 from sharding.report.schema import Report
 
+_KNOWN_ADAPTERS = ("pytorch_lora_weights", "learned_embeds")
+"""Names that diffusers looks for when none is given."""
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}", re.ASCII)
 
 
-def loading_code(place: str, library: Library, architecture: str | None, variant: str = "") -> str:
+def loading_code(place: str, library: Library, architecture: str | None, variant: str = "", base: str = "model") -> str:
     """Return code that loads what is at `place`, a repo or a folder; `architecture` is the class that it names.
+
+    `base` is what its weights are called, without ending.
 
     >>> print(loading_code("me/small", "diffusers", "StableDiffusionPipeline", "fp16"))
     from diffusers import DiffusionPipeline
@@ -24,6 +28,8 @@ def loading_code(place: str, library: Library, architecture: str | None, variant
         case "transformers":
             model = named or "AutoModel"
             call = f'model = {model}.from_pretrained({place!r}{with_variant}, dtype="auto")'
+        case "diffusers" if named is None and base not in ("model", "diffusion_pytorch_model"):
+            return _adapter_code(place, base)
         case "diffusers":
             model = named if named and not named.endswith("Pipeline") else "DiffusionPipeline"
             result = "pipeline" if model == "DiffusionPipeline" else "model"
@@ -34,11 +40,49 @@ def loading_code(place: str, library: Library, architecture: str | None, variant
         case "peft":
             model = "AutoPeftModel"
             call = f"model = AutoPeftModel.from_pretrained({place!r})"
+        case _:
+            return _one_file_code(place, library)
     return f"from {library.replace('-', '_')} import {model}\n\n{call}"
 
 
+def _adapter_code(place: str, base: str) -> str:
+    """Return code that adds what is at `place` to a pipeline of diffusers."""
+    method = "load_textual_inversion" if base == "learned_embeds" else "load_lora_weights"
+    name = "" if base in _KNOWN_ADAPTERS else f", weight_name={base + '.safetensors'!r}"
+    first = "from diffusers import DiffusionPipeline\n\n# the model that these weights were trained for\n"
+    pipeline = 'pipeline = DiffusionPipeline.from_pretrained("owner/base-model")'
+    return f"{first}{pipeline}\npipeline.{method}({place!r}{name})"
+
+
+def _one_file_code(place: str, library: Library) -> str:
+    """Return code that loads what is at `place` with a library that takes one file, or with none that is known."""
+    is_folder = place.startswith((".", "/", "~"))
+    at = f"{'local-dir' if is_folder else 'hf-hub'}:{place}"
+    folder = repr(place) if is_folder else f"snapshot_download({place!r})"
+    load = "" if is_folder else "from huggingface_hub import snapshot_download\n"
+    match library:
+        case "timm":
+            return f"import timm\n\nmodel = timm.create_model({at!r}, pretrained=True)"
+        case "open_clip":
+            return f"import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms({at!r})"
+        case "spacy":
+            return f"{load}import spacy\n\nnlp = spacy.load({folder})"
+        case "pytorch_model_hub_mixin":
+            return "# MyModel is the class that was saved: class MyModel(torch.nn.Module, PyTorchModelHubMixin)\n" + (
+                f"model = MyModel.from_pretrained({place!r})"
+            )
+        case _:
+            load = load.replace("import snapshot_download", "import load_torch_model, snapshot_download")
+            load = load or "from huggingface_hub import load_torch_model\n"
+            return f"{load}\n# model is the module that these are the weights of\nload_torch_model(model, {folder})"
+
+
 def loading_snippets(
-    repo_id: str, architecture: str | None, library: Library = "transformers", variant: str = ""
+    repo_id: str,
+    architecture: str | None,
+    library: Library = "transformers",
+    variant: str = "",
+    base: str = "model",
 ) -> Mapping[str, str]:
     """Return code to copy, by the name of the tool, that loads the model in `repo_id` onto what there is.
 
@@ -46,7 +90,7 @@ def loading_snippets(
     from transformers import AutoModelForCausalLM, AutoTokenizer
     """
     if library != "transformers" or variant:
-        return {library: loading_code(repo_id, library, architecture, variant) + "\n"}
+        return {library: loading_code(repo_id, library, architecture, variant, base) + "\n"}
     model = _class_of(architecture)
     return {
         "transformers": f"""\

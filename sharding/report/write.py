@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sharding.checkpoint.read import read_small
+from sharding.checkpoint.documents import read_small
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
@@ -14,13 +14,13 @@ from sharding.core.text import values_in
 from sharding.core.values import Checkpoint, Plan, ShardRecord, folder_of
 from sharding.formats.dtypes import CASTABLE, torch_name
 from sharding.formats.index import build_indexes
+from sharding.formats.model_card import ModelCard
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.formats.quantization import drop_quantization, quantization_of
 from sharding.report.card import Links, write_card
 from sharding.report.digests import digests_json
 from sharding.report.map_svg import draw_plan
 from sharding.report.schema import Json, Report, to_json
-from sharding.report.source_card import SourceCard
 from sharding.storage.hub_client import Hub
 
 
@@ -30,7 +30,7 @@ def write_beside(
     plan: Plan,
     records: Mapping[str, ShardRecord],
     origin: Source,
-    original: SourceCard,
+    original: ModelCard,
     hub: Hub,
 ) -> dict[str, bytes]:
     """Return name and content of every file that this tool writes beside the shards; an index only where one is due.
@@ -70,7 +70,7 @@ def to_bytes(document: Json) -> bytes:
     return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
-def _card(report: Report, original: SourceCard, origin: Source, hub: Hub) -> str:
+def _card(report: Report, original: ModelCard, origin: Source, hub: Hub) -> str:
     page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
     target = report.destination
     base = report.source.base

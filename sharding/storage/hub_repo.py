@@ -14,6 +14,7 @@ from sharding.core.limits import COMMITTED_BYTES, MAX_REPORT_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.storage.hub_client import Hub, checked_commit
+from sharding.storage.stated import read_as_stated
 
 Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 
@@ -141,7 +142,7 @@ def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperat
             src_repo_id=origin.ref.repo_id,
             src_repo_type="model",
         )
-    return CommitOperationAdd(file.path, b"".join(origin.read(file.path, 0, file.bytes)))
+    return CommitOperationAdd(file.path, b"".join(read_as_stated(origin, file)))
 
 
 def has_moved(error: Exception) -> bool:

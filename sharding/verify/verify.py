@@ -2,8 +2,10 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from sharding.checkpoint.read import read_checkpoint, read_small
+from sharding.checkpoint.documents import read_small
+from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import Refused, SourceError, UsageError
 from sharding.core.events import Progress, Verified
@@ -11,7 +13,7 @@ from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
 from sharding.core.options import Options, TargetDtype
 from sharding.core.protocols import Source
-from sharding.core.text import source_name
+from sharding.core.text import count, source_name
 from sharding.core.values import UNCHECKED, Checkpoint, Verification
 from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.architecture import hints_for
@@ -21,8 +23,11 @@ from sharding.report.digests import Stored, parse_digests
 from sharding.storage.hub_client import Hub
 from sharding.transfer.prepare import making_of
 from sharding.transfer.trained_source import open_trained
+from sharding.verify.beside import compare_beside, compare_listed
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
+
+_T = TypeVar("_T")
 
 
 def verify(
@@ -61,16 +66,21 @@ def verify(
         refuse_cast(after)
         making, how = making_of(after, options, hints_for(after, options)), after.dequantized
         sides[0] = Side(sources[0], checkpoints[0], making)
-    total, done = sum(side.bytes for side in sides), 0
+    beside = [sum(file.bytes for file in checkpoint.copied_weights) for checkpoint in checkpoints]
+    total, done = sum(side.bytes for side in sides) + sum(beside), 0
     for side in sides:
         yield from _told_of_both(side.read(), done, total)
         done += side.bytes
+    others = yield from _told_of_both(compare_beside(sources, checkpoints), done, total)
     method = "every tensor of both read, its BLAKE3 compared"
     if dtype != "keep":
         computed = f"computed of its quantized numbers ({how}) and " if how else ""
         method = f"every tensor of both read, the original's {computed}cast with tensor.to(dtype), its BLAKE3 compared"
     method += "".join(side.remark for side in sides if side.remark)
-    mismatches = (*compare_digests(sides[0].digests, sides[1].digests), *(one for side in sides for one in side.wrong))
+    if any(beside):
+        method += f"; SHA-256 of {count(len(checkpoints[0].copied_weights), 'weight file')} beside them compared"
+    wrong = (one for side in sides for one in side.wrong)
+    mismatches = (*compare_digests(sides[0].digests, sides[1].digests), *wrong, *others)
     found, size, unstated = len(sides[0].digests), checkpoints[1].total_bytes, any(side.unstated for side in sides)
     outcome = Verification(found, size, meter.seconds, method, mismatches, dtype, how, unstated)
     yield Verified(_of_weights(outcome, checkpoints))
@@ -85,20 +95,31 @@ def _compare_stored(sources: Sequence[Source], checkpoints: Sequence[Checkpoint]
         raise Refused(message, "Verify without --quick, which reads the weights.")
     first, second = (one.tensors for one in stored)
     method, size = "stored digests compared, no weights read", checkpoints[1].total_bytes
-    mismatches = compare_digests(first, second)
-    return _of_weights(Verification(len(first), size, meter.seconds, method, mismatches), checkpoints)
+    differ, (ours, theirs) = compare_listed(checkpoints)
+    mismatches = (*compare_digests(first, second), *differ)
+    is_known = all(file.sha256 and theirs[path].sha256 for path, file in ours.items())
+    more = () if is_known else ("the bytes of weight files beside the weights",)
+    return _of_weights(Verification(len(first), size, meter.seconds, method, mismatches), checkpoints, more)
 
 
-def _of_weights(outcome: Verification, checkpoints: Sequence[Checkpoint]) -> Verification:
-    """Return `outcome` with what it leaves open."""
+def _of_weights(outcome: Verification, checkpoints: Sequence[Checkpoint], more: tuple[str, ...] = ()) -> Verification:
+    """Return `outcome` with what it leaves open, `more` than always."""
     unreached = tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
-    return replace(outcome, unreached=unreached, unchecked=UNCHECKED)
+    return replace(outcome, unreached=unreached, unchecked=(*UNCHECKED, *more))
 
 
-def _told_of_both(work: Generator[Progress, None, None], before: int, total: int) -> Generator[Progress, None, None]:
-    """Do `work`, its progress told as that of `total` bytes in both checkpoints, of which `before` are done."""
+def _told_of_both(work: Generator[Progress, None, _T], before: int, total: int) -> Generator[Progress, None, _T]:
+    """Do `work`, its progress told as that of `total` bytes in both checkpoints, of which `before` are done.
+
+    Return what it returns.
+    """
     passed = last = 0
-    for told in work:
+    while True:
+        try:
+            told = next(work)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
         if told.bytes_done < last:  # what begins anew is another part of the work
             passed += last
         last = told.bytes_done

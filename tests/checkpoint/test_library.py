@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModel
 
 from sharding import job
 from sharding.core.errors import SourceError
+from sharding.core.values import Library
 from sharding.report.snippets import loading_code
 from tests import models
 from tests.conftest import listing, write_checkpoint
@@ -106,8 +108,10 @@ def test_a_pipeline_that_names_folders_outside_has_no_weights(tmp_path: Path) ->
         job.inspect(str(folder))
 
 
-@pytest.mark.parametrize("library", ["transformers", "diffusers", "sentence-transformers", "peft"])
-def test_the_code_to_load_with_is_python_whatever_the_names_are(library: str) -> None:
+@pytest.mark.parametrize("library", get_args(Library))
+@pytest.mark.parametrize("base", ["model", "pytorch_lora_weights", "learned_embeds", "it's\\n"])
+def test_the_code_to_load_with_is_python_whatever_the_names_are(library: Library, base: str) -> None:
     for named in (None, "LlamaForCausalLM", "x; import os", "StableDiffusionPipeline"):
-        compile(loading_code("a/b'", library, named, "fp'16"), "card", "exec")  # type: ignore[arg-type]
-        assert "import os" not in loading_code("a/b", library, named)  # type: ignore[arg-type]
+        for place in ("a/b'", "./a'"):
+            compile(loading_code(place, library, named, "fp'16", base), "card", "exec")
+        assert "import os" not in loading_code("a/b", library, named, base=base)

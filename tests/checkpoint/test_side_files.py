@@ -13,7 +13,8 @@ def test_what_is_not_copied_is_named_with_its_reason(checkpoint: Path) -> None:
         "model.gguf",
         "tf_model.h5",
         ".gitattributes",
-        "unfinished/model.safetensors",
+        "checkpoint-500/model.safetensors",
+        "checkpoint-500/config.json",
     ):
         (checkpoint / path).parent.mkdir(exist_ok=True)
         (checkpoint / path).write_bytes(b"x")
@@ -35,7 +36,8 @@ def test_what_is_not_copied_is_named_with_its_reason(checkpoint: Path) -> None:
         "model.gguf",
         "tf_model.h5",
         ".gitattributes",
-        "unfinished/model.safetensors",
+        "checkpoint-500/model.safetensors",
+        "checkpoint-500/config.json",
     ):
         assert path in said
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sharding.cli.commands import app
 from sharding.core.limits import MAX_CARD_BYTES, MAX_METADATA_BYTES, MAX_METADATA_DEPTH, MAX_METADATA_VALUES
-from sharding.report.source_card import parse_card
+from sharding.formats.model_card import parse_card
 from tests.hubs import TOKEN, download
 from tests.inhouse import InHouse, hub_in_house
 

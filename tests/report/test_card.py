@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sharding import job
 from sharding.core.values import RepoRef
 from sharding.desk.history import History
+from sharding.formats.model_card import parse_card
 from sharding.loading.costs import ClassicCost, Comparison, Prediction, Verdict
 from sharding.localhub.cards import find_errors, find_warnings, read_metadata
 from sharding.page.result_panels import details_panel
@@ -24,7 +25,6 @@ from sharding.report.card import TAGS, Links, write_card
 from sharding.report.comparison import summarize_comparison
 from sharding.report.events import event_json
 from sharding.report.schema import Report, parse_report
-from sharding.report.source_card import parse_card
 from sharding.verify.trust import Trust
 from tests import models
 from tests.localhub.conftest import Server

@@ -1,0 +1,157 @@
+"""Read the small files by which a repo says what loads it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sharding.core.errors import SourceError
+from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
+from sharding.core.protocols import Source
+from sharding.core.text import format_bytes, name_problem, values_in
+from sharding.core.values import FileEntry
+from sharding.formats.model_card import parse_card
+from sharding.formats.names import CARD_NAME
+
+CONFIG_NAME = "config.json"
+PIPELINE_NAME = "model_index.json"
+MODULES_NAME = "modules.json"
+ROUTER_NAME = "router_config.json"
+OPEN_CLIP_NAME = "open_clip_config.json"
+SPACY_NAME = "meta.json"
+
+_ROUTERS = ("Router", "Asym")
+"""Modules of sentence-transformers (6.2) that have modules of their own in folders below; the second is the old one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The JSON by which a repo says what loads it; None for what is not there.
+
+    `config`, `pipeline`, `modules` and `spacy` are in `config.json`, `model_index.json`, `modules.json` and
+    `meta.json`. `inside` has, by folder ("unet/"), what says more of a part: the configuration of a component of a
+    pipeline, the modules of a router. `library` and `tags` are those of the model card; it is read only where nothing
+    else says what loads the repo.
+    """
+
+    config: Any = None
+    pipeline: Any = None
+    modules: Any = None
+    spacy: Any = None
+    inside: Mapping[str, Any] = field(default_factory=dict)
+    library: str = ""
+    tags: frozenset[str] = frozenset()
+
+    @property
+    def architecture(self) -> str | None:
+        """The class that the repo names: of its pipeline, else of its model."""
+        for document in (self.pipeline, self.config):
+            if isinstance(document, dict):
+                listed = document.get("architectures")
+                name = listed[0] if isinstance(listed, list) and listed else document.get("_class_name")
+                if isinstance(name, str) and not name_problem(name):
+                    return name
+        return None
+
+    @property
+    def weights_named(self) -> str | None:
+        """The file, or index, that transformers loads instead of `model.safetensors`: `transformers_weights`."""
+        name = self.config.get("transformers_weights") if isinstance(self.config, dict) else None
+        return name if isinstance(name, str) else None
+
+    @property
+    def is_of_transformers(self) -> bool:
+        """Whether the configuration is one that transformers has written, or code for it."""
+        config = self.config if isinstance(self.config, dict) else {}
+        written = ("transformers_version", "auto_map", "transformers_weights")
+        return isinstance(config.get("architectures"), list) or any(key in config for key in written)
+
+    @property
+    def components(self) -> dict[str, tuple[Any, Any]]:
+        """Library and class of each component of a pipeline of diffusers, by its folder."""
+        if not isinstance(self.pipeline, dict) or "_class_name" not in self.pipeline:
+            return {}
+        named = {f"{name}/": entry for name, entry in self.pipeline.items() if isinstance(entry, list) and any(entry)}
+        return {folder: (entry[0], entry[1] if len(entry) > 1 else None) for folder, entry in named.items()}
+
+    @property
+    def sentence_modules(self) -> Iterator[tuple[str, str]]:
+        """Folder and class of each module of a sentence transformer, those of routers after the routers."""
+        modules = self.modules
+        if not isinstance(modules, list) or not modules or not all(map(_is_module, modules)):
+            return
+        waiting = [(_as_folder(module["path"]), module["type"]) for module in modules]
+        seen = set[str]()
+        for folder, kind in waiting:  # which grows meanwhile
+            if folder in seen:
+                continue
+            seen.add(folder)
+            yield folder, kind
+            inside = self.inside.get(folder) if kind.endswith(_ROUTERS) else None
+            types = inside.get("types") if isinstance(inside, dict) else None
+            if isinstance(types, dict):
+                waiting += [(folder + _as_folder(name), of) for name, of in types.items() if isinstance(of, str)]
+
+
+def read_documents(source: Source, by_path: Mapping[str, FileEntry]) -> Documents:
+    """Return what a source with files `by_path` says of itself. Raises SourceError where it cannot be fetched."""
+    names = (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME, SPACY_NAME)
+    config, pipeline, modules, spacy = (read_json(source, by_path.get(name)) for name in names)
+    inside: dict[str, Any] = {}
+    documents = Documents(config, pipeline, modules, spacy, inside)
+    for folder, (library, _) in documents.components.items():
+        if library not in ("diffusers", "transformers"):
+            inside[folder] = read_json(source, by_path.get(folder + CONFIG_NAME))
+    for folder, kind in documents.sentence_modules:
+        if kind.endswith(_ROUTERS):
+            name = next((name for name in (ROUTER_NAME, CONFIG_NAME) if folder + name in by_path), "")
+            inside[folder] = read_json(source, by_path.get(folder + name))
+    return documents
+
+
+def read_card_names(source: Source, by_path: Mapping[str, FileEntry]) -> tuple[str, frozenset[str]]:
+    """Return which library the model card names ("" for none), and its tags. Raises SourceError."""
+    file = by_path.get(CARD_NAME)
+    if file is None or file.bytes > MAX_CARD_BYTES:
+        return "", frozenset()
+    card = parse_card(read_small(source, file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace"))
+    library, tags = card.metadata.get("library_name"), card.metadata.get("tags")
+    return (
+        library if isinstance(library, str) else "",
+        frozenset(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else frozenset(),
+    )
+
+
+def read_small(source: Source, file: FileEntry, max_bytes: int) -> bytes:
+    """Return a whole file. Raises SourceError if it has more than `max_bytes`."""
+    if file.bytes > max_bytes:
+        raise SourceError(
+            f"{file.path} has {format_bytes(file.bytes)}; at most {format_bytes(max_bytes)} are read of it.",
+            "It is not what its name says.",
+        )
+    return b"".join(source.read(file.path, 0, file.bytes))
+
+
+def read_json(source: Source, file: FileEntry | None) -> Any:
+    """Return what a small JSON file holds; None for one that is not there, too large or none."""
+    try:
+        return json.loads(config_text(source, file) or b"null")
+    except (ValueError, RecursionError):
+        return None
+
+
+def config_text(source: Source, file: FileEntry | None) -> bytes | None:
+    """Return a file of JSON; None for one that is not there, or that would take far more memory than its kind."""
+    if file is None or file.bytes > MAX_CONFIG_BYTES:
+        return None
+    text = b"".join(source.read(file.path, 0, file.bytes))
+    return text if values_in(text) <= MAX_CONFIG_VALUES else None
+
+
+def _is_module(module: Any) -> bool:
+    return isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("path", "type"))
+
+
+def _as_folder(place: str) -> str:
+    place = place.strip("/")
+    return f"{place}/" if place else ""

@@ -1,0 +1,99 @@
+"""Say by which names each library finds weights, and whether it follows an index. Pure.
+
+Read in transformers 5.23 (`modeling_utils`), diffusers 0.42 (`models.modeling_utils`, `loaders.lora_base`,
+`loaders.textual_inversion`), sentence-transformers 6.2 (`base.modules.module`), peft 0.21 (`utils.save_and_load`),
+timm 1.0 (`models._hub`), open_clip 3.3 (`factory`, `pretrained`) and huggingface_hub 2.4 (`hub_mixin`).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sharding.core.values import Library
+
+ONE_FILE: Mapping[Library, str] = {
+    "open_clip": "open_clip",
+    "timm": "timm",
+    "spacy": "spaCy",
+    "pytorch_model_hub_mixin": "PyTorchModelHubMixin",
+}
+"""Libraries that load one file and follow no index, and what they are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """How weights in one folder are found.
+
+    `bases` are the names of safetensors files without their ending, the first that is there is taken; `pickled` are
+    the same of `.bin` files, with the base that they get as safetensors. One that `is_whole` takes one file and follows
+    no index. One with `any_name` takes a file of whatever name where none of `bases` is there. `copied` is a pickle
+    that stays one.
+    """
+
+    bases: tuple[str, ...]
+    pickled: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = False
+    any_name: bool = False
+    copied: str = ""
+
+
+_TORCH = {"pytorch_model": "model"}
+DIFFUSION_BASE = "diffusion_pytorch_model"
+"""What diffusers calls weights: of these it prefers the index to the one file, of all others every library the file."""
+_ADAPTERS = ("pytorch_lora_weights", "learned_embeds", "pytorch_custom_diffusion_weights")
+_OPEN_CLIP = ("open_clip_model", "open_clip_pytorch_model")
+
+
+def _same(bases: Iterable[str]) -> dict[str, str]:
+    return {base: base for base in bases}
+
+
+TRANSFORMERS = Loader(("model",), _TORCH)
+DIFFUSERS = Loader((DIFFUSION_BASE,), _same([DIFFUSION_BASE]))
+EITHER = Loader(("model", DIFFUSION_BASE), _TORCH | _same([DIFFUSION_BASE]))
+"""Where nothing says which of both it is."""
+PEFT = Loader(("adapter_model",), _same(["adapter_model"]), is_whole=True)
+DIFFUSERS_ADAPTER = Loader(_ADAPTERS, _same(_ADAPTERS), is_whole=True, any_name=True)
+"""LoRA weights and learned embeddings of diffusers: where there is one file, it is taken whatever it is called."""
+SENTENCE_MODULE = Loader(("model",), is_whole=True, copied="pytorch_model.bin")
+OPEN_CLIP = Loader(
+    (*_OPEN_CLIP, "model"), {"open_clip_pytorch_model": "open_clip_model", **_TORCH}, is_whole=True, any_name=True
+)
+TIMM = Loader(("model", *_OPEN_CLIP), _TORCH, is_whole=True, any_name=True)
+MIXIN = Loader(("model",), _TORCH, is_whole=True, any_name=True)
+SPACY = Loader((), is_whole=True, any_name=True)
+
+_BY_NAME = re.compile(
+    rf"(?:adapter_model|{'|'.join((*_ADAPTERS, *_OPEN_CLIP))}|value_head|head|readout|adapter\.[\w-]+)"
+    r"\.(?:safetensors|bin)|spk_dict\.pt",
+    re.ASCII,
+)
+"""Weights that some library, or a class of transformers (wav2vec2, JEV, Qwen2.5-Omni), finds by name beside others.
+`value_head` is what LLaMA-Factory and others that train with rewards write."""
+_STEP = re.compile(r"checkpoint-\d+/", re.ASCII)
+"""Folders in which the Trainer leaves what it had at some step."""
+
+
+def is_found_by_name(name: str) -> bool:
+    """Return whether a file of this name, without its folder, is found by it beside other weights.
+
+    >>> is_found_by_name("pytorch_lora_weights.safetensors"), is_found_by_name("consolidated.safetensors")
+    (True, False)
+    """
+    return _BY_NAME.fullmatch(name) is not None
+
+
+def as_safetensors(path: str) -> str:
+    """Return what a pickle of such a name is called as safetensors, which its library prefers.
+
+    >>> as_safetensors("spanish/adapter_model.bin"), as_safetensors("open_clip_pytorch_model.bin")
+    ('spanish/adapter_model.safetensors', 'open_clip_model.safetensors')
+    """
+    folder, slash, name = path.rpartition("/")
+    base, ending, _ = name.partition(".bin")
+    return f"{folder}{slash}{OPEN_CLIP.pickled.get(base, base)}.safetensors" if ending else path
+
+
+def is_of_earlier_step(path: str) -> bool:
+    """Return whether a file lies in what the Trainer has saved at some step of the training."""
+    return _STEP.match(path) is not None

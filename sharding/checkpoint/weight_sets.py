@@ -1,0 +1,168 @@
+"""Find the weight files of a folder that go together by their names: one file, an index, shards. Touches no files."""
+
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from sharding.checkpoint.loaders import DIFFUSION_BASE, Loader
+from sharding.core.errors import SourceError
+from sharding.core.text import name_some
+from sharding.core.values import Finding, folder_of
+from sharding.formats.index import Index
+from sharding.formats.names import BIN_SHARD_NAME, SHARD_NAME, is_rank_index
+
+Folders = Mapping[str, Sequence[str]]
+"""Folder to the files that lie in it."""
+
+
+@dataclass(slots=True)
+class WeightSet:
+    """Files that are loaded together from `folder` ("" or ending in "/"): by one name, by an index, or as shards."""
+
+    folder: str
+    base: str = "model"
+    variant: str = ""
+    is_whole: bool = False
+    index_first: bool = False
+    single: str | None = None
+    index: str | None = None
+    shards: list[str] = field(default_factory=list)
+    ranks: list[str] = field(default_factory=list)
+    """Safetensors files that the ranks of a training run have saved, or what says where their pieces are."""
+
+    @property
+    def takes_index(self) -> bool:
+        """Whether the library follows the index, and not the one file that may stand beside it."""
+        return self.index is not None and (self.index_first or self.single is None)
+
+    def files(self, index: Index | None, paths: Container[str]) -> list[str]:
+        """Return the weight files; `index` is what `self.index` says, `paths` all files of the repo.
+
+        Raises SourceError where some are missing.
+        """
+        if self.single and not self.takes_index:
+            return [self.single]
+        if index is None:
+            return _complete(self.shards)
+        listed = sorted(set(index.weight_map.values()))
+        missing = [path for path in listed if path not in paths]
+        if missing:
+            raise SourceError(
+                f"{len(missing)} of the {len(listed)} files that {self.index} lists are missing: {name_some(missing)}.",
+                "Download them again; the checkpoint is incomplete without them.",
+            )
+        return listed
+
+    def findings(self) -> list[Finding]:
+        """Return what a person should know about how the files were chosen."""
+        if self.single and (self.index or self.shards):
+            library, used = "diffusers" if self.index_first else "transformers", self.single
+            beside = "an index or shards"
+            if self.takes_index:
+                used, beside = self.index or "", self.single
+            message = f"{used} stands beside {beside}; it is the one used, as in {library}."
+            return [Finding("warning", "several-checkpoints", message, "Remove the set that is out of date.")]
+        if not self.single and not self.index and not self.ranks:
+            return [Finding("warning", "no-index", "There is no index; the shard files alone say what is in them.")]
+        return []
+
+
+def sets_by_variant(loader: Loader, folder: str, inside: Sequence[str]) -> dict[str, WeightSet]:
+    """Return the sets of a folder with files `inside` that `loader` finds, by variant, "" for the plain weights.
+
+    Of each variant those in safetensors come before pickled ones, whose index often stays where they do not.
+    """
+    pickled = _matching(folder, inside, "bin", tuple(loader.pickled))
+    pickled = {key: weight_set for key, weight_set in pickled.items() if weight_set.single or weight_set.shards}
+    of_torch = _of_first_base(pickled, list(loader.pickled))
+    found = _of_first_base(_matching(folder, inside, "safetensors", loader.bases), loader.bases)
+    for weight_set in of_torch.values():
+        weight_set.base = loader.pickled[weight_set.base]
+    for weight_set in found.values():
+        weight_set.index_first = weight_set.base == DIFFUSION_BASE
+    for weight_set in (*of_torch.values(), *found.values()):
+        weight_set.is_whole = loader.is_whole
+    return of_torch | found
+
+
+def by_folder(paths: Iterable[str]) -> Folders:
+    """Return the files of a repo by the folder that they lie in, "" or ending in "/"."""
+    inside: dict[str, list[str]] = {}
+    for path in paths:
+        inside.setdefault(folder_of(path), []).append(path)
+    return inside
+
+
+def has_weights(loader: Loader, folder: str, inside: Folders) -> bool:
+    """Return whether `folder` has weights that `loader` finds."""
+    return bool(sets_by_variant(loader, folder, inside.get(folder, ())))
+
+
+def own_names(loader: Loader, folder: str, inside: Iterable[str]) -> list[str]:
+    """Return the safetensors files `inside` a folder that have none of the names that `loader` looks for."""
+    weights, _ = _names("safetensors", loader.bases)
+    others = [path for path in inside if path.endswith(".safetensors")]
+    return sorted(path for path in others if not weights.fullmatch(path.removeprefix(folder)))
+
+
+def _of_first_base(found: dict[tuple[str, str], WeightSet], bases: Sequence[str]) -> dict[str, WeightSet]:
+    base = min((base for base, _ in found), key=list(bases).index, default="")
+    return {variant: weight_set for (of, variant), weight_set in found.items() if of == base}
+
+
+def _matching(
+    folder: str, inside: Iterable[str], suffix: str, bases: tuple[str, ...]
+) -> dict[tuple[str, str], WeightSet]:
+    """Return the sets of a folder by base and variant."""
+    found: dict[tuple[str, str], WeightSet] = {}
+    weights, index = _names(suffix, bases)
+    for path in sorted(inside):
+        name = path.removeprefix(folder)
+        match = weights.fullmatch(name) or index.fullmatch(name)
+        if match is None or is_rank_index(path):
+            continue
+        named = match.groupdict()
+        variant = named["variant"] or named["old"] or ""
+        weight_set = found.setdefault((named["base"], variant), WeightSet(folder, named["base"], variant))
+        if "index" in named:
+            if weight_set.index is None or not named["old"]:  # the old name of an index is the last to be looked for
+                weight_set.index = path
+        elif named["number"]:
+            weight_set.shards.append(path)
+        else:
+            weight_set.single = path
+    return found
+
+
+@lru_cache(maxsize=64)
+def _names(suffix: str, bases: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return what the names of weights and of their indexes look like.
+
+    `old` is where releases of diffusers before 0.32 put the variant.
+    """
+    base = f"(?P<base>{'|'.join(bases) or '(?!)'})"
+    weights = rf"{base}(?:\.(?P<variant>[^./]+?))?(?P<number>-\d{{5,}}-of-\d{{5,}})?(?:\.(?P<old>[^./]+))?\.{suffix}"
+    index = rf"{base}\.{suffix}(?:\.(?P<old>[^./]+))?\.(?P<index>index)(?:\.(?P<variant>[^./]+))?\.json"
+    return re.compile(weights), re.compile(index)
+
+
+def _complete(shards: Sequence[str]) -> list[str]:
+    """Return shards that make up one checkpoint. Raises SourceError where some are missing, or of another."""
+    sets: dict[tuple[str, str, int], set[int]] = {}
+    for path in shards:
+        match = SHARD_NAME.fullmatch(path) or BIN_SHARD_NAME.fullmatch(path)
+        assert match is not None
+        sets.setdefault((match["base"], match["rest"], int(match["count"])), set()).add(int(match["number"]))
+    if len(sets) > 1:
+        names = ", ".join(f"{base} of {count}" for base, _, count in sets)
+        raise SourceError(
+            f"There are shards of several checkpoints and no index: {names}.", "Remove those that are out of date."
+        )
+    ((_, _, count), numbers), *_ = sets.items()
+    missing = count - len(numbers & set(range(1, count + 1)))
+    if missing:
+        raise SourceError(
+            f"{missing} of the {count} shards are missing, and there is no index.", "Download them again."
+        )
+    return sorted(shards)

@@ -1,0 +1,117 @@
+"""Read a model card: its metadata within bounds, and the text below it. Touches no files."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sharding.core.limits import MAX_METADATA_BYTES, MAX_METADATA_DEPTH, MAX_METADATA_VALUES
+from sharding.core.text import format_bytes
+from sharding.core.values import Finding
+from sharding.formats.names import CARD_NAME
+
+_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""YAML can write it as an escape; UTF-8 cannot hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a README.md holds: metadata, text, and why the metadata is not read, where it is there and is not."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    problem: str = ""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What somebody should know of it before a copy is made."""
+        if not self.problem:
+            return ()
+        message = f"The metadata of the source's {CARD_NAME} is not taken over: {self.problem}."
+        return (Finding("warning", "card-unread", message, "Give the copy its licence and tags yourself."),)
+
+
+class _Unread(ValueError):
+    """Metadata that is not read, and why."""
+
+
+def parse_card(card: str) -> ModelCard:
+    """Return metadata and text of a card. Metadata that cannot be read, or costs more than it should, is left out.
+
+    >>> parse_card("---\\nlicense: mit\\n---\\nA model.").metadata
+    {'license': 'mit'}
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    match = _FRONT_MATTER.match(card)
+    if match is None:
+        return ModelCard(text=card)
+    text = card[match.end() :]
+    try:
+        return ModelCard(_metadata(match[1]), text)
+    except _Unread as error:
+        return ModelCard({}, text, str(error))
+    except (yaml.YAMLError, ValueError, ArithmeticError):
+        return ModelCard({}, text, "it is no YAML")
+
+
+def _metadata(front: str) -> dict[str, Any]:
+    """Return what YAML means. Raises _Unread, yaml.YAMLError, ValueError."""
+    import yaml
+
+    if len(front) > MAX_METADATA_BYTES:
+        raise _Unread(f"it has more than {format_bytes(MAX_METADATA_BYTES)}")
+    depth = 0
+    # Events are read one by one and build nothing: so what a few of them would grow into never comes to be.
+    for number, event in enumerate(yaml.parse(front, yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if number > MAX_METADATA_VALUES or depth > MAX_METADATA_DEPTH:
+            raise _Unread(f"it has more than {MAX_METADATA_VALUES:,} values, or more than {MAX_METADATA_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or _is_merge(event):
+            raise _Unread("it repeats parts of itself (anchors, aliases or merge keys of YAML)")
+        if getattr(event, "tag", None):
+            raise _Unread("it names types (tags of YAML)")
+        if _SURROGATE.search(getattr(event, "value", "")):
+            raise _Unread("it holds what is no character (a surrogate)")
+    metadata = yaml.load(front, _loader())
+    if metadata is not None and not isinstance(metadata, dict):
+        raise _Unread("it is no list of keys and values")
+    return metadata or {}
+
+
+def _is_merge(event: Any) -> bool:
+    return getattr(event, "value", "") == "<<" and event.style is None
+
+
+def _loader() -> Any:
+    """Return a safe YAML loader, with the types of YAML 1.2: `no` is Norwegian, `1:20` is a text.
+
+    Texts here are also what could not be written again as it stands, or what a Hub does not take: dates, `0777`,
+    numbers that are not finite, and whole ones of more than 18 digits, as Python refuses to write thousands.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        yaml_implicit_resolvers = {
+            first: [(tag, pattern) for tag, pattern in rules if tag in _AS_IN_YAML_1_1]
+            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def construct_finite(self, node: Any) -> Any:
+            number = self.construct_yaml_float(node)
+            return number if math.isfinite(number) else node.value
+
+    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_finite)
+    for kind, (pattern, starts) in _AS_IN_YAML_1_2.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(starts))
+    return Loader
+
+
+_AS_IN_YAML_1_1 = {"tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"}
+_AS_IN_YAML_1_2 = {
+    "bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    "int": (r"^[-+]?(?:0|[1-9][0-9]{0,17})$", "-+0123456789"),
+    "float": (r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*|(?=[eE])))(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
+}

@@ -1,0 +1,48 @@
+"""Compare the weights that lie beside two checkpoints, such as adapters, and are copied as they are."""
+
+from collections.abc import Generator, Mapping, Sequence
+
+from sharding.core.events import Progress
+from sharding.core.protocols import Source
+from sharding.core.values import Checkpoint, FileEntry, Mismatch
+from sharding.verify.digests import digest_files
+
+
+def compare_beside(
+    sources: Sequence[Source], checkpoints: Sequence[Checkpoint]
+) -> Generator[Progress, None, tuple[Mismatch, ...]]:
+    """Read these files of both; yield progress; return where the second differs. Raises SourceError."""
+    mismatches, alike = compare_listed(checkpoints)
+    digests = []
+    for source, files in zip(sources, alike, strict=True):
+        digests.append((yield from digest_files(source, {path: file.bytes for path, file in files.items()})))
+    for files, found in zip(alike, digests, strict=True):
+        for path, file in files.items():
+            if file.sha256 and found[path] != file.sha256:
+                mismatches.append(Mismatch(path, "what was read of it does not have the SHA-256 that the Hub states"))
+    for path in alike[0]:
+        if digests[0][path] != digests[1][path]:
+            mismatches.append(Mismatch(path, "its bytes differ"))
+    return tuple(mismatches)
+
+
+def compare_listed(
+    checkpoints: Sequence[Checkpoint],
+) -> tuple[list[Mismatch], tuple[Mapping[str, FileEntry], Mapping[str, FileEntry]]]:
+    """Return where they differ by what is listed of them, and the files of both that do not, by path."""
+    ours, theirs = ({file.path: file for file in checkpoint.copied_weights} for checkpoint in checkpoints)
+    mismatches, alike = list[Mismatch](), list[str]()
+    for path in sorted(ours.keys() | theirs.keys()):
+        if path not in theirs:
+            mismatches.append(Mismatch(path, "it is missing"))
+        elif path not in ours:
+            mismatches.append(Mismatch(path, "it is not in the original"))
+        elif _differ(ours[path], theirs[path]):
+            mismatches.append(Mismatch(path, "its bytes differ"))
+        else:
+            alike.append(path)
+    return mismatches, ({path: ours[path] for path in alike}, {path: theirs[path] for path in alike})
+
+
+def _differ(one: FileEntry, other: FileEntry) -> bool:
+    return one.bytes != other.bytes or bool(one.sha256 and other.sha256 and one.sha256 != other.sha256)

@@ -1,0 +1,196 @@
+"""Weights that lie beside a model, which something finds by name, are in the copy as they are."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from sharding import job
+from sharding.checkpoint import side_files
+from sharding.core.errors import SourceError
+from sharding.core.events import Verified
+from sharding.core.values import Verification
+from tests.conftest import listing
+from tests.folders import finish, reshard, said
+
+ADAPTER = {"lora_A.weight": np.arange(9000, dtype=np.float32)}
+
+
+def put(folder: Path, path: str) -> bytes:
+    """Write weights at `path`, and a configuration beside those in a folder of their own; return the bytes."""
+    place = folder / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.parent != folder:
+        (place.parent / "adapter_config.json").write_text("{}")
+    if path.endswith(".safetensors"):
+        save_file(ADAPTER, place)
+    else:
+        torch.save({"w": torch.ones(9)}, place)
+    return place.read_bytes()
+
+
+def compared(one: Path, other: Path, **options: bool) -> Verification:
+    *_, verified = job.verify(str(one), str(other), **options)
+    assert isinstance(verified, Verified)
+    return verified.verification
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "speech-lora/adapter_model.safetensors",
+        "adapters/adapter_model.bin",
+        "speech_tokenizer/model.safetensors",
+        "deep/er/head.safetensors",
+        "speaker_embeddings/v2/en_speaker_0.npy",
+        "adapter_model.safetensors",
+        "value_head.safetensors",
+        "value_head.bin",
+        "adapter.fra.safetensors",
+        "spk_dict.pt",
+        "pytorch_lora_weights.safetensors",
+        "open_clip_model.safetensors",
+    ],
+)
+def test_weights_that_something_finds_by_name_are_copied_byte_for_byte(
+    checkpoint: Path, tmp_path: Path, path: str
+) -> None:
+    data = put(checkpoint, path)
+    report = reshard(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out" / path).read_bytes() == data
+    assert path in said(checkpoint)["kept-whole"]
+    assert path in report.files
+    assert len(report.plan.shards) > 2
+    assert compared(checkpoint, tmp_path / "out").identical
+
+
+def test_a_folder_with_an_index_keeps_it_and_the_shards(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, checkpoint / "codec")
+    reshard(checkpoint, tmp_path / "out")
+    assert listing(tmp_path / "out/codec") == listing(checkpoint / "codec")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "onnx/model.safetensors",
+        "original/consolidated.00.pth",
+        "checkpoint-500/model.safetensors",
+        "global_step100/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "speech-lora/optimizer.pt",
+        "single_file.safetensors",
+    ],
+)
+def test_the_model_once_more_and_states_of_the_training_are_left_out_by_name(
+    checkpoint: Path, tmp_path: Path, path: str
+) -> None:
+    put(checkpoint, path)
+    if "global_step" in path:
+        (checkpoint / path).with_name("adapter_config.json").unlink()
+    reshard(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out" / path).exists()
+    messages = [finding.message for finding in job.inspect(str(checkpoint)).findings if finding.code == "left-out"]
+    assert any(path in message for message in messages)
+
+
+def test_pickled_twins_of_safetensors_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
+    for path in ("adapter_model", "lora/adapter_model"):
+        put(checkpoint, f"{path}.safetensors")
+        put(checkpoint, f"{path}.bin")
+    put(checkpoint, "open_clip_model.safetensors")
+    put(checkpoint, "open_clip_pytorch_model.bin")
+    reshard(checkpoint, tmp_path / "out")
+    assert not [path for path in listing(tmp_path / "out") if path.endswith(".bin")]
+
+
+def test_they_may_be_larger_than_other_files_beside_the_weights(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_files, "MAX_SIDE_FILE_BYTES", 10_000)
+    monkeypatch.setattr(side_files, "MAX_SIDE_FILES_BYTES", 20_000)
+    data = put(checkpoint, "lora/adapter_model.safetensors")
+    (checkpoint / "vocab.txt").write_bytes(b"x" * 10_001)
+    reshard(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out/lora/adapter_model.safetensors").read_bytes() == data
+    assert not (tmp_path / "out/vocab.txt").exists()
+
+
+@pytest.mark.parametrize("harm", ["change", "remove", "add"])
+def test_verify_notices_one_that_is_other_missing_or_new(checkpoint: Path, tmp_path: Path, harm: str) -> None:
+    put(checkpoint, "lora/adapter_model.safetensors")
+    out = tmp_path / "out"
+    reshard(checkpoint, out)
+    assert compared(checkpoint, out, quick=False).identical
+    place = out / "lora/adapter_model.safetensors"
+    data = place.read_bytes()
+    if harm == "change":
+        place.write_bytes(data[:-1] + b"!")
+    elif harm == "remove":
+        place.unlink()
+    else:
+        put(out, "more/adapter_model.safetensors")
+    (mismatch,) = compared(checkpoint, out).mismatches
+    names = {"change": "lora", "remove": "lora", "add": "more"}
+    problems = {"change": "its bytes differ", "remove": "it is missing", "add": "it is not in the original"}
+    assert (mismatch.tensor, mismatch.problem) == (f"{names[harm]}/adapter_model.safetensors", problems[harm])
+
+
+def test_a_quick_look_says_that_it_has_not_compared_their_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    reshard(checkpoint, one)
+    reshard(checkpoint, other)
+    before = compared(one, other, quick=True).unchecked
+    for out in (one, other):
+        put(out, "lora/adapter_model.safetensors")
+    assert len(compared(one, other, quick=True).unchecked) == len(before) + 1
+    (other / "lora/adapter_model.safetensors").write_bytes(b"short")
+    assert not compared(one, other, quick=True).identical
+
+
+def test_the_classic_engine_copies_them_too(tmp_path: Path) -> None:
+    from tests import models
+
+    source = models.save("llama", tmp_path / "in", layers=1)
+    data = put(source, "lora/adapter_model.safetensors")
+    finish(job.shard(str(source), str(tmp_path / "out"), "50kB", engine="classic"))
+    assert (tmp_path / "out/lora/adapter_model.safetensors").read_bytes() == data
+
+
+def test_a_cast_leaves_them_as_they_are(checkpoint: Path, tmp_path: Path) -> None:
+    data = put(checkpoint, "lora/adapter_model.safetensors")
+    finish(job.shard(str(checkpoint), str(tmp_path / "out"), job.Options("50kB", dtype="bf16", allow_overflow=True)))
+    assert (tmp_path / "out/lora/adapter_model.safetensors").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("side", "model"),
+    [
+        ("speaker_embeddings.safetensors", "model.pth"),
+        ("mmproj.safetensors", "llava-q4.gguf"),
+        ("extra_head.safetensors", "tf_model.h5"),
+        ("extra_head.safetensors", "flax_model.msgpack"),
+        ("head.safetensors", "weights.ckpt"),
+    ],
+)
+@pytest.mark.parametrize("config", [None, {"architectures": ["BertModel"], "model_type": "bert"}])
+def test_weights_beside_a_model_in_another_format_are_not_taken_for_it(
+    tmp_path: Path, side: str, model: str, config: object
+) -> None:
+    save_file(ADAPTER, tmp_path / side)
+    (tmp_path / model).write_bytes(b"x")
+    if config:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SourceError) as refusal:
+        job.inspect(str(tmp_path))
+    assert side in refusal.value.message and model in refusal.value.message
+
+
+@pytest.mark.parametrize("other", ["yolo.pt", "yolo.Q4_K_M.gguf", "training_args.bin", "vocabulary.pkl"])
+def test_the_one_file_beside_itself_in_another_format_or_beside_data_is_the_model(tmp_path: Path, other: str) -> None:
+    save_file(ADAPTER, tmp_path / "yolo.safetensors")
+    (tmp_path / other).write_bytes(b"x")
+    assert [file.path for file in job.inspect(str(tmp_path)).weight_files] == ["yolo.safetensors"]
