@@ -36,7 +36,6 @@ from sharding.storage.folder_writing import (
 )
 from sharding.storage.journal import Journal
 from sharding.storage.records import parse_record, whole
-from sharding.storage.stated import read_as_stated
 
 _BESIDE = "sharding_file{}.part"
 """What the files beside the shards are called until they are published."""
@@ -163,7 +162,7 @@ class FolderDestination:
         running the same job again.
         """
         contents: dict[str, Iterable[bytes]] = {
-            **{file.path: read_as_stated(origin, file) for file in side_files},
+            **{file.path: origin.read(file.path, 0, file.bytes) for file in side_files},
             **{path: [data] for path, data in written.items()},
         }
         beside = [file for file in contents if file not in written]

@@ -28,7 +28,6 @@ from sharding.storage.hub_repo import HubRepo, copied, fit_for_commit
 from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
-from sharding.storage.stated import read_as_stated
 
 _NOTHING_SHOWN = "Nothing was written. Ask whoever runs the Hub, or choose a Hub that keeps repos private."
 _GIVE_UP = "Or discard what is staged, which everybody can see meanwhile."
@@ -328,7 +327,7 @@ class HubDestination:
     def _store(self, file: FileEntry, origin: Source) -> ShardRecord:
         """Put a side file into the store as a stream, as a shard is."""
         writer = self.open_shard(file.path)
-        for chunk in read_as_stated(origin, file):
+        for chunk in origin.read(file.path, 0, file.bytes):
             writer.write(chunk)
         return ShardRecord(file.path, file.bytes, writer.finish(), {})
 

@@ -13,8 +13,8 @@ from sharding.core.errors import DestinationError
 from sharding.core.limits import COMMITTED_BYTES, MAX_REPORT_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, ShardRecord
+from sharding.formats.names import is_weights
 from sharding.storage.hub_client import Hub, checked_commit
-from sharding.storage.stated import read_as_stated
 
 Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 
@@ -121,6 +121,8 @@ def checked_flag(answer: Any) -> bool:
 def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[FileEntry]]:
     """Return which side files a commit copies or carries in itself, the smallest first, and which are too much for it.
 
+    Weights are: a Hub keeps them in its store whatever their size.
+
     >>> files = [FileEntry("a", 15_000_000), FileEntry("b", 9), FileEntry("c", 16_000_000)]
     >>> [[file.path for file in some] for some in fit_for_commit(files)]
     [['b', 'a'], ['c']]
@@ -128,7 +130,8 @@ def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[Fi
     fit, too_much, count = list[FileEntry](), list[FileEntry](), 0
     for file in sorted(files, key=lambda file: file.bytes):
         count += 0 if file.xet_hash else file.bytes
-        (fit if file.xet_hash or count <= COMMITTED_BYTES else too_much).append(file)
+        is_carried = count <= COMMITTED_BYTES and not is_weights(file.path)
+        (fit if file.xet_hash or is_carried else too_much).append(file)
     return fit, too_much
 
 
@@ -142,7 +145,7 @@ def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperat
             src_repo_id=origin.ref.repo_id,
             src_repo_type="model",
         )
-    return CommitOperationAdd(file.path, b"".join(read_as_stated(origin, file)))
+    return CommitOperationAdd(file.path, b"".join(origin.read(file.path, 0, file.bytes)))
 
 
 def has_moved(error: Exception) -> bool:

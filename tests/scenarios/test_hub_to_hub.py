@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import RepositoryNotFoundError
+from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import DestinationError, ShardingError, SourceError
@@ -61,6 +62,20 @@ def test_hub_to_hub_gives_the_files_that_folder_to_folder_gives(
 
 def test_no_weight_byte_touches_the_disk(hub: Server, source: str, name: str) -> None:
     assert shard(hub, source, name).resources.disk_bytes_written == 0
+
+
+def test_weights_beside_a_model_are_copied_without_the_disk(
+    hub: Server, checkpoint: Path, name: str, tmp_path: Path
+) -> None:
+    (checkpoint / "lora").mkdir()
+    save_file({"lora_A.weight": np.arange(9000)}, checkpoint / "lora/adapter_model.safetensors")
+    source = push(hub, checkpoint, f"{name}-source")
+    assert shard(hub, source, name).resources.disk_bytes_written == 0
+    copy = download(hub, name, tmp_path / "hub")
+    assert listing(copy / "lora") == listing(checkpoint / "lora")
+    *_, verified = job.verify(source, name, endpoint=hub.address, token=TOKEN)
+    assert isinstance(verified, Verified)
+    assert verified.verification.identical and "1 weight file beside them" in verified.verification.method
 
 
 def test_main_gets_one_commit_with_everything_and_the_staging_branch_goes(hub: Server, source: str, name: str) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from huggingface_hub import constants
 from rich.console import Console
+from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.cli.terminal import Terminal
@@ -62,9 +64,9 @@ def xet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
         yield hub
 
 
-def blob(hub: InHouse) -> Path:
+def blob(hub: InHouse, file: str = "model.safetensors") -> Path:
     """Where the Hub keeps the bytes of the source's weights."""
-    (entry,) = hub.api().get_paths_info(SOURCE, "model.safetensors")
+    (entry,) = hub.api().get_paths_info(SOURCE, file)
     assert hub.hub
     return hub.hub.blobs.path(entry.lfs.sha256)  # type: ignore[union-attr]
 
@@ -93,6 +95,24 @@ def test_wrong_bytes_do_not_come_into_a_folder(lfs: InHouse, tmp_path: Path) -> 
     flip(blob(lfs), HEADER_BYTES * 2)
     assert "SHA-256 that the Hub states" in problems(shard(lfs, SOURCE, str(tmp_path / "out")))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("place", ["hub", "folder"])
+def test_wrong_bytes_of_weights_beside_the_model_are_not_published(tmp_path: Path, place: str) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint", {"model.safetensors": random_tensors()}, index=False)
+    (folder / "lora").mkdir()
+    file = "lora/adapter_model.safetensors"
+    save_file({"lora_A.weight": np.arange(9000)}, folder / file)
+    made = MADE if place == "hub" else str(tmp_path / "out")
+    with hub_in_house(tmp_path / "hub", xet=False) as hub:
+        shard(hub, str(folder), SOURCE, "1GB", private=False)
+        mend = flip(blob(hub, file), 500)
+        with pytest.raises(SourceError, match=f"{file} arrived damaged"):
+            shard(hub, SOURCE, made)
+        assert not (exists(hub, MADE) and files_of(hub, MADE) - {".gitattributes"})
+        assert not (tmp_path / "out/model.safetensors.index.json").exists()
+        mend()
+        assert shard(hub, SOURCE, made).verification.identical
 
 
 def test_wrong_bytes_out_of_the_xet_store_are_not_published(xet: InHouse) -> None:
