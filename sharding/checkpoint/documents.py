@@ -48,7 +48,8 @@ class Documents:
         for document in (self.pipeline, self.config):
             if isinstance(document, dict):
                 listed = document.get("architectures")
-                name = listed[0] if isinstance(listed, list) and listed else document.get("_class_name")
+                alone = document.get("_class_name") or document.get("architecture")  # the second is timm's
+                name = listed[0] if isinstance(listed, list) and listed else alone
                 if isinstance(name, str) and not name_problem(name):
                     return name
         return None
