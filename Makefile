@@ -18,8 +18,9 @@ run: .venv/installed  ## serve the page without a network
 test: .venv/tested browser  ## what a change is tried with
 	$(BIN)/python -m pytest -m "not thorough" --numprocesses 2 --dist worksteal
 
-# What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it.
-thorough: .venv/tested browser  ## what is long by nature
+# What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it, repos of every
+# kind loaded by their own libraries.
+thorough: .venv/tested .venv/loaders/installed browser  ## what is long by nature
 	$(BIN)/python -m pytest -m thorough --numprocesses 2 --dist worksteal
 
 # Chromium, and axe-core for the test of accessibility: installed where they are missing and that is permitted.
@@ -70,14 +71,15 @@ mutants: .venv/tested  ## put faults into the code and see whether a test notice
 	$(BIN)/pip install --quiet -r tests/mutants/requirements.txt
 	$(BIN)/python -m tests.mutants $(MUTANTS) --seed $(SEED) --note
 
-# The hashes of every file that the index has of the versions in both requirements.txt, for whatever system; torch, whose
+# The hashes of every file that the index has of the versions in each requirements.txt, for whatever system; torch, whose
 # build depends on the system, excepted. uv, which asks for them, stays in a virtual environment of its own.
+COMPILE = .venv/lock/bin/uv pip compile --quiet --upgrade --python-version 3.11 --no-deps --generate-hashes \
+    --no-emit-package torch --no-emit-index-url --no-annotate --custom-compile-command "make lock, for CPython 3.11"
 lock:  ## note the hashes of what CI installs
 	$(PYTHON) -m venv .venv/lock
 	.venv/lock/bin/pip install --quiet uv==0.13.9
-	.venv/lock/bin/uv pip compile --quiet --upgrade --python-version 3.11 --no-deps --generate-hashes --no-emit-package torch \
-	    --no-emit-index-url --no-annotate --custom-compile-command "make lock, for CPython 3.11" \
-	    --output-file .ci/requirements.lock requirements.txt tests/requirements.txt
+	$(COMPILE) --output-file .ci/requirements.lock requirements.txt tests/requirements.txt
+	$(COMPILE) --output-file .ci/thorough.lock tests/kinds/requirements.txt
 
 clean:  ## remove what all of these have made
 	rm -rf .venv demo fuzz
@@ -93,4 +95,11 @@ help:  ## list these
 
 .venv/tested: .venv/installed tests/requirements.txt
 	$(BIN)/pip install --quiet -r tests/requirements.txt
+	touch $@
+
+# Apart from all else: transformers imports torchvision wherever it finds one, and that of the index imports only beside
+# a torch that was built for the same CUDA.
+.venv/loaders/installed: .venv/tested tests/kinds/requirements.txt
+	$(BIN)/python -m venv --without-pip .venv/loaders
+	$(BIN)/pip --python .venv/loaders install --quiet --no-deps -r tests/kinds/requirements.txt
 	touch $@

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from importlib.metadata import distribution
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,11 @@ from sharding.core.errors import Refused
 from sharding.core.extras import require
 from sharding.core.options import Options
 from tests.conftest import ROOT, environment, listing, options_of
+from tests.kinds.libraries import packages
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+USUAL = ("requirements.txt", "tests/requirements.txt")
+LOADERS = "tests/kinds/requirements.txt"
 
 
 @pytest.fixture
@@ -87,7 +90,7 @@ def test_neither_plan_nor_shard_of_a_folder_imports_what_an_extra_brings(checkpo
 
 
 def test_every_range_that_the_package_asks_for_holds_the_version_that_is_pinned() -> None:
-    pinned = versions("requirements.txt", "tests/requirements.txt")
+    pinned = versions(*USUAL)
     ranges = [
         *PROJECT["dependencies"],
         *(text for extra in PROJECT["optional-dependencies"].values() for text in extra),
@@ -98,16 +101,21 @@ def test_every_range_that_the_package_asks_for_holds_the_version_that_is_pinned(
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 
-def test_the_lock_file_of_ci_names_the_versions_that_are_pinned_and_their_hashes_torch_excepted() -> None:
-    pinned = versions("requirements.txt", "tests/requirements.txt")
-    assert pinned.pop("torch")
-    assert versions(".ci/requirements.lock") == pinned
-    for entry in (ROOT / ".ci/requirements.lock").read_text().replace("\\\n", " ").splitlines():
+@pytest.mark.parametrize(
+    ("lock", "files"), [(".ci/requirements.lock", USUAL), (".ci/thorough.lock", (LOADERS,))], ids=["usual", "thorough"]
+)
+def test_the_lock_file_of_ci_names_the_versions_that_are_pinned_and_their_hashes_torch_excepted(
+    lock: str, files: tuple[str, ...]
+) -> None:
+    pinned = versions(*files)
+    assert pinned.pop("torch", None) is None or files == USUAL
+    assert versions(lock) == pinned
+    for entry in (ROOT / lock).read_text().replace("\\\n", " ").splitlines():
         assert entry.startswith("#") or re.fullmatch(r"[\w.-]+==\S+( +--hash=sha256:[0-9a-f]{64})+", entry), entry
 
 
 def test_the_lock_file_of_ci_lacks_nothing_that_a_package_in_it_needs() -> None:
-    pinned = versions("requirements.txt", "tests/requirements.txt").keys()
+    pinned = versions(*USUAL).keys()
     asked = [Requirement(line) for line in (ROOT / "requirements.txt").read_text().splitlines() if "[" in line]
     extras = {canonicalize_name(wanted.name): wanted.extras for wanted in asked}
     for name in pinned - {"torch"}:
@@ -116,6 +124,24 @@ def test_the_lock_file_of_ci_lacks_nothing_that_a_package_in_it_needs() -> None:
             chosen = ["", *extras.get(name, ())]
             if not wanted.marker or any(wanted.marker.evaluate({"extra": extra}) for extra in chosen):
                 assert canonicalize_name(wanted.name) in pinned, f"{name} needs {wanted}"
+
+
+def test_no_package_is_pinned_twice() -> None:
+    assert not versions(*USUAL).keys() & versions(LOADERS).keys()
+
+
+@pytest.mark.thorough
+def test_what_loads_other_kinds_finds_all_that_it_needs_in_the_versions_that_are_pinned() -> None:
+    """Pip is kept from looking: it would bring another build of torch."""
+    pinned = versions(*USUAL, LOADERS)
+    there = {canonicalize_name(one.name): one for one in distributions(path=[str(packages())])}
+    installed = {name: one for name, one in there.items() if name in versions(LOADERS)}
+    assert {name: one.version for name, one in installed.items()} == versions(LOADERS)
+    for name, one in installed.items():
+        for wanted in map(Requirement, one.requires or ()):
+            if not wanted.marker or wanted.marker.evaluate({"extra": ""}):
+                version = pinned.get(canonicalize_name(wanted.name))
+                assert version and wanted.specifier.contains(version), f"{name} needs {wanted}"
 
 
 def versions(*files: str) -> dict[str, str]:
