@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 
-def save(folder: Path, variant: str | None = None) -> Path:
-    """Save a pipeline of three models, a tokenizer and a scheduler in `folder` and return it."""
+def build(seed: int = 0) -> Any:
+    """Return a pipeline of three models, a tokenizer and a scheduler."""
     from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
     unet = UNet2DConditionModel(
         **sizes,
@@ -25,7 +25,7 @@ def save(folder: Path, variant: str | None = None) -> Path:
     config = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     tokens = {"vocab_size": 8, "max_position_embeddings": 8, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
     words = ("<|startoftext|>", "<|endoftext|>", "a</w>", "b</w>", "a", "b", "c", "c</w>")
-    pipeline = StableDiffusionPipeline(
+    return StableDiffusionPipeline(
         vae=AutoencoderKL(**sizes, **blocks, latent_channels=4),
         text_encoder=CLIPTextModel(CLIPTextConfig(**config, **tokens)),
         tokenizer=CLIPTokenizer(vocab={word: n for n, word in enumerate(words)}, merges=[], model_max_length=8),
@@ -35,7 +35,11 @@ def save(folder: Path, variant: str | None = None) -> Path:
         feature_extractor=None,
         requires_safety_checker=False,
     )
-    pipeline.save_pretrained(folder, variant=variant)
+
+
+def save(folder: Path, variant: str | None = None) -> Path:
+    """Save that pipeline in `folder` and return it."""
+    build().save_pretrained(folder, variant=variant)
     return folder
 
 
