@@ -14,8 +14,9 @@ from sharding.cli.commands import app
 from tests.conftest import ROOT, environment
 
 README, RESULTS = ROOT / "README.md", ROOT / "bench/RESULTS.md"
-COMMANDS, API, GAINS, DEVELOPMENT, FORMATS = (
-    ROOT / "docs" / f"{name}.md" for name in ("commands", "page-and-api", "gains", "development", "formats")
+COMMANDS, API, GAINS, DEVELOPMENT, FORMATS, ARCHITECTURES = (
+    ROOT / "docs" / f"{name}.md"
+    for name in ("commands", "page-and-api", "gains", "development", "formats", "architectures")
 )
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 MOST_LINES = 170
