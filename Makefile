@@ -18,8 +18,8 @@ run: .venv/installed  ## serve the page without a network
 test: .venv/tested browser  ## what a change is tried with
 	$(BIN)/python -m pytest -m "not thorough" --numprocesses 2 --dist worksteal
 
-# What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it, repos of every
-# kind loaded by their own libraries.
+# What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it, repos of
+# every kind loaded by their own libraries.
 thorough: .venv/tested .venv/loaders/installed browser  ## what is long by nature
 	$(BIN)/python -m pytest -m thorough --numprocesses 2 --dist worksteal
 
@@ -71,8 +71,8 @@ mutants: .venv/tested  ## put faults into the code and see whether a test notice
 	$(BIN)/pip install --quiet -r tests/mutants/requirements.txt
 	$(BIN)/python -m tests.mutants $(MUTANTS) --seed $(SEED) --note
 
-# The hashes of every file that the index has of the versions in each requirements.txt, for whatever system; torch, whose
-# build depends on the system, excepted. uv, which asks for them, stays in a virtual environment of its own.
+# The hashes of every file that the index has of the versions in each requirements.txt, for whatever system; torch,
+# whose build depends on the system, excepted. uv, which asks for them, stays in a virtual environment of its own.
 COMPILE = .venv/lock/bin/uv pip compile --quiet --upgrade --python-version 3.11 --no-deps --generate-hashes \
     --no-emit-package torch --no-emit-index-url --no-annotate --custom-compile-command "make lock, for CPython 3.11"
 lock:  ## note the hashes of what CI installs

@@ -1,4 +1,4 @@
-"""The kinds of repos in the docs are those that are tested, with the versions that load them and the tests that hold them."""
+"""The kinds of repos in the docs are those that are tested, with the versions and the tests that are there."""
 
 from tests.core.test_extras import LOADERS, USUAL, versions
 from tests.docs.pages import ARCHITECTURES, code, table

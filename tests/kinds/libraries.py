@@ -35,14 +35,14 @@ def make_importable() -> None:
 def declare_operators() -> None:
     """Declare the operators of torchvision that it says more about when it is imported.
 
-    Its compiled operators load only beside a torch that was built for the same CUDA. Beside any other, torchvision passes
-    over them in silence, and then fails with "operator torchvision::nms does not exist". No model here calls one.
+    Its compiled operators load only beside a torch that was built for the same CUDA. Beside any other, torchvision
+    passes over them in silence, and then fails: "operator torchvision::nms does not exist". No model here calls one.
     """
-    import torch
-
     spec = find_spec("torchvision")
     if _declared or spec is None or spec.origin is None:
         return
+    import torch
+
     for file in Path(spec.origin).parent.glob("_C.*"):
         try:
             torch.ops.load_library(file)

@@ -67,7 +67,7 @@ def save_static(folder: Path) -> None:
 
 
 def save_router(folder: Path) -> None:
-    """Save a router: a static embedding for queries, a Transformer in shards for documents, each with a dense module."""
+    """Save a router: a static embedding for queries, a Transformer in shards for documents, and dense modules."""
     from sentence_transformers.models import Dense, Pooling, Router, StaticEmbedding
 
     torch.manual_seed(0)
