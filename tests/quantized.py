@@ -73,7 +73,7 @@ def fp8(weight: torch.Tensor, block: tuple[int, int], dtype: torch.dtype) -> tup
 def build(model_type: str, folder: Path, **changes: Any) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
     """Save a model with random weights in `folder`; return it, and the tensors of its file."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **SMALL, **{**CLASSES[model_type], **changes})
+    config = AutoConfig.for_model(model_type, **{**SMALL, **CLASSES[model_type], **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     return model.eval(), load_file(folder / "model.safetensors")
@@ -137,9 +137,9 @@ def save_compressed(strategy: str, folder: Path, model_type: str = "qwen3") -> P
     return write(folder, {**made, **beside}, compressed(strategy))
 
 
-def save_mxfp4(folder: Path) -> Path:
+def save_mxfp4(folder: Path, **changes: Any) -> Path:
     """Save a gpt-oss as OpenAI publishes it: experts in FP4, one scale for each 32."""
-    _, tensors = build("gpt_oss", folder)
+    _, tensors = build("gpt_oss", folder, **changes)
     made: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
@@ -153,6 +153,47 @@ def save_mxfp4(folder: Path) -> Path:
             made[name] = tensor
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     return write(folder, made, {"quant_method": "mxfp4", "modules_to_not_convert": kept})
+
+
+BESIDE: dict[str, dict[str, torch.dtype]] = {
+    "gptq": {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16, "g_idx": torch.int32},
+    "awq": {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16},
+    "bitsandbytes 4-bit": {
+        "weight": torch.uint8,
+        "weight.absmax": torch.uint8,
+        "weight.quant_map": torch.float32,
+        "weight.nested_absmax": torch.float32,
+        "weight.quant_state.bitsandbytes__nf4": torch.uint8,
+    },
+    "bitsandbytes 8-bit": {"weight": torch.int8, "SCB": torch.float32, "weight_format": torch.uint8},
+    "compressed-tensors": {
+        "weight_packed": torch.int32,
+        "weight_scale": torch.bfloat16,
+        "weight_zero_point": torch.int32,
+        "weight_shape": torch.int64,
+    },
+    "modelopt": {
+        "weight": torch.uint8,
+        "weight_scale": torch.float8_e4m3fn,
+        "weight_scale_2": torch.float32,
+        "input_scale": torch.float32,
+    },
+    "torchao": {"_weight_qdata": torch.int8, "_weight_scale": torch.float32},
+}
+"""What quantizers write for the `weight` of a module, by their names; the numbers themselves first."""
+
+
+def save_beside(method: str, model_type: str, folder: Path, **changes: Any) -> Path:
+    """Save a model whose matrices are named and typed as `method` does it, with numbers that mean nothing."""
+    _, tensors = build(model_type, folder, **changes)
+    made: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if _MATRICES.search(name):
+            module = name.removesuffix("weight")
+            made |= {module + last: torch.zeros(4, 1).to(dtype) for last, dtype in BESIDE[method].items()}
+        else:
+            made[name] = tensor
+    return write(folder, made, {"quant_method": method.split()[0]})
 
 
 def plain_fp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,9 @@ from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, folder_of
 from sharding.formats.dtypes import torch_name
+from sharding.formats.quantization import quantization_of, without_quantization
 from sharding.planning.claims import refuse_contradiction
+from sharding.planning.companions import ordinary_name
 
 _EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
 _HEAD = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|output|embed_out|proj_out|head)\.weight")
@@ -93,13 +95,28 @@ def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds:
         return ModelHints(unknown=f"{folder}config.json names no model type.", tied=tied)
     refuse_contradiction(config, (tensor.shape for tensor in inside), folder)
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
+    asked = {"config": config, "dtype": torch_name(options.dtype), "tensors": tensors, "ranks": options.ranks}
+    if quantization_of(config) is not None:
+        asked |= _as_if_ordinary(config, tensors)
     try:
-        asked = {"config": config, "dtype": torch_name(options.dtype), "tensors": tensors, "ranks": options.ranks}
         return hints_from(ask_meta_model(asked, limit_seconds), folder)
     except ModelRefused:
         raise
     except SourceError as error:
         return ModelHints(unknown=error.message, tied=tied)
+
+
+def _as_if_ordinary(config: str, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, Any]:
+    """Return what is asked of a quantized checkpoint: of its class, which is the same without that.
+
+    Most quantizers of transformers 5.23 want libraries and a GPU, and that of FP8 cannot save a mixture of experts.
+    """
+    return {
+        "config": without_quantization(config),
+        "dtype": "bfloat16",
+        "tensors": [(ordinary_name(name), dtype, shape) for name, dtype, shape in tensors],
+        "is_quantized": True,
+    }
 
 
 def tied_by_config(config: str, names: Iterable[str], folder: str = "") -> tuple[tuple[str, ...], ...]:

@@ -2,8 +2,8 @@
 
 Standard input holds JSON: `config` (the text of a config.json), `dtype` (None: as configured) and either `budgets`
 (device to bytes, or None) or `tensors` (name, dtype and shape of each in the files) and `ranks` (of a pipeline, 0 for
-none), and `limit_seconds`, after which the process ends by itself; standard output gets one JSON object. No code of a
-repo is run.
+none), and `limit_seconds`, after which the process ends by itself; standard output gets one JSON object. With
+`is_quantized` (default: no) shapes need not be those of the class. No code of a repo is run.
 """
 
 import json
@@ -102,7 +102,14 @@ def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
     }
     wanted = getattr(torch, asked["dtype"]) if asked["dtype"] else "auto"
     with torch.device("meta"):  # what it computes for buffers once the weights are in place
-        model = cls.from_pretrained(None, config=config, state_dict=state, dtype=wanted, device_map={"": "meta"})
+        model = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            dtype=wanted,
+            device_map={"": "meta"},
+            ignore_mismatched_sizes=asked.get("is_quantized", False),
+        )
     ignored = model._keys_to_ignore_on_save or ()
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
     state = remove_tied_weights_from_state_dict(state, model)

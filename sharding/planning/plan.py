@@ -13,6 +13,7 @@ from sharding.core.values import Checkpoint, Component, Finding, Plan, RepoRef, 
 from sharding.formats.safetensors_header import build_header, in_file_order
 from sharding.planning.blocks import known_blocks, whole_blocks
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
+from sharding.planning.companions import with_companions
 from sharding.planning.cut import Units, cut
 from sharding.planning.order import in_order
 from sharding.planning.stages import PlannedStage, cut_pipeline, cut_ranks, of_rank, with_files
@@ -38,10 +39,20 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
         refuse_cast(checkpoint)
         tensors = cast_tensors(tensors, options.dtype, hints)
         findings = cast_findings(tensors, options.dtype, hints)
+    # After the cast, which is done with what transformers knows alone.
+    hints = _complete(hints, tensors)
     if options.rank is not None:
         tensors = of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
     return replace(plan, findings=findings + plan.findings, dequantized=checkpoint.dequantized)
+
+
+def _complete(hints: Hints, tensors: Iterable[TensorEntry]) -> Hints:
+    """Return `hints` that know what belongs to quantized weights too."""
+    inside: dict[str, list[TensorEntry]] = {folder: [] for folder in hints}
+    for tensor in tensors if hints else ():
+        inside.setdefault(folder_of(tensor.file), []).append(tensor)
+    return {folder: with_companions(known, inside[folder]) for folder, known in hints.items()}
 
 
 def plan_components(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sharding import job
 from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.options import Options
-from sharding.core.values import TensorEntry
+from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
 from sharding.planning.blocks import blocks_around
 from sharding.planning.order import natural_key
 from sharding.planning.plan import plan_shards
@@ -52,6 +52,22 @@ def test_what_transformers_never_splits_is_a_block_even_without_a_number() -> No
     )
     plan = plan_shards(tensors, Options(12, strategy="blocks"), hints=hints)
     assert plan.weight_map["patches.a"] == plan.weight_map["patches.b"] != plan.weight_map["layers.0.w"]
+
+
+def test_a_scale_is_in_the_block_of_its_weight() -> None:
+    stored = [
+        TensorEntry("model.patches.a.weight", "F8_E4M3", (5,), "f", 0, 5),
+        TensorEntry("model.patches.a.weight_scale_inv", "F32", (1,), "f", 5, 9),
+        TensorEntry("model.patches.b.weight", "BF16", (5,), "f", 9, 19),
+    ]
+    names = [tensor.name for tensor in stored if "scale" not in tensor.name]
+    hints = ModelHints("M", tuple(SavedTensor(name, "BF16", n, "model.patches") for n, name in enumerate(names)))
+    checkpoint = Checkpoint(RepoRef("folder", "model", "1"), tuple(stored), (Component(),), (), (), ())
+    (shard,) = job.plan_checkpoint(checkpoint, Options(19, strategy="blocks"), {"": hints}).shards
+    assert len(shard.tensors) == 3
+    # With its scale the block is larger than this limit, so it is cut.
+    file_of = job.plan_checkpoint(checkpoint, Options(18, strategy="blocks"), {"": hints}).weight_map
+    assert file_of[names[0]] == file_of[f"{names[0]}_scale_inv"] != file_of[names[1]]
 
 
 @pytest.mark.usefixtures("answers_here")

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.errors import UsageError
+from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.values import Component, RepoRef, TensorEntry
-from sharding.planning.plan import identify_plan, plan_shards, shard_header
+from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
+from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards, shard_header
 
 REF = RepoRef("folder", "model", "1")
 
@@ -124,3 +125,36 @@ def test_a_single_file_has_every_tensor_whatever_its_size(tensors: list[TensorEn
 def test_a_single_file_cannot_be_cut(strategy: str) -> None:
     with pytest.raises(UsageError, match="A single file is not cut"):
         Options(SINGLE_FILE, strategy=strategy)
+
+
+@given(
+    layers=st.lists(
+        st.sets(st.sampled_from(["q.weight_scale", "q.scale", "q.weight.absmax", "q.zero_point"])), min_size=2
+    ),
+    dtype=st.sampled_from(["F8_E4M3", "BF16"]),
+    data=st.data(),
+)
+def test_a_rank_loads_what_stands_beside_its_quantized_weights(
+    layers: list[set[str]], dtype: str, data: st.DataObject
+) -> None:
+    """Beside one that is not quantized it is a stranger, which every rank gets, unless its name says otherwise."""
+    weights = [f"layers.{number}.q.weight" for number in range(len(layers))]
+    entries = [TensorEntry(name, dtype, (1,), "f", 0, 1 if dtype != "BF16" else 2) for name in weights]
+    beside = [[f"layers.{number}.{name}" for name in names] for number, names in enumerate(layers)]
+    entries += [TensorEntry(name, "F32", (1,), "f", 0, 4) for names in beside for name in names]
+    half = len(layers) // 2
+    hints = ModelHints(
+        "M",
+        tuple(SavedTensor(name, "BF16", number) for number, name in enumerate(weights)),
+        pipeline=PipelineCut("5.23.0", ((0, half), (half, len(layers)))),
+        loads=(frozenset(weights[:half]), frozenset(weights[half:])),
+    )
+    stored = data.draw(st.permutations(entries))
+    checkpoint = Checkpoint(REF, tuple(stored), (Component(),), (), (), ())
+    for rank, own in enumerate([range(half), range(half, len(layers))]):
+        plan = plan_checkpoint(checkpoint, Options(100, strategy="pp:2", rank=rank), {"": hints})
+        wanted = {weights[number] for number in own}
+        for number, names in enumerate(beside):
+            tells = dtype != "BF16" or any(name.endswith(("weight_scale", "absmax")) for name in names)
+            wanted |= {*names} if number in own or not tells else set()
+        assert {tensor.name for shard in plan.shards for tensor in shard.tensors} == wanted

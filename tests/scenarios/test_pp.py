@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.distributed.pipeline_parallel import PipelineStage
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.localhub import samples
 from sharding.report.schema import Report, parse_report
-from tests import models
+from tests import models, quantized
 from tests.conftest import environment
 from tests.hubs import TOKEN, download, push
 from tests.localhub.conftest import Server
@@ -85,6 +86,73 @@ def test_a_part_is_cast_as_the_whole_is(tmp_path: Path) -> None:
         list(job.shard(str(source), str(tmp_path / f"part{rank}"), options))
         parts |= load_all(tmp_path / f"part{rank}")
     assert parts.keys() == whole.keys() and all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
+QUANTIZED = ["qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss", *quantized.BESIDE]
+
+
+def save_quantized(kind: str, folder: Path) -> Path:
+    """Save a quantized model of five layers: of a class in FP8 or MXFP4, or a mixture of experts by a method."""
+    if kind in quantized.BESIDE:
+        return quantized.save_beside(kind, "qwen3_moe", folder, num_hidden_layers=5)
+    if kind == "gpt_oss":
+        layers = {"num_hidden_layers": 5, "layer_types": ["full_attention"] * 5}
+        return quantized.save_mxfp4(folder, **layers)
+    # No multiple of 128: then transformers itself quantizes nothing again.
+    return quantized.save_fp8(kind, folder, num_hidden_layers=5, intermediate_size=392)
+
+
+def rank_by_transformers(name: str, ranks: int, layers: int) -> int | None:
+    stage = PipelineStage.__new__(PipelineStage)  # its constructor wants the processes themselves
+    stage.pp_size = ranks
+    rank: int | None = stage.find_rank_for_key(name, layers, "model")
+    return rank
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_a_rank_holds_the_scales_of_its_own_weights(kind: str, tmp_path: Path) -> None:
+    source = save_quantized(kind, tmp_path / "source")
+    stored = {tensor.name for tensor in job.inspect(str(source)).tensors}
+    plan = planned(source, "pp:3")
+    tensors_of = {shard.file: {tensor.name for tensor in shard.tensors} for shard in plan.shards}
+    for rank, stage in enumerate(plan.stages):
+        wanted = {name for name in stored if rank_by_transformers(name, 3, 5) == rank}
+        assert wanted and not stage.also_needs
+        assert set().union(*(tensors_of[file] for file in stage.files)) == wanted
+        part = planned(source, "pp:3", rank=rank)
+        assert {tensor.name for shard in part.shards for tensor in shard.tensors} == wanted
+
+
+@pytest.mark.thorough
+def test_ranks_of_fp8_compute_what_one_process_does(tmp_path: Path) -> None:
+    source = quantized.save_fp8("qwen3", tmp_path / "source", num_hidden_layers=5)
+    (alone,) = pp_cases.computed(0, [{"places": [str(source)]}])
+    wanted = [
+        pp_cases.cut(Case("qwen3", 2, 5, whole=whole), str(source), tmp_path / f"{whole}") for whole in (False, True)
+    ]
+    for ranks in pp_cases.computed(2, wanted):
+        pp_cases.check(alone[0], ranks)
+
+
+def test_what_belongs_to_no_weight_that_the_class_knows_goes_to_every_rank(tmp_path: Path) -> None:
+    source = quantized.save_fp8("qwen3", tmp_path / "source", num_hidden_layers=5)
+    others = {"model.layers.5.eh_proj.weight": torch.zeros(2, 2).to(torch.float8_e4m3fn)}
+    others |= {"model.layers.5.eh_proj.weight_scale_inv": torch.ones(1, 1), "extra_head.weight": torch.ones(2)}
+    save_file({**load_file(source / "model.safetensors"), **others}, source / "model.safetensors", {"format": "pt"})
+    _, last = planned(source, "pp:2").stages
+    assert {needed.tensor for needed in last.also_needs} == {*others}
+    for rank in range(2):
+        part = planned(source, "pp:2", rank=rank)
+        assert {*others} <= {tensor.name for shard in part.shards for tensor in shard.tensors}
+
+
+def test_dequantized_weights_of_ranks_are_those_of_the_ordinary_model(tmp_path: Path) -> None:
+    source = save_quantized("deepseek_v3", tmp_path / "source")
+    quantized.build("deepseek_v3", tmp_path / "ordinary", num_hidden_layers=5, intermediate_size=392)
+    plans = [planned(source, "pp:2", dequantize=True), planned(tmp_path / "ordinary", "pp:2")]
+    assert plans[0].weight_map == plans[1].weight_map
+    files, ordinary = ([(stage.blocks, stage.others, stage.files) for stage in plan.stages] for plan in plans)
+    assert files == ordinary
 
 
 def load_all(folder: Path) -> dict[str, torch.Tensor]:

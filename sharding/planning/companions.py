@@ -1,0 +1,111 @@
+"""Put what belongs to a quantized weight (scales, zero points, …) where the weight goes. Pure."""
+
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from sharding.core.hints import ModelHints, SavedTensor
+from sharding.core.values import TensorEntry
+from sharding.formats.quantization import holds_quantized, is_quantized
+from sharding.planning.order import natural_key
+
+_MOST_WORDS = 4
+"""Words joined by `_` after the name of a weight, as in `gate_up_proj_weight_global_scale`, which has three."""
+
+_NUMBERS = re.compile(r"\.(?:qweight|weight_packed|_weight_qdata|weight:qdata)$")
+"""What GPTQ, AWQ, compressed-tensors and torchao call the numbers of `weight`."""
+
+_CACHE = re.compile(r"\.([kvq])_(?:scale|zero_point)$")
+"""What compressed-tensors has for the cache of keys and values; it stands beside the projection, not inside it."""
+
+
+def with_companions(hints: ModelHints, tensors: Iterable[TensorEntry]) -> ModelHints:
+    """Return `hints` that know what belongs to a quantized weight among `tensors`, which no class saves.
+
+    It stands right after its weight, several in natural order; it is in the block of that, and every rank that loads
+    the weight loads it.
+
+    >>> stored = [TensorEntry("q.weight", "F8_E4M3", (1,), "f", 0, 1), TensorEntry("q.scale", "F32", (), "f", 1, 5)]
+    >>> hints = ModelHints("M", (SavedTensor("q.weight", "BF16", 0), SavedTensor("norm.weight", "BF16", 1)))
+    >>> [saved.name for saved in with_companions(hints, stored).saved]
+    ['q.weight', 'q.scale', 'norm.weight']
+    """
+    known = {saved.name for saved in hints.saved}.union(*hints.loads)
+    beside = companions(tensors, known) if known else {}
+    if not beside:
+        return hints
+    return replace(
+        hints,
+        saved=tuple(_with_those_of_each(hints.saved, beside)),
+        loads=tuple(
+            names.union(tensor.name for name in names for tensor in beside.get(name, ())) for names in hints.loads
+        ),
+    )
+
+
+def companions(tensors: Iterable[TensorEntry], known: Container[str]) -> dict[str, list[TensorEntry]]:
+    """Return what of `tensors` belongs to a quantized weight, by the name of that, which is `known`; in natural order.
+
+    The weight need not be stored by that name: GPTQ has `q.qweight`, `q.qzeros` and `q.scales` for `q.weight`. Where
+    nothing beside a name is quantized, what looks like a companion is none.
+
+    >>> stored = [TensorEntry(f"{name}.scale", "F32", (), "f", 0, 4) for name in ("q", "k")]
+    >>> stored += [TensorEntry("q.weight", "F8_E4M3", (1,), "f", 4, 5), TensorEntry("k.weight", "F32", (), "f", 5, 9)]
+    >>> beside = companions(stored, {"q.weight", "k.weight"})
+    >>> {weight: [tensor.name for tensor in group] for weight, group in beside.items()}
+    {'q.weight': ['q.scale']}
+    """
+    tensors = list(tensors)
+    beside: dict[str, list[TensorEntry]] = {}
+    for tensor in tensors:
+        if tensor.name in known:
+            continue
+        if weight := next((name for name in _weights_of(tensor.name) if name in known), None):
+            beside.setdefault(weight, []).append(tensor)
+    stored = {tensor.name: tensor for tensor in tensors if tensor.name in beside}
+    return {
+        weight: sorted(group, key=lambda tensor: natural_key(tensor.name)) if len(group) > 1 else group
+        for weight, group in beside.items()
+        if (weight in stored and _is_quantized(stored[weight])) or any(map(_is_quantized, group))
+    }
+
+
+def ordinary_name(name: str) -> str:
+    """Return what a weight would be called if it were not quantized; any other name as it is.
+
+    >>> ordinary_name("q_proj.qweight"), ordinary_name("q_proj.bias")
+    ('q_proj.weight', 'q_proj.bias')
+    """
+    return _NUMBERS.sub(".weight", name)
+
+
+def _weights_of(name: str) -> Iterator[str]:
+    """Yield the names that the weight may have which a tensor belongs to, the nearest first."""
+    yield name.rpartition(":")[0]  # torchao: x:scale
+    module, _, last = name.rpartition(".")
+    if not module:
+        return
+    words = last.rsplit("_", _MOST_WORDS)
+    for count in range(len(words) - 1, 0, -1):  # x_scale_inv
+        yield f"{module}.{'_'.join(words[:count])}"
+    yield module  # bitsandbytes: x.absmax
+    yield module.rpartition(".")[0]  # and x.quant_state.bitsandbytes__nf4
+    yield f"{module}.weight"
+    if cache := _CACHE.search(name):
+        yield f"{module}.{cache[1]}_proj.weight"
+
+
+def _is_quantized(tensor: TensorEntry) -> bool:
+    return is_quantized(tensor) or holds_quantized(tensor) or tensor.name.endswith("_qdata")
+
+
+def _with_those_of_each(
+    saved: tuple[SavedTensor, ...], beside: Mapping[str, list[TensorEntry]]
+) -> Iterator[SavedTensor]:
+    """Yield `saved`, after each what is `beside` it: in its block, and in memory of its own."""
+    storage = max((one.storage for one in saved), default=-1)
+    for one in saved:
+        yield one
+        for tensor in beside.get(one.name, ()):
+            storage += 1
+            yield SavedTensor(tensor.name, tensor.dtype, storage, one.block)
