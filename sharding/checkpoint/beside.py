@@ -1,14 +1,18 @@
 """Find the weights that lie beside a model and are copied as they are, because something finds them by name. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from sharding.checkpoint.loaders import Loader, as_safetensors, is_found_by_name, is_of_earlier_step
 from sharding.checkpoint.weight_sets import Folders, own_names
 from sharding.formats.names import is_duplicate, is_index, is_reserved, is_training_state
 
 
-def weights_beside(inside: Folders, loaders: Mapping[str, Loader]) -> frozenset[str]:
+def weights_beside(
+    inside: Folders, loaders: Mapping[str, Loader], absent: Container[str] = frozenset()
+) -> frozenset[str]:
     """Return which files of a repo, that are `inside` its folders, are such weights; `loaders` are of its own folders.
+
+    What is in an `absent` folder is no part of it.
 
     Other folders are copied as they are: adapters, heads and codecs, with the index that they may have; pickled ones
     only beside a configuration. In a folder of the model that is what a library finds by name.
@@ -18,7 +22,7 @@ def weights_beside(inside: Folders, loaders: Mapping[str, Loader]) -> frozenset[
         files = [path for path in paths if not (is_duplicate(path) or is_reserved(path) or is_of_earlier_step(path))]
         if folder in loaders:
             found |= _found_by_name(folder, files, loaders[folder])
-        elif folder:
+        elif folder and folder not in absent:
             found |= _all_of(files)
     return frozenset(found)
 

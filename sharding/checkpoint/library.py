@@ -7,7 +7,6 @@ from sharding.checkpoint.documents import CONFIG_NAME, OPEN_CLIP_NAME, Documents
 from sharding.checkpoint.loaders import (
     DIFFUSERS,
     DIFFUSERS_ADAPTER,
-    EITHER,
     MIXIN,
     OPEN_CLIP,
     PEFT,
@@ -38,6 +37,8 @@ class Layout:
     folders: dict[str, Loader]
     models: frozenset[str] = frozenset()
     """Folders that hold a model by what the repo says: each needs weights."""
+    absent: frozenset[str] = frozenset()
+    """Folders of components that the pipeline says it does not have."""
 
 
 def find_layout(inside: Folders, documents: Documents) -> Layout:
@@ -46,7 +47,7 @@ def find_layout(inside: Folders, documents: Documents) -> Layout:
         if layout := rule(inside, documents):
             return layout
     is_named = documents.is_of_transformers or (isinstance(documents.config, dict) and "model_type" in documents.config)
-    return Layout("transformers", {"": TRANSFORMERS}) if is_named else Layout("unknown", {"": EITHER})
+    return Layout("transformers", {"": TRANSFORMERS}) if is_named else Layout("unknown", {"": TRANSFORMERS})
 
 
 def card_may_tell(layout: Layout, documents: Documents) -> bool:
@@ -55,6 +56,8 @@ def card_may_tell(layout: Layout, documents: Documents) -> bool:
 
 
 def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
+    if not isinstance(documents.pipeline, dict) or "_class_name" not in documents.pipeline:
+        return None
     folders, models = dict[str, Loader](), set[str]()
     for folder, (library, kind) in documents.components.items():
         config = documents.inside.get(folder)
@@ -62,11 +65,11 @@ def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
         if library == "diffusers" or {"_class_name", "_diffusers_version"} & keys:
             folders[folder] = DIFFUSERS
         else:
-            is_named = library == "transformers" or {"model_type", "architectures", "transformers_version"} & keys
-            folders[folder] = TRANSFORMERS if is_named else EITHER
+            folders[folder] = TRANSFORMERS
         if folder + CONFIG_NAME in inside.get(folder, ()) and not str(kind).endswith(_WITHOUT_WEIGHTS):
             models.add(folder)
-    return Layout("diffusers", folders, frozenset(models)) if folders else None
+    absent = frozenset(f"{name}/" for name, entry in documents.pipeline.items() if entry == [None, None])
+    return Layout("diffusers", folders, frozenset(models), absent)
 
 
 def _sentence_transformer(inside: Folders, documents: Documents) -> Layout | None:
@@ -97,7 +100,7 @@ def _loras(inside: Folders, documents: Documents) -> Layout | None:
 def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | None:
     """Return the folders that have weights for `loader`, where the repo has no model of its own beside them."""
     folders = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
-    if not folders or has_weights(EITHER, "", inside):
+    if not folders or has_weights(TRANSFORMERS, "", inside):
         return None
     is_alone = all(is_found_by_name(path) or not may_be_model(path) for path in inside.get("", ()))
     return Layout(library, folders) if "" in folders or is_alone else None
@@ -122,7 +125,7 @@ def _by_card(inside: Folders, documents: Documents) -> Layout | None:
     if documents.tags & _MIXIN_TAGS:
         return Layout("pytorch_model_hub_mixin", {"": MIXIN})
     is_adapter = documents.library == "diffusers" or documents.tags & _ADAPTER_TAGS
-    if is_adapter and not has_weights(EITHER, "", inside):
+    if is_adapter and not has_weights(TRANSFORMERS, "", inside):
         return Layout("diffusers", {"": DIFFUSERS_ADAPTER})
     return None
 

@@ -25,9 +25,9 @@ class Loader:
     """How weights in one folder are found.
 
     `bases` are the names of safetensors files without their ending, the first that is there is taken; `pickled` are
-    the same of `.bin` files, with the base that they get as safetensors. One that `is_whole` takes one file and follows
-    no index. One with `any_name` takes a file of whatever name where none of `bases` is there. `copied` is a pickle
-    that stays one.
+    the same of `.bin` files, with the base that they get as safetensors, each taken where that base has no others. One
+    that `is_whole` takes one file and follows no index. One with `any_name` takes a file of whatever name where none of
+    `bases` is there. `copied` is a pickle that stays one.
     """
 
     bases: tuple[str, ...]
@@ -48,10 +48,9 @@ def _same(bases: Iterable[str]) -> dict[str, str]:
     return {base: base for base in bases}
 
 
-TRANSFORMERS = Loader(("model",), _TORCH)
-DIFFUSERS = Loader((DIFFUSION_BASE,), _same([DIFFUSION_BASE]))
-EITHER = Loader(("model", DIFFUSION_BASE), _TORCH | _same([DIFFUSION_BASE]))
-"""Where nothing says which of both it is."""
+TRANSFORMERS = Loader(("model", DIFFUSION_BASE), _TORCH | _same([DIFFUSION_BASE]))
+"""Also where nothing says which library it is."""
+DIFFUSERS = Loader((DIFFUSION_BASE, "model"), _same([DIFFUSION_BASE]) | _TORCH)
 PEFT = Loader(("adapter_model",), _same(["adapter_model"]), is_whole=True)
 DIFFUSERS_ADAPTER = Loader(_ADAPTERS, _same(_ADAPTERS), is_whole=True, any_name=True)
 """LoRA weights and learned embeddings of diffusers: where there is one file, it is taken whatever it is called."""

@@ -100,7 +100,7 @@ def component_without_weights(folder: str, others: Sequence[str]) -> SourceError
     """Return the refusal of a repo whose part in `folder` is a model and has no other weights than `others`."""
     name = folder or "The model"
     if others:
-        message = f"{name} has no weights that can be streamed, only {name_some(others)}."
+        message = f"Of {name} in the pipeline there are no weights that can be streamed, only {name_some(others)}."
         hint = "Load it once with a release of its library that reads them; its save_pretrained writes safetensors."
         return SourceError(message, hint)
     message = f"{name} has a configuration and no weights: nothing could load it from the copy."

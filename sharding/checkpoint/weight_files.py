@@ -57,7 +57,7 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
         raise no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
     of_ranks = any(chosen.ranks for chosen in sets)
     taken = {path for chosen in sets for path in (chosen.single, *chosen.shards) if path}
-    copied = frozenset() if of_ranks else weights_beside(inside, layout.folders) - taken
+    copied = frozenset() if of_ranks else weights_beside(inside, layout.folders, layout.absent) - taken
     findings = tuple(_remarks(layout.library, sets, passed_over, copied))
     return Found(layout.library, tuple(sets), copied, findings, tuple(sorted(passed_over)))
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from sharding.checkpoint.loaders import DIFFUSION_BASE, Loader
@@ -74,16 +74,21 @@ def sets_by_variant(loader: Loader, folder: str, inside: Sequence[str]) -> dict[
     Of each variant those in safetensors come before pickled ones, whose index often stays where they do not.
     """
     pickled = _matching(folder, inside, "bin", tuple(loader.pickled))
-    pickled = {key: weight_set for key, weight_set in pickled.items() if weight_set.single or weight_set.shards}
-    of_torch = _of_first_base(pickled, list(loader.pickled))
-    found = _of_first_base(_matching(folder, inside, "safetensors", loader.bases), loader.bases)
-    for weight_set in of_torch.values():
-        weight_set.base = loader.pickled[weight_set.base]
-    for weight_set in found.values():
-        weight_set.index_first = weight_set.base == DIFFUSION_BASE
-    for weight_set in (*of_torch.values(), *found.values()):
-        weight_set.is_whole = loader.is_whole
-    return of_torch | found
+    safe = _matching(folder, inside, "safetensors", loader.bases)
+    for base in loader.bases:
+        found = {
+            variant: replace(weight_set, base=base)
+            for (of, variant), weight_set in pickled.items()
+            if loader.pickled[of] == base and (weight_set.single or weight_set.shards)
+        }
+        found |= {
+            variant: replace(weight_set, index_first=base == DIFFUSION_BASE)
+            for (of, variant), weight_set in safe.items()
+            if of == base
+        }
+        if found:
+            return {variant: replace(weight_set, is_whole=loader.is_whole) for variant, weight_set in found.items()}
+    return {}
 
 
 def by_folder(paths: Iterable[str]) -> Folders:
@@ -104,11 +109,6 @@ def own_names(loader: Loader, folder: str, inside: Iterable[str]) -> list[str]:
     weights, _ = _names("safetensors", loader.bases)
     others = [path for path in inside if path.endswith(".safetensors")]
     return sorted(path for path in others if not weights.fullmatch(path.removeprefix(folder)))
-
-
-def _of_first_base(found: dict[tuple[str, str], WeightSet], bases: Sequence[str]) -> dict[str, WeightSet]:
-    base = min((base for base, _ in found), key=list(bases).index, default="")
-    return {variant: weight_set for (of, variant), weight_set in found.items() if of == base}
 
 
 def _matching(

@@ -41,7 +41,7 @@ def loading_code(place: str, library: Library, architecture: str | None, variant
             model = "AutoPeftModel"
             call = f"model = AutoPeftModel.from_pretrained({place!r})"
         case _:
-            return _one_file_code(place, library)
+            return _other_code(place, library, base, variant)
     return f"from {library.replace('-', '_')} import {model}\n\n{call}"
 
 
@@ -54,7 +54,7 @@ def _adapter_code(place: str, base: str) -> str:
     return f"{first}{pipeline}\npipeline.{method}({place!r}{name})"
 
 
-def _one_file_code(place: str, library: Library) -> str:
+def _other_code(place: str, library: Library, base: str, variant: str) -> str:
     """Return code that loads what is at `place` with a library that takes one file, or with none that is known."""
     is_folder = place.startswith((".", "/", "~"))
     at = f"{'local-dir' if is_folder else 'hf-hub'}:{place}"
@@ -72,9 +72,9 @@ def _one_file_code(place: str, library: Library) -> str:
                 f"model = MyModel.from_pretrained({place!r})"
             )
         case _:
-            load = load.replace("import snapshot_download", "import load_torch_model, snapshot_download")
-            load = load or "from huggingface_hub import load_torch_model\n"
-            return f"{load}\n# model is the module that these are the weights of\nload_torch_model(model, {folder})"
+            files = f"{base}{'.' if variant else ''}{variant}*.safetensors"
+            load = f"from pathlib import Path\n\n{load}from safetensors.torch import load_file\n\nweights = {{}}\n"
+            return f"{load}for file in Path({folder}).glob({files!r}):\n    weights |= load_file(file)"
 
 
 def loading_snippets(

@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 from sharding.core.events import Progress
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, FileEntry, Mismatch
+from sharding.core.values import Checkpoint, FileEntry, Mismatch, folder_of
 from sharding.verify.digests import digest_files
 
 
@@ -28,14 +28,19 @@ def compare_beside(
 def compare_listed(
     checkpoints: Sequence[Checkpoint],
 ) -> tuple[list[Mismatch], tuple[Mapping[str, FileEntry], Mapping[str, FileEntry]]]:
-    """Return where they differ by what is listed of them, and the files of both that do not, by path."""
+    """Return where they differ by what is listed of them, and the files of both that do not, by path.
+
+    What only the second has counts in a folder of the model, where something finds it with the weights.
+    """
     ours, theirs = ({file.path: file for file in checkpoint.copied_weights} for checkpoint in checkpoints)
+    folders = {component.folder for component in checkpoints[0].components}
     mismatches, alike = list[Mismatch](), list[str]()
     for path in sorted(ours.keys() | theirs.keys()):
         if path not in theirs:
             mismatches.append(Mismatch(path, "it is missing"))
         elif path not in ours:
-            mismatches.append(Mismatch(path, "it is not in the original"))
+            if folder_of(path) in folders:
+                mismatches.append(Mismatch(path, "it is not in the original"))
         elif _differ(ours[path], theirs[path]):
             mismatches.append(Mismatch(path, "its bytes differ"))
         else:

@@ -37,7 +37,7 @@ def test_integers_booleans_and_fp8_stay_and_the_plan_counts_what_is_written(mixe
         **dict.fromkeys("acefgi", torch.float16), "b": torch.int64, "d": torch.bool, "h": torch.float8_e4m3fn,
     }  # fmt: skip
     assert report.plan.total_bytes == sum(tensor.nbytes for tensor in found.values())
-    assert [finding.code for finding in report.plan.findings] == ["cast-without-class"]
+    assert [finding.code for finding in report.plan.findings] == ["no-known-loader", "cast-without-class"]
 
 
 @pytest.mark.parametrize("target", ["F16", "BF16", "F32"])
