@@ -6,6 +6,8 @@ from sharding.checkpoint.loaders import Loader, as_safetensors, is_found_by_name
 from sharding.checkpoint.weight_sets import Folders, own_names
 from sharding.formats.names import is_duplicate, is_index, is_reserved, is_training_state
 
+_PICKLED = (".bin", ".pt", ".pth")
+
 
 def weights_beside(
     inside: Folders, loaders: Mapping[str, Loader], absent: Container[str] = frozenset()
@@ -33,8 +35,10 @@ def _found_by_name(folder: str, files: Iterable[str], loader: Loader) -> set[str
     found -= {path for path in found if as_safetensors(path) in found - {path}}
     if loader.any_name:
         found |= set(own_names(loader, folder, files))
-    if loader.copied and not any(path.endswith(".safetensors") for path in files):
-        found |= {folder + loader.copied} & files
+    if loader.copied:  # a module may be of the repo's own code, which takes what it wants
+        found |= {path for path in files if path.endswith((".safetensors", *_PICKLED)) and not _is_state(path)}
+        if f"{folder}model.safetensors" in files:
+            found -= {folder + loader.copied}
     return found
 
 
@@ -42,7 +46,7 @@ def _all_of(files: Iterable[str]) -> set[str]:
     """Return the weights among `files`, pickled ones where there are no others, and arrays of numbers."""
     files = list(files)
     has_config = any(path.endswith(".json") and not is_index(path) for path in files)
-    pickled = {path for path in files if has_config and path.endswith((".bin", ".pt", ".pth")) and not _is_state(path)}
+    pickled = {path for path in files if has_config and path.endswith(_PICKLED) and not _is_state(path)}
     safe = {path for path in files if path.endswith(".safetensors")}
     weights, suffix = (safe, ".safetensors.") if safe else (pickled, ".bin.")
     indexes = {path for path in files if is_index(path) and suffix in path}

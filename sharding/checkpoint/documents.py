@@ -31,7 +31,7 @@ class Documents:
     `config`, `pipeline`, `modules` and `spacy` are in `config.json`, `model_index.json`, `modules.json` and
     `meta.json`. `inside` has, by folder ("unet/"), what says more of a part: the configuration of a component of a
     pipeline, the modules of a router. `library` and `tags` are those of the model card; it is read only where nothing
-    else says what loads the repo.
+    else names the parts of the repo.
     """
 
     config: Any = None
@@ -117,10 +117,8 @@ def read_card_names(source: Source, by_path: Mapping[str, FileEntry]) -> tuple[s
         return "", frozenset()
     card = parse_card(read_small(source, file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace"))
     library, tags = card.metadata.get("library_name"), card.metadata.get("tags")
-    return (
-        library if isinstance(library, str) else "",
-        frozenset(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else frozenset(),
-    )
+    tags = tags if isinstance(tags, list) else [tags]
+    return library if isinstance(library, str) else "", frozenset(tag for tag in tags if isinstance(tag, str))
 
 
 def read_small(source: Source, file: FileEntry, max_bytes: int) -> bytes:
@@ -154,5 +152,5 @@ def _is_module(module: Any) -> bool:
 
 
 def _as_folder(place: str) -> str:
-    place = place.strip("/")
-    return f"{place}/" if place else ""
+    """Return what a path in such a file names, as paths of files begin: "." and "./2_Dense/" are "" and "2_Dense/"."""
+    return "".join(f"{part}/" for part in place.split("/") if part not in ("", "."))

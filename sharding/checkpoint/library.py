@@ -8,7 +8,9 @@ from sharding.checkpoint.loaders import (
     DIFFUSERS,
     DIFFUSERS_ADAPTER,
     MIXIN,
+    ONE_OF_TRANSFORMERS,
     OPEN_CLIP,
+    OPEN_CLIP_OWN,
     PEFT,
     SENTENCE_MODULE,
     SPACY,
@@ -19,7 +21,7 @@ from sharding.checkpoint.loaders import (
 )
 from sharding.checkpoint.weight_sets import Folders, has_weights, own_names
 from sharding.core.values import Library
-from sharding.formats.names import may_be_model
+from sharding.formats.names import is_of_ranks, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
 """Modules of sentence-transformers (6.2) that follow an index; every other loads `model.safetensors` alone."""
@@ -51,8 +53,8 @@ def find_layout(inside: Folders, documents: Documents) -> Layout:
 
 
 def card_may_tell(layout: Layout, documents: Documents) -> bool:
-    """Return whether the model card may name another library than `layout` does."""
-    return layout.library in ("transformers", "unknown") and not documents.is_of_transformers
+    """Return whether the model card may name another library than `layout` does: a mixin writes any configuration."""
+    return layout.library in ("transformers", "unknown", "diffusers") and not documents.pipeline
 
 
 def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
@@ -86,7 +88,8 @@ def _sentence_transformer(inside: Folders, documents: Documents) -> Layout | Non
 def _spacy(inside: Folders, documents: Documents) -> Layout | None:
     if not isinstance(documents.spacy, dict) or "spacy_version" not in documents.spacy:
         return None
-    return Layout("spacy", {folder: SPACY for folder, paths in inside.items() if own_names(SPACY, folder, paths)})
+    alone = (folder for folder, paths in inside.items() if len(own_names(SPACY, folder, paths)) == 1)
+    return Layout("spacy", dict.fromkeys(alone, SPACY))
 
 
 def _peft(inside: Folders, documents: Documents) -> Layout | None:
@@ -100,9 +103,10 @@ def _loras(inside: Folders, documents: Documents) -> Layout | None:
 def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | None:
     """Return the folders that have weights for `loader`, where the repo has no model of its own beside them."""
     folders = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
-    if not folders or has_weights(TRANSFORMERS, "", inside):
+    top = inside.get("", ())
+    if not folders or has_weights(TRANSFORMERS, "", inside) or any(map(is_of_ranks, top)):
         return None
-    is_alone = all(is_found_by_name(path) or not may_be_model(path) for path in inside.get("", ()))
+    is_alone = all(is_found_by_name(path) or not may_be_model(path) for path in top)
     return Layout(library, folders) if "" in folders or is_alone else None
 
 
@@ -112,8 +116,10 @@ def _timm(inside: Folders, documents: Documents) -> Layout | None:
 
 
 def _open_clip(inside: Folders, documents: Documents) -> Layout | None:
-    is_of_both = documents.is_of_transformers and has_weights(TRANSFORMERS, "", inside)
-    return Layout("open_clip", {"": OPEN_CLIP}) if OPEN_CLIP_NAME in inside.get("", ()) and not is_of_both else None
+    if OPEN_CLIP_NAME not in inside.get("", ()):
+        return None
+    has_both = has_weights(TRANSFORMERS, "", inside) and has_weights(OPEN_CLIP_OWN, "", inside)
+    return None if has_both and documents.is_of_transformers else Layout("open_clip", {"": OPEN_CLIP})
 
 
 def _diffusers_model(inside: Folders, documents: Documents) -> Layout | None:
@@ -121,9 +127,16 @@ def _diffusers_model(inside: Folders, documents: Documents) -> Layout | None:
     return Layout("diffusers", {"": DIFFUSERS}) if named else None
 
 
-def _by_card(inside: Folders, documents: Documents) -> Layout | None:
-    if documents.tags & _MIXIN_TAGS:
-        return Layout("pytorch_model_hub_mixin", {"": MIXIN})
+def _mixin(inside: Folders, documents: Documents) -> Layout | None:
+    return Layout("pytorch_model_hub_mixin", {"": MIXIN}) if documents.tags & _MIXIN_TAGS else None
+
+
+def _colbert(inside: Folders, documents: Documents) -> Layout | None:
+    # sentence-transformers and ColBERT take its head out of the one file.
+    return Layout("transformers", {"": ONE_OF_TRANSFORMERS}) if documents.architecture == "HF_ColBERT" else None
+
+
+def _adapter_by_card(inside: Folders, documents: Documents) -> Layout | None:
     is_adapter = documents.library == "diffusers" or documents.tags & _ADAPTER_TAGS
     if is_adapter and not has_weights(TRANSFORMERS, "", inside):
         return Layout("diffusers", {"": DIFFUSERS_ADAPTER})
@@ -138,7 +151,9 @@ _RULES: tuple[Callable[[Folders, Documents], Layout | None], ...] = (
     _loras,
     _timm,
     _open_clip,
+    _mixin,
     _diffusers_model,
-    _by_card,
+    _colbert,
+    _adapter_by_card,
 )
 """The first that applies decides: what names parts of a repo comes before what names the whole."""

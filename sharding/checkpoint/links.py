@@ -12,7 +12,7 @@ from sharding.checkpoint.documents import (
 )
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some, shown_name
-from sharding.core.values import Finding
+from sharding.core.values import Finding, folders_around
 from sharding.formats.names import DCP_METADATA_NAME, is_duplicate, is_training_state, is_weights
 
 
@@ -21,11 +21,12 @@ def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
 
     `folders` ("" or ending in "/") hold the weights: a link to one of them, or above it, is refused too.
     """
-    folders = list(folders)
+    folders = set(folders)
+    above = {place for folder in folders for place in folders_around(folder)}
     inside = (folder + name for folder in ("", *folders) for name in (CONFIG_NAME, ROUTER_NAME))
     documents = {PIPELINE_NAME, MODULES_NAME, OPEN_CLIP_NAME, SPACY_NAME, *inside}
     for link in links:
-        if link.endswith("/") and any(folder.startswith(link) for folder in folders):
+        if link in above:
             hint = "Put the folder itself in its place."
             raise SourceError(f"{shown_name(link)} is a link to a folder, which is not followed.", hint)
         if not link.endswith("/") and (link in documents or _is_needed(link)):

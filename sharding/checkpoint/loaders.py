@@ -7,7 +7,7 @@ timm 1.0 (`models._hub`), open_clip 3.3 (`factory`, `pretrained`) and huggingfac
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sharding.core.values import Library
 
@@ -50,25 +50,25 @@ def _same(bases: Iterable[str]) -> dict[str, str]:
 
 TRANSFORMERS = Loader(("model", DIFFUSION_BASE), _TORCH | _same([DIFFUSION_BASE]))
 """Also where nothing says which library it is."""
+ONE_OF_TRANSFORMERS = replace(TRANSFORMERS, is_whole=True)
 DIFFUSERS = Loader((DIFFUSION_BASE, "model"), _same([DIFFUSION_BASE]) | _TORCH)
 PEFT = Loader(("adapter_model",), _same(["adapter_model"]), is_whole=True)
 DIFFUSERS_ADAPTER = Loader(_ADAPTERS, _same(_ADAPTERS), is_whole=True, any_name=True)
 """LoRA weights and learned embeddings of diffusers: where there is one file, it is taken whatever it is called."""
 SENTENCE_MODULE = Loader(("model",), is_whole=True, copied="pytorch_model.bin")
-OPEN_CLIP = Loader(
-    (*_OPEN_CLIP, "model"), {"open_clip_pytorch_model": "open_clip_model", **_TORCH}, is_whole=True, any_name=True
-)
+OPEN_CLIP_OWN = Loader(_OPEN_CLIP, {"open_clip_pytorch_model": "open_clip_model"}, is_whole=True)
+OPEN_CLIP = Loader((*_OPEN_CLIP, "model"), {**OPEN_CLIP_OWN.pickled, **_TORCH}, is_whole=True, any_name=True)
 TIMM = Loader(("model", *_OPEN_CLIP), _TORCH, is_whole=True, any_name=True)
 MIXIN = Loader(("model",), _TORCH, is_whole=True, any_name=True)
 SPACY = Loader((), is_whole=True, any_name=True)
 
 _BY_NAME = re.compile(
     rf"(?:adapter_model|{'|'.join((*_ADAPTERS, *_OPEN_CLIP))}|value_head|head|readout|adapter\.[\w-]+)"
-    r"\.(?:safetensors|bin)|spk_dict\.pt",
+    r"\.(?:safetensors|bin)|open_clip_pytorch_model\.pth|spk_dict\.pt|model_head\.pkl",
     re.ASCII,
 )
 """Weights that some library, or a class of transformers (wav2vec2, JEV, Qwen2.5-Omni), finds by name beside others.
-`value_head` is what LLaMA-Factory and others that train with rewards write."""
+`value_head` is what LLaMA-Factory and others that train with rewards write, `model_head.pkl` is SetFit's classifier."""
 _STEP = re.compile(r"checkpoint-\d+/", re.ASCII)
 """Folders in which the Trainer leaves what it had at some step."""
 
@@ -89,7 +89,7 @@ def as_safetensors(path: str) -> str:
     ('spanish/adapter_model.safetensors', 'open_clip_model.safetensors')
     """
     folder, slash, name = path.rpartition("/")
-    base, ending, _ = name.partition(".bin")
+    base, ending, _ = name.replace(".pth", ".bin").partition(".bin")
     return f"{folder}{slash}{OPEN_CLIP.pickled.get(base, base)}.safetensors" if ending else path
 
 

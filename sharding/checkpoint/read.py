@@ -17,7 +17,6 @@ from sharding.checkpoint.documents import (
 )
 from sharding.checkpoint.library import Layout, card_may_tell, find_layout
 from sharding.checkpoint.links import describe_links, refuse_links
-from sharding.checkpoint.loaders import DIFFUSION_BASE
 from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.tying import is_tied_again
@@ -78,8 +77,9 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         weight_set.index for weight_set in found.sets if weight_set.index and weight_set.takes_index
     }
     of_ranks = {path for weight_set in found.sets for path in weight_set.ranks}
-    held = {component.folder for component in components}
-    side_files, left_out = sort_files(source.files, taken | of_ranks, found.copied, held, is_trained=bool(of_ranks))
+    side_files, left_out = sort_files(
+        source.files, taken | of_ranks, found.copied, layout.folders.keys(), is_trained=bool(of_ranks)
+    )
     _refuse_unreadable(source, side_files)
     checkpoint = Checkpoint(
         source=source.ref,
@@ -132,9 +132,9 @@ def _read_component(
     index = _read_index(source, by_path, weight_set, most_tensors)
     files = [by_path[path] for path in weight_set.files(index, by_path)]
     pickled = [file for file in files if file.path.endswith(".bin")]
-    # A name that is left out is filled in by what loads the copy, or by nobody: so diffusers never does.
+    # A name that is left out is filled in by what loads the copy, or by nobody: so only transformers does.
     is_tied = bool(pickled) and is_tied_again(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
-    is_tied = is_tied and weight_set.base != DIFFUSION_BASE
+    is_tied = is_tied and weight_set.base == "model" and not weight_set.is_whole
     archives = read_archives(source, pickled, unites_tied=is_tied)
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")], most_tensors)
     tensors = [tensor for header in headers for tensor in header.tensors]

@@ -55,9 +55,8 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
         raise no_weights([path for files in inside.values() for path in files])
     if variant and all(chosen.variant != variant for chosen in sets):
         raise no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
-    of_ranks = any(chosen.ranks for chosen in sets)
-    taken = {path for chosen in sets for path in (chosen.single, *chosen.shards) if path}
-    copied = frozenset() if of_ranks else weights_beside(inside, layout.folders, layout.absent) - taken
+    taken = {path for chosen in sets for path in (chosen.single, chosen.index, *chosen.shards) if path}
+    copied = weights_beside(inside, layout.folders, layout.absent) - taken
     findings = tuple(_remarks(layout.library, sets, passed_over, copied))
     return Found(layout.library, tuple(sets), copied, findings, tuple(sorted(passed_over)))
 
@@ -86,9 +85,13 @@ def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequenc
     """Return the set of a folder whose files have none of the names that `loader` looks for."""
     if loader.any_name:
         names = own_names(loader, folder, files)
-        base = names[0].removeprefix(folder).removesuffix(".safetensors") if names else ""
-        return WeightSet(folder, base, is_whole=True, single=names[0]) if names else None
-    return _of_ranks(files) or _unnamed(files) if library in ("transformers", "unknown") else None
+        if not names or (loader.pickled and of_other_formats(files, names[0])):
+            return None
+        base = names[0].removeprefix(folder).removesuffix(".safetensors")
+        return WeightSet(folder, base, is_whole=True, single=names[0])
+    if folder or loader.is_whole:
+        return None
+    return _of_ranks(files) or (_unnamed(files) if library in ("transformers", "unknown") else None)
 
 
 def _of_ranks(inside: Sequence[str]) -> WeightSet | None:

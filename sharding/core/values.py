@@ -1,5 +1,6 @@
 """The frozen things that stages hand to each other."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -289,6 +290,15 @@ def folder_of(path: str) -> str:
     ('unet/', '')
     """
     return path[: path.rfind("/") + 1]
+
+
+def folders_around(path: str) -> set[str]:
+    """Return the folders of a repo that a file is in, all but its top.
+
+    >>> sorted(folders_around("a/b/model.safetensors"))
+    ['a/', 'a/b/']
+    """
+    return {path[: match.end()] for match in re.finditer("/", path)}
 
 
 @dataclass(frozen=True, slots=True)

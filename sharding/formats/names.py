@@ -164,16 +164,17 @@ def trained_folder(paths: Collection[str]) -> str | None:
     relevant = [path for path in paths if not is_training_state(path)]
     if any("/" not in path and _is_ordinary(path) for path in relevant):
         return None
-    found = {path[: path.rfind("/") + 1] for path in relevant if _of_ranks(path.rpartition("/")[2])}
+    found = {path[: path.rfind("/") + 1] for path in relevant if is_of_ranks(path.rpartition("/")[2])}
     known = [folder for folder in ("", _ACCELERATE_FOLDER) if folder in found]
     return known[0] if known else found.pop() if len(found) == 1 else None
 
 
 def _is_ordinary(name: str) -> bool:
-    return is_index(name) or (name.endswith((".safetensors", ".bin")) and not _of_ranks(name))
+    return is_index(name) or (name.endswith((".safetensors", ".bin")) and not is_of_ranks(name))
 
 
-def _of_ranks(name: str) -> bool:
+def is_of_ranks(name: str) -> bool:
+    """Return whether a file of this name, without its folder, is what the ranks of a training run have saved."""
     return name == DCP_METADATA_NAME or RANK_SHARD_NAME.fullmatch(name) is not None
 
 

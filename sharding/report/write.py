@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sharding.checkpoint.documents import read_small
+from sharding.checkpoint.documents import CONFIG_NAME, read_small
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
@@ -53,7 +53,8 @@ def rewritten_configs(origin: Source, checkpoint: Checkpoint, options: Options) 
 
     For the dtype, the names of the weights, or because the weights are not quantized, or no longer.
     """
-    files = [file for file in checkpoint.side_files if file.path.rpartition("/")[2] == "config.json"]
+    places = {component.folder + CONFIG_NAME for component in checkpoint.components}
+    files = [file for file in checkpoint.side_files if file.path in places]
     documents = {}
     for file in files:
         if file.bytes <= MAX_CONFIG_BYTES:
