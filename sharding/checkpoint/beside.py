@@ -1,10 +1,11 @@
 """Find the weights that lie beside a model and are copied as they are, because something finds them by name. Pure."""
 
+import re
 from collections.abc import Container, Iterable, Mapping
 
 from sharding.checkpoint.loaders import Loader, as_safetensors, is_found_by_name, is_of_earlier_step
 from sharding.checkpoint.weight_sets import Folders, own_names
-from sharding.formats.names import is_duplicate, is_index, is_reserved, is_training_state
+from sharding.formats.names import BIN_SHARD_NAME, is_duplicate, is_index, is_reserved, is_training_state
 
 _PICKLED = (".bin", ".pt", ".pth")
 
@@ -22,20 +23,20 @@ def weights_beside(
     found = set[str]()
     for folder, paths in inside.items():
         files = [path for path in paths if not (is_duplicate(path) or is_reserved(path) or is_of_earlier_step(path))]
-        if folder in loaders:
-            found |= _found_by_name(folder, files, loaders[folder])
-        elif folder and folder not in absent:
+        if folder in loaders or not folder:
+            found |= _found_by_name(folder, files, loaders.get(folder))
+        elif folder not in absent:
             found |= _all_of(files)
     return frozenset(found)
 
 
-def _found_by_name(folder: str, files: Iterable[str], loader: Loader) -> set[str]:
+def _found_by_name(folder: str, files: Iterable[str], loader: Loader | None) -> set[str]:
     files = set(files)
     found = {path for path in files if is_found_by_name(path.removeprefix(folder))}
     found -= {path for path in found if as_safetensors(path) in found - {path}}
-    if loader.any_name:
+    if loader and loader.any_name:
         found |= set(own_names(loader, folder, files))
-    if loader.copied:  # a module may be of the repo's own code, which takes what it wants
+    if loader and loader.copied:  # a module may be of the repo's own code, which takes what it wants
         found |= {path for path in files if path.endswith((".safetensors", *_PICKLED)) and not _is_state(path)}
         if f"{folder}model.safetensors" in files:
             found -= {folder + loader.copied}
@@ -43,14 +44,24 @@ def _found_by_name(folder: str, files: Iterable[str], loader: Loader) -> set[str
 
 
 def _all_of(files: Iterable[str]) -> set[str]:
-    """Return the weights among `files`, pickled ones where there are no others, and arrays of numbers."""
+    """Return the weights among `files`, pickled ones where they are not there as safetensors, and arrays of numbers."""
     files = list(files)
     has_config = any(path.endswith(".json") and not is_index(path) for path in files)
-    pickled = {path for path in files if has_config and path.endswith(_PICKLED) and not _is_state(path)}
     safe = {path for path in files if path.endswith(".safetensors")}
-    weights, suffix = (safe, ".safetensors.") if safe else (pickled, ".bin.")
-    indexes = {path for path in files if is_index(path) and suffix in path}
-    return weights | indexes | {path for path in files if path.endswith((".npy", ".npz"))}
+    known = set(map(_without_number, safe))
+    pickled = {
+        path
+        for path in files
+        if path.endswith(_PICKLED) and not _is_state(path) and _without_number(as_safetensors(path)) not in known
+        if has_config or is_found_by_name(path.rpartition("/")[2])
+    }
+    endings = [".safetensors."] * bool(safe) + [".bin."] * any(map(BIN_SHARD_NAME.fullmatch, pickled))
+    indexes = {path for path in files if is_index(path) and any(ending in path for ending in endings)}
+    return safe | pickled | indexes | {path for path in files if path.endswith((".npy", ".npz"))}
+
+
+def _without_number(path: str) -> str:
+    return re.sub(r"-\d{5,}-of-\d{5,}", "", path)
 
 
 def _is_state(path: str) -> bool:

@@ -19,6 +19,7 @@ MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 OPEN_CLIP_NAME = "open_clip_config.json"
 SPACY_NAME = "meta.json"
+WEIGHTS_NAMED = "transformers_weights"
 
 _ROUTERS = ("Router", "Asym")
 """Modules of sentence-transformers (6.2) that have modules of their own in folders below; the second is the old one."""
@@ -57,14 +58,14 @@ class Documents:
     @property
     def weights_named(self) -> str | None:
         """The file, or index, that transformers loads instead of `model.safetensors`: `transformers_weights`."""
-        name = self.config.get("transformers_weights") if isinstance(self.config, dict) else None
+        name = self.config.get(WEIGHTS_NAMED) if isinstance(self.config, dict) else None
         return name if isinstance(name, str) else None
 
     @property
     def is_of_transformers(self) -> bool:
         """Whether the configuration is one that transformers has written, or code for it."""
         config = self.config if isinstance(self.config, dict) else {}
-        written = ("transformers_version", "auto_map", "transformers_weights")
+        written = ("transformers_version", "auto_map", WEIGHTS_NAMED)
         return isinstance(config.get("architectures"), list) or any(key in config for key in written)
 
     @property
@@ -133,8 +134,13 @@ def read_small(source: Source, file: FileEntry, max_bytes: int) -> bytes:
 
 def read_json(source: Source, file: FileEntry | None) -> Any:
     """Return what a small JSON file holds; None for one that is not there, too large or none."""
+    return parsed(config_text(source, file) or b"null")
+
+
+def parsed(text: str | bytes) -> Any:
+    """Return what a text of JSON holds; None for what is none."""
     try:
-        return json.loads(config_text(source, file) or b"null")
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 

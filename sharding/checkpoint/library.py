@@ -20,12 +20,15 @@ from sharding.checkpoint.loaders import (
     is_found_by_name,
 )
 from sharding.checkpoint.weight_sets import Folders, has_weights, own_names
-from sharding.core.values import Library
-from sharding.formats.names import is_of_ranks, may_be_model
+from sharding.core.values import Library, folders_around
+from sharding.formats.names import is_of_ranks, is_plain, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
 """Modules of sentence-transformers (6.2) that follow an index; every other loads `model.safetensors` alone."""
-_WITHOUT_WEIGHTS = ("Tokenizer", "TokenizerFast", "Processor", "ProcessorFast", "FeatureExtractor", "Scheduler")
+_WITHOUT_WEIGHTS = (
+    *("Tokenizer", "TokenizerFast", "TokenizersBackend", "CommonBackend", "Processor", "ProcessorFast", "ProcessorPil"),
+    *("FeatureExtractor", "Scheduler", "Guidance"),
+)
 """How classes of components are called that are read from configurations alone."""
 _MIXIN_TAGS = {"model_hub_mixin", "pytorch_model_hub_mixin"}
 _ADAPTER_TAGS = {"lora", "textual_inversion"}
@@ -61,6 +64,7 @@ def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
     if not isinstance(documents.pipeline, dict) or "_class_name" not in documents.pipeline:
         return None
     folders, models = dict[str, Loader](), set[str]()
+    above = {place for folder in inside for place in folders_around(folder)}
     for folder, (library, kind) in documents.components.items():
         config = documents.inside.get(folder)
         keys = config.keys() if isinstance(config, dict) else set()
@@ -68,8 +72,13 @@ def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
             folders[folder] = DIFFUSERS
         else:
             folders[folder] = TRANSFORMERS
-        if folder + CONFIG_NAME in inside.get(folder, ()) and not str(kind).endswith(_WITHOUT_WEIGHTS):
+        if str(kind).endswith(_WITHOUT_WEIGHTS):
+            continue
+        if folder + CONFIG_NAME in inside.get(folder, ()):
             models.add(folder)
+        elif folder not in above and is_plain(folder[:-1]) and has_weights(folders[folder], "", inside):
+            # Where diffusers then looks.
+            folders[""] = folders[folder]
     absent = frozenset(f"{name}/" for name, entry in documents.pipeline.items() if entry == [None, None])
     return Layout("diffusers", folders, frozenset(models), absent)
 
@@ -123,7 +132,8 @@ def _open_clip(inside: Folders, documents: Documents) -> Layout | None:
 
 
 def _diffusers_model(inside: Folders, documents: Documents) -> Layout | None:
-    named = isinstance(documents.config, dict) and "_diffusers_version" in documents.config
+    config = documents.config if isinstance(documents.config, dict) else {}
+    named = "_diffusers_version" in config or ("_class_name" in config and not documents.is_of_transformers)
     return Layout("diffusers", {"": DIFFUSERS}) if named else None
 
 
@@ -137,7 +147,7 @@ def _colbert(inside: Folders, documents: Documents) -> Layout | None:
 
 
 def _adapter_by_card(inside: Folders, documents: Documents) -> Layout | None:
-    is_adapter = documents.library == "diffusers" or documents.tags & _ADAPTER_TAGS
+    is_adapter = documents.library == "diffusers" or {tag.lower() for tag in documents.tags} & _ADAPTER_TAGS
     if is_adapter and not has_weights(TRANSFORMERS, "", inside):
         return Layout("diffusers", {"": DIFFUSERS_ADAPTER})
     return None

@@ -53,8 +53,8 @@ TRANSFORMERS = Loader(("model", DIFFUSION_BASE), _TORCH | _same([DIFFUSION_BASE]
 ONE_OF_TRANSFORMERS = replace(TRANSFORMERS, is_whole=True)
 DIFFUSERS = Loader((DIFFUSION_BASE, "model"), _same([DIFFUSION_BASE]) | _TORCH)
 PEFT = Loader(("adapter_model",), _same(["adapter_model"]), is_whole=True)
-DIFFUSERS_ADAPTER = Loader(_ADAPTERS, _same(_ADAPTERS), is_whole=True, any_name=True)
-"""LoRA weights and learned embeddings of diffusers: where there is one file, it is taken whatever it is called."""
+DIFFUSERS_ADAPTER = Loader(_ADAPTERS, is_whole=True, any_name=True)
+"""LoRA weights and learned embeddings of diffusers: one that is not found by name is the first safetensors file."""
 SENTENCE_MODULE = Loader(("model",), is_whole=True, copied="pytorch_model.bin")
 OPEN_CLIP_OWN = Loader(_OPEN_CLIP, {"open_clip_pytorch_model": "open_clip_model"}, is_whole=True)
 OPEN_CLIP = Loader((*_OPEN_CLIP, "model"), {**OPEN_CLIP_OWN.pickled, **_TORCH}, is_whole=True, any_name=True)
@@ -69,6 +69,8 @@ _BY_NAME = re.compile(
 )
 """Weights that some library, or a class of transformers (wav2vec2, JEV, Qwen2.5-Omni), finds by name beside others.
 `value_head` is what LLaMA-Factory and others that train with rewards write, `model_head.pkl` is SetFit's classifier."""
+_PICKLE = re.compile(r"([^.]+?)((?:-\d{5,}-of-\d{5,})?(?:\..+)?)\.(?:bin|pth)")
+_AS_SAFETENSORS = OPEN_CLIP.pickled
 _STEP = re.compile(r"checkpoint-\d+/", re.ASCII)
 """Folders in which the Trainer leaves what it had at some step."""
 
@@ -83,14 +85,14 @@ def is_found_by_name(name: str) -> bool:
 
 
 def as_safetensors(path: str) -> str:
-    """Return what a pickle of such a name is called as safetensors, which its library prefers.
+    """Return what a pickle is called as safetensors, which its library prefers.
 
     >>> as_safetensors("spanish/adapter_model.bin"), as_safetensors("open_clip_pytorch_model.bin")
     ('spanish/adapter_model.safetensors', 'open_clip_model.safetensors')
     """
     folder, slash, name = path.rpartition("/")
-    base, ending, _ = name.replace(".pth", ".bin").partition(".bin")
-    return f"{folder}{slash}{OPEN_CLIP.pickled.get(base, base)}.safetensors" if ending else path
+    match = _PICKLE.fullmatch(name)
+    return f"{folder}{slash}{_AS_SAFETENSORS.get(match[1], match[1])}{match[2]}.safetensors" if match else path
 
 
 def is_of_earlier_step(path: str) -> bool:

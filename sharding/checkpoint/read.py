@@ -1,15 +1,17 @@
 """Read what a source says about itself: its headers, its indexes, its configuration; no tensor bytes."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
 
 from sharding.checkpoint.documents import (
     CONFIG_NAME,
+    WEIGHTS_NAMED,
     Documents,
     config_text,
+    parsed,
     read_card_names,
     read_documents,
     read_json,
@@ -17,6 +19,7 @@ from sharding.checkpoint.documents import (
 )
 from sharding.checkpoint.library import Layout, card_may_tell, find_layout
 from sharding.checkpoint.links import describe_links, refuse_links
+from sharding.checkpoint.one_file import why_one_file
 from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.tying import is_tied_again
@@ -65,6 +68,9 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     gathered: list[Gathered] = []
     for weight_set in found.sets:
         component, files, inside, views, remarks = _read_component(source, by_path, weight_set, most_tensors)
+        if reason := why_one_file(found.library, weight_set, [tensor.name for tensor in inside]):
+            component, remark = _in_one_file(component, weight_set, reason)
+            remarks.append(remark)
         components.append(component)
         weight_files += files
         tensors += inside
@@ -81,6 +87,8 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         source.files, taken | of_ranks, found.copied, layout.folders.keys(), is_trained=bool(of_ranks)
     )
     _refuse_unreadable(source, side_files)
+    configs = _configs(source, by_path, [component.folder for component in components])
+    _refuse_other_names(configs, taken)
     checkpoint = Checkpoint(
         source=source.ref,
         tensors=tuple(tensors),
@@ -92,7 +100,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         architecture=documents.architecture,
         library=found.library,
         gathered=tuple(gathered),
-        configs=_configs(source, by_path, [component.folder for component in components]),
+        configs=configs,
         other_variants=found.passed_over,
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
@@ -149,6 +157,27 @@ def _read_component(
     views = [strided for archive in archives for strided in archive.gathered]
     findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
     return component, files, tensors, views, findings
+
+
+def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tuple[Component, Finding]:
+    """Return a component that is not cut, under the name that it has in `weight_set`, and what says why."""
+    path = weight_set.single or ""
+    base = path.removeprefix(weight_set.folder).removesuffix(".safetensors")
+    if weight_set.base == "model" and path.endswith(".safetensors") and not weight_set.variant:
+        component = replace(component, base=base)
+    message = f"The tensors of {path} stay in one file: {reason}."
+    return replace(component, is_whole=True), Finding("info", "kept-whole", message)
+
+
+def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> None:
+    """Raise SourceError where a part of a repo names other weights than the usual ones, which is read of a whole."""
+    for folder, config in configs.items():
+        name = Documents(parsed(config)).weights_named if folder and WEIGHTS_NAMED in config else None
+        if name and folder + name not in taken:
+            raise SourceError(
+                f"{folder}{CONFIG_NAME} names {name[:100]!r} as {WEIGHTS_NAMED}, which is followed at the top only.",
+                "Give the file its usual name, and take the entry out.",
+            )
 
 
 def _read_ranks(

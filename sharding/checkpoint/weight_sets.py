@@ -86,8 +86,10 @@ def sets_by_variant(loader: Loader, folder: str, inside: Sequence[str]) -> dict[
             for (of, variant), weight_set in safe.items()
             if of == base
         }
+        if loader.is_whole:  # there are no variants of these
+            found = {"": replace(found[""], is_whole=True)} if "" in found else {}
         if found:
-            return {variant: replace(weight_set, is_whole=loader.is_whole) for variant, weight_set in found.items()}
+            return found
     return {}
 
 
@@ -108,7 +110,7 @@ def own_names(loader: Loader, folder: str, inside: Iterable[str]) -> list[str]:
     """Return the safetensors files `inside` a folder that have none of the names that `loader` looks for."""
     weights, _ = _names("safetensors", loader.bases)
     others = [path for path in inside if path.endswith(".safetensors")]
-    return sorted(path for path in others if not weights.fullmatch(path.removeprefix(folder)))
+    return sorted(path for path in others if not _is_plain(weights.fullmatch(path.removeprefix(folder))))
 
 
 def _matching(
@@ -133,6 +135,10 @@ def _matching(
         else:
             weight_set.single = path
     return found
+
+
+def _is_plain(match: re.Match[str] | None) -> bool:
+    return match is not None and not match["variant"] and not match["old"]
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sharding.checkpoint.documents import CONFIG_NAME, read_small
+from sharding.checkpoint.documents import CONFIG_NAME, WEIGHTS_NAMED, read_small
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
@@ -83,7 +83,6 @@ def _card(report: Report, original: ModelCard, origin: Source, hub: Hub) -> str:
     return card
 
 
-_WEIGHTS_NAMED = "transformers_weights"
 _CASTABLE = {dtype.torch for dtype in CASTABLE.values()}
 
 
@@ -103,7 +102,7 @@ def configured(config: bytes, torch_dtype: str | None, is_plain: bool = False) -
         return None
     if not isinstance(document, dict):
         return None
-    is_changed = document.pop(_WEIGHTS_NAMED, None) is not None
+    is_changed = document.pop(WEIGHTS_NAMED, None) is not None
     if is_plain and quantization_of(config.decode(errors="replace")) is not None:
         is_changed = drop_quantization(document)
     if torch_dtype is None:
