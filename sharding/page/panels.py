@@ -109,6 +109,7 @@ def summary_panel(checkpoint: Checkpoint, plan: Plan, forecast: Forecast) -> str
         time=_time(forecast),
         disk=f"{format_bytes(forecast.disk_bytes)} of disk" if forecast.disk_bytes else "no disk",
         same=changes_nothing(checkpoint, plan),
+        is_whole=all(component.is_whole for component in plan.components),
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
-from sharding.core.values import Checkpoint, FileEntry, Finding, FleetCost, NodeCost, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, Component, FileEntry, Finding, FleetCost, NodeCost, RepoRef, TensorEntry
 from sharding.desk.forecast import Forecast
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
@@ -111,7 +111,10 @@ def test_a_list_of_tensors_is_bounded_and_the_rest_counted() -> None:
 def test_what_would_change_nothing_is_said_to() -> None:
     source = checkpoint({"model-00001-of-00002.safetensors": 10, "model-00002-of-00002.safetensors": 20})
     same = panels.summary_panel(source, plan_shards(source.tensors, Options(20)), FORECAST)
-    assert "Nothing would change" in Tags(same).text
+    assert "Nothing would change" in Tags(same).text and "Choose another size" in " ".join(Tags(same).text.split())
+    one = checkpoint({"model.safetensors": 30})
+    whole = panels.summary_panel(one, plan_shards(one.tensors, Options(20), Component(is_whole=True)), FORECAST)
+    assert "takes one file, whatever the size" in " ".join(Tags(whole).text.split())
     other = Tags(panels.summary_panel(source, plan_shards(source.tensors, Options(30)), FORECAST)).text
     assert "2 files → 1, largest 30 B · at least 1 min 15 s · no disk" in " ".join(other.split())
     cast = replace(source, tensors=tuple(tensor._replace(dtype="I8") for tensor in source.tensors))
