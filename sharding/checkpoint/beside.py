@@ -33,20 +33,21 @@ def weights_beside(
 def _found_by_name(folder: str, files: Iterable[str], loader: Loader | None) -> set[str]:
     files = set(files)
     found = {path for path in files if is_found_by_name(path.removeprefix(folder))}
-    found -= {path for path in found if as_safetensors(path) in found - {path}}
+    found -= {path for path in found if as_safetensors(path) != path and as_safetensors(path) in found}
     if loader and loader.any_name:
         found |= set(own_names(loader, folder, files))
-    if loader and loader.copied:  # a module may be of the repo's own code, which takes what it wants
-        found |= {path for path in files if path.endswith((".safetensors", *_PICKLED)) and not _is_state(path)}
-        if f"{folder}model.safetensors" in files:
-            found -= {folder + loader.copied}
+    if loader and loader.may_take_more:
+        found |= _all_of(files, takes_pickles=True)
     return found
 
 
-def _all_of(files: Iterable[str]) -> set[str]:
-    """Return the weights among `files`, pickled ones where they are not there as safetensors, and arrays of numbers."""
+def _all_of(files: Iterable[str], takes_pickles: bool = False) -> set[str]:
+    """Return the weights among `files`, pickled ones where they are not there as safetensors, and arrays of numbers.
+
+    Pickles are taken beside a configuration, or where they have a name that is known, unless `takes_pickles` anyway.
+    """
     files = list(files)
-    has_config = any(path.endswith(".json") and not is_index(path) for path in files)
+    has_config = takes_pickles or any(path.endswith(".json") and not is_index(path) for path in files)
     safe = {path for path in files if path.endswith(".safetensors")}
     known = set(map(_without_number, safe))
     pickled = {

@@ -19,33 +19,44 @@ MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 OPEN_CLIP_NAME = "open_clip_config.json"
 SPACY_NAME = "meta.json"
+ADAPTER_NAME = "adapter_config.json"
 WEIGHTS_NAMED = "transformers_weights"
 
 _ROUTERS = ("Router", "Asym")
 """Modules of sentence-transformers (6.2) that have modules of their own in folders below; the second is the old one."""
+_OF_TASK = {
+    "CAUSAL_LM": "AutoPeftModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
+    "TOKEN_CLS": "AutoPeftModelForTokenClassification",
+    "QUESTION_ANS": "AutoPeftModelForQuestionAnswering",
+    "FEATURE_EXTRACTION": "AutoPeftModelForFeatureExtraction",
+}
+"""The classes of peft 0.21 by the task of an adapter: it refuses one of a task with its plain class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
     """The JSON by which a repo says what loads it; None for what is not there.
 
-    `config`, `pipeline`, `modules` and `spacy` are in `config.json`, `model_index.json`, `modules.json` and
-    `meta.json`. `inside` has, by folder ("unet/"), what says more of a part: the configuration of a component of a
-    pipeline, the modules of a router. `library` and `tags` are those of the model card; it is read only where nothing
-    else names the parts of the repo.
+    `config`, `pipeline`, `modules`, `spacy` and `adapter` are in `config.json`, `model_index.json`, `modules.json`,
+    `meta.json` and `adapter_config.json`. `inside` has, by folder ("unet/"), what says more of a part: the
+    configuration of a component of a pipeline, the modules of a router. `library` and `tags` are those of the model
+    card; it is read only where nothing else names the parts of the repo.
     """
 
     config: Any = None
     pipeline: Any = None
     modules: Any = None
     spacy: Any = None
+    adapter: Any = None
     inside: Mapping[str, Any] = field(default_factory=dict)
     library: str = ""
     tags: frozenset[str] = frozenset()
 
     @property
     def architecture(self) -> str | None:
-        """The class that the repo names: of its pipeline, else of its model."""
+        """The class that the repo names: of its pipeline, else of its model, else what peft loads its adapter with."""
         for document in (self.pipeline, self.config):
             if isinstance(document, dict):
                 listed = document.get("architectures")
@@ -53,7 +64,8 @@ class Documents:
                 name = listed[0] if isinstance(listed, list) and listed else alone
                 if isinstance(name, str) and not name_problem(name):
                     return name
-        return None
+        task = self.adapter.get("task_type") if isinstance(self.adapter, dict) else None
+        return _OF_TASK.get(task) if isinstance(task, str) else None
 
     @property
     def weights_named(self) -> str | None:
@@ -97,10 +109,10 @@ class Documents:
 
 def read_documents(source: Source, by_path: Mapping[str, FileEntry]) -> Documents:
     """Return what a source with files `by_path` says of itself. Raises SourceError where it cannot be fetched."""
-    names = (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME, SPACY_NAME)
-    config, pipeline, modules, spacy = (read_json(source, by_path.get(name)) for name in names)
+    names = (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME, SPACY_NAME, ADAPTER_NAME)
+    config, pipeline, modules, spacy, adapter = (read_json(source, by_path.get(name)) for name in names)
     inside: dict[str, Any] = {}
-    documents = Documents(config, pipeline, modules, spacy, inside)
+    documents = Documents(config, pipeline, modules, spacy, adapter, inside)
     for folder, (library, _) in documents.components.items():
         if library not in ("diffusers", "transformers"):
             inside[folder] = read_json(source, by_path.get(folder + CONFIG_NAME))

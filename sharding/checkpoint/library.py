@@ -18,10 +18,11 @@ from sharding.checkpoint.loaders import (
     TRANSFORMERS,
     Loader,
     is_found_by_name,
+    is_of_earlier_step,
 )
-from sharding.checkpoint.weight_sets import Folders, has_weights, own_names
+from sharding.checkpoint.weight_sets import Folders, has_index_alone, has_weights, own_names
 from sharding.core.values import Library, folders_around
-from sharding.formats.names import is_of_ranks, is_plain, may_be_model
+from sharding.formats.names import is_duplicate, is_of_ranks, is_plain, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
 """Modules of sentence-transformers (6.2) that follow an index; every other loads `model.safetensors` alone."""
@@ -111,7 +112,8 @@ def _loras(inside: Folders, documents: Documents) -> Layout | None:
 
 def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | None:
     """Return the folders that have weights for `loader`, where the repo has no model of its own beside them."""
-    folders = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
+    every = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
+    folders = {folder: loader for folder in every if not (is_of_earlier_step(folder) or is_duplicate(folder))} or every
     top = inside.get("", ())
     if not folders or has_weights(TRANSFORMERS, "", inside) or any(map(is_of_ranks, top)):
         return None
@@ -121,11 +123,11 @@ def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | Non
 
 def _timm(inside: Folders, documents: Documents) -> Layout | None:
     named = isinstance(documents.config, dict) and isinstance(documents.config.get("pretrained_cfg"), dict)
-    return Layout("timm", {"": TIMM}) if named else None
+    return Layout("timm", {"": TIMM}) if named and not documents.is_of_transformers else None
 
 
 def _open_clip(inside: Folders, documents: Documents) -> Layout | None:
-    if OPEN_CLIP_NAME not in inside.get("", ()):
+    if OPEN_CLIP_NAME not in inside.get("", ()) or has_index_alone("", inside):
         return None
     has_both = has_weights(TRANSFORMERS, "", inside) and has_weights(OPEN_CLIP_OWN, "", inside)
     return None if has_both and documents.is_of_transformers else Layout("open_clip", {"": OPEN_CLIP})
@@ -138,7 +140,8 @@ def _diffusers_model(inside: Folders, documents: Documents) -> Layout | None:
 
 
 def _mixin(inside: Folders, documents: Documents) -> Layout | None:
-    return Layout("pytorch_model_hub_mixin", {"": MIXIN}) if documents.tags & _MIXIN_TAGS else None
+    is_one = documents.tags & _MIXIN_TAGS and not has_index_alone("", inside)
+    return Layout("pytorch_model_hub_mixin", {"": MIXIN}) if is_one else None
 
 
 def _colbert(inside: Folders, documents: Documents) -> Layout | None:
@@ -147,6 +150,8 @@ def _colbert(inside: Folders, documents: Documents) -> Layout | None:
 
 
 def _adapter_by_card(inside: Folders, documents: Documents) -> Layout | None:
+    if documents.is_of_transformers or not own_names(DIFFUSERS_ADAPTER, "", inside.get("", ())):
+        return None
     is_adapter = documents.library == "diffusers" or {tag.lower() for tag in documents.tags} & _ADAPTER_TAGS
     if is_adapter and not has_weights(TRANSFORMERS, "", inside):
         return Layout("diffusers", {"": DIFFUSERS_ADAPTER})

@@ -27,14 +27,14 @@ class Loader:
     `bases` are the names of safetensors files without their ending, the first that is there is taken; `pickled` are
     the same of `.bin` files, with the base that they get as safetensors, each taken where that base has no others. One
     that `is_whole` takes one file and follows no index. One with `any_name` takes a file of whatever name where none of
-    `bases` is there. `copied` is a pickle that stays one.
+    `bases` is there. One that `may_take_more` may be code of the repo, which takes whatever weights lie there.
     """
 
     bases: tuple[str, ...]
     pickled: Mapping[str, str] = field(default_factory=dict)
     is_whole: bool = False
     any_name: bool = False
-    copied: str = ""
+    may_take_more: bool = False
 
 
 _TORCH = {"pytorch_model": "model"}
@@ -55,7 +55,7 @@ DIFFUSERS = Loader((DIFFUSION_BASE, "model"), _same([DIFFUSION_BASE]) | _TORCH)
 PEFT = Loader(("adapter_model",), _same(["adapter_model"]), is_whole=True)
 DIFFUSERS_ADAPTER = Loader(_ADAPTERS, is_whole=True, any_name=True)
 """LoRA weights and learned embeddings of diffusers: one that is not found by name is the first safetensors file."""
-SENTENCE_MODULE = Loader(("model",), is_whole=True, copied="pytorch_model.bin")
+SENTENCE_MODULE = Loader(("model",), is_whole=True, may_take_more=True)
 OPEN_CLIP_OWN = Loader(_OPEN_CLIP, {"open_clip_pytorch_model": "open_clip_model"}, is_whole=True)
 OPEN_CLIP = Loader((*_OPEN_CLIP, "model"), {**OPEN_CLIP_OWN.pickled, **_TORCH}, is_whole=True, any_name=True)
 TIMM = Loader(("model", *_OPEN_CLIP), _TORCH, is_whole=True, any_name=True)
@@ -71,8 +71,8 @@ _BY_NAME = re.compile(
 `value_head` is what LLaMA-Factory and others that train with rewards write, `model_head.pkl` is SetFit's classifier."""
 _PICKLE = re.compile(r"([^.]+?)((?:-\d{5,}-of-\d{5,})?(?:\..+)?)\.(?:bin|pth)")
 _AS_SAFETENSORS = OPEN_CLIP.pickled
-_STEP = re.compile(r"checkpoint-\d+/", re.ASCII)
-"""Folders in which the Trainer leaves what it had at some step."""
+_STEP = re.compile(r"(?:.*/)?(?:(?:checkpoint|epoch|step)[-_]\d+|last-checkpoint)/", re.ASCII)
+"""Folders in which the Trainer and accelerate's scripts leave what they had at some step."""
 
 
 def is_found_by_name(name: str) -> bool:
@@ -96,5 +96,5 @@ def as_safetensors(path: str) -> str:
 
 
 def is_of_earlier_step(path: str) -> bool:
-    """Return whether a file lies in what the Trainer has saved at some step of the training."""
+    """Return whether a file lies in what a trainer has saved at some step of the training."""
     return _STEP.match(path) is not None

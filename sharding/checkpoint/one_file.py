@@ -7,8 +7,10 @@ from sharding.checkpoint.loaders import DIFFUSION_BASE
 from sharding.checkpoint.weight_sets import WeightSet
 from sharding.core.values import Library
 
-_LORA = re.compile(r"(?:^|[._])lora[._]|hada_w|lokr_w|dora_scale|\.alpha$")
-"""How kohya's scripts, diffusers and peft call the tensors of a LoRA and its kin."""
+_ADAPTER = re.compile(
+    r"(?:^|[._])lora[._]|hada_w|lokr_w|oft_blocks|dora_scale|\.(?:alpha|diff|diff_b)$|(?:^|\.)(?:image_proj|ip_adapter)\."
+)
+"""How kohya's scripts, diffusers and peft call the tensors of a LoRA and its kin, and of an IP-Adapter."""
 _OLD_ATTENTION = re.compile(r"\.attentions\.\d+\.(?:query|key|value|proj_attn)\.(?:weight|bias)$")
 
 
@@ -19,12 +21,12 @@ def why_one_file(library: Library, weight_set: WeightSet, names: Collection[str]
     that an autoencoder has no encoder, only where there is no index.
 
     >>> why_one_file("unknown", WeightSet("", single="style.safetensors"), ["unet.lora_A.weight", "unet.lora_B.weight"])
-    'they are those of a LoRA'
+    'they are those of an adapter'
     """
     if weight_set.single is None or weight_set.takes_index or weight_set.is_whole:
         return ""
-    if library == "unknown" and all(map(_LORA.search, names)):
-        return "they are those of a LoRA"
+    if library == "unknown" and all(map(_ADAPTER.search, names)):
+        return "they are those of an adapter"
     if weight_set.base != DIFFUSION_BASE:
         return ""
     if any(map(_OLD_ATTENTION.search, names)):

@@ -187,13 +187,15 @@ def _read_ranks(
     if weight_set.ranks == [DCP_METADATA_NAME]:
         _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)
         files, found = read_dcp(source, by_path)
-        return Component(), files, found.tensors, found.gathered, found.findings
+        component = Component(base=weight_set.base, is_whole=weight_set.is_whole)
+        return component, files, found.tensors, found.gathered, found.findings
     files = [by_path[path] for path in weight_set.ranks]
     headers = read_headers(source, files, most_tensors)
     found = read_rank_shards(files, headers)
     told = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
     metadata, conflicts = merge_metadata(told)
-    return Component(metadata=metadata), files, found.tensors, found.gathered, [*found.findings, *conflicts]
+    component = Component(base=weight_set.base, is_whole=weight_set.is_whole, metadata=metadata)
+    return component, files, found.tensors, found.gathered, [*found.findings, *conflicts]
 
 
 def named_weights(source: Source) -> list[str]:

@@ -83,18 +83,21 @@ def named_set(name: str, inside: Container[str]) -> WeightSet:
 
 def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequence[str]) -> WeightSet | None:
     """Return the set of a folder whose files have none of the names that `loader` looks for."""
+    if ranks := [] if folder else _of_ranks(files):
+        base = loader.bases[0] if loader.is_whole and loader.bases else "model"
+        return WeightSet("", base, is_whole=loader.is_whole, ranks=ranks)
     if loader.any_name:
         names = own_names(loader, folder, files)
         if not names or (loader.pickled and of_other_formats(files, names[0])):
             return None
         base = names[0].removeprefix(folder).removesuffix(".safetensors")
         return WeightSet(folder, base, is_whole=True, single=names[0])
-    if folder or loader.is_whole:
+    if folder or loader.is_whole or library not in ("transformers", "unknown"):
         return None
-    return _of_ranks(files) or (_unnamed(files) if library in ("transformers", "unknown") else None)
+    return _unnamed(files)
 
 
-def _of_ranks(inside: Sequence[str]) -> WeightSet | None:
+def _of_ranks(inside: Sequence[str]) -> list[str]:
     """Return what the ranks of a training run have saved: files of theirs, or what says where their pieces are."""
     ranks = sorted(path for path in inside if RANK_SHARD_NAME.fullmatch(path))
     if not ranks and DCP_METADATA_NAME in inside:
@@ -105,7 +108,7 @@ def _of_ranks(inside: Sequence[str]) -> WeightSet | None:
             f"There are files of ranks of several saves: of {', '.join(sorted(counts))} files each.",
             "Keep those of one save in a folder of their own.",
         )
-    return WeightSet("", ranks=ranks) if ranks else None
+    return ranks
 
 
 def _unnamed(inside: Sequence[str]) -> WeightSet | None:

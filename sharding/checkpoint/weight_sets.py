@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from sharding.checkpoint.loaders import DIFFUSION_BASE, Loader
+from sharding.checkpoint.loaders import DIFFUSION_BASE, TRANSFORMERS, Loader
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Finding, folder_of
@@ -106,10 +106,16 @@ def has_weights(loader: Loader, folder: str, inside: Folders) -> bool:
     return bool(sets_by_variant(loader, folder, inside.get(folder, ())))
 
 
+def has_index_alone(folder: str, inside: Folders) -> bool:
+    """Return whether `folder` has weights in shards with an index, as transformers and diffusers follow it."""
+    sets = sets_by_variant(TRANSFORMERS, folder, inside.get(folder, ())).values()
+    return any(one.index for one in sets) and not any(one.single for one in sets)
+
+
 def own_names(loader: Loader, folder: str, inside: Iterable[str]) -> list[str]:
-    """Return the safetensors files `inside` a folder that have none of the names that `loader` looks for."""
+    """Return the safetensors files `inside` a folder that have none of the names that `loader` looks for, no shards."""
     weights, _ = _names("safetensors", loader.bases)
-    others = [path for path in inside if path.endswith(".safetensors")]
+    others = [path for path in inside if path.endswith(".safetensors") and not SHARD_NAME.fullmatch(path)]
     return sorted(path for path in others if not _is_plain(weights.fullmatch(path.removeprefix(folder))))
 
 

@@ -115,8 +115,8 @@ def plan_shards(
     elif options.order == "transformers" and hints:
         units = {saved.name: saved.storage for saved in hints.saved}
     stages: list[PlannedStage] = []
-    if options.stages and is_whole:
-        message = f"{component.file()} stays one file, and stages are cut into several."
+    if (options.stages or options.ranks) and is_whole:
+        message = f"{component.file()} stays one file, and {options.strategy} cuts a model into several."
         raise UsageError(message, "Leave out the strategy.")
     if options.stages:
         natural = in_order(tensors, "natural", component.folder, None)[0]

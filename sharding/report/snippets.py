@@ -38,8 +38,8 @@ def loading_code(place: str, library: Library, architecture: str | None, variant
             model = "SentenceTransformer"
             call = f"model = SentenceTransformer({place!r})"
         case "peft":
-            model = "AutoPeftModel"
-            call = f"model = AutoPeftModel.from_pretrained({place!r})"
+            model = named if named and named.startswith("AutoPeftModel") else "AutoPeftModel"
+            call = f"model = {model}.from_pretrained({place!r})"
         case _:
             return _other_code(place, library, base, variant)
     return f"from {library.replace('-', '_')} import {model}\n\n{call}"
@@ -48,10 +48,13 @@ def loading_code(place: str, library: Library, architecture: str | None, variant
 def _adapter_code(place: str, base: str) -> str:
     """Return code that adds what is at `place` to a pipeline of diffusers."""
     method = "load_textual_inversion" if base == "learned_embeds" else "load_lora_weights"
-    name = "" if base in _KNOWN_ADAPTERS else f", weight_name={base + '.safetensors'!r}"
+    name = other = ""
+    if base not in _KNOWN_ADAPTERS:
+        name = f", weight_name={base + '.safetensors'!r}"
+        other = "\n# A whole model is loaded by from_single_file of its pipeline's class instead."
     first = "from diffusers import DiffusionPipeline\n\n# the model that these weights were trained for\n"
     pipeline = 'pipeline = DiffusionPipeline.from_pretrained("owner/base-model")'
-    return f"{first}{pipeline}\npipeline.{method}({place!r}{name})"
+    return f"{first}{pipeline}\npipeline.{method}({place!r}{name}){other}"
 
 
 def _other_code(place: str, library: Library, base: str, variant: str) -> str:

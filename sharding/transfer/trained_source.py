@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from sharding.checkpoint.loaders import is_found_by_name
 from sharding.core.errors import UsageError
 from sharding.core.lent import LentSource
 from sharding.core.protocols import Source
@@ -96,5 +97,6 @@ class TrainedSource(SourceView):
 
 
 def _is_beside(path: str) -> bool:
-    """Return whether a file of a base is taken: it is no weights, and no state of its training."""
-    return not (is_weights(path) or is_duplicate(path) or is_training_state(path))
+    """Return whether a file of a base is taken: it is not its model, and no state of its training."""
+    is_model = is_weights(path) and "/" not in path and not is_found_by_name(path)
+    return not (is_model or is_duplicate(path) or is_training_state(path))

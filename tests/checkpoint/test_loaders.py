@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch
 
 from sharding import job
-from sharding.core.errors import SourceError
-from tests.conftest import listing, write_checkpoint
+from sharding.core.errors import SourceError, UsageError
+from tests import models
+from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import in_folders, reshard, said, write_ranks
 
 pytestmark = [
@@ -111,6 +113,16 @@ BERT = {"architectures": ["BertModel"], "model_type": "bert", "transformers_vers
             id="a module of the repo's own code",
         ),
         pytest.param(
+            {"style.safetensors": {"a.lora_down.weight": LARGE["layers.0.weight"], "a.diff_b": np.ones(9)}},
+            {"style.safetensors"},
+            id="a LoRA with differences",
+        ),
+        pytest.param(
+            {f"{folder}adapter_model.safetensors": LORA for folder in ("", "spanish/", "checkpoint-5/", "original/")},
+            {"adapter_model.safetensors", "spanish/adapter_model.safetensors"},
+            id="adapters without those of earlier steps",
+        ),
+        pytest.param(
             {"meta.json": {"spacy_version": ">=3"}, "tok2vec.safetensors": LARGE, "hf/model.safetensors": LARGE},
             {"tok2vec.safetensors", "hf/model.safetensors"},
             id="spaCy with two parts",
@@ -123,6 +135,107 @@ def test_a_loader_of_one_file_finds_it_by_its_own_name(
     source = repo(tmp_path / "in", files)
     reshard(source, tmp_path / "out", "20kB")
     assert weights_of(tmp_path / "out") == kept
+
+
+def in_shards(folder: Path, config: Mapping[str, object], base: str, more: Mapping[str, object]) -> Path:
+    """Write a model in three shards with an index."""
+    names = [f"{base}-0000{n + 1}-of-00003.safetensors" for n in range(3)]
+    shards = {names[n]: {name: array} for n, (name, array) in enumerate(LARGE.items())}
+    repo(folder, {"config.json": dict(config), **shards, **more})
+    index = {"metadata": {}, "weight_map": dict(zip(LARGE, names, strict=True))}
+    (folder / f"{base}.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "base", "more"),
+    [
+        pytest.param(BERT, "model", {"README.md": MIXIN}, id="of transformers, with the card of a mixin"),
+        pytest.param({}, "model", {"README.md": MIXIN}, id="of nobody, with the card of a mixin"),
+        pytest.param({"_class_name": "U"}, "diffusion_pytorch_model", {"README.md": MIXIN}, id="of diffusers"),
+        pytest.param({**BERT, "pretrained_cfg": {}}, "model", {}, id="of transformers around timm"),
+        pytest.param(
+            BERT, "model", {"open_clip_config.json": {}}, id="of transformers with a configuration of open_clip"
+        ),
+    ],
+)
+def test_what_lies_in_shards_with_an_index_is_cut_again(
+    tmp_path: Path, config: dict[str, object], base: str, more: dict[str, object]
+) -> None:
+    source = in_shards(tmp_path / "in", config, base, more)
+    reshard(source, tmp_path / "out", "80kB")
+    assert weights_of(tmp_path / "out") == {f"{base}-0000{n}-of-00002.safetensors" for n in (1, 2)}
+
+
+@pytest.mark.parametrize("strategy", ["pp:2", "stages:2"])
+@pytest.mark.usefixtures("answers_here")
+def test_one_file_is_not_cut_for_a_pipeline(tmp_path: Path, strategy: str) -> None:
+    source = models.save("llama", tmp_path / "in", "1GB")
+    (source / "README.md").write_text(MIXIN)
+    with pytest.raises(UsageError, match="stays one file"):
+        job.plan(str(source), job.Options("20kB", strategy=strategy))
+
+
+def save_ranks(folder: Path) -> None:
+    """Write the file of a rank in safetensors."""
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
+
+    weights = {name: torch.from_numpy(array.copy()) for name, array in LARGE.items()}
+    with warnings.catch_warnings(action="ignore"):
+        save(weights, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=True)
+
+
+@pytest.mark.parametrize("tag", ["lora", "pytorch_model_hub_mixin"])
+@pytest.mark.parametrize("form", ["dcp", "safetensors"])
+def test_ranks_are_put_together_whatever_the_card_says(tmp_path: Path, tag: str, form: str) -> None:
+    source = tmp_path / "in"
+    if form == "dcp":
+        write_ranks(source)
+    else:
+        save_ranks(source)
+    (source / "README.md").write_text(f"---\ntags: [{tag}]\n---\n")
+    report = reshard(source, tmp_path / "out", "40kB")
+    names = {tensor for shard in report.plan.shards for tensor in shard.tensors}
+    assert names == (set(LARGE) if form == "safetensors" else {*random_tensors()})
+    assert (len(report.plan.shards) == 1) == (tag != "lora")
+
+
+def test_modules_of_the_trained_model_come_with_its_files(tmp_path: Path) -> None:
+    modules = [
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    ]
+    base = repo(
+        tmp_path / "base",
+        {"modules.json": modules, "config.json": BERT, "2_Dense/config.json": {}, "2_Dense/model.safetensors": LORA},
+    )
+    save_file(random_tensors(), base / "model.safetensors")
+    report = reshard(write_ranks(tmp_path / "ranks"), tmp_path / "out", base=str(base))
+    assert report.source.library == "sentence-transformers"
+    assert load_file(tmp_path / "out/2_Dense/model.safetensors").keys() == LORA.keys()
+    assert (tmp_path / "out/model.safetensors.index.json").exists()
+
+
+@pytest.mark.parametrize("folder", ["last-checkpoint", "out/checkpoint-5", "epoch_3", "checkpoint_10"])
+def test_what_a_trainer_left_at_earlier_steps_is_left_out_whole(checkpoint: Path, tmp_path: Path, folder: str) -> None:
+    repo(checkpoint, {f"{folder}/model.safetensors": LARGE, f"{folder}/config.json": BERT})
+    reshard(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out" / folder).exists()
+
+
+def test_a_module_of_the_repos_own_code_keeps_pickled_shards_and_their_index(tmp_path: Path) -> None:
+    shards = {f"0_Own/pytorch_model-0000{n}-of-00002.bin": PICKLED for n in (1, 2)}
+    modules = [{"path": "0_Own", "type": "my.Own"}, {"path": "1_Dense", "type": "x.Dense"}]
+    files = {"modules.json": modules, "1_Dense/model.safetensors": LARGE, **shards}
+    source = repo(tmp_path / "in", {**files, "0_Own/pytorch_model.bin.index.json": {}})
+    reshard(source, tmp_path / "out")
+    assert {*shards, "0_Own/pytorch_model.bin.index.json"} <= listing(tmp_path / "out").keys()
+
+
+def test_an_adapter_of_a_task_is_loaded_with_the_class_for_it(tmp_path: Path) -> None:
+    files = {"adapter_model.safetensors": LORA, "adapter_config.json": {"task_type": "CAUSAL_LM"}}
+    reshard(repo(tmp_path / "in", files), tmp_path / "out")
+    assert "AutoPeftModelForCausalLM.from_pretrained" in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_transformer_at_the_top_by_a_dot_is_cut(tmp_path: Path) -> None:
