@@ -64,7 +64,8 @@ class Documents:
                 name = listed[0] if isinstance(listed, list) and listed else alone
                 if isinstance(name, str) and not name_problem(name):
                     return name
-        task = self.adapter.get("task_type") if isinstance(self.adapter, dict) else None
+        is_alone = self.config is None and isinstance(self.adapter, dict)
+        task = self.adapter.get("task_type") if is_alone else None
         return _OF_TASK.get(task) if isinstance(task, str) else None
 
     @property
