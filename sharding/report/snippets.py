@@ -141,6 +141,7 @@ def pipeline_script(report: Report, place: str) -> str:
     return f"""\
 import os
 
+import torch.distributed
 from transformers import {", ".join(sorted({model, "AutoTokenizer"}))}
 from transformers.distributed import DistributedConfig
 from transformers.distributed.pipeline_parallel import PipelineStage
@@ -154,6 +155,8 @@ model = {model}.from_pretrained({place!r}, {variant}dtype="auto", distributed_co
 tokenizer = AutoTokenizer.from_pretrained({place!r})
 tokens = model.generate(**tokenizer("Hello", return_tensors="pt"), max_new_tokens=20, do_sample=False)
 print(tokenizer.decode(tokens[0]))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 
