@@ -82,9 +82,14 @@ class Documents:
         return isinstance(config.get("architectures"), list) or any(key in config for key in written)
 
     @property
+    def is_pipeline(self) -> bool:
+        """Whether the repo is a pipeline of diffusers."""
+        return isinstance(self.pipeline, dict) and "_class_name" in self.pipeline
+
+    @property
     def components(self) -> dict[str, tuple[Any, Any]]:
         """Library and class of each component of a pipeline of diffusers, by its folder."""
-        if not isinstance(self.pipeline, dict) or "_class_name" not in self.pipeline:
+        if not self.is_pipeline:
             return {}
         named = {f"{name}/": entry for name, entry in self.pipeline.items() if isinstance(entry, list) and any(entry)}
         return {folder: (entry[0], entry[1] if len(entry) > 1 else None) for folder, entry in named.items()}

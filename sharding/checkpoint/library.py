@@ -58,11 +58,11 @@ def find_layout(inside: Folders, documents: Documents) -> Layout:
 
 def card_may_tell(layout: Layout, documents: Documents) -> bool:
     """Return whether the model card may name another library than `layout` does: a mixin writes any configuration."""
-    return layout.library in ("transformers", "unknown", "diffusers") and not documents.pipeline
+    return layout.library in ("transformers", "unknown", "diffusers") and not documents.is_pipeline
 
 
 def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
-    if not isinstance(documents.pipeline, dict) or "_class_name" not in documents.pipeline:
+    if not documents.is_pipeline:
         return None
     folders, models = dict[str, Loader](), set[str]()
     above = {place for folder in inside for place in folders_around(folder)}
@@ -98,8 +98,8 @@ def _sentence_transformer(inside: Folders, documents: Documents) -> Layout | Non
 def _spacy(inside: Folders, documents: Documents) -> Layout | None:
     if not isinstance(documents.spacy, dict) or "spacy_version" not in documents.spacy:
         return None
-    alone = (folder for folder, paths in inside.items() if len(own_names(SPACY, folder, paths)) == 1)
-    return Layout("spacy", dict.fromkeys(alone, SPACY))
+    parts = (folder for folder, paths in inside.items() if own_names(SPACY, folder, paths))
+    return Layout("spacy", dict.fromkeys(parts, SPACY))
 
 
 def _peft(inside: Folders, documents: Documents) -> Layout | None:

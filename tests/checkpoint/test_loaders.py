@@ -123,9 +123,10 @@ BERT = {"architectures": ["BertModel"], "model_type": "bert", "transformers_vers
             id="adapters without those of earlier steps",
         ),
         pytest.param(
-            {"meta.json": {"spacy_version": ">=3"}, "tok2vec.safetensors": LARGE, "hf/model.safetensors": LARGE},
-            {"tok2vec.safetensors", "hf/model.safetensors"},
-            id="spaCy with two parts",
+            {"meta.json": {"spacy_version": ">=3"}, "tok2vec.safetensors": LARGE, "hf/model.safetensors": LARGE}
+            | {"vectors.safetensors": LORA},
+            {"tok2vec.safetensors", "hf/model.safetensors", "vectors.safetensors"},
+            id="spaCy with parts, two of them at the top",
         ),
     ],
 )
