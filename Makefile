@@ -68,7 +68,6 @@ fuzz: .venv/tested  ## look for bytes that crash what reads strangers' files
 MUTANTS = 300
 SEED = 0
 mutants: .venv/tested  ## put faults into the code and see whether a test notices
-	$(BIN)/pip install --quiet -r tests/mutants/requirements.txt
 	$(BIN)/python -m tests.mutants $(MUTANTS) --seed $(SEED) --note
 
 # The hashes of every file that the index has of the versions in each requirements.txt, for whatever system; torch,

@@ -3,8 +3,10 @@
 `python -m sharding.localhub.samples FOLDER` builds all of them.
 """
 
+import os
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 4096
 _TEXTS = 60
-_LFS = ("safetensors", "bin")
+_LFS = ("safetensors", "bin", "distcp")
+_FP8_BLOCK = 128
+_RANKS = 2
 _CARD = """\
 ---
 license: apache-2.0
@@ -86,11 +90,67 @@ def build_llama(folder: Path) -> Path:
     return _finish(folder, tokenizer)
 
 
+def build_fp8(folder: Path) -> Path:
+    """Write a Qwen3 of about 4 MB to a new `folder`, in FP8 with a scale for each 128 x 128, as DeepSeek does."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer, sizes = _begin(folder, pad_token_id=None)
+    sizes |= {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+    config = Qwen3Config(num_attention_heads=4, num_key_value_heads=2, **sizes)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        blocks = tensors[name].float().unflatten(0, (-1, _FP8_BLOCK)).unflatten(2, (-1, _FP8_BLOCK))
+        scales = blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+        tensors[name] = (blocks / scales).flatten(2, 3).flatten(0, 1).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scales[:, 0, :, 0].contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config.quantization_config = {"quant_method": "fp8", "weight_block_size": [_FP8_BLOCK, _FP8_BLOCK]}
+    config.architectures, config.dtype = ["Qwen3ForCausalLM"], torch.bfloat16
+    config.save_pretrained(folder)
+    return _finish(folder, tokenizer)
+
+
+def build_ranks(folder: Path) -> Path:
+    """Write the weights of `build_t5` to a new `folder` as two ranks of a training save them: each its own half.
+
+    torch.distributed.checkpoint writes them. Nothing says which model that is: `--base` does.
+    """
+    import torch.multiprocessing
+
+    with tempfile.TemporaryDirectory() as base:
+        build_t5(Path(base) / "t5")
+        torch.multiprocessing.spawn(_save_rank, (Path(base), folder), nprocs=_RANKS)
+    return _describe(folder, task="translation")
+
+
+def _save_rank(rank: int, place: Path, folder: Path) -> None:
+    """Save what one rank holds of the model in `place` to `folder`; the others do so at the same time."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    # Else gloo listens at whatever address the name of this machine has.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    dist.init_process_group("gloo", init_method=f"file://{place}/ranks", rank=rank, world_size=_RANKS)
+    mesh = init_device_mesh("cpu", (_RANKS,))
+    tensors = load_file(place / "t5/model.safetensors")
+    dcp.save(
+        {name: distribute_tensor(whole, mesh, [Shard(0)]) for name, whole in tensors.items()}, checkpoint_id=folder
+    )
+    dist.destroy_process_group()
+
+
 BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "mistral-60m": build_mistral,
     "t5-tiny": build_t5,
     "gpt2-tied": build_gpt2_bin,
     "llama": build_llama,
+    "qwen3-fp8": build_fp8,
+    "t5-tiny-ranks": build_ranks,
 }
 
 
@@ -107,6 +167,10 @@ def _begin(folder: Path, **sizes: Any) -> tuple["PreTrainedTokenizerFast", dict[
 
 def _finish(folder: Path, tokenizer: "PreTrainedTokenizerFast", task: str = "text-generation") -> Path:
     tokenizer.save_pretrained(folder)
+    return _describe(folder, task)
+
+
+def _describe(folder: Path, task: str = "text-generation") -> Path:
     (folder / "README.md").write_text(_CARD.format(title=folder.name, task=task))
     (folder / ".gitattributes").write_text("".join(f"*.{end} filter=lfs diff=lfs merge=lfs -text\n" for end in _LFS))
     return folder

@@ -35,6 +35,8 @@ def seed(hub: Hub, log: TextIO) -> None:
     wanted = (  # lists begin with the newest: what is to be tried first is made last
         Sample(f"{hub.settings.users[0]}/llama-private", "llama", private=True),
         Sample(f"{OWNER}/llama-gated", "llama", gated="auto"),
+        Sample(f"{OWNER}/t5-tiny-ranks", "t5-tiny-ranks"),
+        Sample(f"{OWNER}/qwen3-fp8", "qwen3-fp8"),
         Sample(f"{OWNER}/gpt2-tied", "gpt2-tied"),
         Sample(f"{OWNER}/t5-tiny", "t5-tiny"),
         Sample(f"{OWNER}/mistral-60m", "mistral-60m"),

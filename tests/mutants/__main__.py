@@ -1,171 +1,30 @@
-"""Put small faults into the code and ask whether a test notices: `python -m tests.mutants N`, or `all` for N.
+"""Put faults into the code and ask whether a test notices: `python -m tests.mutants N`, `all` for N, or `by-hand`.
 
-Each is put into a copy of the tree, so that child processes have it too, and is tried with the tests of its room:
-those of its wing and those of `tests/scenarios` that execute its line, the wing's and the quickest first.
+N are drawn at random, small ones; those by hand stand in `tests/mutants/by_hand/`. Each is put into a copy of the tree, so
+that child processes have it too, and is tried with the tests that execute its line: those that hold the promise which it
+breaks, then those of its wing and all others, the quickest first.
 """
 
 import argparse
-import json
-import os
 import random
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
-from threading import Timer
-from typing import Any
-
-import psutil
+from queue import SimpleQueue
 
 from tests.conftest import ROOT
-from tests.mutants.faults import Fault, faults_in
-from tests.mutants.nursery import OUTPUT
-from tests.mutants.watch import seconds_of_tests, settings, tests_of_lines
+from tests.mutants.by_hand import WrongFault, faults_by_hand
+from tests.mutants.faults import Fault
+from tests.mutants.trial import Puttable, Refused, Rooms, Trial, Tried, faults_of, is_harmless
 
-WINGS = ("planning", "transfer", "verify", "storage", "desk")
-SHARED = ("tests/scenarios", "tests/loading", "tests/cli", "tests/test_job.py")
-"""Tests that cross wings."""
-NOT_COPIED = {".git", ".venv", "build", "demo", "fuzz", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
-HARMLESS = Path("tests/mutants/harmless.toml")
-# The nursery has imported what plugins would like to rewrite.
-PYTEST = ("-Wignore:Module already imported", "-x", "-pno:cacheprovider", "--hypothesis-seed=0", "-m", "not thorough")
-ROOM_SECONDS = 120.0
-"""The tests of a room end here, the slowest left out; it holds for one fault."""
-STARTING_SECONDS = 30.0
-"""What a run may take besides three times what its tests have taken: then it hangs."""
+WINGS = ("planning", "transfer", "verify", "storage", "desk", "fleet")
+"""The wings in which faults are drawn."""
 KINDS = ("noticed", "harmless", "survived")
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What came of one fault: a word of `KINDS`."""
-
-    wing: str
-    fault: Fault
-    outcome: str
-
-
-class Refused(Exception):
-    """Faults cannot be tried, for the reason given."""
-
-
-class Trial:
-    """A copy of the tree in which faults are tried."""
-
-    def __init__(self, root: Path, folder: Path, wings: Sequence[str]) -> None:
-        """Copy `root`, and start what runs tests there."""
-        self._tree, self._seen, temporary = folder / "tree", folder / "seen", folder / "temporary"
-        shutil.copytree(
-            root, self._tree, ignore=lambda place, _: NOT_COPIED if Path(place) == root else {"node_modules"}
-        )
-        self._seen.mkdir()
-        temporary.mkdir()
-        listed = root / HARMLESS
-        self._harmless = tomllib.loads(listed.read_text()).get("harmless", []) if listed.exists() else []
-        # By hash: a file that is changed within a second is compiled again, and the rest never.
-        compiling = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "sharding", "tests"]
-        subprocess.run([sys.executable, *compiling], cwd=self._tree, check=True)
-        self._output = folder / "output"
-        environment = {
-            **{name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": str(self._tree),
-            "TMPDIR": str(temporary),
-            "HF_HOME": str(temporary),
-            OUTPUT: str(self._output),
-        }
-        command = [sys.executable, "-m", "tests.mutants.nursery"]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        self._nursery = subprocess.Popen(command, cwd=self._tree, env=environment, **pipes)
-        self._settings = settings(self._seen, [self._tree / "sharding" / wing for wing in wings])
-        self._wings = wings
-
-    def begin(self) -> None:
-        """Run the tests without a fault. Raises Refused where they fail."""
-        own = [f"tests/{wing}" for wing in self._wings]
-        tests = [path for path in (*own, *SHARED) if (self._tree / path).exists()]
-        if self._fails(["-p", "tests.mutants.watch", "--watch", str(self._settings), *tests], None):
-            said = self._output.read_text()
-            raise Refused(f"The tests fail without a fault, so that nothing can be learnt from one:\n{said}")
-        self._seconds = seconds_of_tests(self._seen)
-        self._lines = cache(lambda file: tests_of_lines(self._settings, self._tree / file))
-
-    def faults(self, wing: str) -> list[Fault]:
-        """Return all faults of a wing."""
-        files = sorted((self._tree / "sharding" / wing).rglob("*.py"))
-        return [fault for path in files for fault in faults_in(self._tree, path.relative_to(self._tree).as_posix())]
-
-    def room(self, wing: str, fault: Fault) -> tuple[list[str], list[str]]:
-        """Return the tests that execute the fault's line, those of the wing apart from others, the quickest first.
-
-        Where none is known to, as on import or in a child process of another environment, all of its wing and file.
-        """
-        lines: dict[int, set[str]] = self._lines(fault.file)
-        own = {test for test in self._seconds if test.startswith(f"tests/{wing}/")}
-        tests = {test for line in fault.lines for test in lines.get(line, ())} or own.union(*lines.values())
-        rooms: tuple[list[str], list[str]] = ([], [])
-        left = ROOM_SECONDS
-        for test in sorted(tests & self._seconds.keys(), key=lambda test: (test not in own, self._seconds[test], test)):
-            left -= self._seconds[test]
-            if any(rooms) and left < 0:
-                break
-            rooms[test not in own].append(test)
-        return rooms
-
-    def attempt(self, wing: str, fault: Fault) -> Tried:
-        """Put one fault into the copy, run the tests of its room, and take it out again."""
-        path = self._tree / fault.file
-        sound = path.read_text()
-        path.write_text(fault.text)
-        try:
-            # The wing's alone first: what others import may take longer than they do.
-            noticed = any(tests and self._fails(tests, self._patience(tests)) for tests in self.room(wing, fault))
-        finally:
-            path.write_text(sound)
-        return Tried(wing, fault, "noticed" if noticed else "harmless" if self._is_listed(fault) else "survived")
-
-    def _patience(self, tests: Sequence[str]) -> float:
-        return STARTING_SECONDS + 3 * sum(self._seconds[test] for test in tests)
-
-    def _fails(self, arguments: Sequence[str], seconds: float | None) -> bool:
-        """Whether a test fails, or they hang for so many seconds."""
-        assert self._nursery.stdin and self._nursery.stdout
-        self._nursery.stdin.write(json.dumps([*PYTEST, *arguments]) + "\n")
-        run = psutil.Process(int(self._nursery.stdout.readline()))
-        hangs = Timer(seconds or 1e6, _kill, [run])
-        hangs.start()
-        try:
-            return int(self._nursery.stdout.readline()) != 0
-        finally:
-            hangs.cancel()
-            _kill(run)  # where this is interrupted it is still there
-
-    def close(self) -> None:
-        """End the process that runs the tests."""
-        with self._nursery:
-            self._nursery.communicate()
-
-    def _is_listed(self, fault: Fault) -> bool:
-        return any(
-            (one["file"], one["within"], one["was"]) == (fault.file, fault.within, fault.was)
-            and fault.becomes in one.get("becomes", [fault.becomes])
-            for one in self._harmless
-        )
-
-
-def _kill(run: psutil.Process) -> None:
-    """Kill a run with its children: a job has a session of its own."""
-    with suppress(psutil.NoSuchProcess):
-        for process in (*run.children(recursive=True), run):
-            process.kill()
 
 
 def draw(faults: Sequence[Fault], count: int | None, seed: str) -> Iterator[Fault]:
@@ -178,19 +37,49 @@ def draw(faults: Sequence[Fault], count: int | None, seed: str) -> Iterator[Faul
             yield fault
 
 
+def drawn(root: Path, wings: Sequence[str], count: int | None, seed: int) -> list[tuple[str, Puttable]]:
+    """Return `count` faults, as many of each wing, or all of them."""
+    shares = [
+        None if count is None else (count + len(wings) - 1 - number) // len(wings) for number in range(len(wings))
+    ]
+    return [
+        (wing, fault)
+        for wing, share in zip(wings, shares, strict=True)
+        for fault in draw(faults_of(root, wing), share, f"{seed} {wing}")
+    ]
+
+
 def try_faults(
-    root: Path, wings: Sequence[str], count: int | None, seed: int, say: Callable[[str], None] = print
+    root: Path,
+    faults: Sequence[tuple[str, Puttable]],
+    processes: int = 1,
+    say: Callable[[str], None] = print,
+    held: bool = False,
 ) -> list[Tried]:
-    """Try `count` faults, as many of each wing, or all of them. Raises Refused where tests fail without one."""
-    tried = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, closing(Trial(root, Path(folder), wings)) as trial:
-        trial.begin()
-        for number, wing in enumerate(wings):
-            share = None if count is None else (count + len(wings) - 1 - number) // len(wings)
-            for fault in draw(trial.faults(wing), share, f"{seed} {wing}"):
-                tried.append(trial.attempt(wing, fault))
-                say(f"{tried[-1].outcome}: {fault.file}, {fault.within}: {fault.was} → {fault.becomes}")
-    return tried
+    """Try each fault of a wing, as many at a time as `processes`; where `held`, only with what holds its promise.
+
+    Raises Refused where tests fail without one.
+    """
+    with ExitStack() as stack, ThreadPoolExecutor(processes) as pool:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))) for _ in range(processes)]
+        trials = [stack.enter_context(closing(Trial(root, folder))) for folder in folders]
+        tests = sorted({test for _, fault in faults for test in fault.tests}) if held else ["tests"]
+        rooms = Rooms(trials[0], sorted({Path(fault.file).parts[1] for _, fault in faults}), processes, tests)
+        idle = SimpleQueue[Trial]()
+        for trial in trials:
+            idle.put(trial)
+
+        def attempt(wing: str, fault: Puttable) -> Tried:
+            trial = idle.get()
+            try:
+                noticed = trial.notices(fault, rooms.of(wing, fault), rooms.seconds)
+            finally:
+                idle.put(trial)
+            outcome = "noticed" if noticed else "harmless" if is_harmless(root, fault) else "survived"
+            say(f"{outcome}: {fault.file}, {fault.within}: {fault.was} → {fault.becomes}")
+            return Tried(wing, fault, outcome)
+
+        return list(pool.map(lambda given: attempt(*given), faults))
 
 
 def table(tried: Sequence[Tried]) -> str:
@@ -207,35 +96,49 @@ def table(tried: Sequence[Tried]) -> str:
     )
 
 
-HEADING = "## Mutants"
-INTRODUCTION = """Small faults put into the code at random (mutmut's operators), each tried with the tests of its room: those of its wing and
-those of `tests/scenarios` that execute its line. Harmless are those that change nothing anybody could notice, listed with
-a reason in `tests/mutants/harmless.toml`. Seed {seed}. Command: `make mutants MUTANTS={count}`."""
+INTRODUCTIONS = {
+    "## Mutants": """Small faults put into the code at random (mutmut's operators), each tried with the tests that execute its line. Harmless
+are those that change nothing anybody could notice, listed with a reason in `tests/mutants/harmless.toml`. Seed {seed}.
+Command: `make mutants MUTANTS={count} SEED={seed}`.""",
+    "## Faults by hand": """Faults that a person could make, each against a promise in `tests/promises/`, listed in `tests/mutants/by_hand/`, each
+tried with the tests that execute its line. Command: `make mutants MUTANTS=by-hand`.""",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try faults, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("count", help='how many faults, spread evenly over the wings; "all" takes hours')
-    parser.add_argument("--wings", nargs="+", choices=WINGS, default=WINGS)
+    parser.add_argument("count", help='how many at random, spread over the wings; "all", which takes hours; "by-hand"')
+    parser.add_argument("--wings", nargs="+", help="only in these")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws others")
+    parser.add_argument("--held", action="store_true", help="by hand: only with the tests that hold the promise")
+    parser.add_argument("--processes", type=int, default=2, help="how many are tried at a time")
     parser.add_argument("--note", action="store_true", help="write the outcome into bench/RESULTS.md")
     options = parser.parse_args(arguments)
-    if not re.fullmatch("all|[1-9][0-9]*", options.count):
-        parser.error(f"{options.count} is neither a number nor all.")
-    print(f"seed {options.seed}", flush=True)
-    count = None if options.count == "all" else int(options.count)
+    if not re.fullmatch("all|by-hand|[1-9][0-9]*", options.count):
+        parser.error(f"{options.count} is neither a number nor all nor by-hand.")
+    by_hand = options.count == "by-hand"
     try:
-        tried = try_faults(ROOT, options.wings, count, options.seed, lambda line: print(line, flush=True))
-    except Refused as refused:
+        if by_hand:
+            faults: list[tuple[str, Puttable]] = [
+                (fault.wing, fault) for fault in faults_by_hand(ROOT) if fault.wing in (options.wings or [fault.wing])
+            ]
+            random.Random(options.seed).shuffle(faults)  # what has been tried is a fair sample at any moment
+        else:
+            print(f"seed {options.seed}", flush=True)
+            count = None if options.count == "all" else int(options.count)
+            faults = drawn(ROOT, options.wings or WINGS, count, options.seed)
+        tried = try_faults(ROOT, faults, options.processes, lambda line: print(line, flush=True), options.held)
+    except (Refused, WrongFault) as refused:
         sys.exit(str(refused))
     survivors = [str(one.fault) for one in tried if one.outcome == "survived"]
     print(*survivors, table(tried), sep="\n\n")
     if options.note:
         from bench.harness.sections import RESULTS, replace_section
 
-        introduction = INTRODUCTION.format(seed=options.seed, count=options.count)
-        replace_section(RESULTS, HEADING, f"{introduction}\n\n{table(tried)}")
+        heading = "## Faults by hand" if by_hand else "## Mutants"
+        introduction = INTRODUCTIONS[heading].format(seed=options.seed, count=options.count)
+        replace_section(RESULTS, heading, f"{introduction}\n\n{table(tried)}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ class Fault:
     old: cst.CSTNode = field(repr=False)
     new: cst.CSTNode = field(repr=False)
 
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """No test is known to hold what it breaks."""
+        return ()
+
     @cached_property
     def text(self) -> str:
         """The whole file with the fault."""

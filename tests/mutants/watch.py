@@ -27,8 +27,11 @@ class Watch:
         self._folder = settings.parent
         self._seconds: dict[str, float] = defaultdict(float)
         os.environ["COVERAGE_PROCESS_START"] = str(settings)
-        self._coverage = Coverage(config_file=str(settings))
-        self._coverage.start()
+        # A process of pytest-xdist is watched since it began, as any child process.
+        watched = Coverage.current()
+        self._coverage = watched or Coverage(config_file=str(settings))
+        if watched is None:
+            self._coverage.start()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -38,10 +41,11 @@ class Watch:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._coverage.stop()
         self._coverage.save()
-        (self._folder / TESTS).write_text(json.dumps(self._seconds))
+        if not hasattr(session.config, "workerinput"):
+            (self._folder / TESTS).write_text(json.dumps(self._seconds))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
