@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from tests.conftest import ROOT
 from tests.mutants.by_hand import WrongFault, faults_by_hand
 from tests.mutants.faults import Fault
-from tests.mutants.trial import Puttable, Refused, Rooms, Trial, Tried, faults_of, is_harmless
+from tests.mutants.trial import Held, Puttable, Refused, Rooms, Trial, Tried, faults_of, is_harmless
 
 WINGS = ("planning", "transfer", "verify", "storage", "desk", "fleet")
 """The wings in which faults are drawn."""
@@ -61,16 +61,16 @@ def try_faults(
     Raises Refused where tests fail without one.
     """
     with ExitStack() as stack, ThreadPoolExecutor(processes) as pool:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))) for _ in range(processes)]
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="m-"))) for _ in range(processes)]
         trials = [stack.enter_context(closing(Trial(root, folder))) for folder in folders]
-        tests = sorted({test for _, fault in faults for test in fault.tests}) if held else ["tests"]
-        rooms = Rooms(trials[0], sorted({Path(fault.file).parts[1] for _, fault in faults}), processes, tests)
+        wings = sorted({Path(fault.file).parts[1] for _, fault in faults})
+        rooms = Held() if held else Rooms(trials[0], wings, processes)
         idle = SimpleQueue[Trial]()
         for trial in trials:
             idle.put(trial)
 
         def attempt(wing: str, fault: Puttable) -> Tried:
-            trial = idle.get()
+            trial = idle.get()  # there are as many threads
             try:
                 noticed = trial.notices(fault, rooms.of(wing, fault), rooms.seconds)
             finally:

@@ -6,7 +6,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,7 @@ from pytest import ExitCode
 
 from tests.mutants.faults import Fault, faults_in
 from tests.mutants.nursery import OUTPUT
-from tests.mutants.watch import seconds_of_tests, settings, tests_of_lines
+from tests.mutants.watch import lines_seen, seconds_of_tests, settings, tests_of_lines
 
 NOT_COPIED = {".git", ".venv", "build", "demo", "fuzz", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
 HARMLESS = Path("tests/mutants/harmless.toml")
@@ -31,6 +32,8 @@ ROOM_SECONDS = 120.0
 """The tests of a room end here, the slowest left out; it holds for one fault."""
 SERVED = ("page", "localhub")
 """Wings that run in processes which outlive a test: of their lines only the test that started one is known."""
+HELD_SECONDS = 20.0
+"""What a test takes that holds a promise, each of its cases."""
 STARTING_SECONDS = 30.0
 """What a run may take besides three times what its tests have taken: then it hangs."""
 
@@ -72,7 +75,7 @@ class Trial:
 
     def __init__(self, root: Path, folder: Path) -> None:
         """Copy `root`, and start what runs tests there."""
-        self.tree, temporary = folder / "tree", folder / "temporary"
+        self.tree, temporary = folder / "tree", folder / "t"  # short: paths of sockets below it have a bound
         shutil.copytree(
             root, self.tree, ignore=lambda place, _: NOT_COPIED if Path(place) == root else {"node_modules"}
         )
@@ -107,7 +110,7 @@ class Trial:
             hangs.cancel()
             _kill(run)  # where this is interrupted it is still there
 
-    def notices(self, fault: Puttable, rooms: Sequence[Sequence[str]], seconds: dict[str, float]) -> bool:
+    def notices(self, fault: Puttable, rooms: Sequence[Sequence[str]], seconds: Mapping[str, float]) -> bool:
         """Put one fault into the copy, run the tests of its rooms, and take it out again."""
         path = self.tree / fault.file
         sound = path.read_text()
@@ -129,23 +132,32 @@ class Trial:
             self._nursery.communicate()
 
 
+class Held:
+    """Which tests hold the promise that a fault breaks. They pass without it: `make test` says so."""
+
+    seconds: Mapping[str, float] = defaultdict(lambda: HELD_SECONDS)
+
+    def of(self, wing: str, fault: Puttable) -> list[list[str]]:
+        """Return them, if there are any."""
+        return [list(fault.tests)] if fault.tests else []
+
+
 class Rooms:
     """Which tests may notice a fault: those that execute its line."""
 
-    def __init__(
-        self, trial: Trial, wings: Sequence[str], processes: int = 1, tests: Sequence[str] = ("tests",)
-    ) -> None:
-        """Run `tests` without a fault. Raises Refused where they fail."""
+    def __init__(self, trial: Trial, wings: Sequence[str], processes: int = 1) -> None:
+        """Run all tests without a fault. Raises Refused where they fail."""
         seen = trial.tree.parent / "seen"
         seen.mkdir()
         settled = settings(seen, [trial.tree / "sharding" / wing for wing in wings])
         spread = ["-n", str(processes)] if processes > 1 else []
         passed_over = [f"--ignore={path}" for path in NOT_WATCHED]
-        if trial.fails(["-p", "tests.mutants.watch", "--watch", str(settled), *spread, *passed_over, *tests]):
+        if trial.fails(["-p", "tests.mutants.watch", "--watch", str(settled), *spread, *passed_over, "tests"]):
             said = trial.output()
             raise Refused(f"The tests fail without a fault, so that nothing can be learnt from one:\n{said}")
         self.seconds = seconds_of_tests(seen)
-        self._lines = cache(lambda file: tests_of_lines(settled, trial.tree / file))
+        watched = lines_seen(settled)
+        self._lines = cache(lambda file: tests_of_lines(watched, trial.tree / file))
 
     def of(self, wing: str, fault: Puttable) -> list[list[str]]:
         """Return the tests that execute the fault's line: those that hold its promise, those of its wing, the others.

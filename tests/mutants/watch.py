@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from coverage import Coverage
+from coverage import Coverage, CoverageData
 
 TESTS = "tests.json"
 SETTINGS = """[run]
@@ -71,13 +71,18 @@ def seconds_of_tests(folder: Path) -> dict[str, float]:
     return seconds
 
 
-def tests_of_lines(settings: Path, file: Path) -> dict[int, set[str]]:
-    """Return which tests execute each line of a file; none for what is executed while a module is imported."""
+def lines_seen(settings: Path) -> CoverageData:
+    """Return which test executes which line."""
     watched = Coverage(config_file=str(settings))
     if list(settings.parent.glob("lines.*")):
         watched.combine()
     else:
         watched.load()
-    lines = watched.get_data().contexts_by_lineno(str(file))
+    return watched.get_data()
+
+
+def tests_of_lines(seen: CoverageData, file: Path) -> dict[int, set[str]]:
+    """Return which tests execute each line of a file; none for what is executed while a module is imported."""
     # A child process says "name of the test (phase)".
+    lines = seen.contexts_by_lineno(str(file))
     return {line: {name.rsplit(" (", 1)[0] for name in names if name} for line, names in lines.items()}
