@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from hypothesis import HealthCheck, settings
 from safetensors.numpy import save_file
 
 from sharding.core.options import Options
+from tests.forks import Order
 
 if TYPE_CHECKING:
     from tests.clusters import Cluster
@@ -33,6 +36,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+LONGEST_SECONDS = 300
+"""A command that takes as long hangs."""
 ROOT = Path(__file__).parent.parent
 HOME = Path(tempfile.mkdtemp(prefix="home-"))
 # Before huggingface_hub is imported, which reads it once: no login and no cache of this machine's own.
@@ -86,23 +91,92 @@ def checkpoint(tmp_path: Path) -> Path:
     return in_two_files(tmp_path / "checkpoint")
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported what the command line needs, torch excepted, and forks for each command."""
+    modules = (
+        "sharding.cli.start",
+        "sharding.cli.commands",
+        "sharding.cli.terminal",
+        "sharding.job",
+        "huggingface_hub",
+    )
+    command = [sys.executable, "-m", "tests.forks", *modules]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes) as process:
+        yield process
+        process.communicate()
+
+
 @pytest.fixture
-def run() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+def run(
+    forks: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `python -m sharding …` as a person would, in a process of its own."""
 
-    def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sharding", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, **options)  # type: ignore[call-overload]
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = list(map(str, arguments))
+        if "COVERAGE_PROCESS_START" in os.environ:  # a fork would be taken for the test that was first to have one
+            command = [sys.executable, "-m", "sharding", *words]
+            return subprocess.run(command, capture_output=True, text=True, env=environment())
+        place = tmp_path_factory.mktemp("run")
+        output, error = place / "output", place / "error"
+        order = Order("sharding.cli.start:main", words, str(output), str(error), os.getcwd(), environment())
+        assert forks.stdin and forks.stdout
+        forks.stdin.write(order.line())
+        hangs = Timer(LONGEST_SECONDS, os.kill, [int(forks.stdout.readline()), signal.SIGKILL])
+        hangs.start()
+        status = int(forks.stdout.readline())
+        hangs.cancel()
+        return subprocess.CompletedProcess(words, status, output.read_text(), error.read_text())
 
-    yield run
+    return run
 
 
 @pytest.fixture
-def answers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What transformers knows is asked in this process: one of its own takes seconds."""
-    from tests import models
+def run_here() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command as `run` does, in this process: what it needs of torch and transformers is here already."""
+    from typer.testing import CliRunner
 
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", models.answer)
+    from sharding.cli.commands import app
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = list(map(str, arguments))
+        done = CliRunner().invoke(app, words)
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def answers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers knows is asked in this process: one of its own, which `own_process` asks for, takes seconds."""
+    if request.node.get_closest_marker("own_process"):
+        return
+
+    def answer(*question: Any) -> Any:
+        from tests import models  # only now: most tests do without torch
+
+        return models.answer(*question)
+
+    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", answer)
+
+
+SLOWEST = ("page", "scenarios", "desk", "loading", "planning", "cli", "report", "storage")
+"""Folders of tests in the order in which they are begun: what takes long is not to be the last."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give all tests of one file to one process, those in a browser and those with Ray as if they were in one file.
+
+    What a file or a browser needs is then made once.
+    """
+    for item in items:
+        place = item.path.relative_to(Path(__file__).parent)
+        fixtures = getattr(item, "fixturenames", ())
+        group = "browser" if place.parts[0] == "page" else "ray" if "cluster" in fixtures else place.as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: (*SLOWEST, item.path.parent.name).index(item.path.parent.name))
 
 
 @pytest.fixture
@@ -143,6 +217,13 @@ def cluster() -> Iterator["Cluster"]:
 
     with cluster() as running:
         yield running
+
+
+def new_seed() -> int:
+    """Draw a seed for what happens at random, and print it: the variable TEST_SEED has the same happen again."""
+    seed = int(os.environ.get("TEST_SEED") or random.randrange(2**32))
+    print(f"seed {seed}")
+    return seed
 
 
 def options_of(size: str, choices: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:

@@ -169,7 +169,6 @@ def test_what_lies_in_shards_with_an_index_is_cut_again(
 
 
 @pytest.mark.parametrize("strategy", ["pp:2", "stages:2"])
-@pytest.mark.usefixtures("answers_here")
 def test_one_file_is_not_cut_for_a_pipeline(tmp_path: Path, strategy: str) -> None:
     source = models.save("llama", tmp_path / "in", "1GB")
     (source / "README.md").write_text(MIXIN)

@@ -160,6 +160,7 @@ def test_only_what_is_known_to_be_tied_again_is_united(config: dict[str, Any], i
     assert tying.is_tied_again(config) is is_tied
 
 
+@pytest.mark.thorough
 def test_the_types_that_can_be_tied_have_classes_in_the_installed_transformers_that_say_what() -> None:
     import transformers
     from transformers.models.auto import modeling_auto

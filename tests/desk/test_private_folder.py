@@ -210,10 +210,14 @@ def test_a_job_runs_this_package_and_nothing_that_lies_in_its_folder(
     "arguments",
     [
         pytest.param(["plan", "CHECKPOINT", "--strategy", "pp:2"], id="architecture"),
-        pytest.param(["compare", "CHECKPOINT", "CHECKPOINT", "--rounds", "1"], id="loading"),
-        pytest.param(["shard", "CHECKPOINT", "OUT", "--engine", "classic"], id="classic"),
-        pytest.param(["shard", "CHECKPOINT", "OUT", "--workers", "ray"], id="ray"),
-        pytest.param(["localhub", "--samples", "--port", "0", "--folder", "OUT"], id="samples"),
+        pytest.param(
+            ["compare", "CHECKPOINT", "CHECKPOINT", "--rounds", "1"], id="loading", marks=pytest.mark.thorough
+        ),
+        pytest.param(["shard", "CHECKPOINT", "OUT", "--engine", "classic"], id="classic", marks=pytest.mark.thorough),
+        pytest.param(["shard", "CHECKPOINT", "OUT", "--workers", "ray"], id="ray", marks=pytest.mark.thorough),
+        pytest.param(
+            ["localhub", "--samples", "--port", "0", "--folder", "OUT"], id="samples", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_no_command_runs_a_package_that_lies_in_the_current_folder(

@@ -72,24 +72,59 @@ def test_the_wings_and_benchmarks_are_those_in_the_docs() -> None:
 # --- Figures ------------------------------------------------------------------------------------------
 
 
-def measured(command: str) -> list[float]:
-    """Every number that stands in the section of the results that `command` gave."""
-    sections = [text for text in RESULTS.read_text().split("\n## ") if f"Command: `{command}`" in text]
-    return [float(number.replace(",", "")) for text in sections for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
+QUANTITY = re.compile(r"(\d[\d,]*(?:\.\d+)?)(?: ?(MB|GB|kB|s\b|%))?")
+NO_RESULT = {"smallest..largest", "wanted", "target"}
+
+
+def quantities(text: str) -> list[tuple[float, str]]:
+    """Every number in a text with its unit, which may stand after the last of several; a ratio has none."""
+    found, unit = [], ""
+    for number, own in reversed(QUANTITY.findall(text.replace("×", "%").replace("%", "% "))):
+        unit = own or unit
+        found.append((float(number.replace(",", "")), "" if unit == "%" else unit))
+    return found[::-1]
+
+
+def measured(command: str) -> list[tuple[float, str]]:
+    """Every result in the tables that `command` gave, what was wanted and how far runs were apart left out."""
+    results = []
+    for text in RESULTS.read_text().split("\n## "):
+        if f"Command: `{command}`" not in text:
+            continue
+        head: list[str] = []
+        for line in text.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+            head = (head or cells) if cells else []
+            for name, cell in list(zip(head, cells, strict=True))[1:]:
+                results += quantities(cell.partition("(")[0]) if name not in NO_RESULT else []
+    return results
+
+
+def is_among(number: float, unit: str, places: int, results: list[tuple[float, str]]) -> bool:
+    return any(of == unit and abs(result - number) <= 0.5001 * 10**-places for result, of in results)
 
 
 @pytest.mark.parametrize("page", [README, GAINS], ids=["README", "gains"])
 def test_every_figure_is_one_that_was_measured(page: Path) -> None:
     for what, figure, command in table(page, "what | figure"):
-        found = measured(code(command)[0])
-        numbers = re.findall(r"\d+(?:\.\d+)?", figure)
-        assert numbers, what
-        for number in numbers:
-            places = len(number.partition(".")[2])
-            assert any(abs(one - float(number)) <= 0.5001 * 10**-places for one in found), f"{what}: {number}"
+        results = measured(code(command)[0])
+        written = re.findall(r"\d+(?:\.\d+)?", figure)
+        assert written, what
+        for (number, unit), text in zip(quantities(figure), written, strict=True):
+            places = len(text.partition(".")[2])
+            assert is_among(number, unit, places, results), f"{what}: {number} {unit}"
+
+
+def test_a_figure_that_was_not_measured_is_found_out() -> None:
+    assert quantities("11.1 s, 355 MB; 2.4, 2.9 ×") == [(11.1, "s"), (355, "MB"), (2.4, ""), (2.9, "")]
+    results = measured("python bench/shard.py --pairs 20")
+    (memory,) = [row for row in table(README, "what | figure") if "peak memory" in row[0]]
+    ((number, unit),) = quantities(memory[1])
+    assert is_among(number, unit, 0, results)
+    assert not is_among(number, "s", 0, results) and not is_among(number - 3, unit, 0, results)
 
 
 def test_what_loading_costs_is_what_was_measured() -> None:
-    found = measured("python bench/loading.py --pairs 3")
+    results = measured("python bench/loading.py --pairs 3")
     for what, *cells in table(GAINS, "load | original"):
-        assert all(float(cell.removesuffix(" MB")) in found for cell in cells), what
+        assert all(quantity in results for cell in cells for quantity in quantities(cell)), what

@@ -54,9 +54,7 @@ def as_bin(folder: Path, source: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["plain", "single", "cast", "overflow", "bin", "fp8"])
-def test_the_result_is_that_of_one_machine(
-    kind: str, checkpoint: Path, tmp_path: Path, led: Led, answers_here: None
-) -> None:
+def test_the_result_is_that_of_one_machine(kind: str, checkpoint: Path, tmp_path: Path, led: Led) -> None:
     source, choices = checkpoint, dict[str, object]()
     match kind:
         case "single":
@@ -121,9 +119,7 @@ def test_a_part_that_fails_for_good_ends_the_job_and_keeps_the_others(
     assert sent and "model-00001-of-00006.safetensors" not in sent
 
 
-def test_errors_of_a_part_are_those_of_one_machine_and_name_the_node(
-    tmp_path: Path, led: Led, answers_here: None
-) -> None:
+def test_errors_of_a_part_are_those_of_one_machine_and_name_the_node(tmp_path: Path, led: Led) -> None:
     source = write_checkpoint(tmp_path / "large", {"model.safetensors": LARGE}, index=False)
     led(Hands())
     with pytest.raises(OverflowRefused, match="w has 9,000 finite numbers") as refused:

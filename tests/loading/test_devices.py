@@ -116,25 +116,23 @@ def test_the_snippet_loads_the_model_as_planned_and_it_computes_the_same(
     assert torch.equal(models.logits(space["model"].eval()), models.logits(theirs.eval()))
 
 
-def test_the_command_prints_the_plan(run: Run, tmp_path: Path) -> None:
+def test_the_command_prints_the_plan(run_here: Run, tmp_path: Path) -> None:
     folder = models.save("llama", tmp_path / "llama", "30kB")
-    done = run("devices", folder, "--budget", "cuda:0=120kB,cpu=200kB", "--json")
+    done = run_here("devices", folder, "--budget", "cuda:0=120kB,cpu=200kB", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert {"architecture", "fits", "devices", "device_map", "snippet"} <= plan.keys()
     assert plan["no_split_classes"] == ["LlamaDecoderLayer"]
 
 
-def test_a_person_sees_where_the_blocks_go_and_the_code_that_puts_them_there(
-    answers_here: None, tmp_path: Path
-) -> None:
+def test_a_person_sees_where_the_blocks_go_and_the_code_that_puts_them_there(tmp_path: Path) -> None:
     text = Console(file=StringIO(), width=200)
     Terminal(text, text).devices(job.devices(str(models.save("llama", tmp_path / "llama", "30kB")), "laptop-16gb"))
     assert isinstance(text.file, StringIO)
     assert "It fits." in text.file.getvalue() and "from_pretrained(" in text.file.getvalue()
 
 
-def test_a_wider_dtype_takes_as_much_more(answers_here: None, tmp_path: Path) -> None:
+def test_a_wider_dtype_takes_as_much_more(tmp_path: Path) -> None:
     folder = models.save("llama", tmp_path / "llama", "30kB")
     stored, wider = (
         sum(load.bytes for load in job.devices(str(folder), "cpu=1GB", dtype=dtype).devices)
@@ -143,7 +141,7 @@ def test_a_wider_dtype_takes_as_much_more(answers_here: None, tmp_path: Path) ->
     assert wider == 2 * stored
 
 
-def test_a_model_that_only_its_own_code_can_build_is_refused(answers_here: None, checkpoint: Path) -> None:
+def test_a_model_that_only_its_own_code_can_build_is_refused(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoModel": "mine.Mine"}}')
     with pytest.raises(SourceError, match="never run"):
         job.devices(str(checkpoint), "24gb")

@@ -25,7 +25,7 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("dtype", "with_mapping"),
     [
-        (None, True),
+        pytest.param(None, True, marks=pytest.mark.thorough),
         pytest.param("float32", True, marks=pytest.mark.thorough),
         pytest.param(None, False, marks=pytest.mark.thorough),
     ],

@@ -103,7 +103,13 @@ SAFE_METHODS = [
 ]
 
 
-@pytest.mark.parametrize("name", models.USUALLY)
+QUICK = ("llama-tied", "mixtral")
+"""A class with a tied head, and one whose experts are fused in memory."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name not in QUICK)) for name in models.CLASSES]
+)
 def test_every_method_computes_the_same_logits_from_original_and_copy(name: str, tmp_path: Path) -> None:
     original = models.save(name, tmp_path / "original", max_shard_size="40kB", layers=3)
     sharded = reshard(original, tmp_path / "sharded", "25kB")

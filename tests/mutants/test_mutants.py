@@ -1,17 +1,15 @@
 """A fault that a test sees is noticed, in a child process too; one that none sees survives unless it is listed."""
 
-import re
 import tomllib
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mutmut", reason="`make mutants` installs it")
-
 from tests.conftest import ROOT
 from tests.mutants import __main__ as mutants
+from tests.mutants import trial
+from tests.mutants.by_hand import FaultByHand
 from tests.mutants.faults import faults_in
 
 SOURCE = '''
@@ -70,7 +68,7 @@ reason = "a size of which nothing depends"
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "root"
     for path, text in {
         "sharding/__init__.py": "",
@@ -84,13 +82,13 @@ def tree(tmp_path: Path) -> Path:
     }.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
-    for name in ("__init__.py", "nursery.py", "watch.py"):
-        text = (ROOT / "tests/mutants" / name).read_text()
-        (root / "tests/mutants" / name).write_text(re.sub("^HEAVY = .*", "HEAVY = ()", text, flags=re.M))
+    for name in ("forks.py", "mutants/__init__.py", "mutants/watch.py"):
+        (root / "tests" / name).write_text((ROOT / "tests" / name).read_text())
+    monkeypatch.setattr(trial, "HEAVY", ("pytest",))
     return root
 
 
-def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path, tmp_path: Path) -> None:
+def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path) -> None:
     expected = {
         ("seen", "return a + b"): "noticed",
         ("child", "print(1 - 1)"): "noticed",
@@ -99,20 +97,31 @@ def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path, tmp_path: 
         ("listed", "return 65 // 8"): "harmless",
         ("seen", "return a - b"): "survived",  # no fault: those before have gone without a trace
     }
-    with closing(mutants.Trial(tree, tmp_path, ["planning"])) as trial:
-        trial.begin()
-        faults = {(fault.within, fault.becomes): fault for fault in trial.faults("planning")}
-        one = faults["seen", "return a + b"]
-        faults["seen", "return a - b"] = replace(one, new=one.old)
-        assert {key: trial.attempt("planning", faults[key]).outcome for key in expected} == expected
-
-
-def test_what_was_tried_is_counted_by_wing_and_leaves_the_tree_alone(tree: Path) -> None:
+    faults = {(fault.within, fault.becomes): fault for fault in trial.faults_of(tree, "planning")}
+    one = faults["seen", "return a + b"]
+    faults["seen", "return a - b"] = replace(one, new=one.old)
     said: list[str] = []
-    tried = mutants.try_faults(tree, ["planning"], 2, 0, said.append)
-    assert len(tried) == len(said) == 2
-    assert "| planning | 2 | " in mutants.table(tried)
+    tried = mutants.try_faults(tree, [("planning", faults[key]) for key in expected], 1, said.append)
+    assert [one.outcome for one in tried] == list(expected.values())
+    assert len(said) == len(expected)
+    assert "| planning | 6 | 3 | 1 | 2 |" in mutants.table(tried) and "2 survived: 40.0 %" in mutants.table(tried)
     assert (tree / "sharding/planning/toy.py").read_text() == SOURCE
+
+
+def test_a_fault_by_hand_is_tried_with_what_holds_its_promise_first_or_alone(tree: Path) -> None:
+    def fault(becomes: str, *tests: str) -> tuple[str, FaultByHand]:
+        file = "sharding/planning/toy.py"
+        return "planning", FaultByHand(file, "return a - b", becomes, "a-promise", tests, SOURCE)
+
+    seen, rest = "tests/planning/test_toy.py::test_seen", "tests/planning/test_toy.py::test_the_rest"
+    faults = [
+        fault("return a + b", seen),
+        fault("return a + b", rest),
+        fault("return a + b"),
+        fault("return -b + a", seen),
+    ]
+    outcomes = [[one.outcome for one in mutants.try_faults(tree, faults, 2, held=held)] for held in (True, False)]
+    assert outcomes == [["noticed", "survived", "survived", "survived"], ["noticed"] * 3 + ["survived"]]
 
 
 def test_what_only_people_and_type_checkers_read_is_left_alone(tree: Path) -> None:
@@ -122,8 +131,8 @@ def test_what_only_people_and_type_checkers_read_is_left_alone(tree: Path) -> No
 
 def test_nothing_is_tried_where_tests_fail_without_a_fault(tree: Path) -> None:
     (tree / "tests/planning/test_toy.py").write_text("def test_wrong(): assert False")
-    with pytest.raises(mutants.Refused, match="fail without a fault"):
-        mutants.try_faults(tree, ["planning"], 1, 0)
+    with pytest.raises(trial.Refused, match="fail without a fault"):
+        mutants.try_faults(tree, mutants.drawn(tree, ["planning"], 1, 0))
 
 
 def test_a_seed_draws_the_same_faults_again(tree: Path) -> None:
@@ -132,19 +141,17 @@ def test_a_seed_draws_the_same_faults_again(tree: Path) -> None:
     assert first == again != other and len(first) == 4
 
 
-def test_a_fault_that_hangs_is_noticed(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_hangs_is_noticed(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, tests = tree / "sharding/planning/toy.py", tree / "tests/planning/test_toy.py"
     source.write_text("def count():\n    n = 3\n    while n > 0:\n        n -= 1\n")
     tests.write_text("from sharding.planning import toy\n\n\ndef test_count():\n    toy.count()\n")
-    monkeypatch.setattr(mutants, "STARTING_SECONDS", 5)
-    with closing(mutants.Trial(tree, tmp_path, ["planning"])) as trial:
-        trial.begin()
-        (endless,) = [fault for fault in trial.faults("planning") if fault.becomes == "n += 1"]
-        assert trial.attempt("planning", endless).outcome == "noticed"
+    monkeypatch.setattr(trial, "STARTING_SECONDS", 5)
+    (endless,) = [fault for fault in trial.faults_of(tree, "planning") if fault.becomes == "n += 1"]
+    assert [one.outcome for one in mutants.try_faults(tree, [("planning", endless)])] == ["noticed"]
 
 
 def test_every_entry_of_the_list_is_a_fault_that_there_is_and_says_why() -> None:
-    listed = tomllib.loads((ROOT / mutants.HARMLESS).read_text())["harmless"]
+    listed = tomllib.loads((ROOT / trial.HARMLESS).read_text())["harmless"]
     found = {file: faults_in(ROOT, file) for file in {one["file"] for one in listed}}
     for one in listed:
         inside = [fault for fault in found[one["file"]] if fault.within == one["within"]]

@@ -1,6 +1,5 @@
 """Put one fault at a time into a copy of the tree, and run the tests that execute its line."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -18,13 +17,15 @@ from typing import Any, Protocol
 import psutil
 from pytest import ExitCode
 
+from tests.forks import Order
 from tests.mutants.faults import Fault, faults_in
-from tests.mutants.nursery import OUTPUT
 from tests.mutants.watch import lines_seen, seconds_of_tests, settings, tests_of_lines
 
 NOT_COPIED = {".git", ".venv", "build", "demo", "fuzz", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
 HARMLESS = Path("tests/mutants/harmless.toml")
-# The nursery has imported what plugins would like to rewrite.
+HEAVY = ("pytest", "numpy", "torch", "transformers.core_model_loading")
+"""What takes long to import, and is not ours."""
+# What has been imported plugins cannot rewrite any more.
 PYTEST = ("-Wignore:Module already imported", "-x", "-pno:cacheprovider", "--hypothesis-seed=0", "-m", "not thorough")
 NOT_WATCHED = ("tests/mutants", "tests/docs")
 """Tests of the faults themselves, and of texts."""
@@ -90,22 +91,22 @@ class Trial:
             "PYTHONPATH": str(self.tree),
             "TMPDIR": str(temporary),
             "HF_HOME": str(temporary),
-            OUTPUT: str(self._output),
         }
-        command = [sys.executable, "-m", "tests.mutants.nursery"]
+        command = [sys.executable, "-m", "tests.forks", *HEAVY]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        self._nursery = subprocess.Popen(command, cwd=self.tree, env=environment, **pipes)
+        self._forks = subprocess.Popen(command, cwd=self.tree, env=environment, **pipes)
 
     def fails(self, arguments: Sequence[str], seconds: float | None = None) -> bool:
         """Whether a test fails, or they hang for so many seconds."""
-        assert self._nursery.stdin and self._nursery.stdout
-        self._nursery.stdin.write(json.dumps([*PYTEST, *arguments]) + "\n")
-        run = psutil.Process(int(self._nursery.stdout.readline()))
+        assert self._forks.stdin and self._forks.stdout
+        order = Order("pytest:console_main", [*PYTEST, *arguments], str(self._output), cwd=str(self.tree))
+        self._forks.stdin.write(order.line())
+        run = psutil.Process(int(self._forks.stdout.readline()))
         hangs = Timer(seconds or 1e6, _kill, [run])
         hangs.start()
         try:
             # Killed, it has ended with less than nothing; of a test that is thorough nothing is run.
-            return int(self._nursery.stdout.readline()) not in (ExitCode.OK, ExitCode.NO_TESTS_COLLECTED)
+            return int(self._forks.stdout.readline()) not in (ExitCode.OK, ExitCode.NO_TESTS_COLLECTED)
         finally:
             hangs.cancel()
             _kill(run)  # where this is interrupted it is still there
@@ -128,8 +129,8 @@ class Trial:
 
     def close(self) -> None:
         """End the process that runs the tests."""
-        with self._nursery:
-            self._nursery.communicate()
+        with self._forks:
+            self._forks.communicate()
 
 
 class Held:

@@ -16,6 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.save("llama", tmp_path_factory.mktemp("asked") / "llama", "30kB")
 
 
+@pytest.mark.own_process
 def test_who_asks_says_how_long_it_may_take_and_the_process_is_gone_then(folder: Path) -> None:
     before = psutil.Process().children()  # a browser of other tests may be there
     with pytest.raises(ModelRefused, match="too long"):

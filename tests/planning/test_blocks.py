@@ -70,7 +70,6 @@ def test_a_scale_is_in_the_block_of_its_weight() -> None:
     assert file_of[names[0]] == file_of[f"{names[0]}_scale_inv"] != file_of[names[1]]
 
 
-@pytest.mark.usefixtures("answers_here")
 @pytest.mark.parametrize("name", ["llama", "mixtral", "t5", "vit", "dinov2", "gpt2", "gpt-neox", "bert"])
 def test_blocks_that_transformers_knows_are_those_that_names_show(name: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")

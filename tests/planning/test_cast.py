@@ -18,7 +18,6 @@ from tests.casts import cast, save_mixed
 from tests.folders import tensors
 
 pytestmark = [
-    pytest.mark.usefixtures("answers_here"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -41,7 +41,6 @@ def names_of(plan: Plan) -> list[str]:
     return [shard.tensors[0].name for shard in plan.shards]
 
 
-@pytest.mark.usefixtures("answers_here")
 @pytest.mark.parametrize("intermediate_size", [384, 392])
 def test_a_scale_comes_right_after_its_weight(intermediate_size: int, tmp_path: Path) -> None:
     source = quantized.save_fp8("qwen3", tmp_path / "source", intermediate_size=intermediate_size)
@@ -54,7 +53,6 @@ def test_a_scale_comes_right_after_its_weight(intermediate_size: int, tmp_path: 
     assert {finding.code for finding in plan.findings} == {"oversized-tensor"}
 
 
-@pytest.mark.usefixtures("answers_here")
 @pytest.mark.parametrize("method", quantized.BESIDE)
 def test_what_stands_for_a_weight_is_where_the_weight_would_be(method: str, tmp_path: Path) -> None:
     source = quantized.save_beside(method, "qwen3", tmp_path / "source")
@@ -70,14 +68,12 @@ def test_what_stands_for_a_weight_is_where_the_weight_would_be(method: str, tmp_
     assert {finding.code for finding in plan.findings} == {"oversized-tensor"}
 
 
-@pytest.mark.usefixtures("answers_here")
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
 def test_scales_of_experts_are_no_strangers_to_the_class(model_type: str, tmp_path: Path) -> None:
     save = quantized.save_mxfp4 if model_type == "gpt_oss" else lambda folder: quantized.save_fp8(model_type, folder)
     assert job.plan(str(save(tmp_path / "source")), Options("1GB", order="transformers"))[1].findings == ()
 
 
-@pytest.mark.usefixtures("answers_here")
 def test_what_only_looks_like_a_scale_comes_last(tmp_path: Path) -> None:
     """Nothing beside it is quantized, or the class has no weight of that name."""
     source = quantized.save_fp8("qwen3", tmp_path / "source")

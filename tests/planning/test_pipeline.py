@@ -120,7 +120,6 @@ def test_an_unknown_strategy_is_refused(strategy: str) -> None:
         plan_shards([tensor("layers.0.w", 3)], Options(100, strategy=strategy))
 
 
-@pytest.mark.usefixtures("answers_here")
 def test_a_machine_of_a_pipeline_needs_the_files_of_its_stage_only(tmp_path: Path) -> None:
     source = models.save("llama", tmp_path / "source")
     *_, report = job.shard(str(source), str(tmp_path / "out"), Options("40kB", strategy="stages:3"))

@@ -17,7 +17,6 @@ from tests.scenarios.every_repo import (
 )
 
 pytestmark = [
-    pytest.mark.usefixtures("answers_here"),
     # transformers and diffusers warn about themselves.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -55,7 +55,6 @@ def test_the_result_is_byte_for_byte_what_save_pretrained_writes(name: str, size
     assert (size == SHARDS_OF_ONE) == (len(weights(out)) == 1)
 
 
-@pytest.mark.usefixtures("answers_here")
 @pytest.mark.parametrize("name", models.USUALLY)
 def test_the_order_of_transformers_gives_what_save_pretrained_writes_for_every_class(name: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")
@@ -64,7 +63,6 @@ def test_the_order_of_transformers_gives_what_save_pretrained_writes_for_every_c
     assert weights(out) == weights(tmp_path / "theirs")
 
 
-@pytest.mark.usefixtures("answers_here")
 def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path) -> None:
     source = models.save("gpt-neox", tmp_path / "source", SHARDS_OF_ONE)
     stored = load_file(source / "model.safetensors")
@@ -79,7 +77,6 @@ def test_tensors_that_the_class_does_not_save_come_last(tmp_path: Path) -> None:
     assert {"a.first", "rope.inv_freq"} <= {tensor.name for tensor in plan.shards[-1].tensors}
 
 
-@pytest.mark.usefixtures("answers_here")
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("name", ["t5", "llama-tied", "mixtral"])
 def test_a_cast_is_what_loading_as_that_dtype_and_saving_gives(name: str, dtype: str, tmp_path: Path) -> None:

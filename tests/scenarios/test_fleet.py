@@ -154,6 +154,7 @@ def test_without_a_cluster_one_of_this_machine_is_started_and_ends_with_the_job(
 # --- Refusals: one sentence, nothing left behind --------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_another_version_on_a_node_is_refused_and_both_are_named(hub: InHouse, tmp_path: Path) -> None:
     package = copytree(ROOT / "sharding", tmp_path / "other/sharding")
     text = (package / "__init__.py").read_text()
@@ -167,6 +168,7 @@ def test_another_version_on_a_node_is_refused_and_both_are_named(hub: InHouse, t
     assert not exists(hub, "alice/refused")
 
 
+@pytest.mark.thorough
 def test_a_hub_without_xet_is_refused_and_nothing_stays_there(cluster: Cluster, tmp_path: Path) -> None:
     source, words = plain(tmp_path)
     with hub_in_house(tmp_path / "hub", xet=False) as without:

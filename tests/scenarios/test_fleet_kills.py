@@ -152,11 +152,8 @@ def own_cluster() -> Iterator[Cluster]:
 CASES = [(work, wave) for work in ("on_a_hub", "in_folders") for wave in ("transfer", "verify")]
 
 
-@pytest.mark.parametrize(
-    ("work", "wave"),
-    [pytest.param(*case, marks=[pytest.mark.thorough] * (case != CASES[0])) for case in CASES],
-    indirect=["work"],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("work", "wave"), CASES, indirect=["work"])
 def test_a_killed_worker_costs_its_part(work: Work, wave: str, cluster: Cluster) -> None:
     with fleet(variables(cluster, work.hub), *work.words) as job:
         with work.held():

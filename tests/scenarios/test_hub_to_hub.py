@@ -19,7 +19,7 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report
 from sharding.storage.hub_staging import STAGING_BRANCH
-from tests.conftest import environment, listing, write_checkpoint
+from tests.conftest import environment, listing, new_seed, write_checkpoint
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.localhub.conftest import Server
 from tests.scenarios.torture import torture_hub, write_source
@@ -277,8 +277,7 @@ def test_an_unfinished_job_of_another_plan_is_explained_and_restart_discards_it(
 def test_kills_at_random_moments_leave_main_whole_and_repeat_nothing_that_was_noted(
     kills: int, served: Callable[..., Server], name: str, tmp_path: Path
 ) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = new_seed()
     hub = served()
     source = push(hub, write_source(tmp_path / "in", 100, 300_000), f"{name}-source")
     assert torture_hub(hub, source, name, tmp_path, kills, random.Random(seed)).kills >= kills

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sharding.formats.names import STAGING_FOLDER
-from tests.conftest import ROOT, environment, listing, write_checkpoint
+from tests.conftest import ROOT, environment, listing, new_seed, write_checkpoint
 from tests.folders import staged
 from tests.hubs import push
 from tests.localhub.conftest import Server
@@ -31,8 +31,7 @@ def stable(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("wanted", [3, pytest.param(15, marks=pytest.mark.thorough)])
 def test_kills_at_random_moments_lose_nothing(wanted: int, tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = new_seed()
     moments = random.Random(seed)
     tensors = {f"layers.{n}.weight": np.random.default_rng(n).bytes(250_000) for n in range(160)}
     arrays = {name: np.frombuffer(data, np.uint8) for name, data in tensors.items()}
@@ -94,8 +93,7 @@ def assert_kept(out: Path, before: dict[str, tuple[int, int]]) -> dict[str, tupl
 
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.thorough)])
 def test_kills_of_forked_jobs_lose_nothing_and_repeat_two_shards_at_most(kills: int) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = new_seed()
     # A process of its own: forks of this one would share whatever other tests have started in it.
     command = [sys.executable, "-m", "tests.scenarios.torture", "--only", "folder", "--seed", str(seed), str(kills)]
     done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
@@ -105,8 +103,7 @@ def test_kills_of_forked_jobs_lose_nothing_and_repeat_two_shards_at_most(kills: 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.thorough)])
 def test_kills_of_jobs_behind_the_page_lose_nothing(kills: int, served: Callable[..., Server], tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = new_seed()
     hub = served()
     source = push(hub, write_source(tmp_path / "in", 60, 300_000), "alice/source")
     tally = torture_page(hub, source, "alice/page", tmp_path, kills, random.Random(seed))

@@ -27,8 +27,6 @@ from tests.localhub.conftest import Server
 from tests.scenarios import pp_cases
 from tests.scenarios.pp_cases import Case
 
-pytestmark = pytest.mark.usefixtures("answers_here")
-
 
 def planned(source: Path, strategy: str, **more: Any) -> Any:
     return job.plan(str(source), Options("60kB", strategy=strategy, **more))[1]
@@ -189,6 +187,7 @@ def test_a_part_is_resumed(tmp_path: Path) -> None:
     assert again[-1].verification.identical  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 def test_parts_come_from_a_hub_and_a_result_is_loaded_from_there(
     served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

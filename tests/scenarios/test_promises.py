@@ -208,7 +208,11 @@ def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]
         yield hub
 
 
-@pytest.mark.parametrize("slow", ["POST /cas/v1/xorbs/", "GET /cas/xorbs/"], ids=["upload", "download"])
+@pytest.mark.parametrize(
+    "slow",
+    ["POST /cas/v1/xorbs/", pytest.param("GET /cas/xorbs/", marks=pytest.mark.thorough)],
+    ids=["upload", "download"],
+)
 def test_access_to_the_store_that_expires_in_mid_job_is_renewed(strict: InHouse, slow: str) -> None:
     rate = 100_000 if slow.startswith("POST") else 200_000
     with strict.failing(f"slow:{rate}@{slow}"):
@@ -217,7 +221,7 @@ def test_access_to_the_store_that_expires_in_mid_job_is_renewed(strict: InHouse,
     assert branches(strict, MADE) == {"main"}
 
 
-@pytest.mark.parametrize("days", [-1, 1])
+@pytest.mark.parametrize("days", [pytest.param(-1, marks=pytest.mark.thorough), 1])
 def test_a_clock_that_jumps_ends_no_job(strict: InHouse, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     import time
 

@@ -26,7 +26,6 @@ from sharding.verify.trust import Trust
 from tests import models
 from tests.scenarios import architectures
 
-pytestmark = pytest.mark.usefixtures("answers_here")
 Held = dict[str, torch.Tensor]
 
 

@@ -28,6 +28,9 @@ def main() -> None:
     folder, out, ranks, ways = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
+    if "accelerate" in ways:  # once for all ranks
+        import accelerate  # noqa: F401
+        from transformers import AutoModelForCausalLM  # noqa: F401
     sys.exit(any([_save(folder, out / how, ranks, how) for how in ways]))
 
 

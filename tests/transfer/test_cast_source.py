@@ -31,7 +31,6 @@ from tests.folders import tensors
 from tests.localhub.conftest import Server
 
 pytestmark = [
-    pytest.mark.usefixtures("answers_here"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
