@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 
 SOURCE, MADE = "alice/source", "alice/made"
+Run = Callable[..., subprocess.CompletedProcess[str]]
 ODD = ("null", "list", "text", "empty", "html", "gone")
 JSON_IN_THE_STORE = "*.json filter=lfs diff=lfs merge=lfs -text\n*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 
@@ -45,9 +46,13 @@ def command(hub: InHouse, *words: str, **variables: str) -> "subprocess.Complete
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("endpoint", [f"GET /api/models/{SOURCE}$", f"GET /api/models/{SOURCE}/tree/"])
-def test_a_command_ends_with_status_3_a_sentence_and_json(hub: InHouse, kind: str, endpoint: str) -> None:
+def test_a_command_ends_with_status_3_a_sentence_and_json(
+    hub: InHouse, run_here: Run, kind: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     with hub.failing(f"{kind}@{endpoint}"):
-        ended = command(hub, "inspect", SOURCE, "--json")
+        ended = run_here("inspect", SOURCE, "--json")
     assert ended.returncode == 3, ended.stderr
     assert "Traceback" not in ended.stderr
     error = json.loads(ended.stdout)["error"]
