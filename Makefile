@@ -14,9 +14,9 @@ pipeline: .venv/installed  ## show one model on two processes, each with its own
 run: .venv/installed  ## serve the page without a network
 	$(BIN)/python -m sharding.localhub.offline
 
-# What a change is tried with: at most ten minutes on two cores.
+# What a change is tried with: six and a half minutes on two cores. tests/conftest.py says which tests stay together.
 test: .venv/tested browser  ## what a change is tried with
-	$(BIN)/python -m pytest -m "not thorough" --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not thorough" --numprocesses 2 --dist loadgroup
 
 # What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it, repos of
 # every kind loaded by their own libraries.
@@ -63,8 +63,9 @@ fuzz: .venv/tested  ## look for bytes that crash what reads strangers' files
 	$(BIN)/pip install --quiet -r tests/fuzz/requirements.txt
 	for target in $(TARGET); do $(BIN)/python -m tests.fuzz $$target -runs=1000000 || exit 1; done
 
-# Small faults put into the code, each tried with the tests of its room, noted in bench/RESULTS.md: some seconds each.
-# As many as MUTANTS says at random, spread over the wings, or `all`, which takes hours; another SEED draws others.
+# Faults put into the code, each tried with the tests that execute its line, noted in bench/RESULTS.md: some seconds each.
+# As many small ones as MUTANTS says, drawn at random (another SEED draws others), or `all`, which takes hours; or those
+# `by-hand`, each of which breaks a promise.
 MUTANTS = 300
 SEED = 0
 mutants: .venv/tested  ## put faults into the code and see whether a test notices
