@@ -1,5 +1,6 @@
 """The page served in a process of its own, as a Space of a loopback Hub or on somebody's machine, and a browser."""
 
+import base64
 import json
 import os
 import re
@@ -338,6 +339,12 @@ def session_of(site: Site, user: str) -> str:
     back = {"Cookie": f"session={began.cookies['session']}"}
     known = httpx.get(agreed.headers["Location"], headers=back, timeout=60, verify=UNCERTIFIED)
     return known.cookies["session"]
+
+
+def token_of(session: str) -> str:
+    """Return what the login in a cookie of a Space may show to the Hub."""
+    token: str = json.loads(base64.b64decode(session.split(".")[0] + "=="))["oauth_info"]["access_token"]
+    return token
 
 
 def know(context: BrowserContext, site: Site, user: str) -> None:

@@ -50,8 +50,8 @@ def test_what_is_too_large_is_not_planned_and_says_where_it_can_be(space: Site, 
     assert "shard-my-repo" in said
 
 
-def test_a_visitor_sees_the_layers_of_what_is_too_large(home: Site, giant: str, visit: Callable[..., Page]) -> None:
-    page = visit(home, f"?repo={giant}")
+def test_a_visitor_sees_the_layers_of_what_is_too_large(space: Site, giant: str, visit: Callable[..., Page]) -> None:
+    page = visit(space, f"?repo={giant}")
     expect(page.get_by_text("more than 100,000 tensors")).to_be_visible()
     expect(page.get_by_text("150,000 tensors in 1 file")).to_be_visible()
     picture = page.locator("img.overview")
