@@ -11,6 +11,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from sharding import job
+from sharding.core.events import ShardFinished
+from sharding.desk.jobs import new_job_id
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 from tests.page.conftest import (
@@ -24,8 +26,10 @@ from tests.page.conftest import (
     files,
     greeting,
     push,
+    session_of,
     sign_in,
     start_job,
+    token_of,
 )
 from tests.scenarios import pp_cases
 from tests.scenarios.pp_cases import Case
@@ -253,12 +257,31 @@ def test_a_job_goes_on_in_a_closed_tab_is_a_place_in_the_queue_to_others_and_lea
         expect(again.locator("#progress").get_by_role("link", name=re.compile("settings"))).to_be_visible()
 
 
+def test_a_job_that_a_desk_has_forgotten_is_found_on_the_hub_and_resumed(
+    space: Site, visit: Visit, hub: Server, long: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a Space that starts with an empty disk sees it: a job has ended in the midst, and only the Hub knows.
+    monkeypatch.setattr("sharding.storage.hub_staging.COMMIT_SECONDS", 0)
+    name = copy_name()
+    events = job.shard(long, f"alice/{name}", LONG, endpoint=hub.address, token=token_of(session_of(space, "alice")))
+    finished = (event for event in events if isinstance(event, ShardFinished))
+    assert [next(finished).kept for _ in range(4)] == [False] * 4
+    finished.close()
+    events.close()
+    page = visit(space, f"?job={new_job_id(f'alice/{name}')}")
+    expect(page.locator("#progress")).to_contain_text("Sign in to see this job")
+    become(page, space, "alice")
+    expect(page.locator("#progress")).to_contain_text(f"The job for alice/{name} was interrupted")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#log")).to_contain_text("kept from an earlier run")
+    expect(page.locator("#result")).to_contain_text("All 60 tensors bit-identical")
+    assert hub.api(False).model_info(f"alice/{name}").private is False
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ending", "desk"),
-    [
-        pytest.param(signal.SIGTERM, "lost", id="told to stop"),
-        pytest.param(signal.SIGKILL, "kept", id="killed", marks=pytest.mark.thorough),
-    ],
+    [pytest.param(signal.SIGTERM, "lost", id="told to stop"), pytest.param(signal.SIGKILL, "kept", id="killed")],
 )
 def test_a_job_is_resumed_after_the_space_was_restarted(
     serve: Callable[..., Site], visit: Visit, hub: Server, long: str, ending: signal.Signals, desk: str
