@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sharding.core.limits import MAX_BODY_BYTES, MAX_TOOL_CALLS
 from sharding.page.door import Door
 from tests.conftest import in_a_loop
-from tests.page.conftest import Site, ask, call
+from tests.page.conftest import UNCERTIFIED, Site, ask, call
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_page_listens_at_its_own_address_and_at_no_other(space: Site) -> Non
 
 
 def test_a_file_that_is_sent_is_nowhere(space: Site) -> None:
-    answer = httpx.post(f"{space.address}/gradio_api/upload", files={"files": b"x" * 100_000})
+    answer = httpx.post(f"{space.address}/gradio_api/upload", files={"files": b"x" * 100_000}, verify=UNCERTIFIED)
     assert answer.status_code == 404
     assert "path" not in answer.text
 
@@ -213,7 +213,8 @@ def test_a_wrong_choice_in_the_form_is_not_repeated(space: Site) -> None:
 )
 def test_what_calls_for_nothing_that_is_there_is_refused(space: Site, path: str, body: object) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = httpx.post(f"{space.address}{path}", content=content, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{space.address}{path}", content=content, headers=headers, verify=UNCERTIFIED)
     assert 400 <= answer.status_code < 500
 
 

@@ -37,15 +37,15 @@ def giant(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 USUAL = ["1MB", "size", "natural", "keep", "", "", False]
 
 
-def test_what_is_too_large_to_plan_is_counted(space: Site, giant: str) -> None:
-    _, said = call(space, "inspect", [giant, "", ""], {})
+def test_what_is_too_large_to_plan_is_counted(home: Site, giant: str) -> None:
+    _, said = call(home, "inspect", [giant, "", ""], {})
     summary = json.loads(said.rpartition("event: complete\ndata: ")[2].partition("\n")[0])[0]
     assert summary["tensors"] == MAX_PAGE_TENSORS + 50_000
     assert summary["weight_files"][0]["tensors"] == MAX_PAGE_TENSORS + 50_000
 
 
-def test_what_is_too_large_is_not_planned_and_says_where_it_can_be(space: Site, giant: str) -> None:
-    _, said = call(space, "plan", [giant, *USUAL], {})
+def test_what_is_too_large_is_not_planned_and_says_where_it_can_be(home: Site, giant: str) -> None:
+    _, said = call(home, "plan", [giant, *USUAL], {})
     assert "more than 100,000 tensors" in said
     assert "shard-my-repo" in said
 
@@ -60,8 +60,8 @@ def test_a_visitor_sees_the_layers_of_what_is_too_large(home: Site, giant: str, 
     assert page.complaints == []  # type: ignore[attr-defined]
 
 
-def test_as_many_tensors_as_a_page_takes_are_planned_in_full(space: Site, hub: Server, tmp_path: Path) -> None:
+def test_as_many_tensors_as_a_page_takes_are_planned_in_full(home: Site, hub: Server, tmp_path: Path) -> None:
     source = push(hub, write_many(tmp_path / "full", MAX_PAGE_TENSORS), "bob/full")
-    _, said = call(space, "plan", [source, *USUAL], {})
+    _, said = call(home, "plan", [source, *USUAL], {})
     plan = json.loads(said.rpartition("event: complete\ndata: ")[2].partition("\n")[0])[0]
     assert len(plan["weight_map"]) == MAX_PAGE_TENSORS

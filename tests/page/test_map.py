@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.conftest import write_checkpoint
 from tests.localhub.conftest import Server
-from tests.page.conftest import Site, advanced, copy_name, files, push, start_job
+from tests.page.conftest import LONG, Site, advanced, copy_name, files, push, start_job
 
 Visit = Callable[..., Page]
 
@@ -50,126 +50,89 @@ def settled(page: Page) -> None:
 # --- The map ------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_says_what_it_is_and_where_it_goes(home: Site, visit: Visit, layered: str) -> None:
+def test_the_map_says_what_a_tensor_is_lists_files_and_is_walked_by_keyboard(
+    home: Site, visit: Visit, layered: str
+) -> None:
     page = visit(home, f"?repo={layered}&size=100kB")
     expect(files(page)).to_have_count(5)
     settled(page)
+    readout, title, listed = (page.locator(part) for part in ("#picture .readout", "#tensors h3", "#tensors tbody tr"))
+    # A tensor that is pointed at says what it is and where it goes.
     page.locator('#picture rect[data-n^="model.layers.7.mlp.up_proj.weight"]').hover()
-    expect(page.locator("#picture .readout")).to_have_text(
+    expect(readout).to_have_text(
         re.compile(
             r"^model\.layers\.7\.mlp\.up_proj\.weight, F32, 1500, 6\.0 kB, "
             r"from model\.safetensors to model-0000\d-of-00005\.safetensors$"
         )
     )
-
-
-def test_a_click_on_a_file_lists_its_tensors(home: Site, visit: Visit, layered: str) -> None:
-    page = visit(home, f"?repo={layered}&size=100kB")
-    settled(page)
-    page.locator('#picture rect[data-n^="model.embed_tokens.weight"]').click()
-    expect(page.locator("#tensors h3")).to_have_text("model-00001-of-00005.safetensors")
-    expect(page.locator("#tensors tbody tr").filter(has_text="model.embed_tokens.weight")).to_contain_text("36.0 kB")
-    page.locator("#picture .sides button").first.click()
-    settled(page)
-    page.locator('#picture rect[data-n^="model.embed_tokens.weight"]').click()
-    expect(page.locator("#tensors h3")).to_have_text("model.safetensors")
-    expect(page.locator("#tensors tbody tr")).to_have_count(121)
-
-
-def test_the_map_is_walked_by_keyboard(home: Site, visit: Visit, layered: str) -> None:
-    page = visit(home, f"?repo={layered}&size=100kB")
-    settled(page)
-    strip, readout = page.locator("#picture .strip"), page.locator("#picture .readout")
-    strip.focus()
+    # A file is reached with the arrow keys, and Enter lists its tensors.
+    page.locator("#picture .strip").focus()
     page.keyboard.press("ArrowRight")
     expect(readout).to_contain_text("model-00001-of-00005.safetensors: ")
     page.keyboard.press("End")
     expect(readout).to_contain_text("model-00005-of-00005.safetensors: ")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
-    expect(page.locator("#tensors h3")).to_have_text("model-00004-of-00005.safetensors")
-
-
-def test_today_and_after_are_one_picture_that_moves(home: Site, visit: Visit, layered: str) -> None:
-    page = visit(home, f"?repo={layered}&size=100kB")
-    settled(page)
-    after = cells(page)
-    today, both = page.locator("#picture .sides button").first, page.locator("#picture .sides button")
-    expect(both.last).to_have_attribute("aria-pressed", "true")
+    expect(title).to_have_text("model-00004-of-00005.safetensors")
+    # So does a click.
+    embedding = page.locator('#picture rect[data-n^="model.embed_tokens.weight"]')
+    embedding.click()
+    expect(title).to_have_text("model-00001-of-00005.safetensors")
+    expect(listed.filter(has_text="model.embed_tokens.weight")).to_contain_text("36.0 kB")
+    # Today and after are one picture that moves.
+    today, after = page.locator("#picture .sides button").first, page.locator("#picture .sides button").last
+    there = cells(page)
+    expect(after).to_have_attribute("aria-pressed", "true")
     today.click()
     expect(today).to_have_attribute("aria-pressed", "true")
     then = cells(page)
-    assert then.keys() == after.keys() and then != after
-    both.last.click()
-    assert cells(page) == after
+    assert then.keys() == there.keys() and then != there
+    settled(page)
+    embedding.click()
+    expect(title).to_have_text("model.safetensors")
+    expect(listed).to_have_count(121)
+    after.click()
+    assert cells(page) == there
 
 
-@pytest.mark.parametrize("width", [390, 1440])
-def test_three_thousand_files_and_one_are_both_drawn_within_the_page(
-    home: Site, visit: Visit, hub: Server, width: int
-) -> None:
-    repo_id = f"bob/many-{width}"
-    hub.api("hf_bob").create_repo(repo_id)
+def test_three_thousand_files_and_one_are_both_drawn_within_the_page(home: Site, visit: Visit, hub: Server) -> None:
+    hub.api("hf_bob").create_repo("bob/many")
     tensors = {f"layers.{n}.mlp.weight": np.zeros(3, np.uint8) for n in range(3000)}
     from safetensors.numpy import save
 
-    hub.api("hf_bob").upload_file(path_or_fileobj=save(tensors), path_in_repo="model.safetensors", repo_id=repo_id)
-    page = visit(home, f"?repo={repo_id}&size=3B")
-    page.set_viewport_size({"width": width, "height": 900})
+    hub.api("hf_bob").upload_file(path_or_fileobj=save(tensors), path_in_repo="model.safetensors", repo_id="bob/many")
+    page = visit(home, "?repo=bob/many&size=3B")
     expect(page.locator("#picture .sides")).to_contain_text("After 3,000 files")
     assert 100 < files(page).count() <= 240
     assert len(page.locator("#picture").inner_html()) < 200_000
-    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    for width in (390, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     page.get_by_label("Largest file").fill("one file")
     page.get_by_label("Largest file").press("Enter")
     expect(files(page)).to_have_count(1)
 
 
-# --- The slider ---------------------------------------------------------------------------------------
+# --- The slider, on one screen with all that one needs ------------------------------------------------
 
 
-def test_the_slider_stands_at_what_the_model_suggests_and_draws_at_once(home: Site, visit: Visit, layered: str) -> None:
-    page = visit(home, f"?repo={layered}")
-    slider, written = page.locator("#size-slider"), page.get_by_label("Largest file")
-    expect(written).to_have_value("100kB")
-    expect(slider).to_have_attribute("aria-valuetext", "100kB")
-    expect(page.locator("#size-reason")).to_contain_text("A download that breaks off")
-    slider.focus()
-    page.keyboard.press("ArrowLeft")
-    assert "busy" in (page.locator("body").get_attribute("class") or "")
-    expect(written).to_have_value("50kB")
-    expect(page.locator("#summary")).to_contain_text("1 file → 10")
-    expect(page.locator("body")).not_to_have_class(re.compile("busy"))
-    expect(page).to_have_url(re.compile("size=50kB$"))
-    page.keyboard.press("End")
-    expect(written).to_have_value("one file")
-    expect(page.locator("#size-reason")).to_contain_text("ComfyUI")
-    expect(page.locator("#summary")).to_contain_text("Nothing would change")
-
-
-def test_another_model_gets_its_own_size_and_a_size_of_ones_own_stays(
-    home: Site, visit: Visit, layered: str, small: str
+def test_all_that_one_needs_stands_on_one_screen_and_every_choice_says_when_one_wants_it(
+    home: Site, visit: Visit, layered: str
 ) -> None:
     page = visit(home, f"?repo={layered}")
-    expect(page.get_by_label("Largest file")).to_have_value("100kB")
-    for size in ("50kB", "77kB"):
-        model = page.get_by_label("Model", exact=True)
-        model.fill(small)
-        model.press("Enter")
-        expect(page.locator("#facts")).to_contain_text(small)
-        expect(page.get_by_label("Largest file")).to_have_value(size)
-        page.get_by_label("Largest file").fill("77kB")
-        page.get_by_label("Largest file").press("Enter")
-        expect(page).to_have_url(re.compile("size=77kB$"))
-        expect(page.locator("#size-slider")).to_have_attribute("aria-valuetext", "77kB")
-        model.fill(layered)
-        model.press("Enter")
-        expect(page.locator("#facts")).to_contain_text(layered)
-
-
-def test_what_is_asked_for_once_more_is_not_drawn_again(home: Site, visit: Visit, layered: str) -> None:
-    page = visit(home, f"?repo={layered}")
     page.locator("#start:not([disabled])").wait_for()
+    settled(page)
+    for part in ("#repo", "#size-slider", "#picture .strip", "#summary", "#start"):
+        box = page.locator(part).bounding_box()
+        assert box and box["y"] >= 0 and box["y"] + box["height"] <= 900, part
+    # It stays in view.
+    advanced(page)
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    expect(page.locator("#start")).to_be_in_viewport()
+    expect(page.locator("#summary")).to_be_in_viewport()
+    for part in ("#strategy", "#order", "#dtype", "#visibility", "#measure", "#budget"):
+        assert re.search(r"\w{3,}.* \w+.*[.:]", page.locator(part).inner_text()), part
+    # What is asked for once more is not drawn again.
     strip = page.locator("#picture .strip")
     strip.evaluate("strip => strip.dataset.seen = 'before'")
     page.locator("#show").click()
@@ -184,33 +147,53 @@ def test_what_is_asked_for_once_more_is_not_drawn_again(home: Site, visit: Visit
     expect(strip).not_to_have_attribute("data-seen", "before")
 
 
-# --- One screen ---------------------------------------------------------------------------------------
-
-
-def test_all_that_one_needs_stands_on_one_screen_and_stays_in_view(home: Site, visit: Visit, layered: str) -> None:
+def test_the_slider_stands_at_what_each_model_suggests_and_a_size_of_ones_own_stays(
+    home: Site, visit: Visit, layered: str, small: str
+) -> None:
     page = visit(home, f"?repo={layered}")
+    slider, written = page.locator("#size-slider"), page.get_by_label("Largest file")
+    expect(written).to_have_value("100kB")
+    expect(slider).to_have_attribute("aria-valuetext", "100kB")
+    expect(page.locator("#size-reason")).to_contain_text("A download that breaks off")
+    for size in ("50kB", "77kB"):
+        model = page.get_by_label("Model", exact=True)
+        model.fill(small)
+        model.press("Enter")
+        expect(page.locator("#facts")).to_contain_text(small)
+        expect(written).to_have_value(size)
+        written.fill("77kB")
+        written.press("Enter")
+        expect(page).to_have_url(re.compile("size=77kB$"))
+        expect(slider).to_have_attribute("aria-valuetext", "77kB")
+        model.fill(layered)
+        model.press("Enter")
+        expect(page.locator("#facts")).to_contain_text(layered)
+    # It draws at once.
+    written.fill("100kB")
+    written.press("Enter")
+    expect(page.locator("#summary")).to_contain_text("1 file → 5")
+    expect(slider).to_have_attribute("aria-valuetext", "100kB")
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    assert "busy" in (page.locator("body").get_attribute("class") or "")
+    expect(written).to_have_value("50kB")
+    expect(page.locator("#summary")).to_contain_text("1 file → 10")
+    expect(page.locator("body")).not_to_have_class(re.compile("busy"))
+    expect(page).to_have_url(re.compile("size=50kB$"))
+    page.keyboard.press("End")
+    expect(written).to_have_value("one file")
+    expect(page.locator("#size-reason")).to_contain_text("ComfyUI")
+    expect(page.locator("#summary")).to_contain_text("Nothing would change")
+
+
+# --- A job --------------------------------------------------------------------------------------------
+
+
+def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map_and_when_its_server_is_silent(
+    home: Site, visit: Visit, long: str
+) -> None:
+    page = visit(home, f"?repo={long}&size={LONG}")
     page.locator("#start:not([disabled])").wait_for()
-    settled(page)
-    for part in ("#repo", "#size-slider", "#picture .strip", "#summary", "#start"):
-        box = page.locator(part).bounding_box()
-        assert box and box["y"] >= 0 and box["y"] + box["height"] <= 900, part
-    advanced(page)
-    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
-    expect(page.locator("#start")).to_be_in_viewport()
-    expect(page.locator("#summary")).to_be_in_viewport()
-
-
-def test_every_choice_under_advanced_says_when_one_wants_it(home: Site, visit: Visit, layered: str) -> None:
-    page = advanced(visit(home, f"?repo={layered}"))
-    for part in ("#strategy", "#order", "#dtype", "#visibility", "#measure", "#budget"):
-        assert re.search(r"\w{3,}.* \w+.*[.:]", page.locator(part).inner_text()), part
-
-
-# --- Jobs ---------------------------------------------------------------------------------------------
-
-
-def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map(home: Site, visit: Visit, long: str) -> None:
-    page = visit(home, f"?repo={long}&size=60kB")
     job = start_job(page, copy_name("endless"))
     expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[1-9] of 12 files finished"))
     expect(page.locator("#progress .percent")).to_have_text(re.compile(r"^\d+%$"))
@@ -221,43 +204,16 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map(home: Site,
     expect(page.locator("#job-map rect[data-c]:not(.waiting)")).not_to_have_count(0)
     meter = page.get_by_role("progressbar")
     expect(meter).to_have_attribute("aria-valuetext", re.compile(r"^\d+%: Writing the files$"))
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#progress .cancelled")).to_be_visible()
-
-
-def test_a_job_that_is_done_has_all_its_colours_and_is_found_among_my_jobs(home: Site, visit: Visit, long: str) -> None:
-    page = visit(home, f"?repo={long}&size=60kB")
-    name = copy_name()
-    start_job(page, name)
-    page.locator("#log summary").click()
-    expect(page.locator("#result")).to_contain_text("bit-identical")
-    expect(page.locator("#job-map rect[data-c]")).not_to_have_count(0)
-    expect(page.locator("#job-map rect.waiting")).to_have_count(0)
-    expect(page.locator("#log details")).to_have_attribute("open", "")
-    page.go_back()
-    expect(page).to_have_url(re.compile(f"repo={long}"))
-    expect(files(page)).to_have_count(12)
-    page.goto(home.address)
-    row = page.locator("#jobs li").filter(has_text=name).first
-    expect(row).to_contain_text("done")
-    row.get_by_role("link").click()
-    expect(page.locator("#result")).to_contain_text("bit-identical")
-
-
-def test_a_page_whose_server_is_silent_says_so_and_goes_on(serve: Callable[..., Site], visit: Visit, long: str) -> None:
-    site = serve(HF_TOKEN="hf_alice")
-    page = visit(site, f"?repo={long}&size=60kB")
-    start_job(page, copy_name("endless"))
-    expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[1-9] of 12"))
+    # Its server is silent for a while, and the page goes on afterwards.
     silence = page.locator("#progress .silence")
     expect(silence).to_be_hidden()
-    assert site.process
-    site.process.send_signal(signal.SIGSTOP)
+    assert home.process
+    home.process.send_signal(signal.SIGSTOP)
     try:
         page.wait_for_timeout(500)
         page.evaluate("heard -= 60_000, tick()")
         expect(silence).to_contain_text(re.compile("No news from this page's server for 1 min [0-9]+ s"))
     finally:
-        site.process.send_signal(signal.SIGCONT)
+        home.process.send_signal(signal.SIGCONT)
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#progress .cancelled")).to_be_visible()

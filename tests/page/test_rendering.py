@@ -18,6 +18,7 @@ from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Flee
 from sharding.desk.forecast import Forecast
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.loading.devices import DeviceLoad, DevicePlan
 from sharding.page import job_panels, panels
 from sharding.page.choices import filled_in, options_in, size_told
 from sharding.page.form import Form
@@ -200,6 +201,16 @@ def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
     assert "variant ema" in Tags(html).text
 
 
+def test_the_devices_of_a_machine_are_listed_with_the_code_that_uses_them() -> None:
+    loads = DeviceLoad("cuda:0", 40_000, 300, ("a", EVIL), (EVIL,)), DeviceLoad("cpu", None, 20, ("b",), ("f",))
+    plan = DevicePlan(EVIL, (EVIL,), 3, loads, {"a": "cuda:0", "b": "cpu"}, f"from_pretrained('{EVIL}')")
+    fits, other = Tags(panels.devices_panel(plan)), Tags(panels.devices_panel(replace(plan, device_map={"b": "disk"})))
+    text = " ".join(fits.text.split())
+    assert "cuda:0300 B 40.0 kB 2 1" in text and "cpu20 B 1 1" in text
+    assert f"from_pretrained('{EVIL}')" in text and "img" not in fits.seen
+    assert "It fits." in text and "It does not fit" in other.text
+
+
 def test_findings_are_told_in_their_own_words_the_warnings_first() -> None:
     warning = Finding("warning", "x", "One tensor is large.", "Choose a larger size.")
     text = " ".join(Tags(panels.findings_panel([Finding("info", "y", "A file is left out."), warning])).text.split())
@@ -269,3 +280,14 @@ def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine(tmp_path:
     shown = [result_panel(one, "a/copy", "", "", Trust("fits", ("It fits.",))) for one in (kept, cast)]
     assert ["the button below does" in panel for panel in shown] == [True, False]
     assert ["shard-my-repo verify" in panel for panel in shown] == [True, False]
+
+
+def test_a_result_says_what_was_computed_and_what_became_infinite(tmp_path: Path) -> None:
+    report, trust = reshard(in_two_files(tmp_path / "in"), tmp_path / "out"), Trust("made-here", ())
+    plain = Tags(result_panel(report, "a/copy", "", "", trust)).text
+    assert "computed" not in plain and "infinite" not in plain
+    plan, proof = (replace(value, dtype="fp16", dequantized="fp8, one scale") for value in (report.plan, report.verification))  # fmt: skip
+    made = replace(report, plan=plan, verification=proof, overflowed={"a": 2, "b": 1})
+    text = " ".join(Tags(result_panel(made, "a/copy", "", "", trust)).text.split())
+    assert ", dequantized to fp16 (fp8, one scale)" in text and "Its bits are computed, not moved" in text
+    assert "3 numbers too large for fp16 became infinite, as was allowed" in text

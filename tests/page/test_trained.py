@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from tests.conftest import random_tensors
 from tests.localhub.conftest import Server
-from tests.page.conftest import Site, copy_name, files, push, start_job
+from tests.page.conftest import Site, call, copy_name, files, push, start_job
 
 Visit = Callable[..., Page]
 
@@ -54,22 +54,22 @@ def test_the_base_is_asked_for_and_goes_with_the_copy(home: Site, visit: Visit, 
     page.reload()
     page.complaints.clear()  # type: ignore[attr-defined]  # a page that is left says that its stream broke off
     expect(base).to_have_value(small)
-    name = copy_name()
-    start_job(page, name)
-    expect(page.locator("#result")).to_contain_text("bit-identical to bob/trained@")
-    page = visit(home, f"?result=alice/{name}")
-    expect(page.locator("#result")).to_contain_text("bit-identical to bob/trained@")
-    page.get_by_role("link", name=f"alice/{name}").first.wait_for()
-    assert not page.complaints  # type: ignore[attr-defined]
-
-
-def test_an_ordinary_repo_has_no_base(home: Site, visit: Visit, trained: str, small: str) -> None:
-    page = visit(home, f"?repo={trained}&base={small}")
-    base = page.locator("#base textarea, #base input")
-    expect(base).to_have_value(small)
+    # An ordinary repo has none.
     page.get_by_label("Model", exact=True).fill(small)
     page.get_by_label("Model", exact=True).press("Enter")
     expect(page.locator("#facts")).to_contain_text("bob/small")
     expect(base).to_have_count(0)
     expect(page).not_to_have_url(re.compile("base="))
+    page.get_by_label("Model", exact=True).fill(trained)
+    page.get_by_label("Model", exact=True).press("Enter")
+    base.fill(small)
+    base.press("Enter")
+    expect(page.locator("#facts")).to_contain_text("LlamaForCausalLM")
+    expect(page).to_have_url(re.compile("base=bob/small"))
+    name = copy_name()
+    start_job(page, name)
+    expect(page.locator("#result")).to_contain_text("bit-identical to bob/trained@")
+    page.get_by_role("link", name=f"alice/{name}").first.wait_for()
+    _, said = call(home, "result", [f"alice/{name}"], {})
+    assert '"made-here"' in said and "bob/trained" in said
     assert not page.complaints  # type: ignore[attr-defined]
