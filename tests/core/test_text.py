@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from sharding.core.errors import UsageError
 from sharding.core.limits import MAX_NAME_CHARACTERS
-from sharding.core.text import duration, format_bytes, name_problem, parameters, parse_bytes, source_name, values_in
+from sharding.core.text import (
+    duration,
+    format_bytes,
+    name_problem,
+    name_some,
+    parameters,
+    parse_bytes,
+    said_unchecked,
+    source_name,
+    values_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -146,3 +156,17 @@ def test_json_has_inside_at_most_as_many_values_as_are_counted(text: bytes) -> N
         return 1 + sum(map(values, inside))
 
     assert values_in(text) + 1 >= values(json.loads(text))
+
+
+def test_a_phrase_has_the_first_names_and_the_number_of_the_others() -> None:
+    names = ["a", "b", "c", "d", "e"]
+    assert [name_some(names[:number]) for number in range(6)] == [
+        *("", "a", "a, b", "a, b, c"),
+        *("a, b, c and 1 more", "a, b, c and 2 more"),
+    ]
+    assert name_some(names, 5) == "a, b, c, d, e" and name_some(names, 4) == "a, b, c, d and 1 more"
+    assert name_some(names[:3], total=3) == "a, b, c" and name_some(names[:3], total=4) == "a, b, c and 1 more"
+    assert (said_unchecked(["code", "tokenizer"]), said_unchecked(["a", "b", "c"])) == (
+        "Not checked: code and tokenizer.",
+        "Not checked: a, b and c.",
+    )
