@@ -1,88 +1,19 @@
-"""How parts are led: how many at a time, which are begun again, what ends them all, what they have cost."""
+"""How parts are led: how many at a time, which are begun again, what ends them all."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sharding.core import errors
 from sharding.core.errors import GrantExpired, Refused, ShardingError, SourceError
-from sharding.core.events import Progress
 from sharding.core.lent import LentSource
-from sharding.core.values import FileEntry, NodeCost, ShardRecord
 from sharding.fleet.crew import Crew
-from sharding.fleet.parts import Part, PartDone, PartFailed, Said, Spent, UnderWay, Worker, parse_part
-from sharding.storage.folder_source import open_folder
+from sharding.fleet.parts import Part, Said, UnderWay
 from sharding.transfer.source_view import SourceView
-from sharding.verify.digests import ThisMachine
-from tests.fleet.hands import Hands
+from tests.fleet.told import FILES, HASHES, HERE, Answer, Told, done, failed, read, source
 from tests.folders import result_of
 
-FILES = {f"file{number}": 100 * (number + 1) for number in range(5)}
-HERE = Worker("here", 1)
-Answer = Callable[[Part, int], list[Said | None]]
-
-
-def done(part: Part, node: str = "here", **spent: Any) -> PartDone:
-    record = ShardRecord(part.shard.file, part.shard.bytes, f"hash of {part.shard.file}", {})
-    return PartDone(Worker(node, 1), record, Spent(**spent))
-
-
-def failed(kind: str = "GrantExpired", *, again: bool, hint: str = "") -> PartFailed:
-    return PartFailed(HERE, kind, "It has ended.", hint, again)
-
-
-class Told:
-    """Workers that say of each attempt at a part what `answer` says, one thing at a time. See `crew.Workers`."""
-
-    name = "told 1"
-
-    def __init__(self, answer: Answer, counts: Iterator[int] | None = None) -> None:
-        self.answer = answer
-        self.counts = counts
-        self.count_now = 2
-        self.begun: Counter[str] = Counter()
-        self.at_once: list[int] = []
-        self.stopped: list[str] = []
-        self.waited = 0.0
-        self._left: dict[str, list[Said | None]] = {}
-
-    @property
-    def count(self) -> int:
-        self.count_now = next(self.counts, self.count_now) if self.counts else self.count_now
-        return self.count_now
-
-    def start(self, part: str) -> str:
-        parsed = parse_part(part)
-        self.begun[parsed.shard.file] += 1
-        known = f"{parsed.shard.file} {self.begun[parsed.shard.file]}"
-        self._left[known] = self.answer(parsed, self.begun[parsed.shard.file])
-        return known
-
-    def stop(self, part: str) -> None:
-        self.stopped.append(part)
-
-    def wait(self, parts: list[str], seconds: float) -> Iterator[tuple[str, Said | None]]:
-        self.at_once.append(len(parts))
-        self.waited += seconds
-        for part in parts:
-            yield part, self._left[part].pop(0)
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Any:
-    for name, size in FILES.items():
-        (tmp_path / name).write_bytes(bytes(size))
-    return open_folder(str(tmp_path))
-
-
-def read(workers: Any, source: Any) -> dict[str, str]:
-    return result_of(Crew(workers).digest_files(source, FILES))
-
-
-HASHES = {file: f"hash of {file}" for file in FILES}
+__all__ = ["source"]
 
 
 def test_as_many_parts_are_under_way_as_there_are_processors_and_more_once_there_are_more(source: Any) -> None:
@@ -173,32 +104,6 @@ def test_whatever_ends_the_job_ends_all_parts_that_are_under_way(how: str, sourc
     assert set(workers.stopped) == begun - ended and len(workers.stopped) == len(begun - ended) >= 1
 
 
-def test_bytes_of_a_lost_part_are_counted_once_and_never_beyond_the_total(
-    source: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sharding.fleet.crew.TOLD_SECONDS", 0)
-
-    def answer(part: Part, attempt: int) -> list[Said | None]:
-        size = part.shard.bytes
-        half, most = (UnderWay(HERE, bytes_done, 1.0, 7) for bytes_done in (size // 2, size - 1))
-        return [half, most, *([None] if attempt < 3 else [half, done(part)])]
-
-    workers = Told(answer)
-    workers.count_now = 1
-    work = Crew(workers).digest_files(source, FILES)
-    told = [event for event in work if isinstance(event, Progress)]
-    total = sum(FILES.values())
-    figures = [event.bytes_done for event in told]
-    assert {event.bytes_total for event in told} == {total}
-    assert figures == sorted(figures) and figures[-1] == total and figures.count(total) == 1
-    for event in told:
-        for one in event.workers:
-            known = sum(FILES[file] for file in FILES if file <= one.file)
-            assert event.bytes_done <= known, "no more than all of it and of those before"
-    at_work = {(one.node, one.pid, one.file, one.anon_bytes) for event in told for one in event.workers}
-    assert at_work == {("here", 1, file, 7) for file in FILES}
-
-
 class Clock:
     """A clock that goes as far as is waited."""
 
@@ -235,29 +140,6 @@ def test_a_long_part_under_way_needs_no_further_processor(source: Any, monkeypat
     assert read(workers, source) == HASHES and workers.waited > 80
 
 
-def test_what_each_node_took_is_added_up_and_of_memory_the_peak(source: Any) -> None:
-    peaks = {"file0": 700, "file1": 900, "file2": 300, "file3": 100, "file4": 200}
-
-    def answer(part: Part, _: int) -> list[Said | None]:
-        file = part.shard.file
-        node = "b" if file in ("file0", "file1", "file2") else "a"
-        spent = {"bytes_read": 10, "read_requests": 1, "bytes_uploaded": 5, "bytes_deduplicated": 3}
-        return [done(part, node, seconds=1.5, peak_anon_bytes=peaks[file], **spent)]
-
-    crew = Crew(Told(answer))
-    result_of(crew.digest_files(source, FILES))
-    assert crew.cost.engine == "told 1" and crew.cost.repeated == ()
-    assert crew.cost.nodes == (NodeCost("a", 2, 900, 3.0, 200), NodeCost("b", 3, 600, 4.5, 900))
-    # What is read to prove something is no part of what the job has read of its source.
-    assert crew.spent == Spent(7.5, 900, 0, 0, 25, 15)
-
-
-def test_what_two_parts_have_cost_is_added_up_and_the_peak_is_the_larger() -> None:
-    one, other = Spent(1.0, 500, 10, 1, 100, 7), Spent(2.0, 300, 20, 2, 200, 8)
-    assert one + other == other + one == Spent(3.0, 500, 30, 3, 300, 15)
-    assert one + Spent() == Spent() + one == one
-
-
 def test_access_is_asked_for_when_a_part_is_sent_out_and_again_for_each_attempt(source: Any) -> None:
     class Lending(SourceView):
         asked = 0
@@ -275,20 +157,3 @@ def test_access_is_asked_for_when_a_part_is_sent_out_and_again_for_each_attempt(
 
     read(Told(answer), lending)
     assert asked == list(range(1, 16)), "one for each that is sent, not before"
-
-
-@pytest.mark.parametrize("loses", [False, True])
-def test_of_ranges_that_overlap_each_has_its_hash_and_the_file_that_of_its_whole(loses: bool, tmp_path: Path) -> None:
-    for name, size in (("one", 1000), ("two", 300), ("three", 50)):
-        (tmp_path / name).write_bytes(bytes(number * 7 % 251 for number in range(size)))
-    source = open_folder(str(tmp_path))
-    files = [FileEntry(file.path, file.bytes) for file in source.files]
-    ranges = {"one": {(0, 1000), (10, 500), (400, 600), (450, 460)}, "two": {(20, 30), (100, 300)}, "three": set()}
-    hands = Hands(lambda part, said, attempt: loses and attempt == 1)
-    many = result_of(Crew(hands).digest_ranges(source, files, ranges))
-    one = result_of(ThisMachine().digest_ranges(source, files, ranges))
-    for file in ranges:
-        assert many[file].sha256 == one[file].sha256
-        assert {place: many[file].ranges[place] for place in ranges[file]} == {
-            place: one[file].ranges[place] for place in ranges[file]
-        }
