@@ -345,7 +345,7 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
                 said = second.message if isinstance(second, ShardingError) else repr(second)
                 remark = f"What was begun in {target.ref.repo_id} could not be removed: {said}"
             if isinstance(error, ShardingError):
-                error.hint = f"{error.hint} {remark}".rstrip()
+                error.hint = f"{error.hint} {remark}".strip()
         raise
 
 

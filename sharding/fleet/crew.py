@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from sharding.core.errors import (
+    DamagedError,
     DestinationError,
     GrantExpired,
     HeaderError,
@@ -261,6 +262,9 @@ def _refuse_hopeless(file: str, said: PartFailed | None, begun: int) -> None:
 
 _KINDS = {
     kind.__name__: kind
-    for kind in (UsageError, SourceError, HeaderError, OverflowRefused, DestinationError, Refused, GrantExpired)
+    for kind in (
+        *(UsageError, SourceError, HeaderError, DamagedError, OverflowRefused),
+        *(DestinationError, Refused, GrantExpired),
+    )
 }
 """Errors of parts that are raised here as they were there."""

@@ -1,11 +1,24 @@
-"""Sizes as people write them."""
+"""Sizes, counts, names and times as people write them."""
+
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.errors import UsageError
-from sharding.core.text import format_bytes, parse_bytes
+from sharding.core.limits import MAX_NAME_CHARACTERS
+from sharding.core.text import (
+    duration,
+    format_bytes,
+    name_problem,
+    name_some,
+    parameters,
+    parse_bytes,
+    said_unchecked,
+    source_name,
+    values_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +61,112 @@ def test_a_formatted_size_is_within_a_twentieth_of_the_count(count: int) -> None
     number, unit = format_bytes(count).split()
     assert float(number) < 1000 or unit == "TB"
     assert abs(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit] - count) <= 0.05 * count
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("1B", 1),
+        ("1.0B", 1),
+        ("0.001kB", 1),
+        ("9007199254740993", 2**53 + 1),
+        ("9007199254740.993kB", 2**53 + 1),
+        ("4.35KB", 4350),
+        ("1.001GB", 1_001_000_000),
+        ("9223372036854775807", 2**63 - 1),
+    ],
+)
+def test_a_size_is_exact_to_the_byte(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@given(st.integers(0, 9000), st.integers(0, 10**9 - 1))
+def test_every_digit_of_a_size_counts(whole: int, billionths: int) -> None:
+    if whole or billionths:
+        assert parse_bytes(f"{whole}.{billionths:09}GB") == whole * 10**9 + billionths
+        assert parse_bytes(f"{whole}.{billionths:09}PB") == whole * 10**15 + billionths * 10**6
+
+
+@pytest.mark.parametrize("text", ["0.999999B", "0.0009kB", "9223372036854775808", "9224PB", "8192PiB"])
+def test_a_size_is_from_one_byte_to_what_a_disk_can_have(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot hold anything" if text[0] == "0" else "fits on no disk"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_900, "999.9 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (999_999_999, "1.0 GB"),
+        (999_949_000_000, "999.9 GB"),
+        (999_950_000_000, "1.0 TB"),
+        (12_345_000_000_000_000, "12345.0 TB"),
+    ],
+)
+def test_bytes_have_one_to_three_digits_before_the_point(count: int, shown: str) -> None:
+    assert format_bytes(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (999, "999"),
+        (1000, "1 k"),
+        (999_499, "999 k"),
+        (999_500, "1000 k"),
+        (999_999_999, "1000 M"),
+        (1_000_000_000, "1 B"),
+        (70_553_706_496, "70.6 B"),
+        (12_345 * 10**12, "12345 T"),
+    ],
+)
+def test_parameters_are_counted_as_in_the_names_of_models(number: int, shown: str) -> None:
+    assert parameters(number) == shown
+
+
+def test_a_name_has_at_most_so_many_characters_and_all_of_them_can_be_written() -> None:
+    for letter in "nü":
+        assert name_problem(letter * MAX_NAME_CHARACTERS) == ""
+        assert "at most 4,096 are taken" in name_problem(letter * (MAX_NAME_CHARACTERS + 1))
+    assert name_problem("model.\udce9") == "is not UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(2.99, "3.0 s"), (3, "3 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (3599.4, "59 min 59 s"), (3600, "1 h 0 min")],
+)
+def test_a_time_has_its_two_largest_units(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def test_a_folder_is_called_one_and_a_repo_by_its_name() -> None:
+    assert source_name("folder", "owner/gpt2") == "the folder owner/gpt2"
+    assert source_name("hub", "owner/gpt2") == "owner/gpt2"
+
+
+@pytest.mark.parametrize("text", [b"[]", b"[1]", b"[[],[]]", b'{"a":1,"b":[{},{"c":2}]}', b"[1,2,3]", b"7"])
+def test_json_has_inside_at_most_as_many_values_as_are_counted(text: bytes) -> None:
+    def values(value: object) -> int:
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return 1 + sum(map(values, inside))
+
+    assert values_in(text) + 1 >= values(json.loads(text))
+
+
+def test_a_phrase_has_the_first_names_and_the_number_of_the_others() -> None:
+    names = ["a", "b", "c", "d", "e"]
+    assert [name_some(names[:number]) for number in range(6)] == [
+        *("", "a", "a, b", "a, b, c"),
+        *("a, b, c and 1 more", "a, b, c and 2 more"),
+    ]
+    assert name_some(names, 5) == "a, b, c, d, e" and name_some(names, 4) == "a, b, c, d and 1 more"
+    assert name_some(names[:3], total=3) == "a, b, c" and name_some(names[:3], total=4) == "a, b, c and 1 more"
+    assert (said_unchecked(["code", "tokenizer"]), said_unchecked(["a", "b", "c"])) == (
+        "Not checked: code and tokenizer.",
+        "Not checked: a, b and c.",
+    )

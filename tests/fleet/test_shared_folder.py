@@ -1,15 +1,19 @@
 """Machines write into one folder at once and do one another no harm."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
+from sharding.core.lent import LentDestination
 from sharding.core.options import Options
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.fleet.borrowed import open_lent_destination
 from sharding.fleet.shared_folder import SharedFolder
 from sharding.storage.folder_destination import FolderDestination
+from tests.conftest import listing
 from tests.folders import staged
 
 PLAN = "a" * 64
@@ -99,3 +103,79 @@ def test_an_attempt_that_comes_after_the_job_leaves_nothing(folder: Path) -> Non
         late.note(record)
     late.close()
     assert not list(staged(folder).glob("unet*"))
+
+
+def journal_of(folder: Path, plan: str) -> None:
+    """Have the job in `folder` be of another plan."""
+    path = staged(folder) / "sharding_journal.part"
+    path.write_text(path.read_text().replace(PLAN, plan))
+
+
+def test_an_attempt_at_a_job_that_was_replaced_leaves_the_other_alone(folder: Path) -> None:
+    late = SharedFolder(folder, PLAN)
+    record = written(late)
+    journal_of(folder, "b" * 64)
+    before = {path: data for path, data in listing(folder).items() if "unet" not in path}
+    with pytest.raises(DestinationError, match="there is not, or no longer, the job"):
+        late.note(record)
+    late.close()
+    assert listing(folder) == before
+    with pytest.raises(DestinationError):
+        SharedFolder(folder, PLAN)
+
+
+@pytest.mark.parametrize("size", [0, 4, 6, None])
+def test_a_record_counts_where_its_whole_shard_is_there_and_else_it_is_written_again(
+    folder: Path, size: int | None
+) -> None:
+    one = SharedFolder(folder, PLAN)
+    one.note(record := written(one))
+    one.close()
+    other = SharedFolder(folder, PLAN)
+    assert other.finished(FILE) == record and other.finished("unet/other.safetensors") is None
+    (part,) = staged(folder).glob("unet%2Fmodel.safetensors.part")
+    if size is None:
+        part.unlink()
+    else:
+        part.write_bytes(b"bytes!"[:size])
+    assert other.finished(FILE) is None
+    other.note(written(other))
+    assert other.finished(FILE) == record and part.read_bytes() == b"bytes"
+    other.close()
+
+
+def test_a_record_of_another_plan_is_none(folder: Path) -> None:
+    sink = SharedFolder(folder, PLAN)
+    sink.note(written(sink))
+    sink.close()
+    journal_of(folder, "b" * 64)
+    assert SharedFolder(folder, "b" * 64).finished(FILE) is None
+
+
+def test_an_attempt_that_lets_go_leaves_the_others_at_work(folder: Path) -> None:
+    one, other = SharedFolder(folder, PLAN), SharedFolder(folder, PLAN)
+    for sink in (one, other):
+        sink.open_shard("unet/half.safetensors").write(b"half")
+    record = written(other)
+    assert len(list(staged(folder).glob("unet*"))) == 3, "each has a name of its own"
+    one.close()
+    assert len(list(staged(folder).glob("unet*"))) == 2
+    other.note(record)
+    other.close()
+    left = {path.name for path in staged(folder).glob("unet*")}
+    assert left == {"unet%2Fmodel.safetensors.part", f"unet%2Fmodel.safetensors.{PLAN[:16]}.record.part"}
+
+
+@pytest.mark.parametrize("error", [None, OSError, KeyboardInterrupt, GeneratorExit])
+def test_what_an_attempt_has_not_finished_is_gone_whatever_ends_it(
+    folder: Path, error: type[BaseException] | None
+) -> None:
+    before = listing(folder)
+    lent = LentDestination(RepoRef("folder", "out", ""), PLAN, folder=str(folder))
+    with suppress(error or ()), open_lent_destination(lent) as sink:
+        for file in (FILE, "other.safetensors"):
+            sink.open_shard(file).write(b"half")
+        assert len(listing(folder)) == len(before) + 2
+        if error:
+            raise error
+    assert listing(folder) == before

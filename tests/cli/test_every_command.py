@@ -1,0 +1,225 @@
+"""What holds for each command: empty words, errors for programs, the login, who may see a new repo."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from sharding import job
+from sharding.cli import commands, start
+from sharding.cli.commands import app
+from sharding.core.errors import DestinationError, Refused, UsageError
+from tests.conftest import in_two_files, listing, write_checkpoint
+from tests.hubs import TOKEN
+
+NAMES = {
+    "inspect": ["a/b"],
+    "plan": ["a/b"],
+    "shard": ["a/b", "c/d"],
+    "verify": ["a/b", "c/d"],
+    "discard": ["c/d"],
+    "compare": ["a/b", "c/d"],
+    "devices": ["a/b", "--budget", "cpu=1GB"],
+}
+"""Every command of a job, with what it must be given."""
+STREAMED = {"shard", "verify", "compare"}
+TEXTS = {
+    "inspect": "SOURCE --variant --base",
+    "plan": "SOURCE --max-shard-size --strategy --variant --base --picture",
+    "shard": "SOURCE DESTINATION --max-shard-size --strategy --variant --base",
+    "verify": "SOURCE DESTINATION --variant --base",
+    "discard": "DESTINATION",
+    "compare": "ORIGINAL SHARDED --memory-limit --picture",
+    "devices": "SOURCE --budget",
+}
+"""Which arguments and options of it take a text."""
+CHOICES = {
+    "inspect": "",
+    "plan": "--order --dtype --rank",
+    "shard": "--order --dtype --rank --engine --workers",
+    "verify": "--dtype",
+    "discard": "",
+    "compare": "--dtype --method --rounds",
+    "devices": "--dtype",
+}
+"""Which take one of some words, or a number."""
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def ways(command: str) -> list[list[str]]:
+    """As a person gives it, and as programs do."""
+    return [[], ["--json"], *([["--events"]] if command in STREAMED else [])]
+
+
+@pytest.mark.parametrize("command", NAMES)
+@pytest.mark.parametrize("empty", ["", " ", "\t\n"])
+def test_what_is_empty_or_blank_is_refused_by_its_name(
+    command: str, empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, command, lambda *_, **__: pytest.fail("it has begun"))
+    for number, name in enumerate(TEXTS[command].split()):
+        words = list(NAMES[command])
+        if name.startswith("-"):
+            words += [name, empty]
+        else:
+            words[number] = empty
+        for way in ways(command):
+            done = invoke(command, *words, *way)
+            assert done.exit_code == 2 and f"{name} is empty." in done.stderr, (words, done.output)
+            errors = [json.loads(line)["error"] for line in done.stdout.splitlines()]
+            assert [error["message"] for error in errors] == [f"{name} is empty."] * bool(way), (words, way)
+    for name in CHOICES[command].split():
+        done = invoke(command, *NAMES[command], name, empty)
+        assert done.exit_code == 2 and name in done.stderr, (name, done.output)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", NAMES)
+@pytest.mark.parametrize("kind", [UsageError, DestinationError, Refused, KeyboardInterrupt, ZeroDivisionError])
+def test_an_error_is_said_to_a_person_and_printed_for_a_program(
+    command: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise kind(f"It is {TOKEN}.", f"Look at {TOKEN}.")
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(job, command, fail)
+    status = {UsageError: 2, KeyboardInterrupt: 130}.get(kind, 3)
+    named = {KeyboardInterrupt: "Cancelled", ZeroDivisionError: "Fault"}.get(kind, kind.__name__)
+    for way in ways(command):
+        done = invoke(command, *NAMES[command], *way)
+        assert done.exit_code == status and TOKEN not in done.stdout + done.stderr
+        errors = [json.loads(line) for line in done.stdout.splitlines()]
+        assert len(errors) == bool(way)
+        for error in (document["error"] for document in errors):
+            assert list(error) == ["kind", "message", "hint"] and error["kind"] == named
+            assert error["message"] in done.stderr and error["hint"] in done.stderr
+        if kind in (UsageError, DestinationError, Refused):
+            assert "It is [token].\nLook at [token].\n" in done.stderr.replace("\n\n", "\n")
+        if kind is KeyboardInterrupt:
+            assert ("run the same command again to go on" in done.stderr) == (command == "shard")
+
+
+@pytest.mark.parametrize("way", [[], ["--json"], ["--events"]])
+@pytest.mark.parametrize("error", [MemoryError(), ImportError("x.so: failed to map segment"), ImportError("no typer")])
+def test_where_there_is_no_memory_to_begin_a_sentence_says_so(
+    way: list[str], error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(commands, "main", fail)
+    monkeypatch.setattr("sys.argv", ["shard-my-repo", "shard", "a", "b", *way])
+    if "typer" in str(error):
+        with pytest.raises(ImportError):
+            start.main()
+        return
+    with pytest.raises(SystemExit) as end:
+        start.main()
+    said = capsys.readouterr()
+    assert end.value.code == 3 and said.err.startswith("This machine has not enough memory for it.\n")
+    errors = [json.loads(line)["error"] for line in said.out.splitlines()]
+    assert len(errors) == bool(way)
+    for told in errors:
+        assert told["kind"] == "Refused" and said.err == f"{told['message']}\n{told['hint']}\n"
+
+
+def test_sigterm_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("gc.set_threshold", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["shard-my-repo", "discard", "a/b"])
+    monkeypatch.setattr(job, "discard", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    try:
+        with pytest.raises(SystemExit):
+            commands.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended == [130]
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+def test_what_is_found_of_the_source_and_of_the_plan_is_shown(command: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": {"w": np.zeros(3000)}}, index=False)
+    (folder / "model.safetensors.index.json").write_text("{")
+    of_source = {finding.message for finding in job.inspect(str(folder)).findings}
+    options = ["-s", "1kB"] if command == "plan" else []
+    of_plan = {finding.message for finding in job.plan(str(folder), "1kB")[1].findings} if options else set()
+    assert of_source and bool(of_plan) == bool(options) and not of_source & of_plan
+    document = json.loads(invoke(command, str(folder), *options, "--json").stdout)
+    assert sorted(found["message"] for found in document["findings"]) == sorted(of_source | of_plan)
+    done = invoke(command, str(folder), *options)
+    for message in of_source | of_plan:
+        assert done.stderr.count(message) == 1 and message not in done.stdout
+
+
+def test_for_programs_there_is_json_and_nothing_else_and_people_read_the_other_output(tmp_path: Path) -> None:
+    source, out = str(in_two_files(tmp_path / "in")), str(tmp_path / "out")
+    for words in (["inspect", source], ["plan", source], ["shard", source, out], ["verify", source, out]):
+        done = invoke(*words, "--json")
+        assert done.exit_code == 0 and isinstance(json.loads(done.stdout), dict) and done.stdout.count("\n") == 1
+        if words[0] in STREAMED:
+            assert "dentical" in done.stderr
+            done = invoke(*words, "--events")
+            events = [json.loads(line)["event"] for line in done.stdout.splitlines()]
+            assert events[-1] == {"shard": "report", "verify": "verified"}[words[0]]
+    done = invoke("verify", source, out)
+    assert "Identical: all 14 tensors" in done.stdout and "verifying" in done.stderr and "verifying" not in done.stdout
+    assert json.loads(invoke("discard", out, "--json").stdout) == {"found": False, "repo_deleted": False, "remark": ""}
+    assert invoke("discard", out).stdout == "There is no unfinished job.\n"
+
+
+@pytest.mark.parametrize("way", [[], ["--json"], ["--events"]])
+def test_copies_that_differ_are_a_no(way: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, other = str(in_two_files(tmp_path / "in")), tmp_path / "other"
+    write_checkpoint(other, {"model.safetensors": {"w": np.zeros(9)}}, index=False)
+    assert invoke("verify", source, source, *way).exit_code == 0
+    assert invoke("verify", source, str(other), *way).exit_code == 1
+    from sharding.storage.folder_destination import FolderShardWriter
+
+    write = FolderShardWriter.write
+    monkeypatch.setattr(FolderShardWriter, "write", lambda to, data: write(to, bytes(len(data))))
+    done = invoke("shard", source, str(tmp_path / "out"), "-s", "1GB", *way)
+    assert done.exit_code == 1 and not (tmp_path / "out").exists()
+
+
+def test_two_answers_about_the_size_are_wrong_usage(tmp_path: Path) -> None:
+    source = str(in_two_files(tmp_path / "in"))
+    for words in (["plan", source], ["shard", source, str(tmp_path / "out")]):
+        done = invoke(*words, "--single-file", "--max-shard-size", "5GB")
+        assert done.exit_code == 2 and "--single-file takes no size." in done.stderr
+    assert listing(tmp_path).keys() == {f"in/{path}" for path in listing(tmp_path / "in")}
+
+
+def test_every_command_of_a_job_is_tried_here() -> None:
+    named = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    assert {*NAMES, "localhub"} == set(named)
+
+
+def test_localhub_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing: set[str] = set()
+    served: list[list[str]] = []
+    monkeypatch.setattr("sharding.core.extras.is_installed", lambda module: module not in missing)
+    monkeypatch.setitem(sys.modules, "sharding.localhub.__main__", SimpleNamespace(main=served.append))
+    for module, words, extra in (
+        ("uvicorn", [], "localhub"),
+        ("joserfc", [], "localhub"),
+        ("torch", ["--samples"], "load"),
+    ):
+        missing.add(module)
+        done = invoke("localhub", "--port", "1", *words)
+        assert done.exit_code == 3 and f"shard-my-repo[{extra}]" in done.stderr and not served
+        missing.clear()
+    missing.add("torch")
+    assert invoke("localhub", "--port", "1").exit_code == 0 and served == [["--port", "1"]]

@@ -1,0 +1,183 @@
+"""How a job may end before its result: what is kept, what goes, what is said, and what it needs to go on."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import (
+    DestinationError,
+    OverflowRefused,
+    SourceError,
+)
+from sharding.core.events import Progress, ShardFinished
+from sharding.core.limits import DISK_FLOOR_BYTES
+from sharding.core.options import Options
+from sharding.core.values import ShardRecord
+from sharding.storage import folder_destination, hub_retry
+from tests.conftest import in_two_files, listing
+from tests.folders import finish, staged
+from tests.hubs import TOKEN, branches, exists, files_of, push
+from tests.inhouse import InHouse, hub_in_house
+
+NOWHERE = "http://127.0.0.1:9"
+MADE = "alice/made"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return in_two_files(tmp_path_factory.mktemp("in") / "in")
+
+
+@pytest.fixture(scope="module")
+def hub(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
+        push(hub, folder, "alice/hidden", private=True)
+        yield hub
+
+
+@pytest.fixture
+def made(hub: InHouse) -> Iterator[str]:
+    yield MADE
+    hub.api().delete_repo(MADE, missing_ok=True)
+
+
+def transfer_of(finished: int) -> Callable[..., Iterator[Progress]]:
+    """A transfer that has finished so many shards, is at the next, and gets no further."""
+
+    def transfer(prepared: Any, target: Any, kept: Any) -> Iterator[Progress]:
+        for number, one in enumerate(prepared.plan.shards[: finished + 1]):
+            writer = target.open_shard(one.file)
+            writer.write(b"bytes")
+            if number < finished:
+                target.note(ShardRecord(one.file, 5, writer.finish(), {}))
+        while True:
+            yield Progress("transfer", 1, 2)
+
+    return transfer
+
+
+def begun(source: Path, place: str, hub: InHouse, monkeypatch: pytest.MonkeyPatch, finished: int) -> Any:
+    monkeypatch.setattr(job, "transfer", transfer_of(finished))
+    events = job.shard(str(source), place, "60kB", endpoint=hub.address, token=TOKEN)
+    next(event for event in events if isinstance(event, Progress) and event.stage == "transfer")
+    return events
+
+
+ENDS: dict[str, BaseException | None] = {
+    "closed": None,
+    "interrupted": KeyboardInterrupt(),
+    "exit": SystemExit(),
+    "refused": SourceError("It broke.", "Mend it."),
+    "unforeseen": ZeroDivisionError(),
+    "overflow": OverflowRefused("It is too large.", "Take bf16."),
+}
+
+
+def end(events: Any, how: str) -> None:
+    error = ENDS[how]
+    if error is None:
+        events.close()
+        return
+    with pytest.raises(type(error)):
+        events.throw(error)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_job_without_a_finished_shard_leaves_no_folder(
+    how: str, folder: Path, tmp_path: Path, hub: InHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = listing(tmp_path)
+    events = begun(folder, str(tmp_path / "new/out"), hub, monkeypatch, 0)
+    assert staged(tmp_path / "new/out").exists()
+    end(events, how)
+    assert listing(tmp_path) == before and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_is_finished_is_kept_unless_a_number_overflows(
+    how: str, folder: Path, tmp_path: Path, hub: InHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "new/out"
+    end(begun(folder, str(out), hub, monkeypatch, 2), how)
+    if how == "overflow":
+        assert not (tmp_path / "new").exists()
+        return
+    parts = {path.name for path in staged(out).glob("*.safetensors.part")}
+    assert {f"model-0000{number}-of-00005.safetensors.part" for number in (1, 2)} <= parts
+    unfinished = job.find_unfinished(str(out))
+    before = listing(out)
+    assert unfinished and unfinished.options == Options("60kB") and job.find_unfinished(str(out)) == unfinished
+    assert listing(out) == before, "to look changes nothing"
+
+
+@pytest.mark.parametrize("how", ["closed", "interrupted", "refused", "overflow"])
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_job_without_a_finished_shard_leaves_no_repo_that_it_made_and_no_branch(
+    how: str, was_there: bool, folder: Path, hub: InHouse, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if was_there:
+        hub.api().create_repo(made, private=True)
+    events = begun(folder, made, hub, monkeypatch, 1 if how == "overflow" else 0)
+    assert exists(hub, made)
+    end(events, how)
+    assert exists(hub, made) == was_there
+    if was_there:
+        assert branches(hub, made) == {"main"} and files_of(hub, made) == {".gitattributes"}
+
+
+@pytest.mark.parametrize("hint", ["Mend it.", ""])
+@pytest.mark.parametrize("rule", ["status:403@DELETE /api/repos/delete", "html@.* /api/(models|repos)/.*"])
+def test_what_could_not_be_removed_is_said_after_the_hint_of_the_first_error(
+    hint: str, rule: str, folder: Path, hub: InHouse, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_retry, "NETWORK_TRIES", 1)
+    events = begun(folder, made, hub, monkeypatch, 0)
+    with hub.failing(rule), pytest.raises(SourceError) as refused:
+        events.throw(SourceError("It broke.", hint))
+    assert refused.value.message == "It broke."
+    assert refused.value.hint.startswith(f"{hint} {made}" if hint and "403" in rule else hint)
+    remark = refused.value.hint.removeprefix(hint)
+    assert made in remark and ("settings" in remark) == ("403" in rule) and remark == remark.rstrip()
+    assert (remark[0] == " ") == bool(hint)
+    events = begun(folder, "alice/other", hub, monkeypatch, 0)
+    with pytest.raises(SourceError) as refused:
+        events.throw(SourceError("It broke.", hint))
+    assert refused.value.hint == hint, "nothing is said where all was removed"
+
+
+def test_shards_that_are_kept_need_no_room_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish(job.shard(str(folder), str(tmp_path / "whole"), "20kB"))
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole").glob("*.safetensors")}
+    beside = (folder / "config.json").stat().st_size
+    out, left = tmp_path / "out", [DISK_FLOOR_BYTES + sum(sizes.values()) + beside - 1]
+    usage = folder_destination.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(folder_destination.shutil, "disk_usage", lambda _: usage._replace(free=left[0]))
+
+    def until(stop: bool) -> set[str]:
+        kept = set()
+        events = job.shard(str(folder), str(out), "20kB")
+        for event in events:
+            if isinstance(event, ShardFinished):
+                kept |= {event.file} if event.kept else set()
+                if stop and event.number == 4:
+                    events.close()
+        return kept
+
+    with pytest.raises(DestinationError, match="The result needs"):
+        until(stop=True)
+    assert not out.exists()
+    left[0] += 1
+    until(stop=True)
+    done = set(folder_destination.FolderDestination(out).done(job.find_unfinished(str(out)).plan_id))  # type: ignore[union-attr]
+    stale = [path for path in staged(out).glob("*.safetensors.part") if path.name.removesuffix(".part") not in done]
+    assert len(done) >= 4
+    need = sum(size for name, size in sizes.items() if name not in done) + beside
+    left[0] = DISK_FLOOR_BYTES + need - sum(path.stat().st_size for path in stale) - 1
+    with pytest.raises(DestinationError, match="The result needs"):
+        until(stop=False)
+    left[0] += 1
+    assert until(stop=False) == done
+    assert {path.name for path in out.glob("*.safetensors")} == set(sizes)

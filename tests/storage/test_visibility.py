@@ -1,0 +1,121 @@
+"""Who may see a copy: as its source and its base, unless somebody has said otherwise and confirmed it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sharding import job
+from sharding.core.errors import DestinationError
+from sharding.core.options import Options
+from tests.conftest import write_checkpoint
+from tests.folders import write_ranks
+from tests.hubs import TOKEN, exists, push, shard
+from tests.inhouse import InHouse, hub_in_house
+
+WRITES = "^(POST|PUT|DELETE) .*(repos/create|repos/delete|commit|branch|preupload|info/lfs|xet-write|settings)"
+FOLDERS: dict[str, str] = {}
+SOURCES: dict[str, tuple[str, str, bool, str]] = {
+    # source, base, whether its copy is private, what is named where a public copy is refused
+    "open": ("alice/open", "", False, ""),
+    "private": ("alice/hidden", "", True, "alice/hidden"),
+    "gated": ("alice/gated", "", True, "alice/gated"),
+    "a folder": ("FOLDER", "", True, ""),
+    "open of an open base": ("alice/run", "alice/open", False, ""),
+    "open of a private base": ("alice/run", "alice/hidden", True, "alice/hidden"),
+    "open of a gated base": ("alice/run", "alice/gated", True, "alice/gated"),
+    "private of an open base": ("alice/hidden-run", "alice/open", True, "alice/hidden-run"),
+    "a folder of an open base": ("RUN", "alice/open", True, ""),
+    "a folder of a private base": ("RUN", "alice/hidden", True, "alice/hidden"),
+}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    """A Hub with models and runs that everybody sees, and others."""
+    top = tmp_path_factory.mktemp("in")
+    folder = write_checkpoint(top / "in", {"model.safetensors": {"w": np.ones(9, np.float32)}}, index=False)
+    run = write_ranks(top / "run")
+    FOLDERS.update({"FOLDER": str(folder), "RUN": str(run)})
+    with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
+        for name in ("open", "gated", "hidden"):
+            push(hub, folder, f"alice/{name}", private=name == "hidden")
+        hub.api().update_repo_settings("alice/gated", gated="auto")
+        push(hub, run, "alice/run")
+        push(hub, run, "alice/hidden-run", private=True)
+        yield hub
+
+
+@pytest.fixture
+def place(hub: InHouse) -> Iterator[str]:
+    """A name for a copy, which goes in the end."""
+    hub.log.clear()
+    yield "alice/copy"
+    hub.api().delete_repo("alice/copy", missing_ok=True)
+
+
+def make(hub: InHouse, kind: str, place: str, **choices: Any) -> None:
+    source, base, _, _ = SOURCES[kind]
+    shard(hub, FOLDERS.get(source, source), place, Options("1GB", base=base), **choices)
+
+
+def check(hub: InHouse, kind: str, place: str, **choices: Any) -> None:
+    source, base, _, _ = SOURCES[kind]
+    job.check(FOLDERS.get(source, source), place, base=base, endpoint=hub.address, token=TOKEN, **choices)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_new_repo_is_as_its_source_and_its_base(hub: InHouse, place: str, kind: str) -> None:
+    check(hub, kind, place)
+    assert not hub.asked(WRITES) and not exists(hub, place), "to check makes nothing"
+    make(hub, kind, place)
+    assert hub.api().model_info(place).private is SOURCES[kind][2]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_public_copy_of_what_is_not_public_needs_a_word_and_names_what_that_is(
+    hub: InHouse, place: str, kind: str
+) -> None:
+    named = SOURCES[kind][3]
+    if not named:
+        check(hub, kind, place, private=False)
+        if kind in ("a folder", "open"):
+            make(hub, kind, place, private=False)
+            assert hub.api().model_info(place).private is False
+        return
+    said = []
+    for ask in (check, make):
+        with pytest.raises(DestinationError) as refused:
+            ask(hub, kind, place, private=False)
+        said.append((refused.value.message, refused.value.hint))
+    assert said[0] == said[1] and said[0][0].startswith(f"{named} is private or gated") and "--yes" in said[0][1]
+    assert not hub.asked(WRITES) and not exists(hub, place)
+    check(hub, kind, place, private=False, confirmed=True)
+    if kind in ("private", "gated", "private of an open base"):
+        make(hub, kind, place, private=False, confirmed=True)
+        assert hub.api().model_info(place).private is False
+
+
+@pytest.mark.parametrize("kind", ["private", "open of a private base", "gated", "open", "a folder"])
+def test_a_repo_that_everybody_sees_gets_no_copy_of_what_is_private_without_a_word(
+    hub: InHouse, place: str, kind: str
+) -> None:
+    hub.api().create_repo(place, private=False)
+    hub.log.clear()
+    if SOURCES[kind][3]:
+        said = []
+        for ask in (check, make):
+            with pytest.raises(DestinationError, match=f"{place} exists and is public") as refused:
+                ask(hub, kind, place, overwrite=True)
+            said.append((refused.value.message, refused.value.hint))
+        assert said[0] == said[1] and not hub.asked(WRITES)
+    check(hub, kind, place, confirmed=True)
+    make(hub, kind, place, confirmed=True)
+    assert hub.api().model_info(place).private is False
+
+
+def test_a_private_repo_stays_private_whatever_its_copy_is_of(hub: InHouse, place: str) -> None:
+    hub.api().create_repo(place, private=True)
+    make(hub, "open", place)
+    assert hub.api().model_info(place).private is True
