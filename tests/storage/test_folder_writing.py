@@ -23,6 +23,7 @@ from tests.storage.publications import write_source
 LONG = 30.0
 """Seconds for what comes at once, unless something is broken."""
 FILE = "model-00001-of-00002.safetensors"
+JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
 
 
 class Disk:
@@ -60,7 +61,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 @pytest.fixture
 def target(tmp_path: Path) -> FolderDestination:
     target = FolderDestination(tmp_path / "out")
-    target.prepare(StagedJob("plan", RepoRef("folder", "in", ""), Options()), [], 0)
+    target.prepare(JOB, [], 0)
     return target
 
 
@@ -155,11 +156,11 @@ def test_a_file_counts_as_written_once_it_and_its_name_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deeds: list[tuple[str, object]] = []
-    replace = os.replace
+    usual = os.replace
 
     def named(part: Path, place: Path) -> None:
         deeds.append(("named", place.name))
-        replace(part, place)
+        usual(part, place)
 
     monkeypatch.setattr(os, "replace", named)
     monkeypatch.setattr(

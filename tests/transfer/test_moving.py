@@ -4,18 +4,16 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from threading import Barrier, Event, Lock
-from types import SimpleNamespace
 
 import pytest
 from blake3 import blake3
 
 from sharding.core.errors import DestinationError, SourceError
-from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import BATCHES_AHEAD
-from sharding.core.values import Plan, Shard, ShardRecord, TensorEntry
+from sharding.core.values import Shard, ShardRecord, TensorEntry
 from sharding.transfer.lanes import Done
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.stream import digest_shards, move_shards, told_in_order
+from sharding.transfer.stream import digest_shards, move_shards
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
 
@@ -168,51 +166,6 @@ def test_of_each_shard_no_more_batches_are_in_memory_than_are_said(count: int, r
     assert not too_many.is_set()
     assert begun == {f"in{n}": 10 for n in range(count)} == written
     assert all(sink.written[f"out{n}"] == HEADER + bytes([n]) * 640 for n in range(count))
-
-
-def plan_of(shards: list[Shard]) -> Plan:
-    return SimpleNamespace(shards=tuple(shards))  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("kept", [(), (1,), (0, 4)])
-def test_finished_shards_are_told_once_in_the_order_of_the_plan_as_soon_as_that_can_be(kept: tuple[int, ...]) -> None:
-    _, shards = some_shards(6)
-    records = [ShardRecord(shard.file, n, f"{n}" * 64, {}) for n, shard in enumerate(shards)]
-    still, told_when = Progress("transfer", 1, 9, "", 1.0, 8.0), dict[str, int]()
-    order = [n for n in (3, 2, 0, 5, 4, 1) if n not in kept]
-
-    def moving(todo: list[Shard]) -> Iterator[Progress | Done[ShardRecord]]:
-        assert todo == [shard for n, shard in enumerate(shards) if n not in kept]
-        for n in order:
-            yield Done(0, records[n])
-            yield still
-
-    told: list[ShardFinished] = []
-    work = told_in_order(plan_of(shards), {shards[n].file: records[n] for n in reversed(kept)}, moving)
-    steps = 0
-    while True:
-        try:
-            event = next(work)
-        except StopIteration as end:
-            found = end.value
-            break
-        if event is still:
-            steps += 1
-        else:
-            assert isinstance(event, ShardFinished)
-            told_when[event.file] = steps
-            told.append(event)
-    assert steps == len(order)
-    assert list(found.items()) == [(record.file, record) for record in records]
-    assert {event for event in told if event.kept} == {
-        ShardFinished(f"out{n}", n, f"{n}" * 64, n + 1, 6, kept=True) for n in kept
-    }
-    rest = [n for n in range(6) if n not in kept]
-    assert [event for event in told if not event.kept] == [
-        ShardFinished(f"out{n}", n, f"{n}" * 64, n + 1, 6) for n in rest
-    ]
-    for n in rest:  # once all before it are finished
-        assert told_when[f"out{n}"] == max(order.index(other) for other in rest if other <= n)
 
 
 def test_what_was_read_for_a_shard_is_noted_with_it_or_before_it() -> None:

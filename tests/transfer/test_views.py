@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from sharding.core.errors import SourceError, UsageError
 from sharding.core.gathered import Gathered, in_one_piece
 from sharding.core.lent import LentFile, LentSource
 from sharding.core.values import FileEntry, RepoRef, TensorEntry
+from sharding.storage.hub_client import Hub
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.source_view import SourceView
 from sharding.transfer.strided_source import GatheringSource
-from sharding.transfer.trained_source import TrainedSource
+from sharding.transfer.trained_source import TrainedSource, open_trained
 from tests.fuzz.targets import Memory
 
 FOLDER = "checkpoint-7/"
@@ -188,3 +190,36 @@ def test_other_machines_are_lent_the_weights_of_the_run_under_the_names_of_the_r
         (".metadata", f"at {FOLDER}.metadata"),
     ]
     assert (lent.ref, lent.hub) == (run.ref, "a hub")
+
+
+def write(folder: Path, *files: str) -> str:
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(file)
+    return str(folder)
+
+
+@pytest.mark.parametrize("place", ["", "sharded/", "pytorch_model_fsdp_0/"])
+def test_a_base_is_for_what_a_training_run_has_saved_without_a_configuration(tmp_path: Path, place: str) -> None:
+    hub = Hub("http://127.0.0.1:9", None)
+    base = write(tmp_path / "base", "model.safetensors", "config.json", "vocab.txt")
+    run = write(tmp_path / "run", f"{place}.metadata", f"{place}__0_0.distcp")
+    source = open_trained(run, hub, base)
+    assert {entry.path for entry in source.files} == {".metadata", "__0_0.distcp", "config.json", "vocab.txt"}
+    alone = open_trained(run, hub)
+    assert {entry.path for entry in alone.files} == {".metadata", "__0_0.distcp"}
+    refused = [
+        base,
+        write(tmp_path / "weights", "model.safetensors"),
+        write(tmp_path / "configured", f"{place}.metadata", "config.json"),
+        write(tmp_path / "inside", f"{place}.metadata", f"{place}config.json"),
+        write(tmp_path / "two", "a/.metadata", "b/.metadata"),
+        write(tmp_path / "linked", f"{place}.metadata"),
+    ]
+    (tmp_path / "linked/config.json").symlink_to("/nowhere")
+    for folder in refused:
+        with pytest.raises(UsageError, match="configuration of its own, or is nothing that a training run has saved"):
+            open_trained(folder, hub, base)
+        assert open_trained(folder, hub).ref.repo_id == Path(folder).name
+    with pytest.raises(SourceError):
+        open_trained(run, hub, str(tmp_path / "nowhere"))
