@@ -140,7 +140,7 @@ def test_nothing_is_read_back_from_a_folder_while_shards_are_written(tmp_path: P
 def test_every_shard_has_a_part_of_its_own(tmp_path: Path) -> None:
     long = "n" * 400
     files = [
-        "model.safetensors", "unet/model.safetensors", "unet%2Fmodel.safetensors", "Unet/model.safetensors",
+        "model.safetensors", "unet/model.safetensors", "unet%2Fmodel.safetensors",
         "a/b/model.safetensors", "a/b%2Fmodel.safetensors", f"{long}1/model.safetensors", f"{long}2/model.safetensors",
         f"{long}1/other.safetensors", "图" * 60 + ".safetensors", "图" * 61 + ".safetensors",
     ]  # fmt: skip
