@@ -73,6 +73,7 @@ class Journal:
         One that is gone on with is only ever longer: killed in between, it still knows all that was finished.
         """
         assert self._stream, "lock comes first"
+        self._lease.refuse_lost()
         earlier = self.job()
         if kept and earlier and earlier.plan_id == job.plan_id:
             # A kill may have cut the last line short, and the next must not be glued to it.

@@ -1,11 +1,18 @@
 """What is said of a finished shard is what its file is, in the run that wrote it and in a later one that keeps it."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from sharding import job
-from sharding.core.events import ShardFinished
+from sharding.core.events import Progress, ShardFinished
+from sharding.core.values import Plan, Shard, ShardRecord
+from sharding.transfer.lanes import Done
+from sharding.transfer.stream import told_in_order
 
 
 def test_a_shard_that_is_kept_is_told_as_it_was_when_it_was_written(checkpoint: Path, tmp_path: Path) -> None:
@@ -22,3 +29,48 @@ def test_a_shard_that_is_kept_is_told_as_it_was_when_it_was_written(checkpoint: 
         assert (event.bytes, event.sha256) == (len(data), hashlib.sha256(data).hexdigest())
         assert event.shards == len(told)
         assert event.file == f"model-{event.number:05d}-of-{event.shards:05d}.safetensors"
+
+
+def plan_of(shards: list[Shard]) -> Plan:
+    return SimpleNamespace(shards=tuple(shards))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kept", [(), (1,), (0, 4)])
+def test_finished_shards_are_told_once_in_the_order_of_the_plan_as_soon_as_that_can_be(kept: tuple[int, ...]) -> None:
+    shards = [Shard(f"out{n}", (), n) for n in range(6)]
+    records = [ShardRecord(shard.file, n, f"{n}" * 64, {}) for n, shard in enumerate(shards)]
+    still, told_when = Progress("transfer", 1, 9, "", 1.0, 8.0), dict[str, int]()
+    order = [n for n in (3, 2, 0, 5, 4, 1) if n not in kept]
+
+    def moving(todo: list[Shard]) -> Iterator[Progress | Done[ShardRecord]]:
+        assert todo == [shard for n, shard in enumerate(shards) if n not in kept]
+        for n in order:
+            yield Done(0, records[n])
+            yield still
+
+    told: list[ShardFinished] = []
+    work = told_in_order(plan_of(shards), {shards[n].file: records[n] for n in reversed(kept)}, moving)
+    steps = 0
+    while True:
+        try:
+            event = next(work)
+        except StopIteration as end:
+            found = end.value
+            break
+        if event is still:
+            steps += 1
+        else:
+            assert isinstance(event, ShardFinished)
+            told_when[event.file] = steps
+            told.append(event)
+    assert steps == len(order)
+    assert list(found.items()) == [(record.file, record) for record in records]
+    assert {event for event in told if event.kept} == {
+        ShardFinished(f"out{n}", n, f"{n}" * 64, n + 1, 6, kept=True) for n in kept
+    }
+    rest = [n for n in range(6) if n not in kept]
+    assert [event for event in told if not event.kept] == [
+        ShardFinished(f"out{n}", n, f"{n}" * 64, n + 1, 6) for n in rest
+    ]
+    for n in rest:  # once all before it are finished
+        assert told_when[f"out{n}"] == max(order.index(other) for other in rest if other <= n)

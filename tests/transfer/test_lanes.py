@@ -1,13 +1,15 @@
 """Tasks run side by side, a few at a time; whatever ends one of them ends them all."""
 
+import concurrent.futures
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from threading import Event, Lock
+from typing import Any
 
 import pytest
 
 from sharding.core.events import Progress
-from sharding.core.limits import THREADS
+from sharding.core.limits import LAST_SECONDS, THREADS
 from sharding.core.threads import Threads
 from sharding.transfer.lanes import Done, Lanes, collected
 
@@ -94,3 +96,104 @@ def test_what_is_counted_by_all_is_told_as_one(monkeypatch: pytest.MonkeyPatch) 
     events = list(lanes.run([task(size) for size in (100, 200, 700)]))
     told = [event.bytes_done for event in events if isinstance(event, Progress)]
     assert told == sorted(told) and told[-1] == 1000
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_no_more_tasks_are_begun_than_were_told_of_and_a_few(width: int) -> None:
+    count, gates = 7, [Event() for _ in range(7)]
+    begun, too_many, told = set[int](), Event(), 0
+
+    def task(number: int) -> Callable[[], int]:
+        def run() -> int:
+            begun.add(number)
+            if len(begun) > told + width:
+                too_many.set()
+            assert gates[number].wait(10)
+            return number
+
+        return run
+
+    events = Lanes("transfer", 0, width).run(map(task, range(count)))
+    for number in range(count):  # one at a time is done and told of
+        gates[number].set()
+        done = next(event for event in events if isinstance(event, Done))
+        assert done == Done(number, number)
+        # While this was waited for, the one before had been told of.
+        assert number > 3 or not too_many.wait(0.02), "a further one is begun while nobody asks"
+        told += 1
+    assert list(events) == [] and begun == set(range(count)) and not too_many.is_set()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_task_ends_as_soon_as_nobody_waits_for_it(waits: bool) -> None:
+    lanes, begun, give_up = Lanes("check", 1 << 60), Event(), Event()
+    never: Future[int] = Future()
+    ended: list[type[BaseException]] = []
+
+    def busy() -> int:
+        try:
+            begun.set()
+            while not give_up.is_set():
+                if waits:
+                    lanes.result(pool, never)
+                lanes.count(1, "model.safetensors")
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+        return 0
+
+    pool = Threads(1)
+    try:
+        events = lanes.run([busy, busy, busy], on_stop=lambda: None)
+        next(events)
+        assert begun.wait(10)
+        events.close()  # type: ignore[attr-defined]
+        assert ended == [CancelledError] * 2
+    finally:
+        give_up.set()
+        never.cancel()
+
+
+def test_one_that_hangs_is_waited_for_a_while_only_and_nobody_where_nothing_wakes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[tuple[int, float]] = []
+    usual = concurrent.futures.wait
+
+    def noting_wait(futures: Any, timeout: float, *more: Any) -> Any:
+        if not more:  # at the end, for all
+            waited.append((len(futures), timeout))
+            return usual(futures, 0)
+        return usual(futures, timeout, *more)
+
+    monkeypatch.setattr("sharding.transfer.lanes.wait", noting_wait)
+    for on_stop, wanted in ((lambda: None, [(1, LAST_SECONDS)]), (None, [])):
+        hangs, release = Event(), Event()
+
+        def hang(hangs: Event = hangs, release: Event = release) -> int:
+            hangs.set()
+            release.wait(10)
+            return 0
+
+        events = Lanes("check", 9).run([hang], on_stop)
+        next(events)
+        assert hangs.wait(10)
+        waited.clear()
+        events.close()  # type: ignore[attr-defined]
+        assert waited == wanted
+        release.set()
+
+
+def test_the_caller_gets_the_first_error_and_no_further_task_is_begun() -> None:
+    begun = []
+
+    def fails(number: int) -> Callable[[], int]:
+        def run() -> int:
+            begun.append(number)
+            raise ConnectionError(f"cable {number}")
+
+        return run
+
+    with pytest.raises(ConnectionError, match="cable 0"):
+        list(Lanes("check", 0, 1).run(map(fails, range(5)), on_stop=lambda: None))
+    assert begun == [0]

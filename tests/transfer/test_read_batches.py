@@ -79,3 +79,35 @@ def test_a_gap_is_read_through_only_where_it_is_small() -> None:
 def test_a_large_tensor_spans_as_many_batches_as_it_fills() -> None:
     batches = list(read_batches([TensorEntry("big", "U8", (1000,), "f", 3, 1003)], BATCH, GAP))
     assert len(batches) == -(-1000 // BATCH)
+
+
+def test_gaps_are_read_through_up_to_as_many_bytes_as_a_batch_has() -> None:
+    step = GAP + 1
+    tensors = [TensorEntry(f"t{n}", "U8", (1,), "f", step * n, step * n + 1) for n in range(20)]
+    (batch,) = read_batches(tensors, BATCH, GAP)
+    joined = BATCH // GAP  # so many gaps are as many bytes as a batch
+    assert [stretch.end_byte - stretch.start_byte for stretch in batch.ranges] == [
+        joined * step + 1,
+        *[1] * (len(tensors) - joined - 1),
+    ]
+    assert absolute(batch) == [(entry.name, "f", entry.start_byte, entry.end_byte) for entry in tensors]
+
+
+def test_a_batch_is_filled_to_its_last_byte_and_no_further() -> None:
+    for sizes, wanted in (([32, 32, 1], [64, 1]), ([64, 64], [64, 64]), ([33, 32], [57, 8]), ([60, 60], [60, 60])):
+        ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+        entries = [
+            TensorEntry(f"t{n}", "U8", (size,), "f", end - size, end)
+            for n, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        ]
+        batches = list(read_batches(entries, BATCH, GAP))
+        assert [sum(piece.end_byte - piece.start_byte for piece in batch.pieces) for batch in batches] == wanted
+
+
+def test_what_lies_at_one_place_of_two_files_is_not_joined() -> None:
+    tensors = [TensorEntry(f"t{n}", "U8", (4,), "ab"[n % 2], 4 * n, 4 * n + 4) for n in range(6)]
+    (batch,) = read_batches(tensors, BATCH, GAP)
+    assert [(stretch.file, stretch.start_byte, stretch.end_byte) for stretch in batch.ranges] == [
+        ("a", 0, 20),
+        ("b", 4, 24),
+    ]

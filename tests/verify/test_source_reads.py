@@ -1,8 +1,10 @@
 """Whatever was read of a file is compared with what the file holds, each read by itself."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from sharding.transfer.noting_source import NotingSource
 from sharding.verify.digests import ThisMachine
 from sharding.verify.source_reads import prove_reads
 from tests.folders import result_of
+from tests.fuzz.targets import Memory
 
 DATA = bytes(range(256)) * 40
 RANGES = st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 1200)), max_size=30)
@@ -72,3 +75,43 @@ def test_what_is_read_is_noted_once_and_counted(tmp_path: Path) -> None:
     next(chunks := noted.read("w", 0, 1000))
     chunks.close()  # type: ignore[attr-defined]
     assert noted.take() == (read(0, 1000),)
+
+
+class Chunks(Memory):
+    """A source that gives ten bytes at a time, and counts what came of it."""
+
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        self.requests += 1
+        for at in range(start_byte, end_byte, 10):
+            self.bytes_read += min(10, end_byte - at)
+            yield from super().read(file, at, min(at + 10, end_byte))
+
+
+def test_what_is_read_to_prove_is_not_counted_and_what_was_given_up_is_noted_as_far_as_it_came() -> None:
+    below = Chunks(b"", {"w": DATA, "v": DATA})
+    noted = NotingSource(below)
+    assert b"".join(noted.read("w", 0, 25)) == DATA[:25]
+    given_up = noted.read("v", 100, 200)
+    assert next(given_up) + next(given_up) == DATA[100:120]
+    given_up.close()  # type: ignore[attr-defined]
+    whole = noted.read("w", 5, 15)
+    assert next(whole) == DATA[5:15]  # who has it all asks no further
+    list(noted.read("w", 7, 7))
+    list(below.read("w", 0, 5000))
+    assert (noted.requests, noted.bytes_read) == (3, 25 + 20 + 10)
+    assert (below.requests, below.bytes_read) == (5, 25 + 20 + 10 + 5000)
+    of_v = read(100, 120)._replace(file="v")
+    assert set(noted.take()) == {read(0, 25), of_v, read(5, 15)}
+    list(whole)
+    assert noted.take() == () and noted.requests == 3
+    list(noted.read("w", 0, 25))  # again, after it was taken
+    assert noted.take() == (read(0, 25),)
+
+
+def test_a_source_that_breaks_is_noted_as_far_as_it_came() -> None:
+    below = Chunks(DATA[:40], {"w": DATA[:40]})
+    noted = NotingSource(below)
+    with pytest.raises(AssertionError):
+        list(noted.read("w", 30, 60))
+    assert noted.take() == (read(30, 40),)
+    assert (noted.requests, noted.bytes_read) == (1, 10)

@@ -1,0 +1,96 @@
+"""What a later run finds in a folder: the shards that are whole, of its own plan, and whose job it is."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.core.events import ShardFinished
+from sharding.core.lent import LentDestination
+from sharding.core.options import Options
+from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
+from sharding.formats.names import STAGING_FOLDER
+from sharding.storage.folder_destination import FolderDestination
+from sharding.storage.folder_writing import part_path
+from tests.conftest import listing
+from tests.folders import staged
+from tests.storage.publications import write_source
+
+FILE = "model-00001-of-00002.safetensors"
+JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
+FILES = {FILE: b"one", "unet/model.safetensors": b"two", "last.safetensors": b"three"}
+
+
+def finished(folder: Path, *, reads: tuple[BytesRead, ...] = ()) -> dict[str, ShardRecord]:
+    """Have a job finish `FILES` in `folder`; return their records."""
+    target, records = FolderDestination(folder), {}
+    target.prepare(JOB, [], 0)
+    for file, data in FILES.items():
+        writer = target.open_shard(file)
+        writer.write(data)
+        records[file] = ShardRecord(file, len(data), writer.finish(), {}, reads)
+        target.note(records[file])
+    target.close()
+    return records
+
+
+@pytest.mark.parametrize("change", [lambda part: part.write_bytes(b"tw"), lambda part: part.write_bytes(b"two!"),
+                                    Path.unlink, lambda part: (part.unlink(), part.mkdir())])  # fmt: skip
+@pytest.mark.parametrize("noted", [False, True])
+def test_done_are_the_shards_that_lie_there_in_their_full_size(
+    tmp_path: Path, change: Callable[[Path], object], noted: bool
+) -> None:
+    reads = (BytesRead("in", 0, 9, "a" * 64),) if noted else ()
+    records = finished(tmp_path / "out", reads=reads)
+    assert FolderDestination(tmp_path / "out").done("plan") == records
+    assert FolderDestination(tmp_path / "out").done("pla") == {}
+    assert FolderDestination(tmp_path / "out", restart=True).done("plan") == {}
+    published = tmp_path / "out" / "last.safetensors"
+    part_path(tmp_path / "out", "last.safetensors").rename(published)  # as publishing does, until it is killed
+    assert FolderDestination(tmp_path / "out").done("plan") == records
+    change(part_path(tmp_path / "out", "unet/model.safetensors"))
+    del records["unet/model.safetensors"]
+    # Where it says what was read, the others may be made of that too.
+    assert FolderDestination(tmp_path / "out").done("plan") == ({} if noted else records)
+
+
+def test_preparing_keeps_what_is_to_be_kept_and_removes_all_else_of_another_plan(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    records = finished(out)
+    names = {file: part_path(out, file).name for file in FILES}
+    (staged(out) / "sharding_file0.part").write_bytes(b"beside")
+    (staged(out) / "mine.txt").write_bytes(b"mine")
+    (out / "mine.safetensors.part").write_bytes(b"mine")
+    always = {"mine.safetensors.part", f"{STAGING_FOLDER}/mine.txt", f"{STAGING_FOLDER}/sharding_journal.part"}
+    for job_now, kept in ((JOB, [FILE, "last.safetensors"]), (JOB, [FILE]), (replace(JOB, plan_id="another"), [])):
+        target = FolderDestination(out)
+        target.prepare(job_now, [records[file] for file in kept], 0)
+        assert set(listing(out)) == always | {f"{STAGING_FOLDER}/{names[file]}" for file in kept}
+        assert target.lend() == LentDestination(RepoRef("folder", "out", ""), job_now.plan_id, folder=str(out))
+        assert target.unfinished() == job_now and target.has_finished_shards == bool(kept)
+        target.close()
+        assert set(FolderDestination(out).done(job_now.plan_id)) == set(kept)
+
+
+def test_a_folder_says_which_job_is_unfinished_in_it_until_it_is_published_or_discarded(tmp_path: Path) -> None:
+    source, out = write_source(tmp_path / "in"), tmp_path / "out"
+    options = Options("200B", order="natural")
+    for end in ("published", "discarded"):
+        events = job.shard(str(source), str(out), options)
+        next(event for event in events if isinstance(event, ShardFinished))
+        assert job.find_unfinished(str(out)) == FolderDestination(out).unfinished()
+        if end == "discarded":
+            events.close()
+        found = job.find_unfinished(str(out))
+        assert found and (found.options, found.source.repo_id) == (options, "in") and len(found.plan_id) == 64
+        if end == "discarded":
+            assert job.discard(str(out)).found
+        else:
+            list(events)
+        assert job.find_unfinished(str(out)) is None and not staged(out).exists()
+    finished(tmp_path / "cut")
+    journal = staged(tmp_path / "cut") / "sharding_journal.part"
+    journal.write_bytes(journal.read_bytes()[5:])
+    assert job.find_unfinished(str(tmp_path / "cut")) is None

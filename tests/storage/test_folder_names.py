@@ -1,0 +1,114 @@
+"""What has a name that a file of the result is to have, or would be loaded in its place, and is not ours."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import DestinationError
+from sharding.core.events import Verified
+from sharding.formats.names import STAGING_FOLDER
+from tests.conftest import listing
+from tests.folders import finish
+from tests.storage.publications import stable, write_pipeline, write_source
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here rests on what is really on the disk."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_source(tmp_path / "in")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def shown(out: Path) -> dict[str, bytes]:
+    """All files that are not in the folder of what is not published."""
+    return {path: data for path, data in listing(out).items() if not path.startswith(STAGING_FOLDER)}
+
+
+def run(source: Path, out: Path, moment: str, put: Path, *, as_folder: bool = False, overwrite: bool = False) -> None:
+    """Run a job; put a file, or a folder with one in it, to a place before it begins or before it publishes."""
+
+    def do() -> None:
+        (put if as_folder else put.parent).mkdir(parents=True, exist_ok=True)
+        (put / "inside" if as_folder else put).write_bytes(b"mine")
+
+    if moment == "before":
+        do()
+    for event in job.shard(str(source), str(out), "500B", overwrite=overwrite):
+        if moment == "meanwhile" and isinstance(event, Verified):
+            do()
+
+
+PIPELINE = {
+    "unet/diffusion_pytorch_model.safetensors": True,
+    "unet/diffusion_pytorch_model-00001-of-00009.safetensors": True,
+    "unet/diffusion_pytorch_model.safetensors.index.fp16.json": True,
+    "text_encoder/model.safetensors.index.json": True,
+    "text_encoder/config.json": True,  # a file beside the weights
+    "model_index.json": True,
+    "modules.json": True,
+    "model.safetensors.index.json": False,  # of no component
+    "text_encoder/pytorch_model.bin": False,  # what is loaded only where there are no safetensors
+    "unet/lora.safetensors": False,
+    "unet/notes.txt": False,
+    "vae/model.safetensors": False,
+}
+"""Files in the folder of a copy of a pipeline, and whether they would be replaced, or loaded instead."""
+
+
+@pytest.mark.parametrize("name", PIPELINE)
+def test_what_would_be_loaded_instead_is_looked_for_in_the_folder_of_every_component(tmp_path: Path, name: str) -> None:
+    source, out = write_pipeline(tmp_path / "in"), tmp_path / "out"
+    finish(job.shard(str(source), str(tmp_path / "whole"), "500B"))
+    if PIPELINE[name]:
+        with pytest.raises(DestinationError, match=f"{name} in .* would be replaced, or loaded instead") as refusal:
+            run(source, out, "meanwhile", out / name)
+        assert "--overwrite" in refusal.value.hint
+        assert shown(out) == {name: b"mine"}
+    else:
+        run(source, out, "meanwhile", out / name)
+        assert stable(out) == stable(tmp_path / "whole") | {name: b"mine"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors", "sub/tokenizer.json"])
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_a_folder_of_the_name_of_a_file_is_not_replaced_even_by_who_overwrites(
+    source: Path, out: Path, name: str, moment: str
+) -> None:
+    finish(job.shard(str(source), str(out), "1GB"))
+    if (out / name).exists():
+        (out / name).unlink()
+    before = shown(out)
+    with pytest.raises(DestinationError, match=f"{name} in .* is a folder, and the copy has a file of that name"):
+        run(source, out, moment, out / name, as_folder=True, overwrite=True)
+    assert shown(out) == {**before, f"{name}/inside": b"mine"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", ["config.json", "sub/tokenizer.json", "model-00001-of-00002.safetensors"])
+def test_a_link_of_the_name_of_a_file_is_replaced_itself_or_not_at_all(
+    source: Path, out: Path, tmp_path: Path, name: str, there: bool
+) -> None:
+    if there:
+        (tmp_path / "victim").write_bytes(b"theirs")
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(tmp_path / "victim")
+    (out / STAGING_FOLDER).mkdir()  # as after a job that was killed as it began
+    with pytest.raises(DestinationError, match=name):
+        finish(job.shard(str(source), str(out), "500B"))
+    assert (out / name).is_symlink()
+    finish(job.shard(str(source), str(out), "500B", overwrite=True))
+    finish(job.shard(str(source), str(tmp_path / "whole"), "500B"))
+    assert stable(out) == stable(tmp_path / "whole") and not (out / name).is_symlink()
+    assert (tmp_path / "victim").exists() == there
+    assert not there or (tmp_path / "victim").read_bytes() == b"theirs"

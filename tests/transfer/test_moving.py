@@ -1,0 +1,248 @@
+"""Shards on their way: how many at a time, how much of them in memory, in which order they are told, and their end."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from threading import Barrier, Event, Lock
+
+import pytest
+from blake3 import blake3
+
+from sharding.core.errors import DestinationError, SourceError
+from sharding.core.limits import BATCHES_AHEAD
+from sharding.core.values import Shard, ShardRecord, TensorEntry
+from sharding.transfer.lanes import Done
+from sharding.transfer.noting_source import NotingSource
+from sharding.transfer.stream import digest_shards, move_shards
+from tests.folders import result_of
+from tests.fuzz.targets import Memory
+
+LONG = 30.0
+"""Seconds for what comes at once, unless something is broken."""
+MOMENT = 0.1
+"""Seconds that something has to come that must not."""
+
+HEADER = b"header"
+
+
+class Writer:
+    """A shard that is kept in memory. Each of its deeds can be made to wait."""
+
+    def __init__(self, sink: "Sink", file: str) -> None:
+        self.sink, self.file, self.data = sink, file, b""
+
+    def write(self, data: bytes) -> None:
+        self.sink.on_write(self)
+        self.data += data
+
+    def finish(self) -> str:
+        self.sink.on_finish(self)
+        self.sink.leave(self)
+        return hashlib.sha256(self.data).hexdigest()
+
+    def abort(self) -> None:
+        self.sink.aborted.append(self.file)
+
+
+class Sink:
+    """A sink in memory, which counts how many shards are open. See `protocols.ShardSink`."""
+
+    def __init__(self, at_once: int = 2) -> None:
+        self.shards_at_once = at_once
+        self.records: list[ShardRecord] = []
+        self.written: dict[str, bytes] = {}
+        self.aborted: list[str] = []
+        self.open_now = self.most_open = 0
+        self.lock = Lock()
+        self.on_open: Callable[[str], object] = lambda file: None
+        self.on_write: Callable[[Writer], object] = lambda writer: None
+        self.on_finish: Callable[[Writer], object] = lambda writer: None
+
+    def open_shard(self, file: str) -> Writer:
+        with self.lock:
+            self.open_now += 1
+            self.most_open = max(self.most_open, self.open_now)
+        self.on_open(file)
+        return Writer(self, file)
+
+    def leave(self, writer: Writer) -> None:
+        with self.lock:
+            self.open_now -= 1
+            self.written[writer.file] = writer.data
+
+    def note(self, record: ShardRecord) -> None:
+        self.records.append(record)
+
+
+def some_shards(count: int, size: int = 64) -> tuple[Memory, list[Shard]]:
+    """A source of so many files, and shards with one of them each; the first tensor of each is empty."""
+    files = {f"in{n}": bytes([n]) * size for n in range(count)}
+    shards = [
+        Shard(
+            f"out{n}",
+            (TensorEntry(f"e{n}", "U8", (0,), f"in{n}", 0, 0), TensorEntry(f"t{n}", "U8", (size,), f"in{n}", 0, size)),
+            size,
+        )
+        for n in range(count)
+    ]
+    return Memory(b"", files), shards
+
+
+def move(source: Memory, shards: list[Shard], sink: Sink, noted: NotingSource | None = None) -> dict[str, ShardRecord]:
+    events = move_shards("transfer", shards, lambda shard: HEADER, noted or source, sink, noted)
+    return {event.result.file: event.result for event in events if isinstance(event, Done)}
+
+
+def test_a_shard_is_its_header_and_its_tensors_and_its_record_says_what_it_is() -> None:
+    source, shards = some_shards(3)
+    sink = Sink()
+    records = move(source, shards, sink)
+    for n, shard in enumerate(shards):
+        data = bytes([n]) * 64
+        assert sink.written[shard.file] == HEADER + data
+        digests = {f"e{n}": blake3(b"").hexdigest(), f"t{n}": blake3(data).hexdigest()}
+        sha256 = hashlib.sha256(HEADER + data).hexdigest()
+        assert records[shard.file] == ShardRecord(shard.file, 64 + len(HEADER), sha256, digests)
+    assert {record.file: record for record in sink.records} == records and len(sink.records) == 3
+    assert result_of(digest_shards(shards, lambda shard: HEADER, source)) == records
+    assert sink.aborted == []
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 5])
+def test_as_many_shards_are_open_as_the_sink_takes(at_once: int) -> None:
+    source, shards = some_shards(2 * at_once + 1)
+    sink = Sink(at_once)
+    together, too_many = Barrier(at_once), Event()
+    begun = 0
+
+    def on_open(file: str) -> None:
+        nonlocal begun
+        with sink.lock:
+            begun += 1
+            mine = begun
+        if sink.open_now > at_once:
+            too_many.set()
+        if mine <= at_once:
+            together.wait(LONG)
+            assert not too_many.wait(MOMENT)
+
+    sink.on_open = on_open
+    assert len(move(source, shards, sink)) == len(shards)
+    assert sink.most_open == at_once
+
+
+@pytest.mark.parametrize(
+    ("count", "ranges_at_once", "ahead"),
+    [(1, 1, BATCHES_AHEAD), (2, 1, 0), (2, 4, BATCHES_AHEAD), (1, 4, BATCHES_AHEAD)],
+)
+def test_of_each_shard_no_more_batches_are_in_memory_than_are_said(count: int, ranges_at_once: int, ahead: int) -> None:
+    source, shards = some_shards(count, 64 * 10)
+    source.batch_bytes, source.ranges_at_once = 64, ranges_at_once
+    read, sink = source.read, Sink()
+    begun, written = Counter[str](), Counter[str]()
+    full, too_many = {f"in{n}": Event() for n in range(count)}, Event()
+
+    def counted(file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        assert end_byte - start_byte <= 64
+        begun[file] += 1
+        if begun[file] >= 1 + ahead:
+            full[file].set()
+        if begun[file] > written[file] + 1 + ahead:
+            too_many.set()
+        return read(file, start_byte, end_byte)
+
+    def on_write(writer: Writer) -> None:
+        file = writer.file.replace("out", "in")
+        if not writer.data:  # the header, which comes before all batches
+            return
+        if len(writer.data) == len(HEADER):
+            assert full[file].wait(LONG)
+            assert not too_many.wait(MOMENT)
+        written[file] += 1
+
+    source.read = counted  # type: ignore[method-assign]
+    sink.on_write = on_write
+    move(source, shards, sink)
+    assert not too_many.is_set()
+    assert begun == {f"in{n}": 10 for n in range(count)} == written
+    assert all(sink.written[f"out{n}"] == HEADER + bytes([n]) * 640 for n in range(count))
+
+
+def test_what_was_read_for_a_shard_is_noted_with_it_or_before_it() -> None:
+    source, shards = some_shards(2)
+    noted, sink = NotingSource(source), Sink()
+    second_is_read, first_notes, second_notes = Event(), Event(), Event()
+    first: list[str] = []
+    known: set[str] = set()
+
+    def on_finish(writer: Writer) -> None:
+        with sink.lock:
+            first.append(writer.file)
+        if first[0] == writer.file:
+            assert second_is_read.wait(LONG)
+        else:
+            second_is_read.set()
+            assert first_notes.wait(LONG)
+
+    def note(record: ShardRecord) -> None:
+        if first[0] == record.file:
+            first_notes.set()
+            second_notes.wait(MOMENT)
+        else:
+            second_notes.set()
+        reads = {read.file for read in record.reads}
+        assert record.file.replace("out", "in") in known | reads, "a crash now would lose what this is made of"
+        known.update(reads)
+        Sink.note(sink, record)
+
+    sink.on_finish = on_finish
+    sink.note = note  # type: ignore[method-assign]
+    records = move(source, shards, sink, noted)
+    reads = [read for record in sink.records for read in record.reads]
+    assert sorted((read.file, read.start_byte, read.end_byte) for read in reads) == [("in0", 0, 64), ("in1", 0, 64)]
+    assert {record.file: record for record in sink.records} == records
+    assert noted.take() == ()
+
+
+@pytest.mark.parametrize("end", ["closed", "error of the source", "error of the sink"])
+def test_who_writes_is_woken_at_the_end_and_what_is_finished_is_left_alone(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.transfer.lanes.LAST_SECONDS", LONG)
+    source, shards = some_shards(4)
+    sink = Sink(3)
+    are_stuck, released, ended = Barrier(3), Event(), list[str]()
+    is_told, all_are_stuck = Event(), Event()
+
+    def on_write(writer: Writer) -> None:
+        if writer.file == "out0" or not writer.data:
+            return
+        are_stuck.wait(LONG)
+        all_are_stuck.set()
+        if end != "closed" and writer.file == "out3":
+            assert is_told.wait(LONG)
+            raise SourceError("gone") if end == "error of the source" else DestinationError("full")
+        assert released.wait(LONG)
+        ended.append(writer.file)
+        raise DestinationError("given up")
+
+    def abort(writer: Writer) -> None:
+        sink.aborted.append(writer.file)
+        released.set()
+
+    monkeypatch.setattr(Writer, "abort", abort)
+    sink.on_write = on_write
+    events = move_shards("transfer", shards, lambda shard: HEADER, source, sink)
+    first = next(event for event in events if isinstance(event, Done))
+    assert first.result.file == "out0"
+    if end == "closed":
+        next(events)  # by which the last one is begun
+        assert all_are_stuck.wait(LONG)
+        events.close()  # type: ignore[attr-defined]
+    else:
+        is_told.set()
+        with pytest.raises((SourceError, DestinationError), match="gone|full"):
+            list(events)
+    assert "out0" not in sink.aborted and {"out1", "out2"} <= set(sink.aborted)
+    assert {"out1", "out2"} <= set(ended)
+    assert [record.file for record in sink.records] == ["out0"]
