@@ -2,7 +2,6 @@
 
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
