@@ -1,22 +1,26 @@
 """Which files of a source are put together again for a proof, and which results are read back meanwhile."""
 
-from collections.abc import Generator
-from dataclasses import replace
+import hashlib
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from sharding.checkpoint.read import read_checkpoint
+from sharding import job
+from sharding.checkpoint.read import read_checkpoint, read_headers
 from sharding.core.events import Progress, ShardFinished
+from sharding.core.meter import Meter
 from sharding.core.options import Options
 from sharding.core.protocols import Destination
-from sharding.core.values import Checkpoint, FileEntry, ShardRecord
+from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Verification
 from sharding.planning.plan import plan_checkpoint, shard_header
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.transfer.prepare import prepared_stream
-from sharding.verify.digests import Reader, ThisMachine
+from sharding.verify.digests import Reader, ThisMachine, digest_tensors
 from sharding.verify.source_hashes import stated_files
-from sharding.verify.staged import reading_back
+from sharding.verify.staged import reading_back, verify_staged
 from tests.conftest import in_two_files
 from tests.folders import result_of
 
@@ -133,3 +137,48 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
     target, reader = Target(), cast(Reader, ThisMachine() if is_here else Others())
     assert result_of(reading_back(moving(), prepared, origin, cast(Destination, target), reader)) == (records, {})
     assert target.asked == ([event.file for event in told] if of_use else [])
+
+
+@dataclass
+class Staged:
+    """A place whose finished shards lie in a folder, of which it states the hashes, as a Hub does."""
+
+    folder: Path
+    reading: FolderSource | None = None
+
+    def open_staged(self, files: Iterable[str]) -> FolderSource:
+        source = FolderSource("staged", {file: self.folder / file for file in files})
+        hashes = {file: hashlib.sha256((self.folder / file).read_bytes()).hexdigest() for file in files}
+        source.files = tuple(replace(file, sha256=hashes[file.path]) for file in source.files)
+        self.reading = source
+        return source
+
+
+@pytest.mark.parametrize("at", [0, 1, -1])
+def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_finished(
+    source: FolderSource, checkpoint: Checkpoint, tmp_path: Path, at: int
+) -> None:
+    *_, _ = job.shard(str(source.folder), str(tmp_path / "out"), "60kB")
+    plan = plan_checkpoint(checkpoint, Options("60kB"))
+    prepared = prepared_stream(source, checkpoint, plan, {})
+    records = result_of(ThisMachine().make_again(prepared, plan.shards, source))
+    place = Staged(tmp_path / "out")
+    held = [FileEntry(record.file, record.bytes) for record in records.values()]
+    tensors = [tensor for header in read_headers(place.open_staged(records), held) for tensor in header.tensors]
+    digests = result_of(digest_tensors(place.open_staged(records), tensors))
+    read = {tensor: digests[tensor.name] for tensor in tensors}
+
+    def proof() -> Verification:
+        given = (prepared, source, records, read, cast(Destination, place), Meter(), ThisMachine(), {})
+        return result_of(verify_staged(*given))
+
+    sound = proof()
+    assert (sound.identical, sound.tensors, sound.bytes) == (True, len(tensors), checkpoint.total_bytes)
+    assert place.reading
+    headers = place.reading.bytes_read
+    last = [tensor for tensor in tensors if tensor.file == plan.shards[at].file][-1]
+    data = bytearray((place.folder / last.file).read_bytes())
+    data[-1] ^= 1
+    (place.folder / last.file).write_bytes(data)
+    assert proof().mismatches == (Mismatch(last.name, "its bytes differ"),)
+    assert place.reading.bytes_read == headers + plan.shards[at].bytes, "the others are not read again"
