@@ -210,7 +210,9 @@ def test_what_an_earlier_run_left_is_said_to_be_compared_with_a_folder_alone(
             if isinstance(event, Report):
                 said = event.verification.method
     assert kept > 1
-    assert (f"; {kept} shards of an earlier run compared with the source's tensors before" in said) is (place == "folder")
+    assert (f"; {kept} shards of an earlier run compared with the source's tensors before" in said) is (
+        place == "folder"
+    )
     assert "earlier run" not in shard(hub, source, str(tmp_path / "fresh")).verification.method
 
 
