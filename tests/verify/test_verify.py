@@ -36,6 +36,26 @@ def test_verify_names_the_tensor_that_differs(checkpoint: Path, tmp_path: Path) 
     ]
 
 
+@pytest.mark.parametrize("side", ["original", "copy"])
+def test_every_tensor_of_every_file_is_read_to_its_last_byte(checkpoint: Path, tmp_path: Path, side: str) -> None:
+    out = tmp_path / "out"
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    changed = checkpoint if side == "original" else out
+    *_, sound = job.verify(str(checkpoint), str(out))
+    assert isinstance(sound, Verified) and sound.verification.identical
+    tensors = job.inspect(str(changed)).tensors
+    assert sound.verification.tensors == len(tensors) == 14
+    for tensor in tensors:
+        data = (changed / tensor.file).read_bytes()
+        wrong = bytearray(data)
+        wrong[tensor.end_byte - 1] ^= 1
+        (changed / tensor.file).write_bytes(wrong)
+        *_, verified = job.verify(str(checkpoint), str(out))
+        assert isinstance(verified, Verified)
+        assert [one.tensor for one in verified.verification.mismatches] == [tensor.name]
+        (changed / tensor.file).write_bytes(data)
+
+
 def test_verify_names_missing_extra_and_reshaped_tensors(tmp_path: Path) -> None:
     one = write_checkpoint(tmp_path / "one", {"model.safetensors": {"a": np.zeros(4), "b": np.zeros(4)}}, index=False)
     two = write_checkpoint(
