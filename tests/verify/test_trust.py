@@ -11,7 +11,7 @@ import torch
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, FileEntry
+from sharding.core.values import Checkpoint, FileEntry, RepoRef
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import judge, lowered
 from tests.conftest import random_tensors, write_checkpoint
@@ -92,6 +92,46 @@ def test_of_a_commit_that_no_branch_leads_to_it_is_neither_green_nor_red(told: T
         assert found.level == "unreached" and "No branch and no tag of a/b" in found.reasons[0]
     wrong = judge(unmerged.report, (), unmerged.copy, unmerged.original)
     assert wrong.level == "contradicted" and lowered(wrong, ("a/b@1",)) == wrong
+
+
+def _of_a_repo(told: Told, **source: str) -> Told:
+    """A result in the repo me/copy whose report names a repo as its source."""
+    report = replace(told.report, source=replace(told.report.source, kind="hub", **source))
+    copy = replace(told.copy, source=RepoRef("hub", "me/copy", "1" * 40))
+    original = replace(told.original or told.copy, source=RepoRef("hub", source["repo_id"], source["revision"]))
+    return replace(told, report=report, copy=copy, original=original)
+
+
+@pytest.mark.parametrize("commit", ["1" * 40, "2" * 40], ids=["that commit", "an earlier commit"])
+def test_a_result_that_names_itself_as_its_source_is_contradicted(told: Told, commit: str) -> None:
+    itself = _of_a_repo(told, repo_id="me/copy", revision=commit)
+    for original in (itself.original, None):
+        found = judge(itself.report, itself.files, itself.copy, original)
+        assert found.level == "contradicted" and "names the repo itself as its source" in found.reasons[0]
+    other = _of_a_repo(told, repo_id="me/source", revision=commit)
+    assert judge(other.report, other.files, other.copy, other.original).level == "fits"
+
+
+def test_a_commit_of_the_source_that_is_another_than_the_report_says_is_contradicted(told: Told) -> None:
+    other = _of_a_repo(told, repo_id="me/source", revision="2" * 40)
+    assert other.original
+    moved = replace(other.original, source=RepoRef("hub", "me/source", "3" * 40))
+    found = judge(other.report, other.files, other.copy, moved)
+    assert (found.level, found.reasons[0]) == (
+        "contradicted",
+        "me/source has no commit 222222222222 of that name.",
+    )
+
+
+def test_every_commit_that_no_branch_leads_to_is_named_once_and_before_all_else(told: Told) -> None:
+    copy = replace(told.copy, unreached=("a/copy@" + "1" * 40, "a/base@" + "2" * 40))
+    original = replace(told.original or told.copy, unreached=("a/source@" + "3" * 40, "a/base@" + "2" * 40))
+    found = judge(told.report, told.files, copy, original)
+    repos = [reason.partition("no tag of ")[2].partition(" is known")[0] for reason in found.reasons[:3]]
+    assert (found.level, repos) == ("unreached", ["a/copy", "a/base", "a/source"])
+    assert found.reasons[3:] == judge(told.report, told.files, told.copy, told.original).reasons
+    claimed = judge(told.report, told.files, copy, None, "It is gone.")
+    assert claimed.level == "unreached" and "cannot be compared: It is gone." in claimed.reasons[-1]
 
 
 LIES: dict[str, tuple[Callable[[Told], Told], str]] = {

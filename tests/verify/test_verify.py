@@ -1,8 +1,11 @@
 """Verifying names what differs, and refuses digests that are none."""
 
 import json
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from shutil import copytree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.core.errors import Refused, SourceError
+from sharding.core.errors import Refused, SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from tests.conftest import write_checkpoint
 from tests.folders import finish
@@ -31,6 +34,26 @@ def test_verify_names_the_tensor_that_differs(checkpoint: Path, tmp_path: Path) 
     assert [(mismatch.tensor, mismatch.problem) for mismatch in verified.verification.mismatches] == [
         ("layers.7.weight", "its bytes differ")
     ]
+
+
+@pytest.mark.parametrize("side", ["original", "copy"])
+def test_every_tensor_of_every_file_is_read_to_its_last_byte(checkpoint: Path, tmp_path: Path, side: str) -> None:
+    out = tmp_path / "out"
+    finish(job.shard(str(checkpoint), str(out), "60kB"))
+    changed = checkpoint if side == "original" else out
+    *_, sound = job.verify(str(checkpoint), str(out))
+    assert isinstance(sound, Verified) and sound.verification.identical
+    tensors = job.inspect(str(changed)).tensors
+    assert sound.verification.tensors == len(tensors) == 14
+    for tensor in tensors:
+        data = (changed / tensor.file).read_bytes()
+        wrong = bytearray(data)
+        wrong[tensor.end_byte - 1] ^= 1
+        (changed / tensor.file).write_bytes(wrong)
+        *_, verified = job.verify(str(checkpoint), str(out))
+        assert isinstance(verified, Verified)
+        assert [one.tensor for one in verified.verification.mismatches] == [tensor.name]
+        (changed / tensor.file).write_bytes(data)
 
 
 def test_verify_names_missing_extra_and_reshaped_tensors(tmp_path: Path) -> None:
@@ -91,14 +114,51 @@ def test_digests_that_are_none_are_refused(checkpoint: Path, tmp_path: Path, cha
         list(job.verify(str(out), str(out), quick=True))
 
 
-def test_digests_of_other_weights_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+OTHER: dict[str, Callable[[dict[str, Any]], object]] = {
+    "one fewer": lambda tensors: tensors.pop("layers.3.weight"),
+    "one more": lambda tensors: tensors.update(more=tensors["layers.3.weight"]),
+    "another name": lambda tensors: tensors.update(more=tensors.pop("layers.3.weight")),
+    "another dtype": lambda tensors: tensors["layers.3.weight"].update(dtype="I32"),
+    "another shape": lambda tensors: tensors["layers.3.weight"].update(shape=[50, 100]),
+}
+
+
+@pytest.mark.parametrize("other", OTHER)
+def test_digests_of_other_weights_are_refused(checkpoint: Path, tmp_path: Path, other: str) -> None:
+    right, out = tmp_path / "right", tmp_path / "out"
     finish(job.shard(str(checkpoint), str(out), "60kB"))
+    copytree(out, right)
     document = json.loads((out / "sharding_digests.json").read_text())
-    document["tensors"].pop("layers.3.weight")
+    OTHER[other](document["tensors"])
     (out / "sharding_digests.json").write_text(json.dumps(document))
-    with pytest.raises(SourceError, match="does not describe the weights"):
-        list(job.verify(str(out), str(out), quick=True))
+    for pair in ((out, out), (right, out), (out, right)):
+        with pytest.raises(SourceError, match="does not describe the weights") as refusal:
+            list(job.verify(*map(str, pair), quick=True))
+        assert "without --quick" in refusal.value.hint
+
+
+def test_stored_digests_say_nothing_of_a_cast(checkpoint: Path, tmp_path: Path) -> None:
+    finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
+    for choice in ({"dtype": "bf16"}, {"dequantize": True}):
+        with pytest.raises(UsageError, match="say nothing of a cast"):
+            list(job.verify(str(tmp_path / "out"), str(tmp_path / "out"), quick=True, **choice))  # type: ignore[arg-type]
+
+
+def test_a_quick_look_names_every_tensor_whose_stored_digests_differ(checkpoint: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    finish(job.shard(str(checkpoint), str(one), "60kB"))
+    copytree(one, other)
+    document = json.loads((other / "sharding_digests.json").read_text())
+    wrong = ["layers.7.weight", "norm.steps"]
+    for name in wrong:
+        document["tensors"][name]["blake3"] = "0" * 64
+    (other / "sharding_digests.json").write_text(json.dumps(document))
+    for pair in ((one, other), (other, one)):
+        (verified,) = job.verify(*map(str, pair), quick=True)
+        assert isinstance(verified, Verified)
+        assert {(one.tensor, one.problem) for one in verified.verification.mismatches} == {
+            (name, "its bytes differ") for name in wrong
+        }
 
 
 def test_a_variant_is_that_of_the_original_alone(tmp_path: Path) -> None:

@@ -1,0 +1,196 @@
+"""The documents beside a result: what its report and its digests say, in which order, and what contradicts itself."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import SourceError
+from sharding.core.hints import PipelineCut
+from sharding.core.limits import MAX_CARD_BYTES
+from sharding.core.options import Options
+from sharding.core.values import Finding, Mismatch, RepoRef, ShardRecord, Stage
+from sharding.formats.model_card import ModelCard
+from sharding.planning.plan import plan_checkpoint
+from sharding.report.digests import digests_json, parse_digests
+from sharding.report.report import summarize_plan, summarize_source
+from sharding.report.schema import Report, parse_report, to_json
+from sharding.report.source_card import read_card
+from sharding.storage.folder_source import open_folder
+from tests.conftest import in_two_files
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = in_two_files(tmp_path_factory.mktemp("documents") / "in")
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> Report:
+    *_, report = job.shard(str(folder), str(folder.parent / "out"), "60kB")
+    assert isinstance(report, Report)
+    return report
+
+
+def test_digests_stand_in_the_order_of_the_plan(folder: Path) -> None:
+    plan = plan_checkpoint(job.inspect(str(folder)), Options("60kB"))
+    records = {
+        shard.file: ShardRecord(shard.file, 7 + n, f"{n:064x}", {t.name: f"{m:064x}" for m, t in enumerate(shard.tensors)})
+        for n, shard in reversed(list(enumerate(plan.shards)))
+    }  # fmt: skip
+    told = digests_json(plan, "a plan", records)
+    assert list(told) == ["schema", "plan_id", "shards", "tensors"] and told["plan_id"] == "a plan"
+    assert list(told["shards"].items()) == [
+        (shard.file, {"bytes": 7 + n, "sha256": f"{n:064x}"}) for n, shard in enumerate(plan.shards)
+    ]
+    assert list(told["tensors"].items()) == [
+        (tensor.name, {"dtype": tensor.dtype, "shape": list(tensor.shape), "blake3": f"{m:064x}"})
+        for shard in plan.shards
+        for m, tensor in enumerate(shard.tensors)
+    ]
+    read = parse_digests(json.dumps(told).encode())
+    assert (read.hash, list(read.tensors)) == ("BLAKE3", list(told["tensors"]))
+    first, *others = told["tensors"].values()
+    first["sha256"] = first.pop("blake3")
+    with pytest.raises(SourceError, match="is not valid"):  # of both hashes
+        parse_digests(json.dumps(told).encode())
+    for other in others:
+        other["sha256"] = other.pop("blake3")
+    older = parse_digests(json.dumps(told).encode())
+    assert (older.hash, older.tensors) == ("SHA-256", read.tensors)
+
+
+def test_the_answer_comes_first_and_what_is_rare_stands_there_only_where_it_holds(report: Report) -> None:
+    usual = ["identical", "tensors", "bytes", "seconds", "method", "mismatches", "dtype", "dequantized"]
+    rare: dict[str, Any] = {"unstated": True, "unreached": ("a/b@1",), "unchecked": ("names",)}
+    proof = replace(report.verification, unstated=False, unreached=(), unchecked=())
+    for chosen in ((), ("unstated",), ("unreached",), ("unchecked",), tuple(rare)):
+        told = to_json(replace(report, verification=replace(proof, **{name: rare[name] for name in chosen})))
+        assert list(told["verification"]) == [*usual, *chosen]
+    differs = replace(proof, mismatches=(Mismatch("a", "it is missing"),))
+    assert to_json(replace(report, verification=differs))["verification"]["identical"] is False
+
+
+def test_a_source_and_a_plan_are_summed_up(folder: Path) -> None:
+    checkpoint = replace(job.inspect(str(folder)), findings=(Finding("info", "first", "Of the source."),))
+    told = summarize_source(checkpoint)
+    assert [(file.file, file.bytes, file.tensors) for file in told.weight_files] == [
+        (name, (folder / name).stat().st_size, tensors)
+        for name, tensors in (("model-00001-of-00002.safetensors", 8), ("model-00002-of-00002.safetensors", 6))
+    ]
+    assert told.dtypes == {"F32": 12 * 5000 * 4, "I64": 7 * 8, "F16": 27 * 2}
+    assert (told.tensors, told.total_parameters) == (14, 12 * 5000 + 7 + 27)
+    assert told.total_bytes == sum(told.dtypes.values())
+    assert {(file.file, file.bytes) for file in told.side_files} >= {("tokenizer.json", 2)}
+    plan = replace(plan_checkpoint(checkpoint, Options("60kB")), findings=(Finding("info", "last", "Of the plan."),))
+    summary = summarize_plan(plan, checkpoint.findings)
+    assert [finding.code for finding in summary.findings] == ["first", "last"]
+    assert [(shard.file, shard.bytes, shard.tensors) for shard in summary.shards] == [
+        (shard.file, sum(tensor.bytes for tensor in shard.tensors), tuple(tensor.name for tensor in shard.tensors))
+        for shard in plan.shards
+    ]
+    assert (summary.max_shard_bytes, summary.total_bytes) == (60_000, told.total_bytes)
+    assert list(to_json(summary))[-5:] == ["weight_map", "stages", "pipeline", "rank", "findings"]
+    assert list(to_json(summary)["weight_map"].items()) == list(plan.weight_map.items()) == list(summary.weight_map.items())  # fmt: skip
+
+
+def _plan(report: Report, **plan: Any) -> Report:
+    return replace(report, plan=replace(report.plan, **plan))
+
+
+def _proof(report: Report, **proof: Any) -> Report:
+    return replace(report, verification=replace(report.verification, **proof))
+
+
+def _cut(report: Report, *layers: tuple[int, int], stages: int = 2, rank: int | None = None) -> Report:
+    files = [shard.file for shard in report.plan.shards]
+    parts = tuple(Stage((), (), (files[n],), 1, ()) for n in range(stages))
+    return _plan(report, pipeline=PipelineCut("5.23.0", layers), stages=parts, rank=rank)
+
+
+def _at(report: Report, n: int, **shard: Any) -> Report:
+    return replace(report, shards=(*report.shards[:n], replace(report.shards[n], **shard), *report.shards[n + 1 :]))
+
+
+CONTRADICTIONS: dict[str, tuple[str, Callable[[Report], Report]]] = {
+    "one shard fewer": ("written are not those", lambda told: replace(told, shards=told.shards[:-1])),
+    "shards in another order": ("written are not those", lambda told: replace(told, shards=told.shards[::-1])),
+    "another last shard": (
+        "written are not those",
+        lambda told: _at(told, -1 % len(told.shards), file="x.safetensors"),
+    ),
+    "a last shard that is no file": ("none of the files", lambda told: replace(told, files=(told.shards[0].file,))),
+    "a last shard without header": (
+        "fewer bytes than its tensors",
+        lambda told: _at(told, -1 % len(told.shards), bytes=told.plan.shards[-1].bytes),
+    ),
+    "another dtype proved": ("verified is not what was planned", lambda told: _proof(told, dtype="bf16")),
+    "one tensor fewer proved": ("verified is not what was planned", lambda told: _proof(told, tensors=13)),
+    "one byte more proved": (
+        "verified is not what was planned",
+        lambda told: _proof(told, bytes=told.plan.total_bytes + 1),
+    ),
+    "dequantized in the proof only": ("dequantized is not what was", lambda told: _proof(told, dequantized="fp8")),
+    "dequantized in the plan only": (
+        "dequantized is not what was",
+        lambda told: _plan(_proof(told, dtype="bf16"), dequantized="fp8", dtype="bf16"),
+    ),
+    "dequantized without a dtype": (
+        "without a dtype",
+        lambda told: _plan(_proof(told, dequantized="fp8"), dequantized="fp8"),
+    ),
+    "a gap between ranks": ("ranks are not those", lambda told: _cut(told, (0, 2), (3, 4))),
+    "ranks that do not begin at the first layer": ("ranks are not those", lambda told: _cut(told, (1, 2), (2, 4))),
+    "a rank without layers": ("ranks are not those", lambda told: _cut(told, (0, 2), (2, 2))),
+    "a stage more than ranks": ("ranks are not those", lambda told: _cut(told, (0, 2), (2, 4), stages=3)),
+    "a rank beyond the last": ("ranks are not those", lambda told: _cut(told, (0, 2), (2, 4), rank=2)),
+    "a rank's part in a repo": (
+        "no whole repo",
+        lambda told: replace(_cut(told, (0, 2), (2, 4), rank=1), destination=RepoRef("hub", "a/b", "")),
+    ),
+}
+
+
+@pytest.mark.parametrize("contradiction", CONTRADICTIONS)
+def test_a_report_that_contradicts_itself_is_refused_with_the_contradiction(report: Report, contradiction: str) -> None:
+    reason, changed = CONTRADICTIONS[contradiction]
+    with pytest.raises(SourceError, match=f"it contradicts itself: .*{reason}"):
+        parse_report(json.dumps(to_json(changed(report))))
+
+
+def test_what_could_be_taken_for_a_contradiction_and_is_none_is_read(report: Report) -> None:
+    differs = _proof(report, tensors=3, bytes=7, mismatches=(Mismatch("a", "it is missing"),))
+    classic = replace(report, engine="classic", source=replace(report.source, tensors=99))
+    cast = _plan(_proof(report, dtype="bf16"), dtype="bf16")
+    smaller = replace(cast, source=replace(cast.source, total_bytes=7))
+    parts = (_cut(report, (0, 2), (2, 4)), *(_cut(report, (0, 2), (2, 4), rank=rank) for rank in (0, 1)))
+    for told in (report, differs, classic, cast, smaller, *parts):
+        assert parse_report(json.dumps(to_json(told))) == told
+
+
+# --- The card of the source --------------------------------------------------------------------------------
+
+
+def test_a_card_is_read_up_to_a_bound_and_a_lost_one_is_an_error(tmp_path: Path) -> None:
+    source = in_two_files(tmp_path / "in")
+    assert read_card(open_folder(str(source))) == ModelCard()
+    card = source / "README.md"
+    card.write_bytes(b"\xef\xbb\xbf---\nlicense: mit\n---\nMine \xff.".ljust(MAX_CARD_BYTES))
+    found = read_card(open_folder(str(source)))
+    assert (found.metadata, found.text.strip(), found.problem) == ({"license": "mit"}, "Mine \N{REPLACEMENT CHARACTER}.", "")  # fmt: skip
+    card.write_bytes(card.read_bytes() + b" ")
+    opened = open_folder(str(source))
+    before = opened.bytes_read
+    assert read_card(opened) == ModelCard(problem="the file has more than 1.0 MB")
+    assert opened.bytes_read == before, "nothing of it is read"
+    card.write_text("Mine.")
+    opened = open_folder(str(source))
+    card.unlink()
+    with pytest.raises(SourceError, match=r"README\.md cannot be read"):
+        read_card(opened)

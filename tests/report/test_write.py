@@ -1,0 +1,63 @@
+"""What is written beside the shards says the terms of the source, and the dtype that every part of it has now."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sharding import job
+from sharding.core.options import Options
+from sharding.report.write import rewritten_configs
+from sharding.storage.folder_source import open_folder
+from tests.conftest import random_tensors, write_checkpoint
+from tests.hubs import download, push, shard
+from tests.inhouse import InHouse, hub_in_house
+from tests.storage.publications import write_pipeline
+
+BEFORE = "---\nlicense: mit\nlanguage: en\n---\nThe model.\n"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[InHouse]:
+    with hub_in_house(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("takes", [True, False], ids=["taken", "not taken"])
+def test_the_terms_of_a_private_source_are_said_also_where_the_hub_does_not_take_its_metadata(
+    hub: InHouse, tmp_path: Path, private: bool, takes: bool
+) -> None:
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, index=False)
+    (folder / "README.md").write_text(BEFORE)
+    push(hub, folder, "alice/source", private=private)
+    with hub.failing(*([] if takes else ["status:400@POST /api/validate-yaml#1"])):
+        shard(hub, "alice/source", "alice/copy", "40kB")
+    card = (download(hub, "alice/copy", tmp_path / "down") / "README.md").read_text()
+    terms = f"The original is gated or private: [its page]({hub.address}/alice/source) says under which terms"
+    assert (terms in card) is private
+    metadata = yaml.safe_load(card.split("---")[1])
+    assert metadata["base_model"] == "alice/source"
+    assert (metadata.get("license"), metadata.get("language")) == (("mit", "en") if takes else (None, None))
+    assert ("does not take the metadata" in card and "license: mit" in card) is not takes
+    assert card.count("The model.") == 1
+
+
+def test_the_configuration_of_every_component_says_the_new_dtype(tmp_path: Path) -> None:
+    folder = write_pipeline(tmp_path / "in")
+    parts = ("text_encoder", "unet")
+    for part in (*parts, "scheduler"):
+        (folder / part).mkdir(exist_ok=True)
+        said = {"torch_dtype": "float32", "name": part, "inner": {"dtype": "float32"}}
+        (folder / part / "config.json").write_text(json.dumps(said))
+    (folder / "config.json").write_text('{"torch_dtype": "float32"}')
+    source, checkpoint = open_folder(str(folder)), job.inspect(str(folder))
+    found = rewritten_configs(source, checkpoint, Options(dtype="fp16"))
+    assert {path: json.loads(text) for path, text in found.items()} == {
+        f"{part}/config.json": {"torch_dtype": "float16", "name": part, "inner": {"dtype": "float16"}} for part in parts
+    }
+    for text in found.values():
+        assert text.startswith(b"{\n  ") and text.endswith(b"}\n") and not text.endswith(b"\n\n")
+    assert rewritten_configs(source, checkpoint, Options()) == {}

@@ -1,0 +1,259 @@
+"""What a Hub states of each file is held against each, of either side; what it does not state is said."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_hub import CommitOperationAdd, constants
+from safetensors.numpy import save_file
+
+from sharding import job
+from sharding.core.errors import SourceError
+from sharding.core.events import ShardFinished, Verified
+from sharding.core.options import Options
+from sharding.core.values import FileEntry, Verification
+from sharding.report.schema import Report
+from sharding.storage import hub_retry as retry
+from sharding.storage.hub_source import HubSource
+from sharding.storage.hub_staging import STAGING_BRANCH
+from tests.conftest import in_two_files
+from tests.hubs import TOKEN, exists, files_of, push, shard
+from tests.inhouse import InHouse, hub_in_house
+
+SOURCE, MADE = "alice/source", "alice/made"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX, ADAPTER = "model.safetensors.index.json", "lora/adapter_model.safetensors"
+PARTS = ("text_encoder/model.safetensors", "unet/diffusion_pytorch_model.safetensors")
+LFS = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
+    """A Hub without Xet, which keeps every weight file of the source in two files by its SHA-256."""
+    monkeypatch.setattr(retry, "NETWORK_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    (in_two_files(tmp_path / "in") / "config.json").write_text("{}")
+    with hub_in_house(tmp_path / "hub", xet=False) as hub:
+        yield hub
+
+
+def put(hub: InHouse, folder: Path, repo_id: str = SOURCE) -> str:
+    (folder / ".gitattributes").write_text(LFS)
+    return push(hub, folder, repo_id)
+
+
+def write_pipeline(folder: Path) -> Path:
+    """A pipeline of two components, whose files are too large to be read with their headers."""
+    for number, path in enumerate(PARTS):
+        (folder / path).parent.mkdir(parents=True)
+        arrays = {f"w{n}": np.full(20_000, n + number, np.float32) for n in range(2)}
+        save_file(arrays, folder / path, metadata={"format": "pt"})
+        (folder / path).with_name("config.json").write_text("{}")
+    named = {path.split("/")[0]: ["transformers", "CLIPTextModel"] for path in PARTS}
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline", **named}))
+    return folder
+
+
+def blob(hub: InHouse, file: str, repo_id: str = SOURCE) -> Path:
+    (entry,) = hub.api().get_paths_info(repo_id, file)
+    assert hub.hub and entry.lfs  # type: ignore[union-attr]
+    return hub.hub.blobs.path(entry.lfs.sha256)  # type: ignore[union-attr]
+
+
+def change(path: Path, was: bytes, becomes: bytes) -> Callable[[], object]:
+    """Put other bytes of the same size in the place of the first `was`; return what undoes that."""
+    path.chmod(0o644)
+    data = path.read_bytes()
+    assert was in data and len(was) == len(becomes)
+    path.write_bytes(data.replace(was, becomes, 1))
+    return lambda: path.write_bytes(data)
+
+
+def compare(hub: InHouse, one: object, other: object, **choices: object) -> Verification:
+    place = {"endpoint": hub.address, "token": TOKEN}
+    *_, last = job.verify(str(one), str(other), **place, **choices)  # type: ignore[arg-type]
+    assert isinstance(last, Verified)
+    return last.verification
+
+
+def made(hub: InHouse, options: Options | str = "60kB", meanwhile: Callable[[], object] = int) -> Report:
+    """Run a job to its end; do something once its first shard is finished."""
+    events = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
+    next(event for event in events if isinstance(event, ShardFinished))
+    meanwhile()
+    *_, report = events
+    assert isinstance(report, Report)
+    return report
+
+
+@pytest.fixture
+def unstated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have the Hub state no hash of the files of these names."""
+
+    def forget(*paths: str) -> None:
+        listed = HubSource._list
+
+        def told(source: HubSource) -> list[FileEntry]:
+            files = listed(source)
+            return [replace(one, sha256=None, git_sha1=None) if one.path in paths else one for one in files]
+
+        monkeypatch.setattr(HubSource, "_list", told)
+
+    return forget
+
+
+# --- Headers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", [FIRST, SECOND])
+def test_a_dtype_that_was_read_wrongly_in_the_header_of_any_file_is_not_published(
+    hub: InHouse, tmp_path: Path, file: str
+) -> None:
+    put(hub, tmp_path / "in")
+    mend = change(blob(hub, file), b'"dtype":"F32"', b'"dtype":"I32"')
+    proof = made(hub, meanwhile=mend).verification
+    assert [(one.tensor, one.problem) for one in proof.mismatches] == [
+        (file, "its header says something else than it did when it was first read")
+    ]
+    assert not exists(hub, MADE)
+    assert made(hub).verification.identical
+
+
+def test_a_shape_that_was_read_wrongly_is_not_published(hub: InHouse, tmp_path: Path) -> None:
+    put(hub, tmp_path / "in")
+    mend = change(blob(hub, SECOND), b'"shape":[9,3]', b'"shape":[3,9]')
+    (wrong,) = made(hub, meanwhile=mend).verification.mismatches
+    assert wrong.tensor == SECOND and "something else than it did" in wrong.problem
+    assert not exists(hub, MADE)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_metadata_that_were_read_wrongly_in_any_component_are_not_published(
+    hub: InHouse, tmp_path: Path, part: str
+) -> None:
+    put(hub, write_pipeline(tmp_path / "pipeline"))
+    mend = change(blob(hub, part), b'"format":"pt"', b'"format":"tf"')
+    proof = made(hub, "100kB", mend).verification
+    assert [(one.tensor, one.problem) for one in proof.mismatches] == [
+        (f"{part.split('/')[0]}/__metadata__", "it is not what the headers said when they were first read")
+    ]
+    assert not exists(hub, MADE)
+    assert made(hub, "100kB").verification.identical
+
+
+def test_a_staged_shard_whose_header_somebody_replaces_is_not_published(hub: InHouse, tmp_path: Path) -> None:
+    """Put together again, its bytes still give the hashes of the source: only its header is another."""
+    put(hub, tmp_path / "in")
+    events = job.shard(SOURCE, MADE, "60kB", endpoint=hub.address, token=TOKEN)
+    shown = next(event for event in events if isinstance(event, ShardFinished))
+    path = hub.api().hf_hub_download(MADE, shown.file, revision=STAGING_BRANCH, local_dir=tmp_path / "staged")
+    data = Path(path).read_bytes()
+    assert b'"dtype":"F32"' in data
+    operation = CommitOperationAdd(shown.file, data.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
+    hub.api().create_commit(MADE, [operation], commit_message="Mine", revision=STAGING_BRANCH)
+    *_, report = events
+    assert isinstance(report, Report)
+    (wrong,) = report.verification.mismatches
+    assert wrong.problem == "it is I32 [5000] and should be F32 [5000]"
+    assert not exists(hub, MADE) or INDEX not in files_of(hub, MADE)
+
+
+# --- What is not stated is said, what is proved is said ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["keep", "bf16"])
+@pytest.mark.parametrize("paths", [(FIRST,), (SECOND,), ()], ids=["first", "second", "none"])
+def test_one_file_without_a_hash_makes_a_result_unstated(
+    hub: InHouse, tmp_path: Path, unstated: Callable[..., None], dtype: str, paths: tuple[str, ...]
+) -> None:
+    put(hub, tmp_path / "in")
+    unstated(*paths)
+    proof = made(hub, Options("60kB", dtype=dtype)).verification
+    assert proof.identical and proof.unstated is bool(paths)
+    if paths:
+        assert "put together again" not in proof.method
+    if paths or dtype == "bf16":
+        assert f"{2 - len(paths)} of the source's 2 files have the hash that the Hub states" in proof.method
+    else:
+        assert "put together again, 2 of its files have the SHA-256 that the Hub states" in proof.method
+
+
+@pytest.mark.parametrize("paths", [(SECOND,), (FIRST, SECOND), ()], ids=["second", "both", "none"])
+def test_a_comparison_with_one_file_without_a_hash_on_either_side_is_unstated(
+    hub: InHouse, tmp_path: Path, unstated: Callable[..., None], paths: tuple[str, ...]
+) -> None:
+    put(hub, tmp_path / "in")
+    unstated(*paths)
+    for pair in ((SOURCE, tmp_path / "in"), (tmp_path / "in", SOURCE), (SOURCE, SOURCE)):
+        proof = compare(hub, *pair)
+        assert proof.identical and proof.unstated is bool(paths)
+    assert not compare(hub, tmp_path / "in", tmp_path / "in").unstated
+
+
+@pytest.mark.parametrize("place", ["hub", "folder"])
+def test_what_an_earlier_run_left_is_said_to_be_compared_with_a_folder_alone(
+    hub: InHouse, tmp_path: Path, place: str
+) -> None:
+    put(hub, tmp_path / "in")
+    source, out = SOURCE if place == "hub" else str(tmp_path / "in"), str(tmp_path / "out")
+    for ends_after in (2, 0):
+        kept, said = 0, ""
+        events = job.shard(source, out, "60kB", endpoint=hub.address, token=TOKEN)
+        for event in events:
+            kept += isinstance(event, ShardFinished) and event.kept
+            if isinstance(event, ShardFinished) and event.number == ends_after:
+                events.close()
+            if isinstance(event, Report):
+                said = event.verification.method
+    assert kept > 1
+    assert (f"; {kept} shards of an earlier run compared with the source's tensors before" in said) is (
+        place == "folder"
+    )
+    assert "earlier run" not in shard(hub, source, str(tmp_path / "fresh")).verification.method
+
+
+# --- Weights beside the weights ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(hub: InHouse, tmp_path: Path) -> InHouse:
+    """Two copies on the Hub with an adapter each, of the same size and with other bytes."""
+    for name, first in (("one", 0), ("other", 1)):
+        folder = tmp_path / name
+        *_, _ = job.shard(str(tmp_path / "in"), str(folder), "60kB")
+        (folder / "lora").mkdir()
+        save_file({"lora_A.weight": np.arange(first, 9000 + first)}, folder / ADAPTER)
+        put(hub, folder, f"alice/{name}")
+    return hub
+
+
+def test_a_quick_look_compares_the_hashes_that_a_hub_states_of_weights_beside(beside: InHouse, tmp_path: Path) -> None:
+    hub, open_end = beside, "the bytes of weight files beside the weights"
+    for pair in (("alice/one", "alice/other"), ("alice/other", "alice/one")):
+        (wrong,) = compare(hub, *pair, quick=True).mismatches
+        assert (wrong.tensor, wrong.problem) == (ADAPTER, "its bytes differ")
+        (wrong,) = compare(hub, *pair).mismatches
+        assert (wrong.tensor, wrong.problem) == (ADAPTER, "its bytes differ")
+    same = compare(hub, "alice/one", "alice/one", quick=True)
+    assert same.identical and open_end not in same.unchecked
+    # A folder states nothing: whichever of both it is, the bytes were not compared.
+    for pair in (("alice/one", tmp_path / "other"), (tmp_path / "one", "alice/other"), (tmp_path / "one",) * 2):  # type: ignore[assignment]
+        quick = compare(hub, *pair, quick=True)
+        assert quick.identical and quick.unchecked[-1] == open_end
+        assert open_end not in compare(hub, *pair).unchecked
+
+
+@pytest.mark.parametrize("repo_id", ["alice/one", "alice/other"])
+def test_weights_beside_that_arrive_otherwise_than_stated_end_the_comparison(
+    beside: InHouse, tmp_path: Path, repo_id: str
+) -> None:
+    folder = tmp_path / repo_id.split("/")[1]
+    change(blob(beside, ADAPTER, repo_id), np.arange(500, 502).tobytes(), np.arange(2).tobytes())
+    for pair in ((repo_id, folder), (folder, repo_id)):
+        with pytest.raises(SourceError, match=f"{ADAPTER} arrived damaged") as refusal:
+            compare(beside, *pair)
+        assert refusal.value.hint

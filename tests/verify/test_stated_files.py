@@ -1,0 +1,184 @@
+"""Which files of a source are put together again for a proof, and which results are read back meanwhile."""
+
+import hashlib
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from sharding import job
+from sharding.checkpoint.read import read_checkpoint, read_headers
+from sharding.core.events import Progress, ShardFinished
+from sharding.core.meter import Meter
+from sharding.core.options import Options
+from sharding.core.protocols import Destination
+from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Verification
+from sharding.planning.plan import plan_checkpoint, shard_header
+from sharding.storage.folder_source import FolderSource, open_folder
+from sharding.transfer.prepare import prepared_stream
+from sharding.verify.digests import Reader, ThisMachine, digest_tensors
+from sharding.verify.source_hashes import stated_files
+from sharding.verify.staged import reading_back, verify_staged
+from tests.conftest import in_two_files
+from tests.folders import result_of
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> FolderSource:
+    return open_folder(str(in_two_files(tmp_path_factory.mktemp("stated") / "in")))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(source: FolderSource) -> Checkpoint:
+    return read_checkpoint(source)
+
+
+def stated(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
+    return tuple(replace(file, sha256=f"{number:064x}") for number, file in enumerate(files))
+
+
+def renamed(checkpoint: Checkpoint, names: dict[str, str]) -> Checkpoint:
+    files = tuple(replace(file, path=names.get(file.path, file.path)) for file in checkpoint.weight_files)
+    tensors = tuple(tensor._replace(file=names.get(tensor.file, tensor.file)) for tensor in checkpoint.tensors)
+    return replace(checkpoint, weight_files=files, tensors=tensors)
+
+
+def test_all_files_are_put_together_again_where_each_is_stated(source: FolderSource, checkpoint: Checkpoint) -> None:
+    files = stated(source.files)
+    found = stated_files(files, checkpoint)
+    assert [file.path for file in found] == [ONE, TWO] == [file.path for file in checkpoint.weight_files]
+    assert found == [file for file in files if file.path in (ONE, TWO)], "with what is stated of them"
+    empty = FileEntry("model-00003-of-00002.safetensors", 16, "0" * 64)  # a header, and no tensor
+    more = replace(checkpoint, weight_files=(*checkpoint.weight_files, empty))
+    assert stated_files((*files, empty), more) == [*found, empty]
+
+
+@pytest.mark.parametrize("path", [ONE, TWO])
+def test_none_is_put_together_again_where_one_has_no_hash(
+    source: FolderSource, checkpoint: Checkpoint, path: str
+) -> None:
+    files = stated(source.files)
+    in_git = (replace(file, sha256=None, git_sha1="0" * 40) if file.path == path else file for file in files)
+    assert stated_files(in_git, checkpoint) == []
+    assert stated_files((file for file in files if file.path != path), checkpoint) == []
+    assert stated_files(source.files, checkpoint) == []
+
+
+@pytest.mark.parametrize("path", [ONE, TWO])
+@pytest.mark.parametrize("more", [1, -1])
+def test_none_is_put_together_again_where_one_holds_more_or_less_than_its_tensors(
+    source: FolderSource, checkpoint: Checkpoint, path: str, more: int
+) -> None:
+    files = (replace(file, bytes=file.bytes + (more if file.path == path else 0)) for file in stated(source.files))
+    assert stated_files(files, checkpoint) == []
+
+
+@pytest.mark.parametrize("path", [ONE, TWO])
+def test_none_is_put_together_again_where_one_has_a_hole_or_is_of_another_format(
+    source: FolderSource, checkpoint: Checkpoint, path: str
+) -> None:
+    files = stated(source.files)
+    middle = [tensor for tensor in checkpoint.tensors if tensor.file == path][2]
+    holed = replace(checkpoint, tensors=tuple(tensor for tensor in checkpoint.tensors if tensor != middle))
+    assert stated_files(files, holed) == []
+    for name in ("pytorch_model.bin", "shard-00000-model-00001-of-00002.safetensors"):
+        other = tuple(replace(file, path=name if file.path == path else file.path) for file in files)
+        assert stated_files(other, renamed(checkpoint, {path: name})) == []
+
+
+# --- Reading back meanwhile --------------------------------------------------------------------------------
+
+
+class Target:
+    """As much of a destination as is asked for: it notes which shards somebody wants to read at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def open_finished(self, file: str) -> None:
+        self.asked.append(file)
+
+
+class Others:
+    """Many machines that read for a proof; they are not asked for anything here."""
+
+
+@pytest.mark.parametrize(
+    ("is_stated", "choices", "is_here", "of_use"),
+    [
+        pytest.param(False, {}, True, True, id="nobody states a hash"),
+        pytest.param(True, {}, True, False, id="it is read in the order of the source"),
+        pytest.param(True, {"dtype": "bf16"}, True, True, id="a cast is read in its own order"),
+        pytest.param(False, {}, False, False, id="others read it"),
+        pytest.param(True, {"dtype": "bf16"}, False, False, id="others read the cast"),
+    ],
+)
+def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its_own_order(
+    source: FolderSource, checkpoint: Checkpoint, is_stated: bool, choices: Any, is_here: bool, of_use: bool
+) -> None:
+    origin = open_folder(str(source.folder))
+    if is_stated:
+        origin.files = stated(origin.files)
+    plan = plan_checkpoint(checkpoint, Options("60kB", **choices))
+    prepared = prepared_stream(origin, checkpoint, plan, {})
+    number = len(plan.shards)
+    sizes = {shard.file: shard.bytes + len(shard_header(plan, shard)) for shard in plan.shards}
+    told = [ShardFinished(file, size, "", n, number) for n, (file, size) in enumerate(sizes.items(), 1)]
+    records = {file: ShardRecord(file, size, "", {}) for file, size in sizes.items()}
+
+    def moving() -> Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]:
+        yield from told
+        return records
+
+    target, reader = Target(), cast(Reader, ThisMachine() if is_here else Others())
+    assert result_of(reading_back(moving(), prepared, origin, cast(Destination, target), reader)) == (records, {})
+    assert target.asked == ([event.file for event in told] if of_use else [])
+
+
+@dataclass
+class Staged:
+    """A place whose finished shards lie in a folder, of which it states the hashes, as a Hub does."""
+
+    folder: Path
+    reading: FolderSource | None = None
+
+    def open_staged(self, files: Iterable[str]) -> FolderSource:
+        source = FolderSource("staged", {file: self.folder / file for file in files})
+        hashes = {file: hashlib.sha256((self.folder / file).read_bytes()).hexdigest() for file in files}
+        source.files = tuple(replace(file, sha256=hashes[file.path]) for file in source.files)
+        self.reading = source
+        return source
+
+
+@pytest.mark.parametrize("at", [0, 1, -1])
+def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_finished(
+    source: FolderSource, checkpoint: Checkpoint, tmp_path: Path, at: int
+) -> None:
+    *_, _ = job.shard(str(source.folder), str(tmp_path / "out"), "60kB")
+    plan = plan_checkpoint(checkpoint, Options("60kB"))
+    prepared = prepared_stream(source, checkpoint, plan, {})
+    records = result_of(ThisMachine().make_again(prepared, plan.shards, source))
+    place = Staged(tmp_path / "out")
+    held = [FileEntry(record.file, record.bytes) for record in records.values()]
+    tensors = [tensor for header in read_headers(place.open_staged(records), held) for tensor in header.tensors]
+    digests = result_of(digest_tensors(place.open_staged(records), tensors))
+    read = {tensor: digests[tensor.name] for tensor in tensors}
+
+    def proof() -> Verification:
+        given = (prepared, source, records, read, cast(Destination, place), Meter(), ThisMachine(), {})
+        return result_of(verify_staged(*given))
+
+    sound = proof()
+    assert (sound.identical, sound.tensors, sound.bytes) == (True, len(tensors), checkpoint.total_bytes)
+    assert place.reading
+    headers = place.reading.bytes_read
+    last = [tensor for tensor in tensors if tensor.file == plan.shards[at].file][-1]
+    data = bytearray((place.folder / last.file).read_bytes())
+    data[-1] ^= 1
+    (place.folder / last.file).write_bytes(data)
+    assert proof().mismatches == (Mismatch(last.name, "its bytes differ"),)
+    assert place.reading.bytes_read == headers + plan.shards[at].bytes, "the others are not read again"
