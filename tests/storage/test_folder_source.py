@@ -1,9 +1,12 @@
 """A folder is read as it was when the job began."""
 
+import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
@@ -55,3 +58,26 @@ def test_a_component_that_is_a_link_to_a_folder_is_refused_by_name(tmp_path: Pat
     (pipeline / "unet").symlink_to(tmp_path / "shared")
     with pytest.raises(SourceError, match="unet/ is a link to a folder"):
         inspect(str(pipeline))
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "inside"])
+@pytest.mark.parametrize("link", ["parts", "parts/2_Dense"])
+def test_a_link_to_a_folder_above_a_module_is_refused_and_one_beside_it_is_not(
+    checkpoint: Path, tmp_path: Path, link: str, place: str
+) -> None:
+    module = checkpoint / "parts/2_Dense"
+    module.mkdir(parents=True)
+    save_file({"w": np.ones(3, np.float32)}, module / "model.safetensors")
+    kinds = {"": "Transformer", "parts/2_Dense": "Dense"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (checkpoint / "modules.json").write_text(json.dumps(modules))
+    there = tmp_path / "there" if place == "elsewhere" else checkpoint / "there"
+    (tmp_path / "other").mkdir()
+    for beside in ("parts/3_Other", "partsmore", "other"):
+        (checkpoint / beside).symlink_to(tmp_path / "other")
+    assert len(inspect(str(checkpoint)).components) == 2
+    (checkpoint / link).rename(there)
+    (checkpoint / link).symlink_to(there)
+    with pytest.raises(SourceError, match=f"{link}/ is a link to a folder, which is not followed") as refusal:
+        inspect(str(checkpoint))
+    assert refusal.value.hint
