@@ -146,6 +146,7 @@ def test_an_embedding_and_a_head_that_only_lie_in_one_memory_are_each_written(tm
 def test_heads_that_share_their_memory_with_no_embedding_are_each_written(tmp_path: Path) -> None:
     one = torch.arange(4.0).view(2, 2)
     state = {"lm_head.weight": one, "score_head.weight": one, "wte.weight": one.clone(), "proj.weight": one}
+    state |= {"layers.0.w1.weight": one, "layers.1.w1.weight": one}
     assert written(state, {"model_type": "gpt2"}, tmp_path) == dict.fromkeys(state, [0, 1, 2, 3])
 
 

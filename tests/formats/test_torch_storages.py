@@ -88,3 +88,17 @@ def test_a_view_whose_numbers_are_others_than_its_bytes_is_refused_by_name(what:
     with pytest.raises(SourceError, match="odd is a conjugated or negated view"):
         read(saved({"state_dict": state}))
     assert len(read(saved({"odd": VIEWS[what].resolve_conj().resolve_neg(), **beside})).tensors) == 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_a_quantized_tensor_is_refused_by_name(by_channel: bool) -> None:
+    plain = torch.ones(2, 3)
+    scales, zeros = torch.tensor([0.5, 0.25]), torch.zeros(2, dtype=torch.int64)
+    odd = (
+        torch.quantize_per_channel(plain, scales, zeros, 0, torch.qint8)
+        if by_channel
+        else torch.quantize_per_tensor(plain, 0.5, 0, torch.quint8)
+    )
+    with pytest.raises(SourceError, match="odd is a quantized tensor, which has no place in a safetensors file"):
+        read(saved({"plain": plain, "odd": odd}))
