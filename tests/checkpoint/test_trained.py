@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.checkpoint.state_dict import short_names
-from sharding.core.errors import DestinationError, SourceError
+from sharding.core.errors import DestinationError, SourceError, UsageError
 from sharding.core.options import Options
 from sharding.formats.names import is_training_state, trained_folder
 from sharding.job import inspect
@@ -198,6 +198,40 @@ def test_with_a_base_the_last_rank_may_be_missing_of_nothing_that_is_cut(tmp_pat
         name: {found.code for found in inspect(str(tmp_path / name), base=at).findings} for name in ("one", "whole")
     }
     assert ["base-shapes" in codes[name] for name in codes] == [True, False]
+
+
+def test_every_difference_from_a_base_is_a_finding_and_the_same_is_none(tmp_path: Path) -> None:
+    ours = {"a": np.ones(4, "f4"), "b": np.ones((2, 3), "f4"), "mine": np.ones(1, "f4")}
+    theirs = {"a": np.ones(4, "f2"), "b": np.ones((3, 2), "f2"), "one": np.ones(1, "f2"), "two": np.ones(1, "f2")}
+    (tmp_path / "run").mkdir()
+    rank_file(tmp_path / "run", 1, ours, "{}")
+    for name, tensors in (("base", theirs), ("same", ours)):
+        write_checkpoint(tmp_path / name, {"model.safetensors": tensors}, index=False)
+    told = {found.code: found for found in inspect(str(tmp_path / "run"), base=str(tmp_path / "base")).findings}
+    assert "2 of the 4 tensors of the folder base are not here: one, two." in told["base-lacks"].message
+    assert "1 tensors are not in the folder base: mine." in told["base-adds"].message
+    assert (
+        "1 tensors have another shape than in the folder base: b is [2, 3] and there [3, 2]"
+        in told["base-shapes"].message
+    )
+    assert "The weights are F32, those of the folder base F16" in told["base-dtype"].message
+    levels = {code: told[f"base-{code}"].level for code in ("lacks", "adds", "shapes", "dtype")}
+    assert levels == {"lacks": "warning", "adds": "info", "shapes": "warning", "dtype": "info"}
+    same = {found.code for found in inspect(str(tmp_path / "run"), base=str(tmp_path / "same")).findings}
+    assert not [code for code in same if code.startswith("base-")] and "no-base" not in same
+    assert {"no-base"} <= said(tmp_path / "run").keys()
+
+
+def test_a_base_is_only_for_what_ranks_have_saved(checkpoint: Path, tmp_path: Path) -> None:
+    base = str(write_checkpoint(tmp_path / "base", {"model.safetensors": {"w": np.ones(3, "f4")}}, index=False))
+    with pytest.raises(UsageError):
+        inspect(str(checkpoint), base=base)
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(UsageError):
+        inspect(str(checkpoint), base=base)
+    with pytest.raises(UsageError):
+        finish(job.shard(str(checkpoint), str(tmp_path / "out"), Options(base=base)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_ranks_is_found_where_trainers_put_it() -> None:

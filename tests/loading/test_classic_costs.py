@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.core.errors import SourceError
+from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.loading.costs import ClassicCost
 from sharding.report.schema import Report
@@ -104,3 +104,37 @@ def test_what_cannot_be_loaded_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(SourceError, match="It does not load"):
         classic(str(in_two_files(tmp_path / "in")), tmp_path / "out")
     assert not (tmp_path / "out").exists() and not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "reason"),
+    [
+        (Options(variant="fp16"), {}, "plain weights only"),
+        (Options(strategy="pp:2"), {}, "cuts for no pipeline"),
+        (Options(strategy="pp:2", rank=0), {}, "cuts for no pipeline"),
+        (Options(dequantize=True), {}, "dequantizes nothing"),
+        (Options(), {"workers": "ray"}, "on one machine"),
+    ],
+    ids=["variant", "pipeline", "rank", "dequantize", "workers"],
+)
+def test_what_the_classic_engine_cannot_do_is_wrong_usage(
+    options: Options, more: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    source = in_two_files(tmp_path / "in")
+    with pytest.raises(UsageError, match=reason) as refusal:
+        list(job.shard(str(source), str(tmp_path / "out"), options, engine="classic", **more))  # type: ignore[arg-type]
+    assert refusal.value.hint and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lacks", ["memory", "disk"])
+def test_a_model_that_fits_neither_into_memory_nor_onto_the_disk_is_refused_with_the_figures(
+    lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lacks == "memory":
+        monkeypatch.setattr("sharding.loading.classic.free_memory_bytes", lambda: 1_000_000)
+    else:
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(SourceError, match=r"The classic engine would need .*B.*B (can be used here|are free)\.") as no:
+        classic(str(in_two_files(tmp_path / "in")), tmp_path / "out")
+    assert "leave --engine out" in no.value.hint and not (tmp_path / "out").exists()

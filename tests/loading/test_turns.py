@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from sharding import job
+from sharding.core.errors import DestinationError, SourceError
+from sharding.core.events import Published, Verified
 from sharding.core.options import Options
 from sharding.job import Event
-from sharding.loading.costs import Compared, Probed
+from sharding.loading.chart import draw_memory
+from sharding.loading.costs import Compared, Probed, middle_run
+from sharding.report.schema import Report
 from tests import models
 from tests.conftest import in_two_files, listing
 from tests.hubs import TOKEN, push
@@ -113,6 +117,55 @@ def test_repos_are_downloaded_into_a_folder_that_goes_again(
         events = job.compare("alice/one", "alice/one", rounds=1, endpoint=hub.address, token=TOKEN)
         next(events)
         events.close()  # whoever does not wait for the end
+
+
+def test_memory_over_time_is_drawn_where_it_is_asked_for(pair: tuple[str, str], probes: Probes, tmp_path: Path) -> None:
+    """Of each side the run whose time is the middle one."""
+    spread = [(9.0, 900), (1.0, 100), (3.0, 300), (2.0, 200), (2.5, 250), (3.5, 350), (1.5, 150), (2.2, 220)]
+    said = [{"seconds": {"load": time}, "curve": [[time, peak * MB, 0, peak * MB]]} for time, peak in spread]
+    probes.answers = iter([*said, *[{}] * 4])
+    found = last(job.compare(*pair, rounds=3, picture=str(tmp_path / "memory.svg"))).comparison
+    drawn = draw_memory(*(middle_run(costs).curve for costs in (found.original, found.sharded)))
+    assert (tmp_path / "memory.svg").read_text() == drawn
+    assert [middle_run(costs).curve[0].anon_bytes // MB for costs in (found.original, found.sharded)] == [220, 300]
+    with pytest.raises(DestinationError, match="could not be written"):
+        list(job.compare(*pair, rounds=1, picture=str(tmp_path / "no/such/folder.svg")))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.svg", "one", "other"]
+
+
+def test_where_both_do_not_fit_into_memory_a_prediction_is_made_and_marked(
+    pair: tuple[str, str], probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.loading.compare.free_memory_bytes", lambda: 1 * MB)
+    found = last(job.compare(*pair, rounds=1, picture=str(tmp_path / "memory.svg"))).comparison
+    assert probes.loaded == [] and not found.is_measured and not (tmp_path / "memory.svg").exists()
+    reason = found.reason_not_measured
+    assert reason.startswith("It would take about") and "1.0 MB are free" in reason
+    assert found.verdict.sentence.startswith("Predicted, not measured: ")
+    assert all(side.peak_anon_bytes > 0 for side in found.predicted)
+    limited = job.how_to_load(memory_limit="4GB")  # whether it loads under that is what is asked
+    assert last(job.compare(*pair, load=limited, rounds=1)).comparison.is_measured
+
+
+def test_a_job_that_compares_publishes_only_after_the_loads_and_shows_them(
+    tmp_path: Path, probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_here(*_: object) -> None:
+        raise SourceError("It has tests of its own.", "")
+
+    monkeypatch.setattr("sharding.loading.compare.run_classic", not_here)
+    probes.peaks = iter([500 * MB, 100 * MB, 100 * MB, 900 * MB])
+    source, out = models.save("llama", tmp_path / "in", layers=1), tmp_path / "out"
+    kinds = []
+    for event in job.shard(str(source), str(out), "20kB", compare_rounds=1):
+        kinds.append(type(event))
+        assert isinstance(event, Published | Report) == (out / "model.safetensors.index.json").exists()
+    order = [kind for kind in kinds if kind in (Verified, Probed, Compared, Published, Report)]
+    assert order == [Verified, *[Probed] * 4, Compared, Published, Report]
+    assert isinstance(event, Report) and event.comparison and event.comparison.verdict.kind == "gain"
+    card = " ".join((out / "README.md").read_text().split())
+    assert event.comparison.verdict.sentence in card and "100.0 MB" in card and "900.0 MB" in card
+    assert (out / "sharding_comparison.svg").exists()
 
 
 SECRET = {
