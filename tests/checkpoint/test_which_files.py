@@ -154,3 +154,20 @@ def test_what_differs_only_in_case_from_a_file_that_is_written_anew_is_left_out(
     (source / "README.md").unlink()
     reshard(source, tmp_path / "out")
     assert name not in listing(tmp_path / "out")
+
+
+def test_in_a_router_the_modules_of_transformers_are_cut_and_the_others_stay_one_file(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    kinds = {"query_0_Static": "StaticEmbedding", "document_0_Transformer": "Transformer", "document_1_Dense": "Dense"}
+    write(source, "modules.json", [{"path": "./parts/", "type": "sentence_transformers.models.Router"}])
+    types = {name: f"sentence_transformers.models.{kind}" for name, kind in kinds.items()}
+    write(source, "parts/router_config.json", {"types": types})
+    for name in kinds:
+        put(source, f"parts/{name}/model.safetensors", "a", "b", "c")
+        write(source, f"parts/{name}/config.json", {})
+    report = reshard(source, tmp_path / "out", "4kB")
+    cut = [f"parts/document_0_Transformer/model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
+    whole = [f"parts/{name}/model.safetensors" for name in ("query_0_Static", "document_1_Dense")]
+    assert sorted(shard.file for shard in report.plan.shards) == sorted(cut + whole)
+    indexes = [path for path in listing(tmp_path / "out") if path.endswith("index.json")]
+    assert indexes == ["parts/document_0_Transformer/model.safetensors.index.json"]

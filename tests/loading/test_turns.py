@@ -205,11 +205,14 @@ def test_every_process_that_loads_a_model_has_no_login_no_network_and_no_gpu(
     class Popen(subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, command: list[str], *_: object, env: dict[str, str] | None = None, **__: object) -> None:
             self._child_created = False
+            assert command[:3] == [sys.executable, "-P", "-m"]  # nothing of the current folder is imported
             given.update(os.environ if env is None else env)
             raise NotStarted
 
     for name, text in SECRET.items():
         monkeypatch.setenv(name, text)
+    monkeypatch.setenv("PYTHONPATH", f"here::{tmp_path}:.")
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}::bin:./bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr("subprocess.Popen", Popen)
@@ -217,5 +220,7 @@ def test_every_process_that_loads_a_model_has_no_login_no_network_and_no_gpu(
         ask(str(source), str(tmp_path / "out"))
     assert given["HF_HUB_OFFLINE"] == "1" and given["CUDA_VISIBLE_DEVICES"] == ""
     assert given.keys() <= ALLOWED
+    assert all(os.path.isabs(folder) for name in ("PATH", "PYTHONPATH") for folder in given[name].split(":"))
+    assert str(tmp_path) in given["PYTHONPATH"].split(":")
     assert not set(SECRET.values()) & set(given.values())
     assert not (tmp_path / "out").exists()
