@@ -4,10 +4,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
@@ -32,13 +33,16 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> None:
         out.mkdir()
         for path in folder.glob("model*"):
             shutil.copyfile(path, out / path.name)
+        for path in out.glob("*.safetensors") if dtype else ():
+            halved = {name: array.astype(np.float16) for name, array in load_file(path).items()}
+            save_file(halved, path, metadata={"format": "pt"})
         return ClassicCost(1.0, PEAK, sum(path.stat().st_size for path in out.iterdir()))
 
     monkeypatch.setattr("sharding.loading.classic.run_classic", run)
 
 
-def classic(source: str, out: Path, **at: str) -> Report:
-    return finish(job.shard(source, str(out), Options("1GB"), engine="classic", **at))  # type: ignore[arg-type]
+def classic(source: str, out: Path, dtype: Any = "keep", **at: str) -> Report:
+    return finish(job.shard(source, str(out), Options("1GB", dtype=dtype), engine="classic", **at))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +55,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
 TWO = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
 
+@pytest.mark.parametrize("dtype", ["keep", "fp16"])
 @pytest.mark.parametrize("unhashed", [[], TWO[:1], TWO[1:], TWO])
 def test_one_weight_file_without_a_hash_is_enough_that_the_result_only_matches_what_was_read(
-    unhashed: list[str], hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unhashed: list[str], dtype: str, hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = HubSource._list
 
@@ -61,7 +66,7 @@ def test_one_weight_file_without_a_hash_is_enough_that_the_result_only_matches_w
         return [replace(file, sha256=None, git_sha1=None) if file.path in unhashed else file for file in listed(source)]
 
     monkeypatch.setattr(HubSource, "_list", without)
-    proof = classic("alice/two", tmp_path / "out", endpoint=hub.address, token=TOKEN).verification
+    proof = classic("alice/two", tmp_path / "out", dtype, endpoint=hub.address, token=TOKEN).verification
     assert (proof.identical, bool(proof.unstated)) == (True, bool(unhashed))
 
 
