@@ -3,7 +3,16 @@
 import os
 from pathlib import Path
 
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from sharding import job
+from sharding.checkpoint import side_files
+from sharding.core.errors import SourceError
 from sharding.job import inspect
+from tests.conftest import listing
+from tests.folders import finish, reshard, said
 
 
 def test_what_is_not_copied_is_named_with_its_reason(checkpoint: Path) -> None:
@@ -45,3 +54,24 @@ def test_what_is_not_copied_is_named_with_its_reason(checkpoint: Path) -> None:
 def test_a_pipe_is_no_side_file(checkpoint: Path) -> None:
     os.mkfifo(checkpoint / "pipe.json")
     assert "pipe.json" not in {file.path for file in inspect(str(checkpoint)).side_files}
+
+
+def test_a_file_and_all_of_them_may_have_what_the_bounds_say_and_not_a_byte_more(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = (checkpoint / "config.json").stat().st_size
+    monkeypatch.setattr(side_files, "MAX_SIDE_FILE_BYTES", 10_000)
+    monkeypatch.setattr(side_files, "MAX_SIDE_FILES_BYTES", taken + 20_000)
+    (checkpoint / "lora").mkdir()
+    save_file({"w": np.ones(9000, np.float32)}, checkpoint / "lora/adapter_model.safetensors")  # which does not count
+    for name, size in (("a.txt", 10_000), ("b.txt", 10_000), ("large.txt", 10_001)):
+        (checkpoint / name).write_bytes(b"x" * size)
+    reshard(checkpoint, tmp_path / "out")
+    assert "Left out: large.txt (larger than 10.0 kB" in said(checkpoint)["left-out"]
+    beside = {"a.txt", "b.txt", "config.json", "lora/adapter_model.safetensors"}
+    ours = ("model-", "model.", "sharding_", "README.md")
+    assert {path for path in listing(tmp_path / "out") if not path.startswith(ours)} == beside
+    (checkpoint / "c.txt").write_bytes(b"x")
+    with pytest.raises(SourceError, match=r"The files beside the weights have 20\.\d kB.*The largest is") as refusal:
+        finish(job.shard(str(checkpoint), str(tmp_path / "more"), "50kB"))
+    assert refusal.value.hint and not (tmp_path / "more").exists()

@@ -1,5 +1,6 @@
 """What of a training run is weights, what they are called, and what a base says of them."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.checkpoint.state_dict import short_names
-from sharding.core.errors import DestinationError, SourceError
+from sharding.core.errors import DestinationError, SourceError, UsageError
 from sharding.core.options import Options
 from sharding.formats.names import is_training_state, trained_folder
 from sharding.job import inspect
@@ -31,6 +32,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
         (["_orig_mod.model.a", "_orig_mod.lm_head.b"], ["model.a", "lm_head.b"]),
         (["model.language_model.a", "model.visual.b"], ["model.language_model.a", "model.visual.b"]),
         (["module.a", "b"], ["module.a", "b"]),
+        (["module.module.a", "module.module.b"], ["a", "b"]),
+        (["module.state_dict.a", "module.state_dict.b"], ["a", "b"]),
+        (["state_dict.model.model.norm.w", "state_dict.model.lm_head.w"], ["model.norm.w", "lm_head.w"]),
+        (["module.a._fsdp_wrapped_module._orig_mod.w", "module._checkpoint_wrapped_module.b"], ["a.w", "b"]),
     ],
 )  # fmt: skip
 def test_what_wrappers_put_into_names_is_taken_off(names: list[str], short: list[str]) -> None:
@@ -163,6 +168,70 @@ def test_the_state_of_an_optimizer_in_rank_files_is_left_out(tmp_path: Path) -> 
     rank_file(tmp_path, 1, {"scheduler.w": one, "a.w": one, "optimizer.state.a.w.exp_avg": one}, "{}")
     assert names_in(tmp_path) == {"scheduler.w", "a.w"}
     assert "1 tensors of its state" in said(tmp_path)["training-state"]
+
+
+def test_the_pieces_of_a_state_are_counted_together(tmp_path: Path) -> None:
+    for rank, length in enumerate((4, 3, 2), start=1):
+        state = {"optimizer.a": np.ones(length, "f4"), "rng.b": np.ones(1, "f2"), "a": np.ones(4, "f4")}
+        rank_file(tmp_path, rank, state, json.dumps({"a": {"saved_offsets": [4 * (rank - 1)]}}))
+    assert said(tmp_path)["training-state"] == (
+        "Of the training, these are left out: 2 tensors of its state (42 B; optimizer.a and 1 more)."
+    )
+
+
+def test_with_a_base_the_last_rank_may_be_missing_of_nothing_that_is_cut(tmp_path: Path) -> None:
+    """What one rank holds whole tells nothing; one tensor in pieces that is all there tells that no rank is missing."""
+    base = {"model.safetensors": {name: np.ones((8, 2), "f4") for name in ("a", "b")} | {"c": np.ones(3, "f4")}}
+    write_checkpoint(tmp_path / "base", base, index=False)
+    for name, lengths in {"short": (3, 3), "one": (4, 3), "whole": (4, 4)}.items():
+        (tmp_path / name).mkdir()
+        for rank in (0, 1):
+            pieces = {"a": np.ones((lengths[0], 2), "f4"), "b": np.ones((lengths[1], 2), "f4")}
+            info = {"a": {"saved_offsets": [lengths[0] * rank, 0]}, "b": {"saved_offsets": [lengths[1] * rank, 0]}}
+            if not rank:
+                pieces["c"], info["c"] = np.ones(3, "f4"), {"saved_offsets": [0]}
+            rank_file(tmp_path / name, rank + 1, pieces, json.dumps(info))
+    at = str(tmp_path / "base")
+    with pytest.raises(SourceError, match=r"files of a rank are missing: a has \[6, 2\] of \[8, 2\]"):
+        inspect(str(tmp_path / "short"), base=at)
+    codes = {
+        name: {found.code for found in inspect(str(tmp_path / name), base=at).findings} for name in ("one", "whole")
+    }
+    assert ["base-shapes" in codes[name] for name in codes] == [True, False]
+
+
+def test_every_difference_from_a_base_is_a_finding_and_the_same_is_none(tmp_path: Path) -> None:
+    ours = {"a": np.ones(4, "f4"), "b": np.ones((2, 3), "f4"), "mine": np.ones(1, "f4")}
+    theirs = {"a": np.ones(4, "f2"), "b": np.ones((3, 2), "f2"), "one": np.ones(1, "f2"), "two": np.ones(1, "f2")}
+    (tmp_path / "run").mkdir()
+    rank_file(tmp_path / "run", 1, ours, "{}")
+    for name, tensors in (("base", theirs), ("same", ours)):
+        write_checkpoint(tmp_path / name, {"model.safetensors": tensors}, index=False)
+    told = {found.code: found for found in inspect(str(tmp_path / "run"), base=str(tmp_path / "base")).findings}
+    assert "2 of the 4 tensors of the folder base are not here: one, two." in told["base-lacks"].message
+    assert "1 tensors are not in the folder base: mine." in told["base-adds"].message
+    assert (
+        "1 tensors have another shape than in the folder base: b is [2, 3] and there [3, 2]"
+        in told["base-shapes"].message
+    )
+    assert "The weights are F32, those of the folder base F16" in told["base-dtype"].message
+    levels = {code: told[f"base-{code}"].level for code in ("lacks", "adds", "shapes", "dtype")}
+    assert levels == {"lacks": "warning", "adds": "info", "shapes": "warning", "dtype": "info"}
+    same = {found.code for found in inspect(str(tmp_path / "run"), base=str(tmp_path / "same")).findings}
+    assert not [code for code in same if code.startswith("base-")] and "no-base" not in same
+    assert {"no-base"} <= said(tmp_path / "run").keys()
+
+
+def test_a_base_is_only_for_what_ranks_have_saved(checkpoint: Path, tmp_path: Path) -> None:
+    base = str(write_checkpoint(tmp_path / "base", {"model.safetensors": {"w": np.ones(3, "f4")}}, index=False))
+    with pytest.raises(UsageError):
+        inspect(str(checkpoint), base=base)
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(UsageError):
+        inspect(str(checkpoint), base=base)
+    with pytest.raises(UsageError):
+        finish(job.shard(str(checkpoint), str(tmp_path / "out"), Options(base=base)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_ranks_is_found_where_trainers_put_it() -> None:

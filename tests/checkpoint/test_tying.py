@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from sharding import job
 from sharding.checkpoint import tying
 from tests import models
-from tests.folders import finish, weights
+from tests.folders import finish, reshard, tensors, weights
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -117,6 +117,47 @@ def test_what_no_class_ties_again_is_written_under_every_name(tmp_path: Path) ->
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     names = [tensor.name for tensor in job.inspect(str(tmp_path)).tensors]
     assert names == ["layers.0.w1.weight", "layers.1.w1.weight", "wte.weight"]
+
+
+def written(state: dict[str, torch.Tensor], config: dict[str, Any], folder: Path) -> dict[str, list[float]]:
+    """The numbers of every tensor in a copy of a `.bin` file."""
+    (folder / "in").mkdir()
+    torch.save(state, folder / "in/pytorch_model.bin")
+    (folder / "in/config.json").write_text(json.dumps(config))
+    reshard(folder / "in", folder / "out", "1GB")
+    return {name: tensor.flatten().tolist() for name, tensor in tensors(folder / "out").items()}
+
+
+def test_an_embedding_and_a_head_that_only_lie_in_one_memory_are_each_written(tmp_path: Path) -> None:
+    """Other numbers of one storage, the same numbers in another order or shape: none of them is tied."""
+    numbers = torch.arange(12.0)
+    one = numbers[:4].view(2, 2)
+    heads = {
+        "lm_head.weight": numbers[4:8].view(2, 2),
+        "a.lm_head.weight": one.t(),
+        "b.lm_head.weight": numbers[:4].view(4, 1),
+        "d.lm_head.weight": numbers[:6].view(2, 3)[:, :2],
+    }
+    state = {"transformer.wte.weight": one, **heads}
+    found = written(state, {"model_type": "gpt2"}, tmp_path)
+    assert found == {name: tensor.flatten().tolist() for name, tensor in state.items()}
+
+
+def test_heads_that_share_their_memory_with_no_embedding_are_each_written(tmp_path: Path) -> None:
+    one = torch.arange(4.0).view(2, 2)
+    state = {"lm_head.weight": one, "score_head.weight": one, "wte.weight": one.clone(), "proj.weight": one}
+    state |= {"layers.0.w1.weight": one, "layers.1.w1.weight": one}
+    assert written(state, {"model_type": "gpt2"}, tmp_path) == dict.fromkeys(state, [0, 1, 2, 3])
+
+
+def test_the_part_with_the_head_must_ask_for_ties_too(tmp_path: Path) -> None:
+    one = torch.arange(4.0).view(2, 2)
+    state = {"model.embed_tokens.weight": one, "lm_head.weight": one}
+    for part, kept in ((True, 1), (False, 2)):
+        (folder := tmp_path / str(part)).mkdir()
+        text = {"model_type": "llama", "tie_word_embeddings": part}
+        config = {"model_type": "llava", "tie_word_embeddings": True, "text_config": text}
+        assert len(written(state, config, folder)) == kept
 
 
 def test_the_types_that_are_tied_are_tied_by_the_installed_transformers() -> None:

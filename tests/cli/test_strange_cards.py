@@ -149,3 +149,18 @@ def test_as_much_as_is_read_is_read() -> None:
     within = "[" * (MAX_METADATA_DEPTH - 1) + "]" * (MAX_METADATA_DEPTH - 1)
     assert parse_card(f"---\ntags: {within}\n---\n").metadata["tags"]
     assert not parse_card(f"---\ntags: [{within}]\n---\n").metadata
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_card_and_its_metadata_are_read_up_to_their_bounds_and_not_a_byte_further(
+    checkpoint: Path, tmp_path: Path, invoke: Invoke, more: int
+) -> None:
+    head = "---\nlicense: mit\n---\nWords."
+    source = with_card(checkpoint, head + "x" * (MAX_CARD_BYTES - len(head) + more))
+    assert invoke("shard", source, str(tmp_path / "out"), "-s", "60kB").exit_code == 0
+    assert (front_matter(tmp_path / "out").get("license") == "mit") == (not more)
+    told = json.loads(invoke("inspect", source, "--json").stdout)["findings"]
+    planned = json.loads((tmp_path / "out/sharding_report.json").read_text())["plan"]["findings"]
+    assert ["card-unread" in {one["code"] for one in found} for found in (planned, told)] == [bool(more), False]
+    text = "license: " + "m" * (MAX_METADATA_BYTES - len("license: \n") + more) + "\n"
+    assert bool(parse_card(f"---\n{text}---\n").metadata) == (not more)

@@ -1,11 +1,12 @@
 """What the environment says of a desk is read, or refused."""
 
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from sharding.core.environment import desk_folder
+from sharding.core.environment import child_variables, desk_folder, keep_xet_logs_off_the_disk
 from sharding.core.errors import UsageError
 from sharding.desk import Settings
 
@@ -80,3 +81,26 @@ def test_a_user_whom_the_system_does_not_know_needs_a_home(at_home: Path, monkey
 def test_where_the_home_is_the_root_jobs_are_kept_below_it(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/")
     assert desk_folder().name == "shard-my-repo" and len(desk_folder().parts) > 2
+
+
+def test_hf_xet_writes_its_log_nowhere_unless_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads that when its first session begins."""
+    from sharding.storage.hub_private import xet_session
+
+    seen = []
+
+    def session(*_: object) -> None:
+        seen.append(os.environ.get("HF_XET_LOG_DEST"))
+
+    monkeypatch.setattr("hf_xet.XetSession", session)
+    monkeypatch.delenv("HF_XET_LOG_DEST")
+    xet_session()
+    monkeypatch.setenv("HF_XET_LOG_DEST", "/var/log/xet")
+    xet_session()
+    monkeypatch.setenv("HF_XET_LOG_DEST", "")
+    xet_session()
+    assert seen == [os.devnull, "/var/log/xet", ""]
+    for text in (None, "/var/log/xet"):
+        monkeypatch.setenv("HF_XET_LOG_DEST", text) if text else monkeypatch.delenv("HF_XET_LOG_DEST")
+        keep_xet_logs_off_the_disk()
+        assert child_variables()["HF_XET_LOG_DEST"] == (text or os.devnull)

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from sharding.core.errors import SourceError
+from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import Options
-from sharding.core.values import TensorEntry
+from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
 from sharding.formats.index import build_indexes
 from sharding.job import inspect
-from sharding.planning.plan import plan_shards
+from sharding.planning.plan import plan_checkpoint, plan_shards
+from tests.folders import reshard
 
 
 def tensor(name: str, size: int) -> TensorEntry:
@@ -82,3 +84,40 @@ def test_an_index_that_is_none_is_refused(checkpoint: Path, text: str) -> None:
     with pytest.raises(SourceError, match="index.json") as refusal:
         inspect(str(checkpoint))
     assert refusal.value.hint
+
+
+@pytest.mark.parametrize(("changed", "counted"), [(False, 7), (True, 60_034)])
+def test_a_count_of_parameters_is_believed_where_the_index_is_right_and_counted_where_it_is_not(
+    checkpoint: Path, tmp_path: Path, changed: bool, counted: int
+) -> None:
+    document = json.loads((checkpoint / INDEX).read_text())
+    document["metadata"]["total_parameters"] = 7
+    document["weight_map"] |= {"layers.0.weight": TWO} if changed else {}
+    (checkpoint / INDEX).write_text(json.dumps(document))
+    report = reshard(checkpoint, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / INDEX).read_text())
+    assert written["metadata"] == {"total_parameters": counted, "total_size": 240_110}
+    assert report.plan.total_parameters == counted
+
+
+def test_the_index_of_a_rank_lists_and_counts_what_that_rank_loads() -> None:
+    """Also what it shares with another rank, and not what the whole index says of all."""
+    names = ["embed", "h.0", "h.1", "h.2", "head"]
+    entries = tuple(TensorEntry(name, "F32", (n + 1,), "f", 0, 4 * (n + 1)) for n, name in enumerate(names))
+    loads = (frozenset(names[:3]), frozenset(["embed", *names[3:]]))
+    hints = ModelHints(
+        "M",
+        tuple(SavedTensor(name, "F32", number) for number, name in enumerate(names)),
+        pipeline=PipelineCut("5.23.0", ((0, 2), (2, 3))),
+        loads=loads,
+    )
+    checkpoint = Checkpoint(RepoRef("folder", "m", ""), entries, (Component(total_parameters=99),), (), (), ())
+    plan = plan_checkpoint(checkpoint, Options(8, strategy="pp:2"), {"": hints})
+    whole, *of_ranks = (json.loads(text) for text in build_indexes(plan).values())
+    assert whole["metadata"] == {"total_parameters": 99, "total_size": 60}
+    assert [index["weight_map"].keys() for index in of_ranks] == list(loads)
+    assert [index["metadata"] for index in of_ranks] == [
+        {"total_parameters": 6, "total_size": 24},
+        {"total_parameters": 10, "total_size": 40},
+    ]
+    assert all(index["weight_map"].items() <= whole["weight_map"].items() for index in of_ranks)

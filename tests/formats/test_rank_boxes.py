@@ -100,6 +100,19 @@ def test_pieces_are_refused_where_two_of_them_overlap_and_only_there(boxes: list
         put_together(SavedBoxes("w", "U8", (8, 8), tuple(pieces)))
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_a_piece_inside_a_long_one_is_found_though_a_short_one_ends_between(
+    turned: bool, order: tuple[int, ...]
+) -> None:
+    pieces = [((0, 0), (9, 1)), ((1, 1), (1, 1)), ((5, 0), (1, 1))]
+    boxes = [box(at[::-1] if turned else at, size[::-1] if turned else size, f"f{n}") for n, (at, size) in enumerate(pieces)]  # fmt: skip
+    with pytest.raises(SourceError, match="The same elements of w are there twice, in f0, f2"):
+        put_together(SavedBoxes("w", "U8", None, tuple(boxes[n] for n in order) + tuple(
+            box((n, 1) if not turned else (1, n), (1, 1), "f3") for n in (0, *range(2, 9))
+        )))  # fmt: skip
+
+
 def test_pieces_that_no_cut_parts_are_a_tensor_too() -> None:
     around = (box((0, 0), (1, 2)), box((0, 2), (2, 1)), box((2, 1), (1, 2)), box((1, 0), (2, 1)))
     assert put_together(SavedBoxes("w", "U8", None, (*around, box((1, 1), (1, 1))))) == (3, 3)

@@ -98,6 +98,8 @@ CASES: dict[str, bytes] = {
     "a shape of 1.0": with_length((ONE % "").replace("[1]", "[1.0]"), bytes(4)),
     "a shape of -1": with_length((ONE % "").replace("[1]", "[-1]"), bytes(4)),
     "an offset of -0": with_length((ONE % "").replace("[0,", "[-0,"), bytes(4)),
+    "a shape of -0": with_length('{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}', b""),
+    "a length of -0 behind another": with_length('{"a":{"dtype":"U8","shape":[1, -0],"data_offsets":[0,0]}}', b""),
     "three offsets": with_length((ONE % "").replace("[0,4]", "[0,4,4]"), bytes(4)),
     "a scalar": with_length((ONE % "").replace("[1]", "[]"), bytes(4)),
     "a product beyond 64 bits": with_length(
@@ -121,6 +123,9 @@ CASES: dict[str, bytes] = {
     "five thousand digits": with_length(ONE % (',"x":' + "9" * 5000), bytes(4)),
     "half a surrogate pair in a name": with_length('{"\\ud800":' + (ONE % "")[5:], bytes(4)),
     "half a surrogate pair elsewhere": with_length(ONE % ',"x":["\\udc00"]', bytes(4)),
+    "half a surrogate pair in a key of the metadata": with_length('{"__metadata__":{"\\ud800":"b"}}', b""),
+    "half a surrogate pair in a text of the metadata": with_length('{"__metadata__":{"a":"b","c":"\\udc00"}}', b""),
+    "a surrogate pair in the metadata": with_length('{"__metadata__":{"\\ud83d\\ude00":"\\ud83d\\ude00"}}', b""),
     "a surrogate pair": with_length('{"\\ud83d\\ude00":' + (ONE % "")[5:], bytes(4)),
     "a control character": with_length(ONE % ',"x":"\x01"', bytes(4)),
     "broken UTF-8": with_length(b'{"\xed\xa0\x80":' + (ONE % "")[5:].encode(), bytes(4)),

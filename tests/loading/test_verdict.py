@@ -40,6 +40,33 @@ def test_a_copy_stored_as_it_is_loaded_beats_a_cast_and_the_dtype_is_named() -> 
     assert judge([BASE] * 3, [CAST] * 3).kind == "loss"
 
 
+def test_a_copy_that_needs_more_is_a_loss_with_the_cause_on_its_side() -> None:
+    """What makes the dear side dear is named, whichever it is."""
+    asked = replace(BASE, dtype_asked="float16")
+    verdict = judge([asked] * 3, [CAST] * 3)
+    assert (verdict.kind, verdict.cause) == ("loss", "dtype")
+    assert "the original is stored in float16 as it is loaded, the copy in bfloat16 and cast" in verdict.sentence
+    one_file = replace(UNMAPPED, largest_file_bytes=2 * GB, peak_anon_bytes=4 * GB)
+    verdict = judge([UNMAPPED] * 3, [one_file] * 3)
+    assert (verdict.kind, verdict.cause) == ("loss", "file-size")
+    assert "the largest has 2.0 GB instead of 200.0 MB" in verdict.sentence
+    verdict = judge([BASE] * 3, [UNMAPPED] * 3)
+    assert (verdict.kind, verdict.cause) == ("loss", "memory-mapping")
+    quick = replace(CAST, seconds={"load": 0.5, "forward": 0.2})
+    assert judge([asked] * 3, [quick] * 3).kind == judge([quick] * 3, [asked] * 3).kind == "mixed"
+
+
+def test_a_difference_of_a_tenth_of_the_memory_counts_and_a_smaller_one_does_not() -> None:
+    def verdict(share: float, of: int = 2 * GB) -> str:
+        return judge(
+            [replace(UNMAPPED, peak_anon_bytes=of)] * 3, [replace(BASE, peak_anon_bytes=int(share * of))] * 3
+        ).kind
+
+    assert [verdict(share) for share in (0.89, 0.91, 1.0, 1.1, 1.12)] == ["gain", *["no-difference"] * 3, "loss"]
+    small = 100_000_000  # of which a tenth is nothing
+    assert [verdict(share, small) for share in (0.67, 0.69, 1.31, 1.33)] == ["gain", *["no-difference"] * 2, "loss"]
+
+
 def test_two_casts_make_no_difference_and_the_hint_says_what_would() -> None:
     verdict = judge([CAST] * 3, [CAST] * 3)
     assert verdict.kind == "no-difference"

@@ -149,6 +149,8 @@ def test_scales_of_the_cache_of_keys_and_values_are_gone_where_the_configuration
         (compressed("channel", format="nvfp4-pack-quantized"), "w", "compressed-tensors nvfp4-pack-quantized"),
         (compressed("channel", format="mixed-precision"), "w", "compressed-tensors mixed-precision"),
         (compressed("channel", sparsity_config={"format": "sparse-24-bitmask"}), "w", "sparsity_config"),
+        (compressed("channel", transform_config={"config_groups": {"u": {}}}), "w", "transform_config"),
+        (compressed("channel", transform_config=["dense"]), "w", "transform_config"),
         (compressed("channel", config_groups={}), "w", "does not say how"),
     ],
     ids=str,

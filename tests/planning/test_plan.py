@@ -158,3 +158,30 @@ def test_a_rank_loads_what_stands_beside_its_quantized_weights(
             tells = dtype != "BF16" or any(name.endswith(("weight_scale", "absmax")) for name in names)
             wanted |= {*names} if number in own or not tells else set()
         assert {tensor.name for shard in plan.shards for tensor in shard.tensors} == wanted
+
+
+def test_every_tensor_beyond_the_limit_is_named_beside_what_a_cast_has_to_say() -> None:
+    sizes = {"a": 4, "large": 10, "b": 2, "larger": 12, "exact": 8}
+    entries, end = [], 0
+    for name, count in sizes.items():
+        entries.append(TensorEntry(name, "F32", (count,), "f", end, end := end + 4 * count))
+    checkpoint = Checkpoint(REF, tuple(entries), (Component(),), (), (), ())
+    for dtype, width, cast in (("keep", 4, []), ("bf16", 2, ["cast-without-class"])):
+        plan = plan_checkpoint(checkpoint, Options(8 * width, order="stored", dtype=dtype))  # type: ignore[arg-type]
+        assert [finding.code for finding in plan.findings] == [*cast, *["oversized-tensor"] * 2]
+        told = plan.findings[len(cast) :]
+        assert [finding.message.partition(" has ")[0] for finding in told] == ["large", "larger"]
+        held = [[entry.name for entry in shard.tensors] for shard in plan.shards]
+        assert sorted(held) == [["a", "b"], ["exact"], ["large"], ["larger"]]
+        assert sorted(shard.bytes for shard in plan.shards) == [count * width for count in (6, 8, 10, 12)]
+
+
+def test_layers_are_in_the_order_of_their_numbers_however_many_digits_those_have() -> None:
+    numbers = [0, 2, 9, 10, 99, 100, 999, 1000, 9_999, 10_000, 123_456, 10**17]
+    for name in ("h.{}.w", "layer{}.w", "block.0.expert_{}", "2.{}.bias"):
+        names = [name.format(number) for number in numbers]
+        for stored in (names, names[::-1], sorted(names)):
+            plan = plan_shards([tensor(one, 3) for one in stored], Options(3))
+            assert [shard.tensors[0].name for shard in plan.shards] == names
+            kept = plan_shards([tensor(one, 3) for one in stored], Options(3, order="stored"))
+            assert [shard.tensors[0].name for shard in kept.shards] == stored

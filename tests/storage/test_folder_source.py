@@ -1,11 +1,14 @@
 """A folder is read as it was when the job began."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
@@ -251,3 +254,26 @@ def test_the_file_system_that_a_folder_is_on_says_whether_inodes_last(
     found = [SimpleNamespace(mountpoint=place.format(tmp_path), fstype=kind) for place, kind in mounts.items()]
     monkeypatch.setattr("psutil.disk_partitions", lambda all: found)
     assert is_steady(tmp_path / "a/b") == is_steady(tmp_path) == steady
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "inside"])
+@pytest.mark.parametrize("link", ["parts", "parts/2_Dense"])
+def test_a_link_to_a_folder_above_a_module_is_refused_and_one_beside_it_is_not(
+    checkpoint: Path, tmp_path: Path, link: str, place: str
+) -> None:
+    module = checkpoint / "parts/2_Dense"
+    module.mkdir(parents=True)
+    save_file({"w": np.ones(3, np.float32)}, module / "model.safetensors")
+    kinds = {"": "Transformer", "parts/2_Dense": "Dense"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (checkpoint / "modules.json").write_text(json.dumps(modules))
+    there = tmp_path / "there" if place == "elsewhere" else checkpoint / "there"
+    (tmp_path / "other").mkdir()
+    for beside in ("parts/3_Other", "partsmore", "other"):
+        (checkpoint / beside).symlink_to(tmp_path / "other")
+    assert len(inspect(str(checkpoint)).components) == 2
+    (checkpoint / link).rename(there)
+    (checkpoint / link).symlink_to(there)
+    with pytest.raises(SourceError, match=f"{link}/ is a link to a folder, which is not followed") as refusal:
+        inspect(str(checkpoint))
+    assert refusal.value.hint

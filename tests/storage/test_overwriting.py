@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from sharding import job
-from sharding.core.errors import ReplaceRefused
+from sharding.core.errors import DestinationError, ReplaceRefused
+from sharding.core.events import ShardFinished
 from tests.conftest import ROOT, environment, listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, same
 from tests.hubs import TOKEN, download, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
+from tests.storage.publications import write_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +110,46 @@ def test_the_command_says_overwrite(models: tuple[str, str], tmp_path: Path) -> 
     assert refused.returncode == 3
     assert "holds a copy of the folder one" in " ".join(refused.stderr.split())
     assert command(models[1], out, "--overwrite").returncode == 0
+
+
+RIVALS = (
+    *(
+        "unet/diffusion_pytorch_model.safetensors.index.json",
+        "unet/diffusion_pytorch_model.safetensors.index.fp16.json",
+    ),
+    *("unet/diffusion_pytorch_model-00001-of-00003.safetensors", "text_encoder/model.safetensors.index.json"),
+    *("text_encoder/model-00002-of-00002.safetensors", "modules.json"),
+)
+HARMLESS = (
+    *("unet/lora.safetensors", "vae/model.safetensors.index.json", "model.safetensors", "unet/model.bin.index.json"),
+    *("sub/modules.json", "unet/notes.json"),
+)
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_beside_each_component_of_a_pipeline_nothing_is_left_that_would_be_loaded_instead(
+    rival: str, tmp_path: Path
+) -> None:
+    source, out = write_pipeline(tmp_path / "in"), tmp_path / "out"
+    events = job.shard(str(source), str(out), "1GB")
+    next(event for event in events if isinstance(event, ShardFinished))
+    mine = {path: path.encode() for path in (*HARMLESS, rival)}
+    for path, data in mine.items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_bytes(data)
+    with pytest.raises(DestinationError, match=f"{rival} in .* would be replaced, or loaded instead"):
+        finish(events)
+    assert {path: data for path, data in listing(out).items() if not path.endswith(".part")} == mine
+    (out / rival).unlink()
+    finish(job.shard(str(source), str(out), "1GB"))
+    assert {path for path in HARMLESS if (out / path).read_bytes() != mine[path]} == set()
+
+
+def test_overwriting_a_pipeline_takes_away_what_would_be_loaded_instead(tmp_path: Path) -> None:
+    source, out = write_pipeline(tmp_path / "in"), tmp_path / "out"
+    for path in RIVALS:
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_bytes(b"theirs")
+    finish(job.shard(str(source), str(out), "1GB", overwrite=True))
+    assert not [path for path in RIVALS if (out / path).exists()]
+    assert job.inspect(str(out)).total_bytes == job.inspect(str(source)).total_bytes

@@ -1,0 +1,173 @@
+"""Who loads a repo, and which of its files: the first sign that applies decides, and what is left out is named."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from sharding import job
+from sharding.core.values import Component
+from tests.conftest import in_two_files, listing
+from tests.folders import reshard, said
+
+
+def put(folder: Path, path: str, *names: str, length: int = 900) -> None:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: np.ones(length, np.float32) for name in names}, folder / path, metadata={"format": "pt"})
+
+
+def write(folder: Path, path: str, document: Any) -> None:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text(document if isinstance(document, str) else json.dumps(document))
+
+
+def test_the_first_sign_that_applies_decides_who_loads_a_repo(tmp_path: Path) -> None:
+    put(tmp_path, "model.safetensors", "a", "b")
+    put(tmp_path, "text/model.safetensors", "w")
+    write(tmp_path, "text/config.json", {})
+    write(tmp_path, "model_index.json", {"_class_name": "P", "text": ["transformers", "T"]})
+    write(tmp_path, "modules.json", [{"path": "", "type": "sentence_transformers.models.Transformer"}])
+    write(tmp_path, "meta.json", {"spacy_version": ">=3"})
+    write(tmp_path, "config.json", {"pretrained_cfg": {}, "_class_name": "U"})
+    write(tmp_path, "open_clip_config.json", {})
+    write(tmp_path, "README.md", "---\ntags: [pytorch_model_hub_mixin]\n---\n")
+    found = []
+    for mark in ("model_index.json", "modules.json", "meta.json", "config.json", "open_clip_config.json", "README.md"):
+        found.append(job.inspect(str(tmp_path)).library)
+        if mark == "config.json":
+            write(tmp_path, mark, {"_class_name": "U"})
+        else:
+            (tmp_path / mark).unlink()
+    found.append(job.inspect(str(tmp_path)).library)
+    for config in ({"model_type": "llama"}, {"architectures": ["X"]}, {}):
+        write(tmp_path, "config.json", config)
+        found.append(job.inspect(str(tmp_path)).library)
+    assert found == [
+        *("diffusers", "sentence-transformers", "spacy", "timm", "open_clip", "pytorch_model_hub_mixin"),
+        *("diffusers", "transformers", "transformers", "unknown"),
+    ]
+
+
+OF_TIMM = {"architecture": "resnet18", "pretrained_cfg": {"num_classes": 9}}
+
+
+@pytest.mark.parametrize(
+    ("more", "library"),
+    [
+        ({}, "timm"),
+        ({"model_type": "resnet"}, "timm"),
+        ({"architectures": "ResNet"}, "timm"),
+        ({"architectures": ["TimmWrapperModel"]}, "transformers"),
+        ({"transformers_version": "5.0"}, "transformers"),
+        ({"auto_map": {}}, "transformers"),
+        ({"pretrained_cfg": "resnet18"}, "unknown"),
+    ],
+    ids=str,
+)
+def test_a_model_of_timm_is_one_file_unless_transformers_has_written_its_configuration(
+    more: dict[str, Any], library: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    put(source, "model.safetensors", "a", "b", "c")
+    write(source, "config.json", OF_TIMM | more)
+    report = reshard(source, tmp_path / "out", "4kB")
+    assert job.inspect(str(source)).library == library
+    assert len(report.plan.shards) == (1 if library == "timm" else 3)
+    assert ("one-file-loader" in said(source)) == (library == "timm")
+    assert ("no-known-loader" in said(source)) == (library == "unknown")
+
+
+LORA = ("unet.lora_A.weight", "unet.lora_B.weight", "unet.lora_A.alpha")
+
+
+@pytest.mark.parametrize("name", ["style.safetensors", "model.safetensors"])
+@pytest.mark.parametrize(("names", "is_adapter"), [(LORA, True), ((*LORA, "unet.weight"), False), (("w", "v"), False)])
+def test_what_nothing_says_the_loader_of_is_one_file_where_all_of_it_is_an_adapter(
+    names: tuple[str, ...], is_adapter: bool, name: str, tmp_path: Path
+) -> None:
+    put(tmp_path / "in", name, *names)
+    report = reshard(tmp_path / "in", tmp_path / "out", "4kB")
+    assert [shard.file for shard in report.plan.shards] == (
+        [name] if is_adapter else [f"model-{n:05d}-of-{len(names):05d}.safetensors" for n in range(1, len(names) + 1)]
+    )
+    assert {"no-known-loader", "kept-whole"} & said(tmp_path / "in").keys() == (
+        {"no-known-loader", "kept-whole"} if is_adapter else {"no-known-loader"}
+    )
+
+
+@pytest.mark.parametrize("variant", ["", "fp16"])
+@pytest.mark.parametrize(("base", "takes_index"), [("diffusion_pytorch_model", True), ("model", False)])
+def test_of_one_file_and_an_index_the_library_takes_its_own_of_every_variant(
+    base: str, takes_index: bool, variant: str, tmp_path: Path
+) -> None:
+    """diffusers follows the index of what has its name; the one file comes first everywhere else."""
+    dot = f".{variant}" if variant else ""
+    single, index = f"{base}{dot}.safetensors", f"{base}.safetensors.index{dot}.json"
+    shards = [f"{base}{dot}-{n:05d}-of-00002.safetensors" for n in (1, 2)]
+    for name in (single, shards[0]):
+        put(tmp_path, name, "a")
+    put(tmp_path, shards[1], "b")
+    write(tmp_path, index, {"metadata": {}, "weight_map": {"a": shards[0], "b": shards[1]}})
+    write(
+        tmp_path,
+        "config.json",
+        {"_class_name": "U", "_diffusers_version": "0.42"} if takes_index else {"architectures": ["X"]},
+    )
+    found = job.inspect(str(tmp_path), variant=variant)
+    assert [file.path for file in found.weight_files] == (shards if takes_index else [single])
+    told = said(tmp_path, variant)
+    used, other = (index, single) if takes_index else (single, "an index or shards")
+    assert told["several-checkpoints"].startswith(f"{used} stands beside {other}; it is the one used")
+    left_out = " ".join(finding.message for finding in found.findings if finding.code == "left-out")
+    assert all(path in left_out for path in ([single] if takes_index else [index, *shards]))
+
+
+def test_an_index_of_a_rank_is_no_variant(tmp_path: Path) -> None:
+    """A copy that was cut for a pipeline has one for every rank; transformers asks for them by `variant=`."""
+    source = in_two_files(tmp_path / "in")
+    whole = (source / "model.safetensors.index.json").read_text()
+    for rank in (0, 1):
+        write(source, Component().of_rank(rank, 2).index, whole)
+        write(source, Component(variant="fp16").of_rank(rank, 2).index, whole)
+    found = job.inspect(str(source))
+    assert found.other_variants == () and said(source).keys() == {"left-out"}
+    assert all(f"rank{rank}-of-2" in said(source)["left-out"] for rank in (0, 1))
+    reshard(source, tmp_path / "out")
+    assert not [path for path in listing(tmp_path / "out") if "rank" in path]
+
+
+@pytest.mark.parametrize("name", ["Readme.MD", "README.MD", "CONFIG.json", "Config.JSON"])
+def test_what_differs_only_in_case_from_a_file_that_is_written_anew_is_left_out(name: str, tmp_path: Path) -> None:
+    source = in_two_files(tmp_path / "in")
+    (source / "README.md").write_text("The card.")
+    write(source, name, "{}")
+    write(source, f"sub/{name}", "{}")
+    reshard(source, tmp_path / "out")
+    assert f"Left out: {name} (differs only in case" in said(source)["left-out"]
+    assert {"README.md", "config.json", f"sub/{name}"} <= listing(tmp_path / "out").keys()
+    assert name not in listing(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
+    (source / "README.md").unlink()
+    reshard(source, tmp_path / "out")
+    assert name not in listing(tmp_path / "out")
+
+
+def test_in_a_router_the_modules_of_transformers_are_cut_and_the_others_stay_one_file(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    kinds = {"query_0_Static": "StaticEmbedding", "document_0_Transformer": "Transformer", "document_1_Dense": "Dense"}
+    write(source, "modules.json", [{"path": "./parts/", "type": "sentence_transformers.models.Router"}])
+    types = {name: f"sentence_transformers.models.{kind}" for name, kind in kinds.items()}
+    write(source, "parts/router_config.json", {"types": types})
+    for name in kinds:
+        put(source, f"parts/{name}/model.safetensors", "a", "b", "c")
+        write(source, f"parts/{name}/config.json", {})
+    report = reshard(source, tmp_path / "out", "4kB")
+    cut = [f"parts/document_0_Transformer/model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
+    whole = [f"parts/{name}/model.safetensors" for name in ("query_0_Static", "document_1_Dense")]
+    assert sorted(shard.file for shard in report.plan.shards) == sorted(cut + whole)
+    indexes = [path for path in listing(tmp_path / "out") if path.endswith("index.json")]
+    assert indexes == ["parts/document_0_Transformer/model.safetensors.index.json"]

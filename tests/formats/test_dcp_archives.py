@@ -1,0 +1,56 @@
+"""Pieces in `.distcp` files are what `.metadata` says of them, however many one file holds."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+
+from sharding.core.errors import SourceError
+from sharding.job import inspect
+from tests.cli.test_forged_ranks import write_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+ROW = torch.zeros(1, 4)
+
+
+def write(folder: Path, *rows: object) -> Path:
+    """Write a checkpoint of one tensor in float32 with as many rows; the file holds what `torch.save` makes of each."""
+    data, places = b"", []
+    for row in rows:
+        stream = io.BytesIO()
+        torch.save(row, stream)
+        places.append((len(data), stream.tell()))
+        data += stream.getvalue()
+    return write_ranks(folder, data, places)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("piece", "problem"),
+    [
+        (ROW.int(), r"it is int32 \[1, 4\] where .metadata says float32 \[1, 4\]"),
+        (ROW.half(), r"it is float16 \[1, 4\] where .metadata says float32 \[1, 4\]"),
+        (ROW.view(4), r"it is float32 \[4\] where .metadata says float32 \[1, 4\]"),
+        (torch.zeros(2, 4), r"it is float32 \[2, 4\] where .metadata says float32 \[1, 4\]"),
+        ({"w": ROW}, "it is no tensor"),
+    ],
+    ids=["dtype", "shorter dtype", "dimensions", "length", "dictionary"],
+)
+def test_a_piece_of_another_dtype_or_shape_is_refused_wherever_it_stands(
+    piece: object, problem: str, place: int, tmp_path: Path
+) -> None:
+    rows: list[object] = [ROW] * 3
+    assert inspect(str(write(tmp_path / "sound", *rows))).tensors[0].shape == (3, 4)
+    rows[place] = piece
+    with pytest.raises(SourceError, match=f"The piece of w in __0_0.distcp is not read: {problem}"):
+        inspect(str(write(tmp_path / "in", *rows)))
+
+
+def test_more_than_a_thousand_pieces_in_one_file_are_one_tensor(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", *[ROW] * 1001)
+    found = inspect(str(source))
+    assert [(tensor.name, tensor.shape) for tensor in found.tensors] == [("w", (1001, 4))]
+    (gathered,) = found.gathered
+    assert [box.offsets for box in sorted(gathered.boxes, key=lambda box: box.origin)] == [(n, 0) for n in range(1001)]
+    assert len({box.origin for box in gathered.boxes}) == 1001

@@ -1,0 +1,226 @@
+"""Which loads a comparison makes, in what turns and processes, and which of them its figures are of."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import DestinationError, SourceError
+from sharding.core.events import Published, Verified
+from sharding.core.options import Options
+from sharding.job import Event
+from sharding.loading.chart import draw_memory
+from sharding.loading.costs import Compared, Probed, middle_run
+from sharding.report.schema import Report
+from tests import models
+from tests.conftest import in_two_files, listing
+from tests.hubs import TOKEN, push
+from tests.inhouse import hub_in_house
+
+MB = 1_000_000
+LOADED = {
+    "outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "memory_limit": None,
+    "cache": "cold", "seconds": {"load": 1.0, "forward": 1.0}, "peak_file_bytes": 0, "peak_total_bytes": 0, "curve": [],
+    "format": "safetensors", "logits_sha256": "0" * 64, "mapped_bytes": 0, "loaded_bytes": 9, "tokens": [1, 2],
+}  # fmt: skip
+
+
+class Probes:
+    """Processes that load nothing and say what a load would: each the memory that is next in `peaks`."""
+
+    def __init__(self) -> None:
+        self.peaks: Iterator[int] = iter(range(100 * MB, 10**12, 100 * MB))
+        self.answers: Iterator[dict[str, Any]] = iter(lambda: {}, None)
+        self.loaded: list[str] = []
+        self.commands: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
+
+    def run(self, command: list[str], *, env: dict[str, str], **_: object) -> "subprocess.CompletedProcess[str]":
+        folder = next(Path(word) for word in command if os.path.isdir(word))
+        assert next(folder.glob("*.safetensors")).stat().st_size  # what is to be loaded is there
+        self.loaded.append(folder.name)
+        self.commands.append(command)
+        self.environments.append(env)
+        said = LOADED | {"peak_anon_bytes": next(self.peaks)} | next(self.answers)
+        return subprocess.CompletedProcess(command, 0, json.dumps(said), "")
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> Probes:
+    probes = Probes()
+    monkeypatch.setattr("subprocess.run", probes.run)
+    return probes
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, str]:
+    return str(in_two_files(tmp_path / "one")), str(in_two_files(tmp_path / "other"))
+
+
+def last(events: Iterator[Event] | list[Event]) -> Any:
+    *_, end = events
+    return end
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_both_are_loaded_in_turn_each_time_in_a_process_of_its_own_and_the_warm_up_does_not_count(
+    rounds: int, pair: tuple[str, str], probes: Probes
+) -> None:
+    events = list(job.compare(*pair, rounds=rounds))
+    turns = ["original", "sharded", "sharded", "original"] * 2
+    assert probes.loaded == turns[: 2 * (rounds + 1)]
+    assert [event.side for event in events if isinstance(event, Probed)] == probes.loaded
+    assert [event.round for event in events if isinstance(event, Probed)] == sorted(list(range(rounds + 1)) * 2)
+    assert all(command[0] == sys.executable and "sharding.loading.probe" in command for command in probes.commands)
+    found = last(events).comparison
+    peaks = {"original": [1, 4, 5, 8], "sharded": [2, 3, 6, 7]}
+    for side, costs in (("original", found.original), ("sharded", found.sharded)):
+        assert [cost.peak_anon_bytes // (100 * MB) for cost in costs] == peaks[side][1 : rounds + 1]
+
+
+def test_no_figure_of_the_warm_up_is_in_the_verdict(pair: tuple[str, str], probes: Probes) -> None:
+    probes.peaks = iter([9000 * MB, 100 * MB, *[500 * MB] * 4])
+    found = last(job.compare(*pair, rounds=2)).comparison
+    assert (found.verdict.kind, len(found.original), len(found.sharded)) == ("no-difference", 2, 2)
+    assert "500.0 MB" in found.verdict.sentence
+    probes.peaks = iter([100 * MB, 100 * MB, 500 * MB, 900 * MB])
+    found = last(job.compare(*pair, rounds=1)).comparison
+    assert (found.verdict.kind, found.original[0].peak_anon_bytes) == ("gain", 900 * MB)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_load_that_fails_ends_the_turns_once_both_had_theirs(
+    broken: int, pair: tuple[str, str], probes: Probes
+) -> None:
+    failed = {"outcome": "out-of-memory", "message": "It was killed."}
+    probes.answers = iter([failed if number == broken else {} for number in range(4)])
+    found = last(job.compare(*pair, rounds=3)).comparison
+    assert probes.loaded == ["original", "sharded"]
+    assert (found.verdict.kind, len(found.original), len(found.sharded)) == (["gain", "loss"][broken], 1, 1)
+
+
+def test_repos_are_downloaded_into_a_folder_that_goes_again(
+    tmp_path: Path, probes: Probes, nothing_stays_on_this_disk: None
+) -> None:
+    with hub_in_house(tmp_path / "hub") as hub:
+        push(hub, in_two_files(tmp_path / "in"), "alice/one")
+        events = job.compare("alice/one", str(tmp_path / "in"), rounds=1, endpoint=hub.address, token=TOKEN)
+        folder = Path(next(word for word in (next(events), probes.commands[0])[1] if os.path.isdir(word)))
+        assert listing(folder) == listing(tmp_path / "in")
+        assert isinstance(last(events), Compared) and not folder.exists()
+        events = job.compare("alice/one", "alice/one", rounds=1, endpoint=hub.address, token=TOKEN)
+        next(events)
+        events.close()  # whoever does not wait for the end
+
+
+def test_memory_over_time_is_drawn_where_it_is_asked_for(pair: tuple[str, str], probes: Probes, tmp_path: Path) -> None:
+    """Of each side the run whose time is the middle one."""
+    spread = [(9.0, 900), (1.0, 100), (3.0, 300), (2.0, 200), (2.5, 250), (3.5, 350), (1.5, 150), (2.2, 220)]
+    said = [{"seconds": {"load": time}, "curve": [[time, peak * MB, 0, peak * MB]]} for time, peak in spread]
+    probes.answers = iter([*said, *[{}] * 4])
+    found = last(job.compare(*pair, rounds=3, picture=str(tmp_path / "memory.svg"))).comparison
+    drawn = draw_memory(*(middle_run(costs).curve for costs in (found.original, found.sharded)))
+    assert (tmp_path / "memory.svg").read_text() == drawn
+    assert [middle_run(costs).curve[0].anon_bytes // MB for costs in (found.original, found.sharded)] == [220, 300]
+    with pytest.raises(DestinationError, match="could not be written"):
+        list(job.compare(*pair, rounds=1, picture=str(tmp_path / "no/such/folder.svg")))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.svg", "one", "other"]
+
+
+def test_where_both_do_not_fit_into_memory_a_prediction_is_made_and_marked(
+    pair: tuple[str, str], probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.loading.compare.free_memory_bytes", lambda: 1 * MB)
+    found = last(job.compare(*pair, rounds=1, picture=str(tmp_path / "memory.svg"))).comparison
+    assert probes.loaded == [] and not found.is_measured and not (tmp_path / "memory.svg").exists()
+    reason = found.reason_not_measured
+    assert reason.startswith("It would take about") and "1.0 MB are free" in reason
+    assert found.verdict.sentence.startswith("Predicted, not measured: ")
+    assert all(side.peak_anon_bytes > 0 for side in found.predicted)
+    limited = job.how_to_load(memory_limit="4GB")  # whether it loads under that is what is asked
+    assert last(job.compare(*pair, load=limited, rounds=1)).comparison.is_measured
+
+
+def test_a_job_that_compares_publishes_only_after_the_loads_and_shows_them(
+    tmp_path: Path, probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_here(*_: object) -> None:
+        raise SourceError("It has tests of its own.", "")
+
+    monkeypatch.setattr("sharding.loading.compare.run_classic", not_here)
+    probes.peaks = iter([500 * MB, 100 * MB, 100 * MB, 900 * MB])
+    source, out = models.save("llama", tmp_path / "in", layers=1), tmp_path / "out"
+    kinds = []
+    for event in job.shard(str(source), str(out), "20kB", compare_rounds=1):
+        kinds.append(type(event))
+        assert isinstance(event, Published | Report) == (out / "model.safetensors.index.json").exists()
+    order = [kind for kind in kinds if kind in (Verified, Probed, Compared, Published, Report)]
+    assert order == [Verified, *[Probed] * 4, Compared, Published, Report]
+    assert isinstance(event, Report) and event.comparison and event.comparison.verdict.kind == "gain"
+    card = " ".join((out / "README.md").read_text().split())
+    assert event.comparison.verdict.sentence in card and "100.0 MB" in card and "900.0 MB" in card
+    assert (out / "sharding_comparison.svg").exists()
+
+
+SECRET = {
+    "HF_TOKEN": TOKEN,
+    "HUGGING_FACE_HUB_TOKEN": TOKEN,
+    "AWS_SECRET_ACCESS_KEY": "s",
+    "HF_ENDPOINT": "http://x.test",
+}
+ALLOWED = {
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST", "PYTHONWARNINGS", "HOME", "TMPDIR", "OMP_NUM_THREADS"),
+    *("HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS", "CUDA_VISIBLE_DEVICES"),
+}
+
+
+class NotStarted(Exception):
+    """A process was to be started, and was not."""
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda source, out: job.plan(source, Options(dtype="bf16")),
+        lambda source, out: job.devices(source, "cpu=1GB"),
+        lambda source, out: list(job.compare(source, source)),
+        lambda source, out: list(job.shard(source, out, engine="classic")),
+        lambda source, out: list(job.shard(source, out, Options(strategy="blocks"))),
+    ],
+    ids=["plan", "devices", "compare", "classic", "shard"],
+)
+def test_every_process_that_loads_a_model_has_no_login_no_network_and_no_gpu(
+    ask: Callable[[str, str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = models.save("llama", tmp_path / "in", layers=1)
+    given: dict[str, str] = {}
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], *_: object, env: dict[str, str] | None = None, **__: object) -> None:
+            self._child_created = False
+            assert command[:3] == [sys.executable, "-P", "-m"]  # nothing of the current folder is imported
+            given.update(os.environ if env is None else env)
+            raise NotStarted
+
+    for name, text in SECRET.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("PYTHONPATH", f"here::{tmp_path}:.")
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}::bin:./bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("subprocess.Popen", Popen)
+    with pytest.raises(NotStarted):
+        ask(str(source), str(tmp_path / "out"))
+    assert given["HF_HUB_OFFLINE"] == "1" and given["CUDA_VISIBLE_DEVICES"] == ""
+    assert given.keys() <= ALLOWED
+    assert all(os.path.isabs(folder) for name in ("PATH", "PYTHONPATH") for folder in given[name].split(":"))
+    assert str(tmp_path) in given["PYTHONPATH"].split(":")
+    assert not set(SECRET.values()) & set(given.values())
+    assert not (tmp_path / "out").exists()
