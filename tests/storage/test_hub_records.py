@@ -1,5 +1,6 @@
 """Which records on a staging branch count, and what `main` must show for a job to go on or to be done."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sharding.report.schema import Report
 from sharding.storage import hub_staging
 from sharding.storage.hub_repo import HubRepo
 from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
-from sharding.storage.records import parse_job, staged_line, whole
+from sharding.storage.records import Earlier, parse_earlier, parse_job, staged_line, whole
 from tests.hubs import TOKEN, branches, download, files_of, shard
 from tests.inhouse import InHouse
 from tests.storage.steps import SOURCE, aim, begun, heads, looked, noted, sent, staged, start
@@ -198,3 +199,23 @@ def test_where_main_moves_between_the_last_look_and_the_commit_nothing_of_it_is_
     assert heads(hub, name)["main"] == main and files_of(hub, name) == before
     assert len(noted(hub, name)) > 2
     assert (download(hub, name, tmp_path / "down") / "config.json").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("odd", [3, None, True, ["b"], {"b": "c"}])
+def test_what_a_report_says_that_is_no_name_of_a_file_is_passed_over(odd: object) -> None:
+    report = {"schema": 1, "files": ["a", odd, "c"], "source": {"repo_id": "x/y", "kind": "hub"}, "plan_id": "p"}
+    assert parse_earlier(json.dumps(report).encode()) == Earlier(("a", "c"), "x/y", "p")
+    for name in ("schema", "files", "source"):
+        for other in (None, odd, "", []):
+            earlier = parse_earlier(json.dumps({**report, name: other}).encode())
+            assert earlier is None or (name, other) != ("source", odd)
+        assert parse_earlier(json.dumps({key: value for key, value in report.items() if key != name}).encode()) is None
+    assert (
+        parse_earlier(json.dumps(report).encode()[:-2])
+        is parse_earlier(b"[" * 99_999)
+        is parse_earlier(b"\xff")
+        is None
+    )
+    of_folder = {**report, "source": {"repo_id": "x/y", "kind": "folder"}}
+    earlier = parse_earlier(json.dumps(of_folder).encode())
+    assert earlier and earlier.source != "x/y"
