@@ -1,5 +1,6 @@
 """What is read of a Hub: exactly what was asked for, in bounded ranges, counted once, and of the state that was pinned."""
 
+import socket
 from collections.abc import Callable, Iterator
 from math import ceil
 from pathlib import Path
@@ -20,6 +21,7 @@ from sharding.storage.hub_source import HubSource, open_repo
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse
 from tests.storage.steps import SOURCE
+from tests.storage.test_hub_hostile import served_by_hand
 
 MODEL, CONFIG = "model.safetensors", "config.json"
 RESOLVE = f"GET /{SOURCE}/resolve/"
@@ -96,12 +98,21 @@ def test_what_was_not_asked_for_is_refused(hub: InHouse, source: HubSource, rule
 
 
 @pytest.mark.parametrize("file", [MODEL, CONFIG])
-def test_a_hub_that_sends_more_than_a_range_is_not_believed(
-    hub: InHouse, source: HubSource, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(source, "_http", lambda *_: iter([b"0" * 9, b"0" * 2]))
-    with pytest.raises(SourceError, match="sent more of"):
-        read(source, 0, 10, file)
+@pytest.mark.parametrize("more", [0, 1, 1000])
+def test_a_hub_that_sends_more_than_a_range_is_not_believed(source: HubSource, file: str, more: int) -> None:
+    size = next(entry.bytes for entry in source.files if entry.path == file)
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 206 P\r\nContent-Range: bytes 5-14/%d\r\n\r\n" % size + b"x" * (10 + more))
+        raise OSError
+
+    with served_by_hand(answer) as (address, _):
+        there = HubSource(Hub(address, TOKEN), source.ref, files=source.files)
+        if more:
+            with pytest.raises(SourceError, match="sent more of"):
+                read(there, 5, 15, file)
+        else:
+            assert read(there, 5, 15, file) == b"x" * 10
 
 
 # --- What it is of ------------------------------------------------------------------------------------
@@ -116,31 +127,28 @@ def test_an_answer_of_another_commit_or_content_is_refused_also_where_it_redirec
     assert read(source, 0, 9, file)
 
 
-def test_the_hubs_own_answer_speaks_of_the_commit_and_a_store_does_not(
-    hub: InHouse, source: HubSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hubs_own_answer_speaks_of_the_commit_and_a_store_does_not(source: HubSource) -> None:
     """The Hub's answer names another commit and leads to a place that names none."""
-    from tests.storage.test_hub_hostile import served_by_hand
 
-    def store(connection: Any) -> None:
+    def store(connection: socket.socket) -> None:
         connection.sendall(
             b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-8/%d\r\nContent-Length: 9\r\n\r\n" % size + b"x" * 9
         )
         raise OSError
 
-    def other(connection: Any) -> None:
+    def other(connection: socket.socket) -> None:
         head = f"HTTP/1.1 302 Found\r\nX-Repo-Commit: {commit}\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n"
         connection.sendall(head.encode())
         raise OSError
 
     size = next(file.bytes for file in source.files if file.path == MODEL)
     with served_by_hand(store) as (place, _), served_by_hand(other) as (address, _):
-        monkeypatch.setattr(source._hub, "endpoint", address)
+        there = HubSource(Hub(address, TOKEN), source.ref, files=source.files)
         commit = source.ref.revision
-        assert read(source, 0, 9) == b"x" * 9
+        assert read(there, 0, 9) == b"x" * 9
         commit = "0" * 40
         with pytest.raises(SourceError, match="is not any more what the Hub listed"):
-            read(source, 0, 9)
+            read(there, 0, 9)
 
 
 @pytest.mark.parametrize("missing", ["private", "gated", "both", "none"])

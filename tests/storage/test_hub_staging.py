@@ -14,6 +14,7 @@ from sharding.core.events import Planned
 from sharding.storage import hub_staging
 from sharding.storage.hub_repo import HubRepo
 from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub_upload import XetShardWriter
 from tests.hubs import TOKEN, branches, exists, files_of
 from tests.inhouse import InHouse
 from tests.storage.steps import begin, begun, heads, looked, noted, publish, sent, staged, start
@@ -156,18 +157,24 @@ def test_all_that_was_finished_is_told_before_a_job_lets_go_or_reads_it_back(
     assert hub.asked(STAGED) == 3
 
 
-def test_a_hub_that_does_not_answer_keeps_no_job_from_letting_go(hub: InHouse, name: str) -> None:
+def test_a_hub_that_does_not_answer_keeps_no_job_from_letting_go(
+    hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = begun(hub, name)
     staged(target, 1)
     staged(target, 2)
-    aborted: list[str] = []
     target.open_shard("model-00003-of-00009.safetensors")
-    for writer in target._writers:  # type: ignore[attr-defined]
-        usual = writer.abort
-        writer.abort = lambda usual=usual: aborted.append("") or usual()
+    usual, given_up = XetShardWriter.abort, list[XetShardWriter]()
+
+    def abort(writer: XetShardWriter) -> None:
+        given_up.append(writer)
+        usual(writer)
+        raise RuntimeError("the store is gone as well")
+
+    monkeypatch.setattr(XetShardWriter, "abort", abort)
     with hub.failing("status:403@POST"):
         target.close()
-    assert len(aborted) == 3 and len(noted(hub, name)) == 1
+    assert len(given_up) == 3 and len(noted(hub, name)) == 1
 
 
 def test_a_shard_that_is_finished_during_a_commit_is_in_the_next(

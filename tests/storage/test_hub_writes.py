@@ -127,10 +127,9 @@ def test_an_upload_that_fails_is_said_in_plain_words_whenever_it_does(what: str,
     assert hint in refusal.value.hint
 
 
-def test_a_full_disk_is_said_in_plain_words(temporary: Path) -> None:
+def test_a_full_disk_is_said_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))  # noqa: SIM115 - the writer closes it
     writer = LfsShardWriter(lambda _: None, "w.safetensors")
-    writer._part.close()
-    writer._part = open("/dev/full", "wb", buffering=0)  # type: ignore[assignment]  # noqa: SIM115 - aborted below
     with pytest.raises(DestinationError, match="temporary folder cannot be written: .*No space left") as refusal:
         writer.write(b"data")
     assert "smaller shard size" in refusal.value.hint

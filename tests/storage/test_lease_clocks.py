@@ -82,6 +82,10 @@ class Periods:
         self._is_over = True
         self._ended.release()
 
+    def begin(self) -> bool:
+        """Return whether the first wait has begun."""
+        return self._begun.acquire(timeout=30)
+
     def next(self) -> None:
         """Return when one more renewal has been made, or not."""
         self._ended.release()
@@ -103,7 +107,7 @@ def of_long_ago(file: Path) -> float:
 def test_the_holder_renews_its_own_lease_in_time(tmp_path: Path, periods: Periods) -> None:
     lease = Lease(tmp_path)
     lease.take()
-    assert periods._begun.acquire(timeout=30)
+    assert periods.begin()
     for _ in range(3):
         then = of_long_ago(tmp_path / LEASE_NAME)
         periods.next()
@@ -123,7 +127,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_no_lease_but_ones_own_is_renewed(tmp_path: Path, periods: Periods, whose: str) -> None:
     lease, file = Lease(tmp_path), tmp_path / LEASE_NAME
     lease.take()
-    assert periods._begun.acquire(timeout=30)
+    assert periods.begin()
     CHANGES[whose](file)
     then = of_long_ago(file)
     for _ in range(2):
