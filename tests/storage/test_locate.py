@@ -182,8 +182,9 @@ def test_a_folder_inside_the_source_or_around_it_is_no_destination_also_over_a_l
 def test_the_files_that_a_cache_links_to_are_no_destination(folder: Path, tmp_path: Path) -> None:
     source = in_cache(folder, tmp_path / "cache")
     blobs = source.parent.parent / "blobs"
+    (tmp_path / "link").symlink_to(blobs)
     before = listing(tmp_path)
-    for out in (blobs, blobs.parent / "snapshots" / ".." / "blobs"):
+    for out in (blobs, blobs.parent / "snapshots" / ".." / "blobs", tmp_path / "link"):
         for more in ({}, {"overwrite": True}):
             with pytest.raises(DestinationError, match="of the source lies in the destination"):
                 list(job.shard(str(source), str(out), "9kB", **more))
