@@ -129,7 +129,8 @@ class StagingBranch:
         with self._lock:
             going, self._noting = self._noting, None
         if going:
-            going.result()
+            with suppress(DestinationError):  # what it has not committed is tried again
+                going.result()
         self._note()
 
     def _note(self) -> None:

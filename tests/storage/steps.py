@@ -1,0 +1,88 @@
+"""A job on a Hub step by step, as `job.shard` takes the steps, for tests that need no checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+from sharding import job
+from sharding.core.options import Options
+from sharding.core.protocols import Destination
+from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.formats.names import REPORT_NAME
+from sharding.storage.folder_source import open_folder
+from sharding.storage.hub_client import Hub
+from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
+from sharding.storage.locate import find_destination
+from tests.hubs import TOKEN, branches, files_of
+from tests.inhouse import InHouse
+
+SOURCE = "alice/source"
+OF = RepoRef("hub", SOURCE, "0" * 40)
+
+
+def start(hub: InHouse, name: str, until: type, size: str = "9kB", source: str | Path = SOURCE, **more: Any) -> Any:
+    """A whole job that goes on when it is asked for more than the first event of a kind."""
+    events = job.shard(str(source), name, size, endpoint=hub.address, token=TOKEN, **more)
+    next(event for event in events if isinstance(event, until))
+    return events
+
+
+def heads(hub: InHouse, name: str) -> dict[str, str]:
+    """The commit that each branch is at."""
+    return {branch.name: branch.target_commit for branch in hub.api().list_repo_refs(name).branches}
+
+
+def aim(hub: InHouse, name: str, token: str | None = TOKEN, **more: bool | None) -> Destination:
+    """A destination that nobody has looked at yet."""
+    return find_destination(name, Hub(hub.address, token), **more)  # type: ignore[arg-type]
+
+
+def looked(hub: InHouse, name: str, plan: str = "plan", of: RepoRef = OF, **more: bool | None) -> Destination:
+    """A destination that has looked what is there, and is not written to yet."""
+    target = aim(hub, name, **more)
+    target.check(of)
+    target.done(plan)
+    return target
+
+
+def begun(hub: InHouse, name: str, plan: str = "plan", of: RepoRef = OF, **more: bool | None) -> Destination:
+    """A job that has said on the staging branch that it has begun, or goes on with one that has."""
+    target = aim(hub, name, **more)
+    target.check(of)
+    begin(target, plan, of)
+    return target
+
+
+def begin(target: Destination, plan: str = "plan", of: RepoRef = OF) -> None:
+    kept = target.done(plan)
+    target.prepare(StagedJob(plan, of, Options("60kB")), kept.values(), 0)
+
+
+def sent(target: Destination, number: int, data: bytes = b"") -> ShardRecord:
+    """A shard whose bytes are in the store, and which nobody is told of yet."""
+    data = data or b"shard %d" % number * 100
+    writer = target.open_shard(f"model-{number:05}-of-00009.safetensors")
+    writer.write(data)
+    return ShardRecord(f"model-{number:05}-of-00009.safetensors", len(data), writer.finish(), {})
+
+
+def staged(target: Destination, number: int, data: bytes = b"") -> ShardRecord:
+    """A finished shard, of which the destination is told."""
+    record = sent(target, number, data)
+    target.note(record)
+    return record
+
+
+def noted(hub: InHouse, name: str) -> set[str]:
+    """The shards that stand on the staging branch, each with its record."""
+    files = files_of(hub, name, STAGING_BRANCH) if STAGING_BRANCH in branches(hub, name) else set()
+    records = {path for path in files if path.startswith(RECORDS)} - {f"{RECORDS}job.json"}
+    told = {path.removeprefix(RECORDS).removesuffix(".json") for path in records}
+    assert told <= files
+    return told
+
+
+def publish(target: Destination, folder: Path, *records: ShardRecord, report: bytes = b'{"files": []}') -> str:
+    """Publish shards with a report and no files beside them; return the remark on it."""
+    folder.mkdir(exist_ok=True)
+    written = {REPORT_NAME: report, "config.json": b"{}"}
+    return target.publish({one.file: one for one in records}, [], open_folder(str(folder)), written).remark

@@ -1,0 +1,102 @@
+"""What may not be written is refused before anything is done, and what others have changed since is not touched."""
+
+from collections.abc import Callable
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import DestinationError
+from sharding.core.limits import THREADS
+from sharding.core.values import RepoRef
+from tests.hubs import TOKEN, branches, shard
+from tests.inhouse import InHouse
+from tests.storage.steps import SOURCE, begin, begun, looked, noted, sent, staged
+
+WRITES = "^(POST|PUT|DELETE) .*(repos/|commit|branch|preupload|info/lfs|settings)"
+ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+
+
+# --- Refused before anything is done ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("private", [None, True])
+def test_a_login_that_may_only_read_is_refused_at_the_check(hub: InHouse, name: str, private: bool | None) -> None:
+    hub.api().create_repo(name, private=True)
+    hub.log.clear()
+    for ask in (
+        lambda: job.check(SOURCE, name, private=private, endpoint=hub.address, token="hf_alice_read"),
+        lambda: shard(hub, SOURCE, name, token="hf_alice_read", private=private),
+    ):
+        with pytest.raises(DestinationError, match="does not allow it"):
+            ask()  # type: ignore[no-untyped-call]
+    assert hub.asked("/resolve/") == hub.asked(WRITES) == 0
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("taken", [0, 2])
+def test_a_repo_that_this_tool_did_not_write_stays_and_a_name_that_is_free_is_proposed(
+    hub: InHouse, name: str, overwrite: bool, taken: int
+) -> None:
+    hub.api().create_repo(name)
+    hub.api().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=name)
+    for number in range(2, 2 + taken):
+        hub.api().create_repo(f"{name}-{number}")
+    before, _ = hub.api().model_info(name).sha, hub.log.clear()
+    for ask in (
+        lambda: job.check(SOURCE, name, overwrite=overwrite, endpoint=hub.address, token=TOKEN),
+        lambda: shard(hub, SOURCE, name, overwrite=overwrite),
+        lambda: shard(hub, SOURCE, name, overwrite=overwrite, restart=True),
+    ):
+        with pytest.raises(DestinationError, match=r"this tool did not write what is in it: notes\.txt") as refusal:
+            ask()  # type: ignore[no-untyped-call]
+        assert refusal.value.hint == f"A free name is {name}-{2 + taken}."
+    assert hub.asked(WRITES) == 0
+    assert hub.api().model_info(name).sha == before
+
+
+CHANGES: dict[str, Callable[[InHouse, str], object]] = {
+    "main": lambda hub, name: hub.api().upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=name),
+    "a new staging branch": lambda hub, name: staged(begun(hub, name, "other"), 1),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_repo_that_has_changed_since_the_check_is_not_written_to(
+    hub: InHouse, name: str, what: str, restart: bool
+) -> None:
+    hub.api().create_repo(name, private=True)
+    target = looked(hub, name, restart=restart)
+    CHANGES[what](hub, name)
+    before = [hub.api().list_repo_commits(name, revision=branch)[0].commit_id for branch in sorted(branches(hub, name))]
+    hub.log.clear()
+    with pytest.raises(DestinationError, match=f"{name} has changed meanwhile"):
+        begin(target)
+    assert hub.asked(WRITES) == 0
+    target.discard()
+    assert before == [
+        hub.api().list_repo_commits(name, revision=branch)[0].commit_id for branch in sorted(branches(hub, name))
+    ]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_staging_branch_that_has_moved_since_the_check_is_not_written_to(
+    hub: InHouse, name: str, restart: bool
+) -> None:
+    first = begun(hub, name)
+    one = staged(first, 1)
+    target = looked(hub, name, restart=restart)
+    two = sent(first, 2)
+    first.note(two)
+    first.open_staged([])  # all that was added is committed
+    with pytest.raises(DestinationError, match="has changed meanwhile"):
+        begin(target) if not restart else begin(target, "other")
+    target.discard()
+    target.close()
+    assert noted(hub, name) == {one.file, two.file}
+
+
+def test_one_shard_is_open_at_a_time_from_hub_to_hub_and_several_from_a_folder(hub: InHouse, name: str) -> None:
+    of_folder = RepoRef("folder", "in", "")
+    assert begun(hub, name).shards_at_once == 1
+    assert begun(hub, f"{name}-of-folder", of=of_folder).shards_at_once == THREADS > 1

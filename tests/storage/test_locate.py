@@ -1,0 +1,191 @@
+"""What somebody has typed means a folder or a repo, and nothing that is the source, a stranger's, or nothing at all."""
+
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import DestinationError, SourceError, UsageError
+from sharding.storage.hub_client import Hub
+from sharding.storage.locate import find_destination, is_folder, new_repo_id, open_source, parse_repo
+from tests.conftest import listing
+from tests.folders import in_cache
+from tests.hubs import TOKEN, shard
+from tests.inhouse import InHouse
+from tests.storage.steps import SOURCE
+
+HUB = "https://hub.example"
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+# --- Folders ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of whoever runs this, which is not the folder that they are in."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "here/there").mkdir(parents=True)
+    (tmp_path / "here/a file").write_text("x")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path / "here")
+    return home
+
+
+def test_a_tilde_means_ones_home_as_source_and_as_destination(home: Path, folder: Path) -> None:
+    (home / "in").symlink_to(folder)
+    *_, report = job.shard("~/in", "~/out", "9kB")
+    assert (home / "out" / "model.safetensors.index.json").is_file()
+    assert job.inspect("~/out").tensors
+    assert [path.name for path in Path.cwd().iterdir()] != ["~"] and not Path("~").exists()
+    assert report.verification.identical  # type: ignore[union-attr]
+    for destination in ("~", "~/out", "~/out/deeper"):
+        with pytest.raises(DestinationError, match="lie inside each other|lies in the destination"):
+            list(job.shard("~/out", destination, "9kB"))
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("there", True),
+        ("there/", True),
+        ("./not/there", True),
+        ("../not-there", True),
+        (".", True),
+        ("/not/there", True),
+        ("~", True),
+        ("~/not-there", True),
+        ("a file", False),
+        ("not-there", False),
+        ("owner/name", False),
+        ("", False),
+        (" ", False),
+        ("\t\n", False),
+        ("s3://there", False),
+        ("https://there", False),
+        ("file:/there", False),
+        ("x" * 5000, False),
+        ("a\0b", False),
+    ],
+)
+def test_a_folder_is_what_is_there_as_one_or_begins_like_one(home: Path, text: str, means: bool) -> None:
+    assert is_folder(text) is means
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t"])
+def test_an_empty_text_is_a_misuse_wherever_it_stands(home: Path, text: str) -> None:
+    hub = Hub(HUB, TOKEN)
+    for ask in (
+        lambda: open_source(text, hub),
+        lambda: find_destination(text, hub),
+        lambda: parse_repo(text, HUB),
+        lambda: new_repo_id(text, HUB),
+        lambda: job.discard(text),
+    ):
+        with pytest.raises(UsageError, match="is empty") as refusal:
+            ask()  # type: ignore[no-untyped-call]
+        assert refusal.value.hint
+    assert listing(home.parent) == {"here/a file": b"x"}
+
+
+# --- Repos and links ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil-huggingface.co",
+        "huggingface.co.evil.org",
+        "nothf.co",
+        "sub.huggingface.co",
+        "hub.example.org",
+        "evilhub.example",
+        "sub.hub.example",
+        "github.com",
+    ],
+)
+def test_a_host_that_only_resembles_the_hub_is_refused_by_name(host: str) -> None:
+    for text in (f"https://{host}/owner/name", f"http://{host}/owner/name/tree/main", f"{host}/owner/name"):
+        for family, ask in ((SourceError, parse_repo), (DestinationError, new_repo_id)):
+            with pytest.raises(family, match=rf"^{host} is not the Hub\.$") as refusal:
+                ask(text, HUB)
+            assert "owner/name" in refusal.value.hint
+
+
+@pytest.mark.parametrize("host", ["huggingface.co", "www.huggingface.co", "hf.co", "hub.example"])
+def test_a_link_of_the_public_hub_or_of_the_one_in_use_is_taken(host: str) -> None:
+    assert parse_repo(f"https://{host}/owner/name", HUB) == ("owner/name", None)
+    assert parse_repo(f"https://{host}/owner/name/tree/v2", HUB) == ("owner/name", "v2")
+    assert new_repo_id(f"https://{host}/owner/name", HUB) == "owner/name"
+
+
+@pytest.mark.parametrize("revision", [".", "..", "../x", "x/../y", "x/..", "./x", "x/./y"])
+@pytest.mark.parametrize("percents", [False, True])
+@pytest.mark.parametrize("start", ["owner/name@", "hf://owner/name@", "name@"])
+def test_a_revision_that_leads_elsewhere_is_refused_also_in_percents(start: str, revision: str, percents: bool) -> None:
+    text = revision.replace(".", "%2e").replace("/", "%2F") if percents else revision
+    with pytest.raises(SourceError) as refusal:
+        parse_repo(f"{start}{text}", HUB)
+    assert refusal.value.hint
+
+
+def test_revisions_of_every_ordinary_kind_are_taken() -> None:
+    for revision in ("main", "v1.0", "refs/pr/7", "feature/x.y", "..x", "x..y", SHA):
+        assert parse_repo(f"owner/name@{revision}", HUB) == ("owner/name", revision)
+    assert parse_repo("hf://owner/name@refs%2Fpr%2F7", HUB) == ("owner/name", "refs/pr/7")
+
+
+@pytest.mark.parametrize(
+    "text", ["owner/name@main", "hf://owner/name@v2", "https://hf.co/owner/name/tree/main", "name@v2"]
+)
+def test_a_new_repo_has_no_revision(text: str) -> None:
+    with pytest.raises(DestinationError, match="names a revision") as refusal:
+        new_repo_id(text, HUB)
+    assert "owner/name" in refusal.value.hint
+    assert parse_repo(text, HUB)[1]
+
+
+# --- The source is no destination ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [SOURCE, "source", "https://huggingface.co/alice/source", "hf://alice/source"])
+def test_the_source_is_no_destination_however_it_is_written(hub: InHouse, text: str) -> None:
+    before = hub.api().model_info(SOURCE).sha
+    for source in (SOURCE, f"{SOURCE}@main", f"{hub.address}/{SOURCE}"):
+        with pytest.raises(DestinationError, match="The destination is the source itself"):
+            shard(hub, source, text, overwrite=True)
+    with pytest.raises(DestinationError, match="The destination is the source itself"):
+        shard(hub, SOURCE, f"{hub.address}/{SOURCE}")
+    assert hub.asked("^(POST|PUT|DELETE) ") == 0 and hub.api().model_info(SOURCE).sha == before
+
+
+def test_a_folder_inside_the_source_or_around_it_is_no_destination_also_over_a_link(
+    folder: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "around/in"
+    source.mkdir(parents=True)
+    for path in folder.iterdir():
+        (source / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "over-a-link").symlink_to(source)
+    before = listing(tmp_path)
+    link = tmp_path / "over-a-link"
+    for out in (source, source / "deeper", source / "deeper/still", source.parent, link, link / "deeper"):
+        with pytest.raises(DestinationError, match="lie inside each other"):
+            list(job.shard(str(source), str(out), "9kB"))
+    assert listing(tmp_path) == before
+    for out in (tmp_path / "around/in-2", tmp_path / "around-2"):  # beside it, however like the name
+        *_, report = job.shard(str(source), str(out), "9kB")
+        assert report.verification.identical  # type: ignore[union-attr]
+
+
+def test_the_files_that_a_cache_links_to_are_no_destination(folder: Path, tmp_path: Path) -> None:
+    source = in_cache(folder, tmp_path / "cache")
+    blobs = source.parent.parent / "blobs"
+    (tmp_path / "link").symlink_to(blobs)
+    before = listing(tmp_path)
+    for out in (blobs, blobs.parent / "snapshots" / ".." / "blobs", tmp_path / "link"):
+        for more in ({}, {"overwrite": True}):
+            with pytest.raises(DestinationError, match="of the source lies in the destination"):
+                list(job.shard(str(source), str(out), "9kB", **more))
+    assert listing(tmp_path) == before
