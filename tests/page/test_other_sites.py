@@ -173,7 +173,10 @@ def test_no_link_leads_to_a_name_that_a_visitor_says_the_page_has(ask: Ask, insi
 
 
 def test_only_the_hub_may_show_a_space_in_a_frame_and_nobody_the_page_at_home(ask: Ask) -> None:
-    for on_space, policy in ((True, "frame-ancestors 'self' https://huggingface.co"), (False, "frame-ancestors 'self'")):
+    for on_space, policy in (
+        (True, "frame-ancestors 'self' https://huggingface.co"),
+        (False, "frame-ancestors 'self'"),
+    ):
         for path in ("/", "/nothing"):
             answer = ask(on_space, "GET", path, {})
             assert answer.headers.get_list("Content-Security-Policy") == [policy]
