@@ -3,8 +3,6 @@
 import gc
 import mmap
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -61,7 +59,5 @@ def test_where_there_is_no_proc_the_unique_set_stands_in_and_the_report_says_so(
     assert describe_machine().endswith(f", {said}")
 
 
-def test_a_process_that_has_ended_takes_no_memory() -> None:
-    done = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    done.wait()
-    assert anon_bytes(done.pid) == 0
+def test_a_process_that_is_not_there_takes_no_memory() -> None:
+    assert anon_bytes(2**22 + 1) == 0  # no number of a process is so high (proc(5), pid_max)
