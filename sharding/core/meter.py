@@ -1,5 +1,6 @@
 """Measure what this process costs while a job runs: seconds and peak anonymous memory."""
 
+import os
 import time
 from threading import Event, Thread
 from types import TracebackType
@@ -8,6 +9,7 @@ from typing import Self
 import psutil
 
 _SAMPLE_SECONDS = 0.02
+_STATUS = "/proc/{}/status"
 
 
 class Meter:
@@ -53,7 +55,7 @@ class Meter:
 def anon_bytes(pid: int | None = None) -> int:
     """Return the resident anonymous memory of process `pid` (None: this one) in bytes; 0 if it has ended."""
     try:
-        with open(f"/proc/{pid or 'self'}/status", "rb") as status:
+        with open(_STATUS.format(pid or "self"), "rb") as status:
             for line in status:
                 if line.startswith(b"RssAnon:"):
                     return int(line.split()[1]) * 1024
@@ -63,3 +65,8 @@ def anon_bytes(pid: int | None = None) -> int:
         return int(psutil.Process(pid).memory_full_info().uss)
     except psutil.Error:
         return 0
+
+
+def stand_in() -> str:
+    """Return what is counted where the kernel tells no anonymous memory, "" where it does."""
+    return "" if os.path.exists(_STATUS.format("self")) else "psutil's unique or resident set size"

@@ -14,6 +14,7 @@ import psutil
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ShardingError
 from sharding.core.limits import CURVE_MOMENTS
+from sharding.core.meter import stand_in
 from sharding.core.text import format_bytes
 from sharding.loading.costs import LoadCost, Moment, Probed
 
@@ -76,10 +77,11 @@ def free_memory_bytes() -> int:
 
 
 def describe_machine() -> str:
-    """Return one line: cores, memory, system and the versions of the libraries that load."""
+    """Return one line: cores, memory, system, the versions of the libraries that load, what memory is counted as."""
     memory = format_bytes(psutil.virtual_memory().total)
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "safetensors"))
-    return f"{psutil.cpu_count()} cores, {memory} of memory, {platform.system()}, {libraries}"
+    counted = f", memory counted as {stand_in()}" if stand_in() else ""
+    return f"{psutil.cpu_count()} cores, {memory} of memory, {platform.system()}, {libraries}{counted}"
 
 
 def thin(curve: Sequence[Moment], most: int = CURVE_MOMENTS) -> tuple[Moment, ...]:

@@ -1,0 +1,159 @@
+"""What the desk's own records say of a result counts for this very commit and this very source, and for nothing else."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import SourceError
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint
+from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
+from sharding.desk.judgement import judge_result
+from sharding.report.fetch import Result, read_result
+from tests.conftest import random_tensors, write_checkpoint
+from tests.hubs import TOKEN, push, shard
+from tests.inhouse import InHouse, hub_in_house
+
+MODEL, COPY = "alice/model", "bob/copy"
+UNMERGED = "somebody/else@" + "1" * 40
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
+        folder = tmp_path_factory.mktemp("in") / "in"
+        push(hub, write_checkpoint(folder, {"model.safetensors": random_tensors(3)}, False), MODEL)
+        shard(hub, MODEL, COPY, token="hf_bob")
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def result(hub: InHouse) -> Result:
+    """A result that another machine has made."""
+    return read_result(COPY, endpoint=hub.address)
+
+
+@pytest.fixture(scope="module")
+def headers(hub: InHouse) -> dict[str, Checkpoint]:
+    return {repo: job.inspect(repo, endpoint=hub.address, token=TOKEN) for repo in (MODEL, COPY)}
+
+
+Level = Callable[..., str]
+
+
+@pytest.fixture
+def judged(result: Result, headers: dict[str, Checkpoint]) -> Callable[..., Any]:
+    """Judge the result by records; `unreached` are commits, by repo, that no branch leads to now."""
+
+    def judged(*records: JobRecord, unread: bool = False, unreached: dict[str, str] | None = None) -> Any:
+        def inspect(place: str, variant: str = "", base: str = "") -> Checkpoint:
+            repo = place.partition("@")[0]
+            if unread and repo == MODEL:
+                raise SourceError("It cannot be read.")
+            more = (unreached or {}).get(repo)
+            return replace(headers[repo], unreached=(more,) if more else ())
+
+        return judge_result(result, inspect, records)
+
+    return judged
+
+
+@pytest.fixture
+def record(result: Result) -> Callable[..., JobRecord]:
+    """What the desk keeps of a job of alice: by itself one that has made this very result."""
+    source = f"{MODEL}@{result.report.source.revision}"
+    request = JobRequest(source, COPY, Options("60kB"))
+    made = JobRecord(new_job_id(COPY), "alice", request, 1000, 1.0, "done", 2.0, 3.0)
+    made = replace(made, result=f"{COPY}@{result.revision}")
+
+    def changed(**change: Any) -> JobRecord:
+        asked = {name: change.pop(name) for name in ("source", "kind", "options") if name in change}
+        return replace(made, request=replace(request, **asked), **change)
+
+    return changed
+
+
+def test_a_record_of_this_commit_and_of_this_source_is_what_was_made_here(
+    judged: Callable[..., Any], record: Callable[..., JobRecord]
+) -> None:
+    assert judged().level == "fits"
+    found = judged(record())
+    assert found.level == "made-here" and "01 January 1970, 00:00 UTC" in found.reasons[0]
+    assert judged(record(), unread=True).level == "made-here"
+    assert judged(unread=True).level == "claims"
+
+
+def test_a_record_of_anything_else_says_nothing(
+    judged: Callable[..., Any], record: Callable[..., JobRecord], result: Result
+) -> None:
+    commit, other = result.report.source.revision, "2" * 40
+    others = [
+        {"source": f"{MODEL}@{other}"},
+        {"source": f"alice/another@{commit}"},
+        {"source": MODEL},
+        {"result": f"{COPY}@{other}"},
+        {"result": f"alice/copy@{result.revision}"},
+        {"result": COPY},
+        {"result": ""},
+    ]
+    for kind in ("shard", "verify"):
+        for change in others:
+            assert judged(record(kind=kind, **change)).level == "fits", change
+            error = ("It differs.", "")
+            assert judged(record(kind=kind, state="failed", error=error, **change)).level == "fits", change
+    wrong = [record(**change) for change in others]
+    assert judged(*wrong, record(kind="verify"), *wrong).level == "read-now"
+
+
+def test_what_was_read_here_says_what_nobody_has_checked(
+    judged: Callable[..., Any], record: Callable[..., JobRecord]
+) -> None:
+    unchecked = (
+        "Not checked: code, configuration, tokenizer, other files beside the weights and what a report says of time, "
+        "memory and bytes moved."
+    )
+    infinite = "How many numbers became infinite in the cast was not counted."
+    for dtype, more in (("keep", ()), ("bf16", (infinite,))):
+        found = judged(record(kind="verify", options=Options(dtype=dtype)))
+        assert (found.level, found.reasons[1:]) == ("read-now", (unchecked, *more))
+        assert "every tensor compared" in found.reasons[0]
+
+
+def test_what_was_read_here_and_differs_does_not_fit(
+    judged: Callable[..., Any], record: Callable[..., JobRecord]
+) -> None:
+    said = ("The copy differs from its source in 1 tensor: w: its bytes differ.", "Do not rely on it.")
+    found = judged(record(kind="verify", state="failed", error=said))
+    assert (found.level, found.reasons[1]) == ("contradicted", said[0])
+    assert judged(record(kind="verify", state="failed", error=said, unreached=(UNMERGED,))).level == "contradicted"
+
+
+@pytest.mark.parametrize("kind", ["shard", "verify"])
+@pytest.mark.parametrize("repo", [MODEL, COPY])
+def test_a_record_is_not_green_where_no_branch_leads_to_either_commit_then_or_now(
+    judged: Callable[..., Any], record: Callable[..., JobRecord], kind: str, repo: str
+) -> None:
+    level = "made-here" if kind == "shard" else "read-now"
+    assert judged(record(kind=kind)).level == level
+    said = "No branch and no tag of somebody/else is known to lead to its commit 111111111111"
+    for found in (
+        judged(record(kind=kind), unreached={repo: UNMERGED}),
+        judged(record(kind=kind, unreached=(UNMERGED,))),
+        judged(record(kind=kind, unreached=(UNMERGED,)), unreached={repo: UNMERGED}),
+        judged(unreached={repo: UNMERGED}),
+    ):
+        assert found.level == "unreached"
+        assert [said in reason for reason in found.reasons] == [True] + [False] * (len(found.reasons) - 1)
+
+
+def test_a_report_that_names_such_a_commit_itself_is_believed_in_that(
+    judged: Callable[..., Any], result: Result, headers: dict[str, Checkpoint]
+) -> None:
+    proof = replace(result.report.verification, unreached=(UNMERGED,))
+    told = replace(result, report=replace(result.report, verification=proof))
+    found = judge_result(told, partial(lambda place, *_: headers[place.partition("@")[0]]), ())
+    assert found.level == "unreached"

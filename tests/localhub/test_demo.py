@@ -1,0 +1,71 @@
+"""`make demo` shows the whole job on a Hub of this machine, and says whether both models agree."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sharding.cli.commands import app
+from sharding.localhub import demo
+from tests.conftest import write_checkpoint
+from tests.folders import arrays, same
+from tests.hubs import push
+from tests.inhouse import InHouse, hub_in_house
+
+TENSORS = {f"layers.{n}.weight": np.full(12_000, n, np.float32) for n in range(5)}
+
+
+@pytest.fixture
+def hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[InHouse]:
+    """The Hubs that the demo has started: in this process, as its command and its models are."""
+    hubs: list[InHouse] = []
+
+    @contextmanager
+    def serve_hub(folder: Path, *options: str) -> Iterator[str]:
+        assert options == ("--user", "demo") and folder == Path("demo/hub") and not Path("demo").exists()
+        with hub_in_house(tmp_path / "hub", users=("demo", "samples")) as hub:
+            source = write_checkpoint(tmp_path / "in", {"model.safetensors": TENSORS}, False)
+            push(hub, source, demo.SOURCE, "hf_samples")
+            hubs.append(hub)
+            yield hub.address
+
+    def run(command: list[str], env: dict[str, str], check: bool) -> None:
+        assert check and command[1:3] == ["-m", "sharding"]
+        done = CliRunner().invoke(app, command[3:], env={name: env[name] for name in ("HF_ENDPOINT", "HF_TOKEN")})
+        assert done.exit_code == 0, done.output
+        print(done.output)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "SHARD_SIZE", "100kB")
+    monkeypatch.setattr(demo, "serve_hub", serve_hub)
+    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(run=run))
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo/of an earlier one").write_text("")
+    return hubs
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_both_are_downloaded_from_a_hub_of_this_machine_and_held_against_each_other(
+    hubs: list[InHouse], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], agrees: bool
+) -> None:
+    loaded: list[Path] = []
+
+    def generate(folder: Path, **options: Any) -> str:
+        loaded.append(folder)
+        assert same(arrays(folder), TENSORS)
+        return "a text" if agrees or len(loaded) == 1 else "another text"
+
+    monkeypatch.setattr(demo, "generate", generate)
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    said = capsys.readouterr().out
+    assert (bool(ended.value.code), "They agree." in said, "They differ!" in said) == (not agrees, agrees, not agrees)
+    assert loaded == [Path("demo/mistral-60m"), Path("demo/mistral-60m-sharded")]
+    assert [len(list(folder.glob("*.safetensors"))) for folder in loaded] == [1, 3]
+    assert "Identical: all 5 tensors" in said and f"HF_ENDPOINT={hubs[0].address} HF_TOKEN=hf_demo" in said
+    assert not Path("demo/of an earlier one").exists()

@@ -1,0 +1,160 @@
+"""What a visitor orders is what they ticked and nothing else: asked of the rooms in this process."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from sharding.page.form import PRIVATE, PUBLIC
+from sharding.page.planning import Planning
+from sharding.page.pushing import Pushing
+from tests.conftest import random_tensors, write_checkpoint
+from tests.hubs import exists, push, shard
+from tests.page.rooms import Rooms, asks, login, rooms_over, told
+
+MODEL, OTHER, HIDDEN, GATED = "bob/model", "bob/other", "alice/hidden", "alice/gated"
+TAKEN, SECOND = "alice/taken", "alice/second"
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
+    with rooms_over(tmp_path_factory.mktemp("rooms"), orgs={"acme": ("alice", "bob")}) as rooms:
+        folder = tmp_path_factory.mktemp("in") / "in"
+        write_checkpoint(folder, {"model.safetensors": random_tensors(3)}, False)
+        push(rooms.hub, folder, MODEL, "hf_bob")
+        push(rooms.hub, folder, OTHER, "hf_bob")
+        push(rooms.hub, folder, HIDDEN, private=True)
+        push(rooms.hub, folder, GATED)
+        rooms.hub.api().update_repo_settings(GATED, gated="auto")
+        for name in (TAKEN, SECOND):
+            shard(rooms.hub, OTHER, name)
+        yield rooms
+
+
+@pytest.fixture
+def pushing(rooms: Rooms) -> Iterator[Pushing]:
+    yield Pushing(rooms.desk, rooms.site, rooms.form)
+    for user in ("alice", "bob"):
+        rooms.cancel_all(user)
+
+
+def order(rooms: Rooms, source: str, destination: str, **values: object) -> dict[Any, Any]:
+    """The form with `source` and `destination` filled in, and else as it comes but for `values`."""
+    namespace, _, name = destination.partition("/")
+    return rooms.given(repo=source, size="60kB", namespace=namespace, name=name, **values)
+
+
+# --- Replacing a copy ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ticked", "said_of"),
+    [
+        (False, ("", "")),
+        (True, ("", "")),
+        (True, (MODEL, SECOND)),
+        (True, (OTHER, TAKEN)),
+        (True, (TAKEN, MODEL)),
+        (False, (MODEL, TAKEN)),
+    ],
+)
+def test_another_models_copy_is_not_replaced_by_a_tick_for_something_else(
+    rooms: Rooms, pushing: Pushing, ticked: bool, said_of: tuple[str, str]
+) -> None:
+    form = rooms.form
+    update = pushing.start(order(rooms, MODEL, TAKEN, replace=ticked, replaced=said_of), asks("alice"), None)
+    assert rooms.waiting("alice") == []
+    box = told(update, form.replace)
+    assert (box["value"], box["visible"]) == (False, True)
+    assert box["label"] == f"Replace the copy of {OTHER} in {TAKEN} by this one of {MODEL}"
+    assert update[form.replaced] == (MODEL, TAKEN)
+    assert f"{TAKEN} holds a copy of {OTHER}" in update[form.start_message]
+
+
+def test_another_models_copy_is_replaced_by_a_tick_for_it_and_no_other(rooms: Rooms, pushing: Pushing) -> None:
+    form = rooms.form
+    update = pushing.start(order(rooms, MODEL, TAKEN), asks("alice"), None)
+    said = {"replace": True, "replaced": update[form.replaced]}
+    refused = pushing.start(order(rooms, MODEL, SECOND, **said), asks("alice"), None)
+    assert told(refused, form.replace)["value"] is False and rooms.waiting("alice") == []
+    started = pushing.start(order(rooms, MODEL, TAKEN, **said), asks("alice"), None)
+    (waits,) = rooms.waiting("alice")
+    assert (waits.destination, waits.overwrite) == (TAKEN, True)
+    assert waits.source.startswith(f"{MODEL}@") and started[form.job].endswith(f"/{TAKEN}")
+
+
+def test_what_is_free_is_not_written_over_though_a_tick_is_left(rooms: Rooms, pushing: Pushing) -> None:
+    pushing.start(order(rooms, MODEL, "alice/new", replace=True, replaced=(MODEL, TAKEN)), asks("alice"), None)
+    (waits,) = rooms.waiting("alice")
+    assert (waits.destination, waits.overwrite) == ("alice/new", False)
+
+
+# --- What nobody has ticked ---------------------------------------------------------------------------------
+
+
+def test_a_form_that_nobody_touched_asks_for_no_more_than_a_copy(rooms: Rooms, pushing: Pushing) -> None:
+    form = rooms.form
+    boxes = {name for name in form.__slots__ if isinstance(getattr(form, name), gr.Checkbox)}
+    assert boxes == {"dequantize", "overflow", "permitted", "measure", "replace"}
+    assert not any(getattr(form, name).value for name in boxes)
+    pushing.start(order(rooms, MODEL, "alice/plain"), asks("alice"), None)
+    (waits,) = rooms.waiting("alice")
+    assert (waits.compare, waits.confirmed, waits.overwrite, waits.restart, waits.private) == (*[False] * 4, False)
+    assert (waits.options.dtype, waits.options.allow_overflow, waits.options.dequantize) == ("keep", False, False)
+    rooms.cancel_all("alice")
+    pushing.start(order(rooms, MODEL, "alice/plain", measure=True, visibility=PRIVATE), asks("alice"), None)
+    (waits,) = rooms.waiting("alice")
+    assert (waits.compare, waits.private) == (True, True)
+
+
+def test_loading_is_offered_for_each_model_without_a_tick_of_its_own(rooms: Rooms) -> None:
+    planning = Planning(rooms.desk, rooms.site, rooms.form)
+    box = told(planning.see(order(rooms, MODEL, "alice/x", measure=True), asks("alice"), None), rooms.form.measure)
+    assert box.get("value") is not True
+
+
+SAID = {
+    HIDDEN: (True, "The copy may be public, though the original is private"),
+    GATED: (True, "The terms of the model allow a public copy"),
+    MODEL: (False, None),
+}
+
+
+@pytest.mark.parametrize("source", SAID)
+def test_what_was_said_of_one_model_is_not_said_of_the_next(rooms: Rooms, source: str) -> None:
+    """Its tick that a public copy is allowed is taken away, whether the next one asks for such a word or not."""
+    form, planning = rooms.form, Planning(rooms.desk, rooms.site, rooms.form)
+    for before in (True, False):
+        update = planning.see(order(rooms, source, "alice/x", permitted=before), asks("alice"), None)
+        box, (asked, label) = told(update, form.permitted), SAID[source]
+        assert (box["value"], box["visible"]) == (False, asked)
+        assert box["label"] == label or not asked
+        assert told(update, form.visibility).get("value") == (PRIVATE if asked else None)
+
+
+@pytest.mark.parametrize("source", [HIDDEN, GATED])
+def test_a_public_copy_of_what_is_not_public_is_ordered_with_a_tick_only(
+    rooms: Rooms, pushing: Pushing, source: str
+) -> None:
+    update = pushing.start(order(rooms, source, "alice/shown", visibility=PUBLIC), asks("alice"), None)
+    assert rooms.waiting("alice") == [] and "public" in update[rooms.form.start_message]
+    pushing.start(order(rooms, source, "alice/shown", visibility=PUBLIC, permitted=True), asks("alice"), None)
+    (waits,) = rooms.waiting("alice")
+    assert (waits.private, waits.confirmed) == (False, True)
+    assert not exists(rooms.hub, "alice/shown")
+
+
+# --- Whose namespace ----------------------------------------------------------------------------------------
+
+
+def test_a_visitor_writes_into_namespaces_of_their_own(rooms: Rooms, pushing: Pushing) -> None:
+    on_space = Pushing(rooms.desk, rooms.space, rooms.form)
+    for destination in ("alice/x", "acme/x"):
+        on_space.start(order(rooms, MODEL, destination), asks(), login("alice"))
+        assert [request.destination for request in rooms.waiting("alice")] == [destination]
+        rooms.cancel_all("alice")
+    for destination, who in (("bob/x", login("alice")), ("alice/x", login("bob")), ("alice/x", None)):
+        update = on_space.start(order(rooms, MODEL, destination), asks(), who)
+        assert rooms.form.job not in update and update[rooms.form.start_message]
+    assert rooms.waiting("alice") == rooms.waiting("bob") == []

@@ -1,0 +1,182 @@
+"""Whose request it is, told from its headers: asked of the guard in this process, around a page that notes all."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from sharding.page.guard import guarded
+from sharding.page.site import Site
+from tests.conftest import in_a_loop
+
+SPACE = "carol-shard-my-repo.hf.space"
+EVIL = "https://evil.example"
+COOKIES = ["session=alice; Path=/", "other=1; Path=/"]
+Ask = Callable[..., httpx.Response]
+
+
+class Inside:
+    """What the guard stands around: it notes what reaches it, sets cookies, and lets anybody read with credentials."""
+
+    def __init__(self) -> None:
+        self.reached: list[Headers] = []
+
+    async def answer(self, request: Request) -> Response:
+        self.reached.append(request.headers)
+        answer = PlainTextResponse("the page")
+        answer.raw_headers += [(b"set-cookie", cookie.encode()) for cookie in COOKIES]
+        answer.headers["Access-Control-Allow-Credentials"] = "true"
+        return answer
+
+
+@pytest.fixture
+def inside() -> Inside:
+    return Inside()
+
+
+@pytest.fixture
+def ask(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Ask a page at home, or a Space, which has a proxy and two names."""
+    monkeypatch.setenv("SPACE_HOST", f"{SPACE}, models.example")
+    monkeypatch.setenv("SHARD_HOSTS", "Models.LAN, gpu-box.example")
+
+    def ask(on_space: bool, method: str, path: str, headers: Mapping[str, str]) -> httpx.Response:
+        async def answered() -> httpx.Response:
+            app = Starlette(routes=[Route("/{path:path}", inside.answer, methods=[method])])
+            app.middleware_stack = app.build_middleware_stack()
+            host = SPACE if on_space else "127.0.0.1:7860"
+            body: Any = {"json": {}} if method == "POST" else {}
+            async with (
+                guarded(Site("https://huggingface.co", "carol/shard-my-repo" if on_space else None))(app),
+                httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://page") as client,
+            ):
+                return await client.request(method, path, headers={"Host": host, **headers}, **body)
+
+        return in_a_loop(answered())  # type: ignore[no-any-return]
+
+    return ask
+
+
+JOIN = ("POST", "/gradio_api/queue/join")
+FETCH = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}
+GOES = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+SISTER = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}
+OWN = [
+    pytest.param(*JOIN, {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors", "Origin": EVIL}, id="fetch-own"),
+    pytest.param("GET", "/", {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, id="typed"),
+    pytest.param("GET", "/logout", {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "navigate"}, id="way-out"),
+    pytest.param("GET", "/", GOES, id="link-to-the-page"),
+    pytest.param("HEAD", "/config", GOES, id="link-head"),
+    pytest.param("GET", "/login/huggingface", GOES, id="link-to-the-way-in"),
+    pytest.param(*JOIN, {"Origin": f"https://{SPACE}"}, id="origin-own"),
+    pytest.param(*JOIN, {"Origin": "https://models.example"}, id="origin-other-name"),
+    pytest.param("GET", "/config", {}, id="old-browser-reads"),
+    pytest.param("GET", "/logout", {"Referer": f"https://{SPACE}/?repo=a/b"}, id="old-way-out"),
+]
+OTHER = [
+    pytest.param(*JOIN, FETCH, id="fetch"),
+    pytest.param(*JOIN, SISTER, id="sister"),
+    pytest.param(*JOIN, {**FETCH, "Origin": f"https://{SPACE}"}, id="fetch-metadata-before-origin"),
+    pytest.param(*JOIN, GOES, id="form-that-is-sent"),
+    pytest.param("GET", "/config", FETCH, id="fetch-reads"),
+    pytest.param("GET", "/", {**FETCH, "Sec-Fetch-Mode": "no-cors"}, id="picture"),
+    pytest.param("GET", "/logout", GOES, id="link-out"),
+    pytest.param("HEAD", "/logout", GOES, id="link-out-head"),
+    pytest.param("GET", "/logout", FETCH, id="fetch-out"),
+    pytest.param(*JOIN, {"Origin": EVIL}, id="origin"),
+    pytest.param(*JOIN, {"Origin": "null"}, id="origin-null"),
+    pytest.param(*JOIN, {"Origin": "http://["}, id="origin-none"),
+    pytest.param("GET", "/config", {"Origin": EVIL}, id="origin-reads"),
+    pytest.param(*JOIN, {}, id="old-browser-sends-a-form"),
+    pytest.param("GET", "/logout", {}, id="old-out"),
+    pytest.param("GET", "/logout", {"Referer": f"{EVIL}/"}, id="old-out-from-elsewhere"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "headers"), OWN)
+def test_on_a_space_the_page_itself_acts_for_its_visitor(
+    ask: Ask, inside: Inside, method: str, path: str, headers: Mapping[str, str]
+) -> None:
+    answer = ask(True, method, path, {**headers, "Cookie": "session=alice"})
+    assert inside.reached[0]["cookie"] == "session=alice"
+    assert answer.headers.get_list("Set-Cookie") == COOKIES
+    assert "Access-Control-Allow-Credentials" not in answer.headers
+
+
+@pytest.mark.parametrize(("method", "path", "headers"), OTHER)
+def test_on_a_space_another_site_is_nobody_and_changes_no_session(
+    ask: Ask, inside: Inside, method: str, path: str, headers: Mapping[str, str]
+) -> None:
+    answer = ask(True, method, path, {**headers, "Cookie": "session=alice"})
+    assert answer.status_code == 200
+    assert "cookie" not in inside.reached[0]
+    assert answer.headers.get_list("Set-Cookie") == []
+    assert "Access-Control-Allow-Credentials" not in answer.headers
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_at_home_who_sends_no_headers_of_a_browser_is_whoever_runs_the_page(
+    ask: Ask, inside: Inside, method: str
+) -> None:
+    path = "/config" if method == "GET" else JOIN[1]
+    assert ask(False, method, path, {"Cookie": "a=1"}).status_code == 200
+    assert inside.reached[0]["cookie"] == "a=1"
+    own = {"Origin": "http://localhost:7860", "Host": "localhost:7860"}
+    assert ask(False, method, path, own).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [FETCH, SISTER, {"Origin": EVIL}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {**GOES, "Origin": EVIL}],
+    ids=str,
+)
+def test_at_home_what_another_site_asks_does_not_reach_the_page_unless_it_has_a_token(
+    ask: Ask, inside: Inside, headers: Mapping[str, str]
+) -> None:
+    refused = ask(False, *JOIN, headers)
+    assert (refused.status_code, inside.reached) == (403, [])
+    assert refused.headers["Content-Security-Policy"] == "frame-ancestors 'self'"
+    assert ask(False, *JOIN, {**headers, "Authorization": "Bearer hf_bob"}).status_code == 200
+
+
+def test_at_home_only_names_of_this_machine_and_those_that_were_given_are_answered(ask: Ask, inside: Inside) -> None:
+    for host in ("127.0.0.1:7860", "localhost", "[::1]:7860", "models.lan", "MODELS.lan:7860", "gpu-box.example"):
+        assert ask(False, "GET", "/", {"Host": host}).status_code == 200, host
+    reached = len(inside.reached)
+    for host in ("evil.example", "models.lan.evil.example", "lan", "10.0.0.1", "127.0.0.1.evil.example", SPACE, "["):
+        assert ask(False, "GET", "/", {"Host": host}).status_code == 421, host
+    assert len(inside.reached) == reached
+
+
+def test_no_link_leads_to_a_name_that_a_visitor_says_the_page_has(ask: Ask, inside: Inside) -> None:
+    """Gradio puts what a proxy says in `X-Forwarded-Host` before its links."""
+    believed = {
+        True: (SPACE, SPACE.upper(), "models.example", "models.example:443"),
+        False: ("models.lan", "127.0.0.1:7860", "localhost"),
+    }
+    others = ("evil.example", "[::1", f"{SPACE}.evil.example", "10.0.0.1")
+    refused = {
+        True: (*others, "127.0.0.1:7860", "localhost", "[::1]", "models.lan"),
+        False: (*others, SPACE),
+    }
+    for on_space in (True, False):
+        for host in (*believed[on_space], *refused[on_space]):
+            assert ask(on_space, "GET", "/", {"X-Forwarded-Host": host}).status_code == 200
+            told = inside.reached[-1].get("x-forwarded-host")
+            assert told == (host if host in believed[on_space] else None), (on_space, host)
+
+
+def test_only_the_hub_may_show_a_space_in_a_frame_and_nobody_the_page_at_home(ask: Ask) -> None:
+    for on_space, policy in (
+        (True, "frame-ancestors 'self' https://huggingface.co"),
+        (False, "frame-ancestors 'self'"),
+    ):
+        for path in ("/", "/nothing"):
+            answer = ask(on_space, "GET", path, {})
+            assert answer.headers.get_list("Content-Security-Policy") == [policy]

@@ -1,0 +1,247 @@
+"""Who sees which job and which result, and how green it is: asked of the rooms in this process."""
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from sharding import job
+from sharding.core.events import ShardFinished, Verified
+from sharding.core.limits import MAX_WATCHERS
+from sharding.core.options import Options
+from sharding.desk import JobRequest
+from sharding.desk.jobs import JobRecord, new_job_id
+from sharding.page.result_link import Showing
+from sharding.page.running import Running
+from sharding.report.events import event_json
+from sharding.report.schema import Report
+from sharding.storage.hub_lookup import Person
+from tests.conftest import in_a_loop, random_tensors, write_checkpoint
+from tests.hubs import TOKEN, propose, push, shard
+from tests.page.rooms import Rooms, asks, login, rooms_over, told
+
+MODEL = "bob/model"
+ALICE = Person("alice", ("alice", "acme"))
+NOT_YOURS = "There is no such job of yours here."
+Update = dict[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
+    with rooms_over(tmp_path_factory.mktemp("rooms"), orgs={"acme": ("alice", "bob")}) as rooms:
+        folder = tmp_path_factory.mktemp("in") / "in"
+        write_checkpoint(folder, {"model.safetensors": random_tensors()}, False)
+        push(rooms.hub, folder, MODEL, "hf_bob")
+        yield rooms
+
+
+@pytest.fixture
+def running(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setattr("sharding.page.running.VIEW_SECONDS", 0.001)
+    yield Running(rooms.desk, rooms.site, rooms.form)
+    for user in ("alice", "bob"):
+        rooms.cancel_all(user)
+
+
+def waits(rooms: Rooms, user: str) -> str:
+    """The id of a job of `user` that waits for its turn."""
+    who = Person(user, (user, "acme"))
+    return rooms.desk.submit(JobRequest(MODEL, f"{user}/waits", Options("60kB")), who, f"hf_{user}")
+
+
+def first(running: Running, job_id: str, user: str) -> Update:
+    """What is shown to `user` of a job at once."""
+
+    async def follow() -> Update:
+        shown = running.follow(job_id, asks(user), None)
+        update = await anext(shown)
+        await shown.aclose()  # type: ignore[attr-defined]
+        return update
+
+    return in_a_loop(follow())  # type: ignore[no-any-return]
+
+
+# --- Windows ------------------------------------------------------------------------------------------------
+
+
+def test_eight_windows_of_one_person_are_open_at_a_time_however_each_is_closed(rooms: Rooms, running: Running) -> None:
+    assert MAX_WATCHERS == 8
+    jobs, form = {user: waits(rooms, user) for user in ("alice", "bob")}, rooms.form
+
+    async def watch(user: str) -> tuple[AsyncIterator[Update], bool]:
+        """Open a window; tell whether it shows the job."""
+        window = running.follow(jobs[user], asks(user), None)
+        update = await anext(window)
+        is_shown = form.run_heading in update
+        assert is_shown or "You watch jobs in 8 windows already." in update[form.progress]
+        return window, is_shown
+
+    async def visit() -> None:
+        windows = [await watch("alice") for _ in range(MAX_WATCHERS + 2)]
+        assert [is_shown for _, is_shown in windows] == [True] * 8 + [False] * 2
+        others = [await watch("bob") for _ in range(MAX_WATCHERS)]
+        assert all(is_shown for _, is_shown in others)
+        for round_ in range(3):
+            for window, _ in windows[:2] if round_ else windows[8:]:
+                await window.aclose()  # type: ignore[attr-defined]
+            opened = [await watch("alice") for _ in range(3)]
+            assert [is_shown for _, is_shown in opened] == [round_ > 0] * 2 + [False], round_
+            windows = [*windows[2 * bool(round_) : 8], *opened[:2]] if round_ else windows[:8]
+        with pytest.raises(RuntimeError, match="broken"):
+            await windows[0][0].athrow(RuntimeError("broken"))  # type: ignore[attr-defined]
+        windows = [*windows[1:], await watch("alice")]
+        assert windows[-1][1]
+        rooms.cancel_all("alice")
+        for window, _ in windows:
+            assert [update async for update in window]  # each is told of the end
+        jobs["alice"] = waits(rooms, "alice")
+        windows = [await watch("alice") for _ in range(MAX_WATCHERS + 1)]
+        assert [is_shown for _, is_shown in windows] == [True] * 8 + [False]
+        for window, _ in (*windows, *others):
+            await window.aclose()  # type: ignore[attr-defined]
+
+    in_a_loop(visit())
+
+
+# --- Whose job ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_shown_and_stopped_for_its_owner_only(rooms: Rooms, running: Running) -> None:
+    taken, form = waits(rooms, "alice"), rooms.form
+    assert form.run_heading in first(running, taken, "alice")
+    assert first(running, taken, "bob").keys() == {form.progress}
+    assert NOT_YOURS in first(running, taken, "bob")[form.progress]
+    assert form.run_message in running.cancel(taken, asks("bob"), None)
+    assert form.run_message in running.cancel(taken, asks("nobody"), None)
+    on_space = Running(rooms.desk, rooms.space, form)
+    assert "Sign in to see this job." in first(on_space, taken, "")[form.progress]
+    assert form.run_message in on_space.cancel(taken, asks(), None)
+    assert form.run_message in on_space.cancel(taken, asks(), login("bob"))
+    assert len(rooms.waiting("alice")) == 1
+    on_space.cancel(taken, asks(), login("alice"))
+    assert rooms.waiting("alice") == []
+
+
+@pytest.mark.parametrize(("namespace", "others"), [("alice", ["bob"]), ("acme", [])])
+def test_an_interrupted_job_is_offered_to_those_who_may_write_where_it_is_staged(
+    rooms: Rooms, running: Running, namespace: str, others: list[str]
+) -> None:
+    form, name = rooms.form, f"{namespace}/interrupted"
+    for event in job.shard(MODEL, name, "60kB", endpoint=rooms.hub.address, token=TOKEN):
+        if isinstance(event, ShardFinished):
+            break
+    lost = f"{'A' * 22}/{name}"
+    assert "Sign in to see this job." in first(Running(rooms.desk, rooms.space, form), lost, "")[form.progress]
+    for user in others:
+        update = first(running, lost, user)
+        assert update.keys() == {form.progress} and NOT_YOURS in update[form.progress]
+        assert NOT_YOURS in running.resume(lost, asks(user), None)[form.run_message]
+        assert rooms.waiting(user) == []
+    for user in {"alice", "bob"} - {*others}:
+        update = first(running, lost, user)
+        assert f"The job for {name} was interrupted" in update[form.progress]
+        assert told(update, form.resume)["visible"] is True
+    again = running.resume(lost, asks("alice"), None)
+    (request,) = rooms.waiting("alice")
+    assert (request.destination, request.options.max_shard_size) == (name, "60kB")
+    assert request.source.startswith(f"{MODEL}@") and again[form.job].endswith(f"/{name}")
+
+
+@pytest.mark.parametrize("lost", [f"{'A' * 22}/alice/never", f"{'A' * 22}/bob/model", "nonsense", "A/alice/x"])
+def test_a_job_that_never_was_is_nobodys(rooms: Rooms, running: Running, lost: str) -> None:
+    for user in ("alice", "bob"):
+        update = first(running, lost, user)
+        assert update.keys() == {rooms.form.progress} and NOT_YOURS in update[rooms.form.progress]
+
+
+# --- How green a job is -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unmerged(rooms: Rooms, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Other weights, in a pull request that nobody has merged."""
+    folder = tmp_path_factory.mktemp("in") / "other"
+    write_checkpoint(folder, {"model.safetensors": random_tensors(seed=9)}, False)
+    return f"{MODEL}@{propose(rooms.hub, folder, MODEL)}"
+
+
+def done(rooms: Rooms, source: str, name: str, check: bool = False) -> str:
+    """The id of a job of alice that is done, as the desk keeps it once the job has run."""
+    here: Any = {"endpoint": rooms.hub.address, "token": TOKEN}
+    events = list(job.shard(source, name, "60kB", **here))
+    report = events[-1]
+    assert isinstance(report, Report)
+    pinned = f"{report.source.repo_id}@{report.source.revision}"
+    copy = f"{name}@{rooms.hub.api().model_info(name).sha}"
+    unreached = report.verification.unreached
+    request = JobRequest(pinned, name, Options("60kB"))
+    if check:
+        events = list(job.verify(source, name, **here))
+        assert isinstance(events[-1], Verified)
+        request = replace(request, destination=copy, kind="verify")
+    record = JobRecord(new_job_id(name), "alice", request, 240_000, 1.0, "done", 2.0, 3.0, result=copy)
+    rooms.desk._shelf.save(replace(record, unreached=tuple(unreached)))
+    for event in events:
+        rooms.desk._shelf.note(record.id, event_json(event), 2.0)
+    return record.id
+
+
+def states(html: str) -> list[str]:
+    """The classes of the headlines in a panel."""
+    return re.findall(r'<p class="(state[^"]*)"', html)
+
+
+@pytest.mark.parametrize("check", [False, True], ids=["copy", "check"])
+def test_a_job_that_is_done_is_green_unless_its_weights_are_of_a_commit_that_nobody_merged(
+    rooms: Rooms, running: Running, unmerged: str, check: bool
+) -> None:
+    kind = "check" if check else "copy"
+    for source, name in ((MODEL, f"alice/{kind}-merged"), (unmerged, f"alice/{kind}-unmerged")):
+        shown = first(running, done(rooms, source, name, check), "alice")[rooms.form.result]
+        (state,) = states(shown)
+        assert ("good" in state) == (source == MODEL), state
+        assert check or f'data-trust="{"made-here" if source == MODEL else "unreached"}"' in shown
+        assert check or ("No branch and no tag of bob/model is known" in shown) == (source == unmerged)
+
+
+# --- Results ------------------------------------------------------------------------------------------------
+
+
+def test_the_link_of_a_result_leads_to_the_commit_that_was_named(rooms: Rooms, tmp_path: Path) -> None:
+    form, name, links = rooms.form, "alice/linked", dict[str, str]()
+    for size in ("60kB", "100kB"):
+        shard(rooms.hub, MODEL, name, size)
+        links[size] = f"{name}@{rooms.hub.api().model_info(name).sha}"
+    counts = {links["60kB"]: 5, links["100kB"]: 3, name: 3}
+    for site, address in ((rooms.site, "http://127.0.0.1:7860/"), (rooms.space, "https://huggingface.co/spaces/")):
+        for wanted, count in counts.items():
+            update = Showing(rooms.desk, site, form).show(wanted, asks(), None)
+            (link,) = set(re.findall(rf"{re.escape(address)}[^<\"]*\?result=([^<\"\s]+)", update[form.result]))
+            assert link == wanted
+            assert f"model-00001-of-0000{count}.safetensors" in update[form.result_details]
+            assert states(update[form.result]) == ["state "]  # it fits, and nobody here has read it
+    update = Showing(rooms.desk, rooms.site, form).show(f"{rooms.hub.address}/{name}", asks(), None)
+    assert f"?result={name}<" in update[form.result]
+    update = Showing(rooms.desk, rooms.site, form).show("", asks(), None)
+    assert (update[form.result], update[form.result_map], update[form.result_details]) == ("", "", "")
+
+
+def test_a_result_is_read_whole_on_a_click_by_who_has_a_login(rooms: Rooms, running: Running) -> None:
+    form, name = rooms.form, "alice/to-check"
+    shard(rooms.hub, MODEL, name)
+    here, on_space = (Showing(rooms.desk, site, form) for site in (rooms.site, rooms.space))
+    offered = told(here.show(name, asks("bob"), None), form.check)
+    assert (offered["visible"], offered["interactive"]) == (True, True)
+    offered = told(on_space.show(name, asks(), None), form.check)
+    assert (offered["visible"], offered["interactive"]) == (True, False)
+    assert "needs a login" in on_space.check(name, asks(), None)[form.check_message]
+    assert rooms.waiting("alice") == rooms.waiting("bob") == []
+    taken = here.check(name, asks("bob"), None)
+    (request,) = rooms.waiting("bob")
+    copy, source = rooms.hub.api().model_info(name).sha, rooms.hub.api().model_info(MODEL).sha
+    assert (request.kind, request.destination) == ("verify", f"{name}@{copy}")
+    assert request.source == f"{MODEL}@{source}" and isinstance(taken[form.check], gr.Button)

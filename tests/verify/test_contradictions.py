@@ -1,0 +1,139 @@
+"""Whatever a report says that the repo or its source does not bear out makes a result one that does not fit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint
+from sharding.verify.trust import Trust, judge
+from tests.verify.test_trust import Told, made
+
+OTHER = "f" * 40
+Change = Callable[[Told], Told]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return made(tmp_path_factory.mktemp("kept"), Options("60kB"))
+
+
+@pytest.fixture(scope="module")
+def cast(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return made(tmp_path_factory.mktemp("cast"), Options("60kB", dtype="bf16"))
+
+
+def judged(told: Told) -> Trust:
+    return judge(told.report, told.files, told.copy, told.original, "" if told.original else "It is gone.")
+
+
+def of_source(**change: Any) -> Change:
+    """The report says something else of its source."""
+    return lambda told: replace(told, report=replace(told.report, source=replace(told.report.source, **change)))
+
+
+def of_plan(**change: Any) -> Change:
+    return lambda told: replace(told, report=replace(told.report, plan=replace(told.report.plan, **change)))
+
+
+def each_file(n: int, **change: Any) -> Change:
+    def changed(told: Told) -> Told:
+        files = list(told.files)
+        files[n] = replace(files[n], **change)
+        return replace(told, files=tuple(files))
+
+    return changed
+
+
+def tensor(side: str, n: int, **change: Any) -> Change:
+    def changed(told: Told) -> Told:
+        checkpoint: Checkpoint = getattr(told, side)
+        tensors = list(checkpoint.tensors)
+        tensors[n] = tensors[n]._replace(**change)
+        return replace(told, **{side: replace(checkpoint, tensors=tuple(tensors))})
+
+    return changed
+
+
+def names_itself(told: Told) -> Told:
+    source = replace(told.report.source, kind="hub", repo_id="bob/copy")
+    copy = replace(told.copy, source=replace(told.copy.source, kind="hub", repo_id="bob/copy"))
+    return replace(told, report=replace(told.report, source=source), copy=copy)
+
+
+def without_last(side: str) -> Change:
+    def changed(told: Told) -> Told:
+        checkpoint: Checkpoint = getattr(told, side)
+        return replace(told, **{side: replace(checkpoint, tensors=checkpoint.tensors[:-1])})
+
+    return changed
+
+
+OF_THE_COPY: dict[str, tuple[Change, str]] = {
+    "the last file is missing": (lambda told: replace(told, files=told.files[:-1]), "is not in the repo."),
+    "the last file has a byte more": (lambda told: each_file(-1, bytes=told.files[-1].bytes + 1)(told), "report says"),
+    "the last file has no hash": (each_file(-1, sha256=None), "has another SHA-256"),
+    "the last file has an empty hash": (each_file(-1, sha256=""), "has another SHA-256"),
+    "the last file has another hash": (each_file(-1, sha256="0" * 64), "has another SHA-256"),
+    "the last tensor is missing": (without_last("copy"), "disagree on where tensors lie"),
+    "the last tensor lies elsewhere": (tensor("copy", -1, file="model.safetensors"), "disagree on where tensors lie"),
+    "the report has fewer bytes": (of_plan(total_bytes=1), "The tensors in the repo have"),
+    "the report names the repo itself": (names_itself, "names the repo itself as its source"),
+}
+OF_THE_SOURCE: dict[str, tuple[Change, str]] = {
+    "another commit": (of_source(revision=OTHER), f"has no commit {OTHER[:12]} of that name"),
+    "another architecture": (of_source(architecture="GPT2LMHeadModel"), "than its headers: architecture."),
+    "more parameters": (of_source(total_parameters=1), "than its headers: total parameters."),
+    "more bytes": (of_source(total_bytes=1), "than its headers: total bytes."),
+    "more tensors": (of_source(tensors=99), "than its headers: tensors."),
+    "other dtypes": (of_source(dtypes={"F16": 1}), "than its headers: dtypes."),
+    "no weight files": (of_source(weight_files=()), "has other weight files at that commit"),
+    "the last tensor of another shape": (tensor("original", -1, shape=(7, 7)), "another shape than in the source"),
+    "the last tensor of another dtype": (tensor("original", -1, dtype="I8"), "another dtype than in the source"),
+    "fewer tensors": (without_last("original"), "has other weight files at that commit"),
+}
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+@pytest.mark.parametrize("what", OF_THE_COPY)
+def test_what_the_repo_does_not_bear_out_does_not_fit_whether_or_not_the_source_can_be_read(
+    told: Told, what: str, has_source: bool
+) -> None:
+    change, reason = OF_THE_COPY[what]
+    sound = told if has_source else replace(told, original=None)
+    assert judged(sound).level == ("fits" if has_source else "claims")
+    found = judged(change(sound))
+    assert found.level == "contradicted" and any(reason in said for said in found.reasons), found.reasons
+
+
+@pytest.mark.parametrize("what", OF_THE_SOURCE)
+def test_what_the_source_does_not_bear_out_does_not_fit(told: Told, what: str) -> None:
+    change, reason = OF_THE_SOURCE[what]
+    found = judged(change(told))
+    assert found.level == "contradicted" and any(reason in said for said in found.reasons), found.reasons
+
+
+@pytest.mark.parametrize(("dtype", "level"), [("BF16", "fits"), ("F32", "fits"), ("F16", "contradicted")])
+def test_a_cast_allows_its_own_dtype_that_of_the_source_and_fp32(cast: Told, dtype: str, level: str) -> None:
+    halves = tensor("original", 0, dtype="F64")  # so that what is allowed is not merely kept
+    found = judged(tensor("copy", 0, dtype=dtype)(halves(cast)))
+    others = [said for said in found.reasons if "another dtype" in said]
+    assert bool(others) == (level == "contradicted"), found.reasons
+
+
+def test_what_was_not_cast_keeps_its_dtypes(told: Told) -> None:
+    for dtype in ("BF16", "F16", "F64"):
+        found = judged(tensor("copy", 0, dtype=dtype)(told))
+        assert found.level == "contradicted" and any("another dtype" in said for said in found.reasons)
+
+
+def test_the_classic_engine_is_excused_for_what_it_leaves_out_and_for_nothing_else(told: Told, tmp_path: Path) -> None:
+    classic = replace(told, report=replace(told.report, engine="classic"))
+    assert judged(classic).level == "fits"
+    extra = tensor("copy", -1, shape=(7, 7))
+    assert judged(extra(classic)).level == "contradicted"
+    for change, _ in OF_THE_COPY.values():
+        assert judged(change(classic)).level == "contradicted"
