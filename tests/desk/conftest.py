@@ -13,6 +13,9 @@ from sharding.core.events import Verified
 from sharding.desk import Desk, JobStatus, Settings
 from sharding.storage.hub_lookup import Person
 from tests.conftest import random_tensors, write_checkpoint
+from tests.desk.actors import Stage
+from tests.desk.actors import until as wait
+from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
@@ -21,10 +24,9 @@ AS_ALICE, AS_BOB = (Person("alice", ("alice", "acme")), ALICE), (Person("bob", (
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob")).start()
-    yield server
-    server.stop()
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    with hub_in_house(tmp_path_factory.mktemp("hub"), orgs={"acme": ("alice", "bob")}) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,16 @@ def desk(settings: Settings) -> Iterator[Desk]:
 
 
 @pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    """Actors play the processes of jobs, and the desk is looked at often."""
+    monkeypatch.setattr("sharding.desk.desk.VIEW_SECONDS", 0.005)
+    (tmp_path / "stage").mkdir()
+    stage = Stage(tmp_path / "stage", monkeypatch)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
 def name() -> str:
     """A name that no repo has yet."""
     return f"alice/copy-{next(NUMBERS)}"
@@ -89,6 +101,16 @@ def end(desk: Desk, job_id: str, viewer: str = "alice") -> JobStatus:
 def until(desk: Desk, job_id: str, shards: int, viewer: str = "alice") -> JobStatus:
     """Wait until a job has finished so many shards."""
     return next(status for status in desk.watch(job_id, viewer) if len(status.shards) >= shards)
+
+
+def state(desk: Desk, job_id: str, wanted: str, viewer: str = "alice") -> JobStatus:
+    """Wait until a job is as it is wanted; fail where it is not in half a minute."""
+
+    def found() -> JobStatus | None:
+        status = desk.status(job_id, viewer)
+        return status if status and status.state == wanted else None
+
+    return wait(found)  # type: ignore[return-value]
 
 
 def process_of(settings: Settings, job_id: str) -> int:
