@@ -86,6 +86,7 @@ class Runner:
             self._shelf.clear(record.id)
             self._shelf.save(record)
             job.record = record  # not before: where it cannot be kept, the job has ended otherwise
+            job.history.close(record)
 
     def _start(self, job: ActiveJob) -> Child | None:
         with self._lock:

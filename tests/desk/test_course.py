@@ -1,7 +1,7 @@
 """The course of a job: its turn, what is said of it meanwhile, and what ends it."""
 
 from dataclasses import replace
-from threading import Thread
+from threading import Event, Thread
 
 import psutil
 import pytest
@@ -185,6 +185,38 @@ def test_who_watches_is_told_of_each_change_and_of_the_end(
     assert not watcher.is_alive() and seen[-1] == last
     assert all(one != other for one, other in zip(seen, seen[1:], strict=False))
     assert list(desk.watch(job_id, "a")) == [last]
+
+
+def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
+    desk: Desk, stage: Stage, small: str, told: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, also where the desk has not yet cleared the job away, and as it is told later on."""
+    looked, cleared, settle = Event(), Event(), desk._settle
+    monkeypatch.setattr(desk, "_settle", lambda taken: (looked.wait(30), settle(taken), cleared.set()))
+    ends = {}
+    for who in ("failed", "cancelled"):
+        looked.clear()
+        cleared.clear()
+        job_id, destination = submit(desk, small, who)
+        actor = stage(destination)
+        actor.will_discard({"repo_deleted": False, "remark": "Look at it."})
+        state(desk, job_id, "running", who)
+        actor.say(told["planned"])
+        until(lambda job_id=job_id, who=who: _status(desk, job_id, who).planned)
+        if who == "cancelled":
+            desk.cancel(job_id, who)
+        else:
+            actor.exit(3)
+        *_, ends[who] = desk.watch(job_id, who)
+        looked.set()
+        assert cleared.wait(30)
+        assert _status(desk, job_id, who) == ends[who]
+    assert [line.split(" ", 1)[1] for line in ends["cancelled"].log] == [
+        "Planned: 240.1 kB in 5 shards.", "What it had staged is discarded.", "Look at it."
+    ]  # fmt: skip
+    assert [line.split(" ", 1)[1] for line in ends["failed"].log] == [
+        "Planned: 240.1 kB in 5 shards.", "The job's process ended with status 3."
+    ]  # fmt: skip
 
 
 def test_who_watches_when_the_desk_closes_is_let_go(settings: Settings, stage: Stage, small: str) -> None:
