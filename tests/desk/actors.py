@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 _T = TypeVar("_T")
@@ -137,3 +138,11 @@ def until(found: Callable[[], _T], seconds: float = 30) -> _T:
         assert time.monotonic() < last, "it does not come"
         time.sleep(0.005)
     return seen
+
+
+def is_gone(number: int) -> bool:
+    """Whether a process has ended; what nobody has waited for yet has ended too."""
+    try:
+        return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

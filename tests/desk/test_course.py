@@ -12,7 +12,7 @@ from sharding.desk import Desk, JobRequest, JobStatus, Settings
 from sharding.report.events import event_json
 from sharding.storage.hub_lookup import Person
 from sharding.storage.hub_staging import STAGING_BRANCH
-from tests.desk.actors import Actor, Stage, until
+from tests.desk.actors import Actor, Stage, is_gone, until
 from tests.desk.conftest import ALICE, AS_ALICE, branches, process_of, state
 from tests.inhouse import InHouse
 
@@ -37,14 +37,6 @@ def submit(desk: Desk, source: str, who: str, **more: object) -> tuple[str, str]
     """Hand in a job of `who`, who has an organisation of the same name; return its id and where it writes."""
     request = replace(JobRequest(source, f"alice/of-{who}", SIZE), **more)  # type: ignore[arg-type]
     return desk.submit(request, Person(who, ("alice",)), ALICE), request.destination
-
-
-def is_gone(number: int) -> bool:
-    """Whether a process has ended; what nobody has waited for yet has ended too."""
-    try:
-        return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def children() -> set[int]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread, main_thread
 
 import pytest
 
@@ -11,8 +11,10 @@ from sharding.core.events import Published
 from sharding.core.options import Options
 from sharding.core.values import RepoRef
 from sharding.desk import Desk, JobRequest, Settings, destination_of
+from sharding.desk.runner import ActiveJob
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
+from tests.desk.actors import Stage
 from tests.desk.conftest import (
     ALICE,
     AS_ALICE,
@@ -123,21 +125,37 @@ def test_the_second_visitor_waits_and_neither_sees_or_cancels_the_others_job(
 
 
 def test_a_job_told_of_as_ended_no_longer_counts_and_nobody_waits_for_it(
-    desk: Desk, large: str, small: str, name: str, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, stage: Stage, small: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the desk takes to clear it away: it is held up here until the test has looked."""
+    """However long the desk takes to clear it away: its worker is held up here until the test has looked."""
     settle, looked = desk._settle, Event()
-    monkeypatch.setattr(desk, "_settle", lambda taken: looked.wait(60) and settle(taken))
+
+    def late(taken: ActiveJob) -> None:
+        if current_thread() is not main_thread():  # who cancels what waits, clears it away at once
+            assert looked.wait(60)
+        settle(taken)
+
+    monkeypatch.setattr(desk, "_settle", late)
     try:
-        assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)).state == "done"
+        actor, bobs = stage(name), f"bob/copy-{next(NUMBERS)}"
+        ended = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+        actor.exit(3)
+        assert end(desk, ended).state == "failed"
         assert desk.queue_length == 0
-        waiting = desk.submit(JobRequest(large, f"bob/copy-{next(NUMBERS)}", Options(SLOW)), *AS_BOB)
+        waiting = desk.submit(JobRequest(small, bobs, Options("60kB")), *AS_BOB)
         status = desk.status(waiting, "bob")
-        assert status and (status.position, desk.queue_length) == (0, 1)
+        assert status and (status.state, status.position, status.seconds_until_start) == ("queued", 0, 0.0)
+        assert desk.queue_length == 1
+        again = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+        behind = desk.status(again, "alice")
+        assert behind and (behind.state, behind.position, desk.queue_length) == ("queued", 1, 2)
         desk.cancel(waiting, "bob")
+        behind = desk.status(again, "alice")
+        assert behind and (behind.position, desk.queue_length) == (0, 1)
+        desk.cancel(again, "alice")
     finally:
         looked.set()
-    end(desk, waiting, "bob")
+    assert end(desk, waiting, "bob").state == end(desk, again).state == "cancelled"
 
 
 def test_a_job_that_waits_is_cancelled_without_having_begun(
