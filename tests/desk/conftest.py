@@ -2,16 +2,21 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sharding import job
-from sharding.core.events import Verified
-from sharding.desk import Desk, JobStatus, Settings
+from sharding.core.events import ShardFinished, Verified
+from sharding.core.options import Options
+from sharding.desk import Desk, JobRequest, JobStatus, Settings
+from sharding.report.events import event_json
 from sharding.storage.hub_lookup import Person
+from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
 from tests.desk.actors import until as wait
@@ -87,10 +92,30 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     stage.close()
 
 
+@pytest.fixture(scope="module")
+def told(hub: InHouse, small: str) -> dict[str, dict[str, Any]]:
+    """What a job that was done has said, the last of each kind."""
+    events = job.shard(small, "alice/told", "60kB", endpoint=hub.address, token=ALICE)
+    return {line["event"]: line for line in map(event_json, events)}
+
+
 @pytest.fixture
 def name() -> str:
     """A name that no repo has yet."""
     return f"alice/copy-{next(NUMBERS)}"
+
+
+def hand_in(desk: Desk, source: str, who: str, **more: object) -> tuple[str, str]:
+    """Hand in a job of `who`, who may write where alice may; return its id and where it writes."""
+    request = replace(JobRequest(source, f"alice/of-{who}", Options("60kB")), **more)  # type: ignore[arg-type]
+    return desk.submit(request, Person(who, ("alice",)), ALICE), request.destination
+
+
+def seen(desk: Desk, job_id: str, viewer: str = "a") -> JobStatus:
+    """How a job is that is there."""
+    status = desk.status(job_id, viewer)
+    assert status
+    return status
 
 
 def end(desk: Desk, job_id: str, viewer: str = "alice") -> JobStatus:
@@ -135,3 +160,22 @@ def is_identical(hub: Server, one: str, other: str) -> bool:
     *_, verified = job.verify(one, other, endpoint=hub.address, token=ALICE)
     assert isinstance(verified, Verified)
     return verified.verification.identical
+
+
+def stop_short(
+    hub: InHouse,
+    source: str,
+    destination: str,
+    patch: pytest.MonkeyPatch,
+    options: Options | str = "60kB",
+    **more: object,
+) -> None:
+    """Leave a job unfinished, with one shard of it staged."""
+    with patch.context() as context:
+        context.setattr("sharding.storage.hub_staging.COMMIT_SECONDS", 0)
+        events = job.shard(source, destination, options, endpoint=hub.address, token=ALICE, **more)  # type: ignore[arg-type]
+        for event in events:
+            if isinstance(event, ShardFinished) and event.number >= 2:
+                break
+        events.close()
+    assert STAGING_BRANCH in branches(hub, destination)

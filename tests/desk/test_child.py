@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sharding.desk import Desk, Settings
 from sharding.desk.process import Child, kill_stray
 from tests.desk.actors import Actor, Stage, is_gone, until
+from tests.desk.conftest import ALICE, hand_in, state
 
 TOKEN = "hf_secret"
 
@@ -129,3 +131,43 @@ def test_a_process_begins_where_nothing_is_and_knows_the_login_from_its_environm
     places = [f"{work}/home", f"{work}/home", f"{work}/tmp", f"{work}/here"]
     assert seen == ["[token]", "http://hub", *places, "0"]
     assert TOKEN not in actor.arguments
+
+
+def test_what_a_job_may_say_in_all_is_bounded(
+    desk: Desk, stage: Stage, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.desk.runner.EVENTS_BYTES", 2000)
+    for who, count, says in (("a", 10, "ended with status 0"), ("b", 40, "more than any job has to say")):
+        job_id, destination = hand_in(desk, small, who)
+        actor = stage(destination)
+        for number in range(1, count + 1):
+            actor.shard(number)
+        actor.exit()
+        status = state(desk, job_id, "failed", who)
+        assert status.error and says in status.error[0]
+        assert len(status.shards) == 10 if who == "a" else 10 < len(status.shards) < 25
+
+
+def test_a_login_that_a_process_prints_is_struck_out_wherever_it_does(
+    desk: Desk, settings: Settings, stage: Stage, small: str
+) -> None:
+    """In events, in strange lines and in its last words on standard error; all but those last words is passed over."""
+    said = {
+        "a": lambda actor: actor.say({"error": {"kind": "E", "message": f"no {ALICE}{ALICE}", "hint": ALICE}}),
+        "b": lambda actor: [actor.warn("first"), actor.warn(f"refused {ALICE} at {ALICE}")],
+        "c": lambda actor: actor.say(f"{ALICE} is no event"),
+        "d": lambda actor: actor.shard(1, file=f"{ALICE}.safetensors"),
+    }
+    seen = {}
+    for who, speak in said.items():
+        job_id, destination = hand_in(desk, small, who)
+        actor = stage(destination)
+        speak(actor)
+        actor.exit(3)
+        seen[who] = state(desk, job_id, "failed", who)
+    assert seen["a"].error == ("no [token][token]", "[token]")
+    assert seen["b"].error and seen["b"].error[0].endswith("ended with status 3: refused [token] at [token].")
+    assert seen["d"].shards[0].file == "[token].safetensors"
+    assert ALICE not in repr(seen)
+    kept = [path for path in settings.folder.rglob("*") if path.is_file()]
+    assert len(kept) == 7 and not [path for path in kept if ALICE.encode() in path.read_bytes()]

@@ -12,16 +12,13 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import DestinationError, Refused
-from sharding.core.events import ShardFinished
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
-from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub_lookup import Person
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
-from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, branches, push, state
-from tests.hubs import propose
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, push, state, stop_short
 from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
@@ -44,18 +41,6 @@ def trained(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
     path = folder / "run/shard-00001-model-00001-of-00001.safetensors"
     save_file(tensors, path, {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(info)})
     return push(hub, folder / "run", "alice/run"), base
-
-
-def stop_short(hub: InHouse, source: str, destination: str, patch: pytest.MonkeyPatch, **more: object) -> None:
-    """Leave a job unfinished, with one shard of it staged."""
-    with patch.context() as context:
-        context.setattr("sharding.storage.hub_staging.COMMIT_SECONDS", 0)
-        events = job.shard(source, destination, SIZE, endpoint=hub.address, token=ALICE, **more)  # type: ignore[arg-type]
-        for event in events:
-            if isinstance(event, ShardFinished) and event.number >= 2:
-                break
-        events.close()
-    assert STAGING_BRANCH in branches(hub, destination)
 
 
 # --- One job a person, and one writer a repo ------------------------------------------------------------------
@@ -239,64 +224,3 @@ def test_what_was_trained_of_a_private_base_is_shown_with_a_word_only(
     actor.exit()
     status = state(desk, desk.submit(replace(asked, confirmed=True), *AS_ALICE), "failed")
     assert status.request.options.base == f"{base}@{hub.api().model_info(base).sha}"
-
-
-# --- What a job is pinned to --------------------------------------------------------------------------------
-
-
-def test_a_job_copies_the_commit_that_was_planned_whatever_is_pushed_later(
-    hub: InHouse, desk: Desk, stage: Stage, name: str, tmp_path: Path
-) -> None:
-    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
-    source = push(hub, folder, f"{name}-source")
-    commit = hub.api().model_info(source).sha
-    actor = stage(name)
-    job_id = desk.submit(JobRequest(source, name, SIZE), *AS_ALICE)
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
-    hub.api().upload_folder(repo_id=source, folder_path=folder)
-    assert hub.api().model_info(source).sha != commit
-    status = state(desk, job_id, "running")
-    assert status.request == JobRequest(f"{source}@{commit}", name, SIZE)
-    assert actor.arguments[-2:] == [f"{source}@{commit}", name]
-    actor.exit()
-    assert state(desk, job_id, "failed").request == status.request
-
-
-def test_a_check_is_of_what_the_result_says_of_itself_at_the_commits_that_are_there(
-    hub: InHouse, desk: Desk, stage: Stage, variants: str, name: str, tmp_path: Path
-) -> None:
-    """The same variant, dtype and commits; and not what is pushed meanwhile."""
-    *_, _ = job.shard(variants, name, Options("1MB", variant="fp16"), endpoint=hub.address, token=ALICE)
-    for dtype in ("keep", "bf16"):
-        report = json.loads(hub.ask("GET", f"/{name}/resolve/main/{REPORT_NAME}").body)
-        report["plan"]["dtype"] = report["verification"]["dtype"] = dtype
-        hub.api().upload_file(repo_id=name, path_in_repo=REPORT_NAME, path_or_fileobj=json.dumps(report).encode())
-        source, copy = (f"{repo}@{hub.api().model_info(repo).sha}" for repo in (variants, name))
-        job_id = desk.submit_check(name, *AS_ALICE)
-        request = state(desk, job_id, "running").request
-        assert (request.kind, request.source, request.destination) == ("verify", source, copy)
-        assert (request.options.variant, request.options.dtype) == ("fp16", dtype)
-        stage(copy).exit()
-        state(desk, job_id, "failed")
-
-
-def test_commits_that_no_branch_leads_to_are_named_of_both_sides_of_a_check(
-    hub: InHouse, desk: Desk, stage: Stage, small: str, name: str, tmp_path: Path
-) -> None:
-    other = write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(seed=9)}, False)
-    source = f"{small}@{propose(hub, other, small)}"
-    actor = stage(name)
-    job_id = desk.submit(JobRequest(source, name, SIZE), *AS_ALICE)
-    assert state(desk, job_id, "running").unreached == (source,)
-    actor.exit()
-    assert state(desk, job_id, "failed").unreached == (source,)
-    *_, _ = job.shard(source, name, SIZE, endpoint=hub.address, token=ALICE)
-    copy = Path(hub.api().snapshot_download(name, local_dir=tmp_path / "copy", cache_dir=tmp_path / "cache"))
-    (copy / "README.md").write_text("---\nlicense: mit\n---\n")
-    place = f"{name}@{propose(hub, copy, name)}"
-    for result, wanted in ((name, (source,)), (place, (source, place))):
-        check = desk.submit_check(result, *AS_ALICE)
-        status = state(desk, check, "running")
-        stage(status.request.destination).exit()
-        assert status.unreached == state(desk, check, "failed").unreached == wanted
-    assert [record.unreached for record in desk.jobs_of("alice")] == [(source, place), (source,), (source,)]
