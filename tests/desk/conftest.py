@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from sharding.report.events import event_json
 from sharding.storage.hub_lookup import Person
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
-from tests.desk.actors import Stage
+from tests.desk.actors import Stage, Told
 from tests.desk.actors import until as wait
 from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
@@ -93,7 +92,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
-def told(hub: InHouse, small: str) -> dict[str, dict[str, Any]]:
+def told(hub: InHouse, small: str) -> Told:
     """What a job that was done has said, the last of each kind."""
     events = job.shard(small, "alice/told", "60kB", endpoint=hub.address, token=ALICE)
     return {line["event"]: line for line in map(event_json, events)}

@@ -1,14 +1,14 @@
 """The course of a job: its turn, what is said of it meanwhile, and what ends it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 
 from sharding.core.options import Options
 from sharding.desk import Desk, JobStatus, Settings
-from tests.desk.actors import Stage, until
+from tests.desk.actors import Stage, Told, until
 from tests.desk.conftest import hand_in, seen, state
 
 SIZE = Options("60kB")
@@ -82,37 +82,38 @@ def test_so_many_jobs_run_side_by_side_as_the_settings_say(settings: Settings, s
 # --- What is told meanwhile -----------------------------------------------------------------------------------
 
 
-def test_who_watches_is_told_of_each_change_and_of_the_end(
-    desk: Desk, stage: Stage, small: str, told: dict[str, dict[str, Any]]
-) -> None:
+def test_who_watches_is_told_of_each_change_and_of_the_end(desk: Desk, stage: Stage, small: str, told: Told) -> None:
+    """At once, and never twice the same."""
     job_id, destination = hand_in(desk, small, "a")
     actor = stage(destination)
     state(desk, job_id, "running", "a")
     heard: list[JobStatus] = []
-    watcher = Thread(target=lambda: heard.extend(desk.watch(job_id, "a")))
-    watching = desk.watch(job_id, "a")
-    assert next(watching).state == "running"  # at once
+    watcher = Thread(target=lambda: heard.extend(desk.watch(job_id, "a")), daemon=True)
     watcher.start()
+
+    def hears(what: Callable[[JobStatus], object]) -> None:
+        until(lambda: heard and what(heard[-1]))
+
+    hears(lambda status: status.state == "running")
     actor.progress()
-    assert next(watching).progress
+    hears(lambda status: status.progress)
     actor.progress(stage="verify", bytes_done=2)
-    assert next(watching).progress.bytes_done == 2  # type: ignore[union-attr]
+    hears(lambda status: status.progress and status.progress.bytes_done == 2)
     for number in (1, 2):
         actor.shard(number)
-        assert [shard.number for shard in next(watching).shards] == list(range(1, number + 1))
+        hears(lambda status, number=number: [shard.number for shard in status.shards] == list(range(1, number + 1)))
     actor.say(told["planned"])
-    assert next(watching).planned
+    hears(lambda status: status.planned)
     actor.exit(3)
-    last = next(watching)
-    assert last.state == "failed" and list(watching) == []
+    hears(lambda status: status.state == "failed")
     watcher.join(30)
-    assert not watcher.is_alive() and heard[-1] == last
+    assert not watcher.is_alive()
     assert all(one != other for one, other in zip(heard, heard[1:], strict=False))
-    assert list(desk.watch(job_id, "a")) == [last]
+    assert list(desk.watch(job_id, "a")) == [heard[-1]]
 
 
 def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
-    desk: Desk, stage: Stage, small: str, told: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    desk: Desk, stage: Stage, small: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, also where the desk has not yet cleared the job away, and as it is told later on."""
     looked, cleared, settle = Event(), Event(), desk._settle

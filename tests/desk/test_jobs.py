@@ -14,7 +14,7 @@ from sharding.desk import Desk, JobRequest, Settings, destination_of
 from sharding.desk.runner import ActiveJob
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
-from tests.desk.actors import Stage
+from tests.desk.actors import Stage, Told
 from tests.desk.conftest import (
     ALICE,
     AS_ALICE,
@@ -26,6 +26,7 @@ from tests.desk.conftest import (
     end,
     is_identical,
     push,
+    state,
     until,
 )
 from tests.localhub.conftest import Server
@@ -49,8 +50,12 @@ def test_a_job_runs_to_its_result_and_tells_all_that_the_page_shows(
     assert is_identical(hub, large, name)
 
 
-def test_a_job_is_pinned_to_the_commit_that_was_planned(hub: Server, desk: Desk, small: str, name: str) -> None:
+def test_a_job_is_pinned_to_the_commit_that_was_planned(
+    hub: Server, desk: Desk, stage: Stage, small: str, name: str, told: Told
+) -> None:
+    stage(name).publish(told)
     status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE))
+    assert status.state == "done"
     assert status.request == JobRequest(f"{small}@{hub.api().model_info(small).sha}", name, Options("60kB"))
 
 
@@ -60,7 +65,8 @@ def test_a_variant_that_is_not_there_is_refused_before_a_job_begins(desk: Desk, 
     assert desk.queue_length == 0
 
 
-def test_the_id_names_the_destination_and_cannot_be_guessed(desk: Desk, small: str, name: str) -> None:
+def test_the_id_names_the_destination_and_cannot_be_guessed(desk: Desk, stage: Stage, small: str, name: str) -> None:
+    stage(name).exit()
     job_id = desk.submit(JobRequest(small, name.removeprefix("alice/"), Options("60kB")), *AS_ALICE)
     assert destination_of(job_id) == name
     assert len(job_id.split("/")[0]) * 6 >= 128
@@ -159,32 +165,44 @@ def test_a_job_told_of_as_ended_no_longer_counts_and_nobody_waits_for_it(
 
 
 def test_a_job_that_waits_is_cancelled_without_having_begun(
-    hub: Server, desk: Desk, large: str, small: str, name: str
+    hub: Server, desk: Desk, stage: Stage, small: str, name: str, told: Told
 ) -> None:
-    first = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
+    actor, never, bobs = stage(name), stage("bob/never"), f"bob/copy-{next(NUMBERS)}"
+    first = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+    state(desk, first, "running")
     second = desk.submit(JobRequest(small, "bob/never", Options("60kB")), *AS_BOB)
     desk.cancel(second, "bob")
     status = desk.status(second, "bob")
     assert status and status.state == "cancelled"
-    third = desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), *AS_BOB)
+    stage(bobs).publish(told)
+    third = desk.submit(JobRequest(small, bobs, Options("60kB")), *AS_BOB)
     desk.cancel(first, "alice")
     assert end(desk, third, "bob").state == "done"
+    assert actor.has_begun and not never.has_begun and never.discarded == 0
     assert not hub.api(BOB).repo_exists("bob/never")
 
 
-def test_a_visitor_has_one_job_at_a_time_and_a_repo_has_one_writer(desk: Desk, large: str, small: str) -> None:
+def test_a_visitor_has_one_job_at_a_time_and_a_repo_has_one_writer(
+    desk: Desk, stage: Stage, small: str, told: Told
+) -> None:
     shared = f"acme/copy-{next(NUMBERS)}"
-    first = desk.submit(JobRequest(large, shared, Options(SLOW)), *AS_ALICE)
+    stage(shared)
+    first = desk.submit(JobRequest(small, shared, Options("60kB")), *AS_ALICE)
     with pytest.raises(Refused, match="a job here already"):
         desk.submit(JobRequest(small, f"alice/copy-{next(NUMBERS)}", Options("60kB")), *AS_ALICE)
     with pytest.raises(Refused, match="Another job is writing"):
         desk.submit(JobRequest(small, shared, Options("60kB")), *AS_BOB)
     desk.cancel(first, "alice")
     end(desk, first)
-    assert end(desk, desk.submit(JobRequest(small, shared, Options("60kB")), *AS_BOB), "bob").state == "done"
+    again = desk.submit(JobRequest(small, shared, Options("60kB")), *AS_BOB)
+    stage(shared).publish(told)
+    assert end(desk, again, "bob").state == "done"
 
 
-def test_what_is_too_large_is_refused_but_not_for_the_host(settings: Settings, small: str, name: str) -> None:
+def test_what_is_too_large_is_refused_but_not_for_the_host(
+    settings: Settings, stage: Stage, small: str, name: str, told: Told
+) -> None:
+    stage(name).publish(told)
     with Desk(replace(settings, max_job_bytes=100_000, host="alice")) as desk:
         with pytest.raises(Refused, match=r"240\.\d kB.*100\.0 kB") as refusal:
             desk.submit(JobRequest(small, "bob/too-large", Options("60kB")), *AS_BOB)
