@@ -1,6 +1,8 @@
 """Questions that take long are answered one at a time, and who would wait too long hears that at once."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from threading import Event, active_count
@@ -12,6 +14,7 @@ from sharding.core.limits import CACHED_SECONDS, PATIENT_THREADS, QUESTIONS_WAIT
 from sharding.desk.patience import Later, patient, result_of
 from sharding.desk.questions import Questions
 from tests.conftest import in_a_loop
+from tests.desk.actors import until
 
 
 @pytest.fixture
@@ -120,14 +123,18 @@ def test_who_waits_for_an_answer_may_not_wait_for_another_ones_too(questions: Qu
             await asyncio.sleep(0.001)
         for caller in ("alice", "bob"):
             with pytest.raises(Refused, match="still being answered"):
-                await asks({"alice": "second", "bob": "first"}[caller] if others != "new" else "third", caller)
+                key = {"alice": "second", "bob": "first"}[caller] if others != "new" else "third"
+                await asyncio.wait_for(asks(key, caller), 15)
         again = [asks("first", "alice"), asks("second", "bob"), asks("first", "carol")]
         await asyncio.sleep(0.01)
         go.set()
         assert await asyncio.gather(*waiting, *again) == ["answer"] * 5
         assert await asks("third", "alice") == "answer"
 
-    in_a_loop(ask())
+    try:
+        in_a_loop(ask())
+    finally:
+        go.set()
 
 
 def test_more_may_wait_patiently_than_there_are_threads() -> None:
@@ -194,6 +201,22 @@ def test_an_answer_that_is_not_worth_its_memory_is_made_anew(questions: Question
         questions.ask("large", "a", lambda: made.append(1), weight=None)
         questions.ask("small", "a", lambda: made.append(2))
     assert made == [1, 2, 1]
+
+
+def test_an_answer_that_is_not_worth_its_memory_is_held_by_nobody_once_it_is_given(questions: Questions) -> None:
+    """Also where no other question comes."""
+
+    class Large:
+        pass
+
+    held = weakref.ref(questions.ask("large", "a", Large, weight=None))
+    questions.forget()
+
+    def is_gone() -> bool:
+        gc.collect()
+        return held() is None
+
+    until(is_gone)
 
 
 def test_answers_that_are_old_are_dropped_though_nobody_asks(questions: Questions, now: list[float]) -> None:
