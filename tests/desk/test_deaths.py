@@ -148,6 +148,7 @@ def test_jobs_are_kept_for_a_day_and_then_swept(
     with Desk(settings, clock=lambda: now[0]) as desk:
         job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
         end(desk, job_id)
+    with Desk(settings, clock=lambda: now[0]) as desk:  # which knows of it from the folder only
         now[0] += settings.keep_seconds - 1
         desk.sweep()
         assert desk.status(job_id, "alice")
