@@ -19,17 +19,19 @@ def gpu() -> None:
 def main() -> None:
     """Serve until told to stop; jobs that run then are interrupted, and can be resumed."""
     signal.signal(signal.SIGTERM, _stop)
-    import_gradio()
-    from sharding.core.limits import MAX_CALLS, MAX_SESSIONS_KEPT
     from sharding.desk import Desk, Settings
-    from sharding.page.build import build
-    from sharding.page.door import MALFORMED, close_side_doors
-    from sharding.page.form import ASSETS
-    from sharding.page.guard import guarded
-    from sharding.page.site import Site
-    from sharding.page.theme import theme
 
+    # Before Gradio, which takes seconds: who has no place for jobs is told so at once.
     with Desk(Settings.from_environment()) as desk:
+        import_gradio()
+        from sharding.core.limits import MAX_CALLS, MAX_SESSIONS_KEPT
+        from sharding.page.build import build
+        from sharding.page.door import MALFORMED, close_side_doors
+        from sharding.page.form import ASSETS
+        from sharding.page.guard import guarded
+        from sharding.page.site import Site
+        from sharding.page.theme import theme
+
         site = Site.from_environment()
         page = build(desk, site)
         # What is there now stays. Looked through again with every hundred thousand tensors, it took a third of a plan.

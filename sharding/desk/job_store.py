@@ -96,7 +96,7 @@ class Shelf:
     def _events(self, job_id: str) -> Iterator[tuple[float, Json]]:
         with suppress(FileNotFoundError), open(self._place(job_id) / _EVENTS, "rb") as stream:
             while line := stream.readline(EVENT_BYTES):
-                with suppress(ValueError, TypeError, KeyError):  # the last one may have been cut short
+                with suppress(ValueError, TypeError, KeyError, AttributeError):  # the last one may have been cut short
                     event = json.loads(line)
                     yield float(event.pop("time")), event
 

@@ -80,6 +80,7 @@ class Questions:
             except BaseException as error:
                 question.answer.set_exception(error)
             self._usual_seconds = (2 * self._usual_seconds + self._clock() - began) / 3
+            del question  # and its answer with it: the next one may be long in coming
 
     def forget(self) -> None:
         """Drop answers that are too old."""

@@ -56,12 +56,11 @@ class Runner:
 
     def run(self, job: ActiveJob) -> None:
         """Run `job` until its record says how it ended. Raises OSError where that cannot be written down."""
-        child = None
         try:
             if child := self._start(job):
                 self.end(job, *self._follow(job, child))
         except Exception as problem:
-            if child:
+            if child := job.child:  # also where it was started and nothing could be noted of it
                 child.kill()
                 child.wait()
             self.end(job, "failed", (f"The job could not be run: {problem}.", RESUME))
@@ -87,6 +86,7 @@ class Runner:
             self._shelf.clear(record.id)
             self._shelf.save(record)
             job.record = record  # not before: where it cannot be kept, the job has ended otherwise
+            job.history.close(record)
 
     def _start(self, job: ActiveJob) -> Child | None:
         with self._lock:

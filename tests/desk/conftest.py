@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -9,10 +10,16 @@ import numpy as np
 import pytest
 
 from sharding import job
-from sharding.core.events import Verified
-from sharding.desk import Desk, JobStatus, Settings
+from sharding.core.events import ShardFinished, Verified
+from sharding.core.options import Options
+from sharding.desk import Desk, JobRequest, JobStatus, Settings
+from sharding.report.events import event_json
 from sharding.storage.hub_lookup import Person
+from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
+from tests.desk.actors import Stage, Told
+from tests.desk.actors import until as wait
+from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
@@ -21,10 +28,9 @@ AS_ALICE, AS_BOB = (Person("alice", ("alice", "acme")), ALICE), (Person("bob", (
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("hub"), ("--org", "acme=alice,bob")).start()
-    yield server
-    server.stop()
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    with hub_in_house(tmp_path_factory.mktemp("hub"), orgs={"acme": ("alice", "bob")}) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +82,39 @@ def desk(settings: Settings) -> Iterator[Desk]:
 
 
 @pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    """Actors play the processes of jobs, and the desk is looked at often."""
+    monkeypatch.setattr("sharding.desk.desk.VIEW_SECONDS", 0.005)
+    (tmp_path / "stage").mkdir()
+    stage = Stage(tmp_path / "stage", monkeypatch)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture(scope="module")
+def told(hub: InHouse, small: str) -> Told:
+    """What a job that was done has said, the last of each kind."""
+    events = job.shard(small, "alice/told", "60kB", endpoint=hub.address, token=ALICE)
+    return {line["event"]: line for line in map(event_json, events)}
+
+
+@pytest.fixture
 def name() -> str:
     """A name that no repo has yet."""
     return f"alice/copy-{next(NUMBERS)}"
+
+
+def hand_in(desk: Desk, source: str, who: str, **more: object) -> tuple[str, str]:
+    """Hand in a job of `who`, who may write where alice may; return its id and where it writes."""
+    request = replace(JobRequest(source, f"alice/of-{who}", Options("60kB")), **more)  # type: ignore[arg-type]
+    return desk.submit(request, Person(who, ("alice",)), ALICE), request.destination
+
+
+def seen(desk: Desk, job_id: str, viewer: str = "a") -> JobStatus:
+    """How a job is that is there."""
+    status = desk.status(job_id, viewer)
+    assert status
+    return status
 
 
 def end(desk: Desk, job_id: str, viewer: str = "alice") -> JobStatus:
@@ -89,6 +125,16 @@ def end(desk: Desk, job_id: str, viewer: str = "alice") -> JobStatus:
 def until(desk: Desk, job_id: str, shards: int, viewer: str = "alice") -> JobStatus:
     """Wait until a job has finished so many shards."""
     return next(status for status in desk.watch(job_id, viewer) if len(status.shards) >= shards)
+
+
+def state(desk: Desk, job_id: str, wanted: str, viewer: str = "alice") -> JobStatus:
+    """Wait until a job is as it is wanted; fail where it is not in half a minute."""
+
+    def found() -> JobStatus | None:
+        status = desk.status(job_id, viewer)
+        return status if status and status.state == wanted else None
+
+    return wait(found)  # type: ignore[return-value]
 
 
 def process_of(settings: Settings, job_id: str) -> int:
@@ -113,3 +159,22 @@ def is_identical(hub: Server, one: str, other: str) -> bool:
     *_, verified = job.verify(one, other, endpoint=hub.address, token=ALICE)
     assert isinstance(verified, Verified)
     return verified.verification.identical
+
+
+def stop_short(
+    hub: InHouse,
+    source: str,
+    destination: str,
+    patch: pytest.MonkeyPatch,
+    options: Options | str = "60kB",
+    **more: object,
+) -> None:
+    """Leave a job unfinished, with one shard of it staged."""
+    with patch.context() as context:
+        context.setattr("sharding.storage.hub_staging.COMMIT_SECONDS", 0)
+        events = job.shard(source, destination, options, endpoint=hub.address, token=ALICE, **more)  # type: ignore[arg-type]
+        for event in events:
+            if isinstance(event, ShardFinished) and event.number >= 2:
+                break
+        events.close()
+    assert STAGING_BRANCH in branches(hub, destination)

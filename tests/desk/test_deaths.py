@@ -14,6 +14,7 @@ from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings, destination_of
 from sharding.desk.process import kill_stray
 from tests.conftest import environment, listing
+from tests.desk.actors import Stage, Told
 from tests.desk.conftest import ALICE, AS_ALICE, SLOW, TINY, end, is_identical, process_of, sha256s, until
 from tests.localhub.conftest import Server
 
@@ -139,11 +140,15 @@ def test_two_desks_do_not_share_a_folder(desk: Desk, settings: Settings) -> None
         Desk(settings)
 
 
-def test_jobs_are_kept_for_a_day_and_then_swept(settings: Settings, small: str, name: str) -> None:
+def test_jobs_are_kept_for_a_day_and_then_swept(
+    settings: Settings, stage: Stage, small: str, name: str, told: Told
+) -> None:
     now = [1_800_000_000.0]
+    stage(name).publish(told)
     with Desk(settings, clock=lambda: now[0]) as desk:
         job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
         end(desk, job_id)
+    with Desk(settings, clock=lambda: now[0]) as desk:  # which knows of it from the folder only
         now[0] += settings.keep_seconds - 1
         desk.sweep()
         assert desk.status(job_id, "alice")

@@ -1,7 +1,7 @@
 """Headers are read once for all who may see them, and for nobody else."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
@@ -94,6 +94,68 @@ def test_each_variant_and_base_is_read_for_itself(readings: Readings) -> None:
     assert readings.variants == wanted
 
 
+def test_an_answer_is_that_of_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has asked for what before, with a login or without."""
+
+    def read(source: str, *, variant: str, base: str, **_: object) -> Checkpoint:
+        return Checkpoint(RepoRef("hub", f"{source}|{variant}|{base}", "0" * 40), TENSORS, (), (), (), ())
+
+    monkeypatch.setattr(job, "inspect", read)
+    asked = [(source, variant, base) for source in ("a/b", "a/c") for variant in ("", "fp16") for base in ("", "c/d")]
+    for tokens in ((None, "alice"), ("alice", None), ("bob", "alice")):
+        headers = Headers("http://hub")
+        for wanted in (asked, asked[::-1]):
+            for token in tokens:
+                for source, variant, base in wanted:
+                    found = headers.read(source, token, variant, base)
+                    assert found.source.repo_id == f"{source}|{variant}|{base}"
+
+
+def test_who_shows_a_login_waits_for_no_answer_to_who_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gets none of it: a repo that is not there for one may be there for the other."""
+    go, began = Event(), Event()
+
+    def read(source: str, *, token: str | None, **_: object) -> Checkpoint:
+        if token:
+            return Checkpoint(RepoRef("hub", token, "0" * 40), TENSORS, (), (), (), ())
+        began.set()
+        assert go.wait(60)
+        raise SourceError("There is no such repo.")
+
+    monkeypatch.setattr(job, "inspect", read)
+    headers = Headers("http://hub")
+    with ThreadPoolExecutor(4) as pool:
+        nobody = pool.submit(headers.read, "a/b", None)
+        began.wait(60)
+        found = [pool.submit(headers.read, "a/b", token) for token in ("alice", "bob")]
+        try:
+            assert [answer.result(20).source.repo_id for answer in found] == ["alice", "bob"]
+        finally:
+            go.set()
+        assert isinstance(nobody.exception(), SourceError)
+    assert headers.read("a/b", "alice").source.repo_id == "alice"
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "kept"), [("CACHED_CHECKPOINTS", 3, 3), ("CACHED_TENSORS", 30, 3), ("CACHED_TENSORS", 39, 3)]
+)
+def test_the_newest_headers_stay_where_they_are_too_many_or_too_large(
+    readings: Readings, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, kept: int
+) -> None:
+    monkeypatch.setattr(f"sharding.desk.header_cache.{bound}", value)
+    headers, names = Headers("http://hub"), [f"a/{letter}" for letter in "abcde"]
+    for name in names:
+        headers.read(name, None)
+    headers.forget()
+    readings.seen.clear()
+    for name in names[::-1][:kept]:
+        headers.read(name, None)
+    assert readings.seen == []
+    for name in names[::-1][kept:]:
+        headers.read(name, None)
+    assert [source for source, _ in readings.seen] == names[::-1][kept:]
+
+
 def test_a_failure_is_told_to_all_who_wait_and_not_remembered(readings: Readings) -> None:
     headers = Headers("http://hub")
     readings.broken = True
@@ -130,13 +192,6 @@ def test_no_more_is_held_than_the_limits_allow(readings: Readings, monkeypatch: 
     assert 1 <= held() <= CACHED_CHECKPOINTS + 1
     monkeypatch.setattr("sharding.desk.header_cache.CACHED_TENSORS", 35)
     assert 1 <= held() <= 4  # the newest stays
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("hub")).start()
-    yield server
-    server.stop()
 
 
 def test_a_private_repo_is_planned_by_its_owner_and_by_nobody_after_him(hub: Server, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What a job says becomes what its owner sees, whatever it says."""
 
 import json
+import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from sharding.core.events import Planned
 from sharding.core.limits import LOG_LINES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, FileEntry, RepoRef, TensorEntry
-from sharding.desk.forecast import forecast, measure_hashing, seconds_until_start
+from sharding.desk.forecast import bytes_per_second, forecast, measure_hashing, seconds_left, seconds_until_start
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.planning.plan import plan_shards
@@ -66,6 +68,62 @@ def test_the_log_says_when_a_stage_begins_and_not_each_step_of_it() -> None:
     assert history.log[0].startswith("12:00:00 ")
 
 
+def test_the_log_tells_the_time_in_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XYZ-5:30")
+    time.tzset()
+    try:
+        history = History([(NOON, {**PROGRESS, "stage": "check"})])
+        history.say("Said.", NOON + 61)
+        history.close(replace(record(1, None, "failed"), ended=86_399.0, error=("It failed.", "")))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert [line.split()[0] for line in history.log] == ["12:00:00", "12:01:01", "23:59:59"]
+
+
+def test_the_log_ends_with_how_the_job_ended_and_says_it_once() -> None:
+    def ends(
+        state: str, error: tuple[str, str] | None, said: tuple[str, str] | None = None, remark: str = ""
+    ) -> list[str]:
+        history = History()
+        if said:
+            history.take({"error": {"kind": "E", "message": said[0], "hint": said[1]}}, NOON)
+        history.close(replace(record(1, None, state), ended=NOON, error=error, remark=remark))
+        return [line.partition(" ")[2] for line in history.log]
+
+    assert ends("failed", ("It is away.", "Try later."), said=("It is away.", "Try later.")) == ["It is away."]
+    assert ends("failed", ("It was silent.", "Again.")) == ["It was silent."]
+    assert ends("failed", ("It was silent.", "Again."), said=("It is away.", "Later.")) == [
+        "It is away.",
+        "It was silent.",
+    ]
+    assert ends("interrupted", ("It was restarted.", "Again.")) == ["It was restarted."]
+    assert ends("done", None, remark="Look at it.") == []
+    assert ends("cancelled", None) == []
+    assert ends("cancelled", None, remark="Look at it.") == ["Look at it."]
+
+
+def test_the_loads_of_a_comparison_are_counted_with_both_warm_ups() -> None:
+    cost = {"outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "cache": "warm"}
+    cost |= {
+        "memory_limited_by": None,
+        "seconds": {},
+        "peak_anon_bytes": 1,
+        "peak_file_bytes": 1,
+        "peak_total_bytes": 2,
+    }
+    for rounds in (1, 3):
+        history = History()
+        assert history.loads is None
+        seen = []
+        for number in range(2 * (rounds + 1)):
+            side = ("original", "sharded")[number % 2]
+            history.take({"event": "probed", "side": side, "round": number // 2, "rounds": rounds, "cost": cost}, NOON)
+            seen.append(history.loads)
+        assert seen == [(number, 2 * rounds + 2) for number in range(1, 2 * rounds + 3)]
+        assert status_of(record(1, None), history).loads == (2 * rounds + 2, 2 * rounds + 2)
+
+
 def test_the_log_is_bounded() -> None:
     history = History()
     for number in range(3 * LOG_LINES):
@@ -116,6 +174,41 @@ def test_a_forecast_rests_on_the_jobs_that_were_done_here() -> None:
     assert (expected.seconds, expected.at_least) == (10, False)
     assert (expected.peak_anon_bytes, expected.disk_bytes) == (9, 3)
     assert "jobs: 3" in expected.basis
+
+
+def test_the_rate_of_jobs_is_that_of_those_that_were_done() -> None:
+    """Not of those that failed, nor of those whose time says nothing of the whole."""
+    finished = [record(100, 1), record(100, 2), record(900, 3)]
+    others = [record(10_000, 1, state) for state in ("failed", "cancelled", "interrupted")] + [record(10_000, None)]
+    assert bytes_per_second(finished) == bytes_per_second([*others, *finished, *others]) == 100
+    assert bytes_per_second(finished[:2]) == 75
+    assert bytes_per_second(others) is bytes_per_second([]) is None
+    assert forecast(1000, [*others, *finished], 1e9) == forecast(1000, finished, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("started", "own", "rate", "expected"),
+    [
+        (None, None, 10.0, 10.0),  # it waits
+        (None, None, None, None),
+        (NOON, None, None, None),
+        (NOON, None, 10.0, 7.0),
+        (NOON, 5.0, 10.0, 7.0),
+        (NOON, 8.0, 10.0, 8.0),
+        (NOON, 8.0, None, 8.0),
+        (NOON, 0.0, 100.0, 0.0),  # longer than all others have taken
+        (NOON, None, 100.0, 0.0),
+        (NOON, 2.0, 100.0, 2.0),
+    ],
+)
+def test_the_time_left_is_the_longer_of_two_estimates_and_never_below_nothing(
+    started: float | None, own: float | None, rate: float | None, expected: float | None
+) -> None:
+    progress = replace(History([(NOON, dict(PROGRESS))]).progress, seconds_left=own)  # type: ignore[type-var]
+    running = replace(record(100, None, "running"), started=started)
+    assert seconds_left(running, progress if started else None, rate, NOON + 3) == expected
+    if own is None:
+        assert seconds_left(running, None, rate, NOON + 3) == expected
 
 
 def test_before_the_first_job_a_forecast_says_that_it_is_a_lower_bound_and_why() -> None:

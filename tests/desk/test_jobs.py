@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread, main_thread
 
 import pytest
 
@@ -11,8 +11,10 @@ from sharding.core.events import Published
 from sharding.core.options import Options
 from sharding.core.values import RepoRef
 from sharding.desk import Desk, JobRequest, Settings, destination_of
+from sharding.desk.runner import ActiveJob
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
+from tests.desk.actors import Stage, Told
 from tests.desk.conftest import (
     ALICE,
     AS_ALICE,
@@ -24,6 +26,7 @@ from tests.desk.conftest import (
     end,
     is_identical,
     push,
+    state,
     until,
 )
 from tests.localhub.conftest import Server
@@ -47,8 +50,12 @@ def test_a_job_runs_to_its_result_and_tells_all_that_the_page_shows(
     assert is_identical(hub, large, name)
 
 
-def test_a_job_is_pinned_to_the_commit_that_was_planned(hub: Server, desk: Desk, small: str, name: str) -> None:
+def test_a_job_is_pinned_to_the_commit_that_was_planned(
+    hub: Server, desk: Desk, stage: Stage, small: str, name: str, told: Told
+) -> None:
+    stage(name).publish(told)
     status = end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE))
+    assert status.state == "done"
     assert status.request == JobRequest(f"{small}@{hub.api().model_info(small).sha}", name, Options("60kB"))
 
 
@@ -58,7 +65,8 @@ def test_a_variant_that_is_not_there_is_refused_before_a_job_begins(desk: Desk, 
     assert desk.queue_length == 0
 
 
-def test_the_id_names_the_destination_and_cannot_be_guessed(desk: Desk, small: str, name: str) -> None:
+def test_the_id_names_the_destination_and_cannot_be_guessed(desk: Desk, stage: Stage, small: str, name: str) -> None:
+    stage(name).exit()
     job_id = desk.submit(JobRequest(small, name.removeprefix("alice/"), Options("60kB")), *AS_ALICE)
     assert destination_of(job_id) == name
     assert len(job_id.split("/")[0]) * 6 >= 128
@@ -123,50 +131,78 @@ def test_the_second_visitor_waits_and_neither_sees_or_cancels_the_others_job(
 
 
 def test_a_job_told_of_as_ended_no_longer_counts_and_nobody_waits_for_it(
-    desk: Desk, large: str, small: str, name: str, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, stage: Stage, small: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the desk takes to clear it away: it is held up here until the test has looked."""
+    """However long the desk takes to clear it away: its worker is held up here until the test has looked."""
     settle, looked = desk._settle, Event()
-    monkeypatch.setattr(desk, "_settle", lambda taken: looked.wait(60) and settle(taken))
+
+    def late(taken: ActiveJob) -> None:
+        if current_thread() is not main_thread():  # who cancels what waits, clears it away at once
+            assert looked.wait(60)
+        settle(taken)
+
+    monkeypatch.setattr(desk, "_settle", late)
     try:
-        assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)).state == "done"
+        actor, bobs = stage(name), f"bob/copy-{next(NUMBERS)}"
+        ended = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+        actor.exit(3)
+        assert end(desk, ended).state == "failed"
         assert desk.queue_length == 0
-        waiting = desk.submit(JobRequest(large, f"bob/copy-{next(NUMBERS)}", Options(SLOW)), *AS_BOB)
+        waiting = desk.submit(JobRequest(small, bobs, Options("60kB")), *AS_BOB)
         status = desk.status(waiting, "bob")
-        assert status and (status.position, desk.queue_length) == (0, 1)
+        assert status and (status.state, status.position, status.seconds_until_start) == ("queued", 0, 0.0)
+        assert desk.queue_length == 1
+        again = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+        behind = desk.status(again, "alice")
+        assert behind and (behind.state, behind.position, desk.queue_length) == ("queued", 1, 2)
         desk.cancel(waiting, "bob")
+        behind = desk.status(again, "alice")
+        assert behind and (behind.position, desk.queue_length) == (0, 1)
+        desk.cancel(again, "alice")
     finally:
         looked.set()
-    end(desk, waiting, "bob")
+    assert end(desk, waiting, "bob").state == end(desk, again).state == "cancelled"
 
 
 def test_a_job_that_waits_is_cancelled_without_having_begun(
-    hub: Server, desk: Desk, large: str, small: str, name: str
+    hub: Server, desk: Desk, stage: Stage, small: str, name: str, told: Told
 ) -> None:
-    first = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
+    actor, never, bobs = stage(name), stage("bob/never"), f"bob/copy-{next(NUMBERS)}"
+    first = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+    state(desk, first, "running")
     second = desk.submit(JobRequest(small, "bob/never", Options("60kB")), *AS_BOB)
     desk.cancel(second, "bob")
     status = desk.status(second, "bob")
     assert status and status.state == "cancelled"
-    third = desk.submit(JobRequest(small, f"bob/copy-{next(NUMBERS)}", Options("60kB")), *AS_BOB)
+    stage(bobs).publish(told)
+    third = desk.submit(JobRequest(small, bobs, Options("60kB")), *AS_BOB)
     desk.cancel(first, "alice")
     assert end(desk, third, "bob").state == "done"
+    assert actor.has_begun and not never.has_begun and never.discarded == 0
     assert not hub.api(BOB).repo_exists("bob/never")
 
 
-def test_a_visitor_has_one_job_at_a_time_and_a_repo_has_one_writer(desk: Desk, large: str, small: str) -> None:
+def test_a_visitor_has_one_job_at_a_time_and_a_repo_has_one_writer(
+    desk: Desk, stage: Stage, small: str, told: Told
+) -> None:
     shared = f"acme/copy-{next(NUMBERS)}"
-    first = desk.submit(JobRequest(large, shared, Options(SLOW)), *AS_ALICE)
+    stage(shared)
+    first = desk.submit(JobRequest(small, shared, Options("60kB")), *AS_ALICE)
     with pytest.raises(Refused, match="a job here already"):
         desk.submit(JobRequest(small, f"alice/copy-{next(NUMBERS)}", Options("60kB")), *AS_ALICE)
     with pytest.raises(Refused, match="Another job is writing"):
         desk.submit(JobRequest(small, shared, Options("60kB")), *AS_BOB)
     desk.cancel(first, "alice")
     end(desk, first)
-    assert end(desk, desk.submit(JobRequest(small, shared, Options("60kB")), *AS_BOB), "bob").state == "done"
+    again = desk.submit(JobRequest(small, shared, Options("60kB")), *AS_BOB)
+    stage(shared).publish(told)
+    assert end(desk, again, "bob").state == "done"
 
 
-def test_what_is_too_large_is_refused_but_not_for_the_host(settings: Settings, small: str, name: str) -> None:
+def test_what_is_too_large_is_refused_but_not_for_the_host(
+    settings: Settings, stage: Stage, small: str, name: str, told: Told
+) -> None:
+    stage(name).publish(told)
     with Desk(replace(settings, max_job_bytes=100_000, host="alice")) as desk:
         with pytest.raises(Refused, match=r"240\.\d kB.*100\.0 kB") as refusal:
             desk.submit(JobRequest(small, "bob/too-large", Options("60kB")), *AS_BOB)

@@ -1,6 +1,8 @@
 """The page keeps its jobs where nobody else can put anything, and its processes run nothing that lies around."""
 
+import grp
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,6 +70,11 @@ def with_a_job_open_to_all(folder: Path) -> None:
     open_to_all(folder / "planted")
 
 
+def with_a_job_open_to_a_group(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    open_to_a_group(folder / "planted")
+
+
 def a_file(folder: Path) -> None:
     folder.write_text("")
 
@@ -78,6 +85,7 @@ REFUSED = [
     pytest.param(open_to_a_group, "may be written to by others", id="group"),
     pytest.param(below_a_folder_open_to_all, "may be written to by others", id="open-above"),
     pytest.param(with_a_job_open_to_all, "planted may be written to by others", id="open-inside"),
+    pytest.param(with_a_job_open_to_a_group, "planted may be written to by others", id="group-inside"),
     pytest.param(a_file, "Not a directory", id="file"),
     pytest.param(of_somebody_else, "belongs to another user", id="theirs", marks=as_root),
     pytest.param(below_a_folder_of_somebody_else, "belongs to another user", id="theirs-above", marks=as_root),
@@ -94,6 +102,44 @@ def test_a_folder_into_which_others_can_put_something_is_refused(
     with pytest.raises(Refused, match=reason) as refused:
         Shelf(tmp_path / "place/desk")
     assert "SHARD_FOLDER" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "is_taken"),
+    [
+        ("me", [], True),
+        ("me", ["me"], True),
+        ("me", ["me", "eve"], False),
+        ("me", ["eve"], False),
+        ("staff", [], False),
+    ],
+)
+def test_a_folder_below_one_of_a_group_is_taken_where_nobody_else_is_in_that_group(
+    name: str, members: list[str], is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many systems make a group for each user, of that name."""
+    number = tmp_path.stat().st_gid or 54_321
+    os.chown(tmp_path, -1, number)
+    tmp_path.chmod(0o770)
+    user = list(pwd.getpwuid(os.geteuid()))
+    monkeypatch.setattr("pwd.getpwuid", lambda _: pwd.struct_passwd(["me", *user[1:]]))
+    monkeypatch.setattr("grp.getgrgid", lambda _: grp.struct_group([name, "x", number, members]))
+    if is_taken:
+        assert private_folder(tmp_path / "desk") == tmp_path / "desk"
+    else:
+        with pytest.raises(Refused, match="may be written to by others"):
+            private_folder(tmp_path / "desk")
+
+
+@pytest.mark.parametrize(("make", "reason"), [case for case in REFUSED if "above" not in str(case.id)])
+def test_a_space_refuses_what_others_can_write_to_in_its_own_folder(
+    make: Callable[[Path], None], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is above may be open there."""
+    monkeypatch.setenv("SPACE_ID", "acme/shard-my-repo")
+    make(tmp_path / "desk")
+    with pytest.raises(Refused, match=reason):
+        private_folder(tmp_path / "desk")
 
 
 @pytest.mark.parametrize("variable", ["SHARD_FOLDER", "XDG_STATE_HOME"])

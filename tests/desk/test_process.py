@@ -16,6 +16,7 @@ from sharding.desk import Desk, JobRequest, Settings
 from sharding.desk.runner import ActiveJob
 from sharding.formats.names import REPORT_NAME
 from tests.conftest import listing
+from tests.desk.actors import Stage, Told
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, SLOW, end, process_of, until
 from tests.localhub.conftest import Server
 
@@ -69,7 +70,7 @@ def test_a_job_that_talks_nonsense_fails_with_a_hint_and_the_next_one_runs(
 
 
 def test_who_has_seen_a_job_end_may_start_the_next_at_once(
-    desk: Desk, small: str, name: str, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, stage: Stage, small: str, name: str, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, settle = Event(), Desk._settle
 
@@ -78,6 +79,8 @@ def test_who_has_seen_a_job_end_may_start_the_next_at_once(
         settle(self, taken)
 
     monkeypatch.setattr(Desk, "_settle", slowly)
+    for place in (name, f"{name}-next"):
+        stage(place).publish(told)
     assert end(desk, desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)).state == "done"
     again = desk.submit(JobRequest(small, f"{name}-next", Options("60kB")), *AS_ALICE)
     held.set()
@@ -85,21 +88,30 @@ def test_who_has_seen_a_job_end_may_start_the_next_at_once(
 
 
 def test_a_disk_that_is_full_ends_the_job_and_not_the_queue(
-    desk: Desk, settings: Settings, large: str, small: str, name: str, monkeypatch: pytest.MonkeyPatch
+    desk: Desk,
+    settings: Settings,
+    stage: Stage,
+    small: str,
+    name: str,
+    told: Told,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    job_id = desk.submit(JobRequest(large, name, Options(SLOW)), *AS_ALICE)
+    job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+    stage(name).shard(1)
     until(desk, job_id, 1)
     child = psutil.Process(process_of(settings, job_id))
     with monkeypatch.context() as context:
         context.setattr("sharding.desk.job_store.Shelf.note", full)
         context.setattr("sharding.desk.job_store.Shelf.save", full)
+        stage(name).shard(2)
         child.wait(60)
         status = end(desk, job_id)
     assert status.state == "interrupted"
     assert status.error and status.error[1]
+    stage(f"{name}-next").publish(told)
     assert end(desk, desk.submit(JobRequest(small, f"{name}-next", Options("60kB")), *AS_ALICE)).state == "done"
 
 

@@ -1,16 +1,20 @@
 """Questions that take long are answered one at a time, and who would wait too long hears that at once."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from threading import Event, active_count
 
 import pytest
 
 from sharding.core.errors import Refused, SourceError
-from sharding.core.limits import CACHED_SECONDS, QUESTIONS_WAITING
-from sharding.desk.patience import Later, patient
+from sharding.core.limits import CACHED_SECONDS, PATIENT_THREADS, QUESTIONS_WAITING
+from sharding.desk.patience import Later, patient, result_of
 from sharding.desk.questions import Questions
 from tests.conftest import in_a_loop
+from tests.desk.actors import until
 
 
 @pytest.fixture
@@ -97,6 +101,76 @@ def test_a_caller_has_one_question_at_a_time(questions: Questions) -> None:
     in_a_loop(ask())
 
 
+@pytest.mark.parametrize("others", ["new", "another's"])
+def test_who_waits_for_an_answer_may_not_wait_for_another_ones_too(questions: Questions, others: str) -> None:
+    """Whether nobody has asked that yet or somebody waits for it; who asks the same again just waits on."""
+    go, began = Event(), Event()
+
+    def held() -> str:
+        began.set()
+        assert go.wait(60)
+        return "answer"
+
+    async def ask() -> None:
+        def asks(key: str, caller: str) -> asyncio.Task[str]:
+            return asyncio.create_task(patient(lambda: questions.ask(key, caller, held))())
+
+        waiting = [asks("first", "alice")]
+        while not began.is_set():
+            await asyncio.sleep(0.001)
+        waiting.append(asks("second", "bob"))
+        while len(questions._questions) < 2:
+            await asyncio.sleep(0.001)
+        for caller in ("alice", "bob"):
+            with pytest.raises(Refused, match="still being answered"):
+                key = {"alice": "second", "bob": "first"}[caller] if others != "new" else "third"
+                await asyncio.wait_for(asks(key, caller), 15)
+        again = [asks("first", "alice"), asks("second", "bob"), asks("first", "carol")]
+        await asyncio.sleep(0.01)
+        go.set()
+        assert await asyncio.gather(*waiting, *again) == ["answer"] * 5
+        assert await asks("third", "alice") == "answer"
+
+    try:
+        in_a_loop(ask())
+    finally:
+        go.set()
+
+
+def test_more_may_wait_patiently_than_there_are_threads() -> None:
+    answer, seen = Future[int](), list[int]()
+
+    def waits(number: int) -> int:
+        seen.append(number)
+        return result_of("key", answer)
+
+    async def ask() -> list[int]:
+        size = 2 * PATIENT_THREADS
+        tasks = [asyncio.create_task(patient(waits)(number)) for number in range(size)]
+        while len(seen) < size:  # each has looked for the answer, although none has come
+            await asyncio.sleep(0.001)
+        assert await patient(lambda: 1)() == 1
+        assert not any(task.done() for task in tasks)
+        answer.set_result(7)
+        return await asyncio.gather(*tasks)
+
+    assert in_a_loop(asyncio.wait_for(ask(), 30)) == [7] * (2 * PATIENT_THREADS)
+    assert sorted(seen) == sorted([*range(2 * PATIENT_THREADS)] * 2)  # each has run once more, from its beginning
+
+
+def test_an_answer_that_is_an_error_reaches_who_waits_patiently() -> None:
+    answer = Future[int]()
+
+    async def ask() -> None:
+        task = asyncio.create_task(patient(lambda: result_of("key", answer))())
+        await asyncio.sleep(0)
+        answer.set_exception(SourceError("It is broken."))
+        with pytest.raises(SourceError, match="broken"):
+            await task
+
+    in_a_loop(ask())
+
+
 def test_who_waits_patiently_holds_no_thread(questions: Questions) -> None:
     go = Event()
 
@@ -129,11 +203,44 @@ def test_an_answer_that_is_not_worth_its_memory_is_made_anew(questions: Question
     assert made == [1, 2, 1]
 
 
+def test_an_answer_that_is_not_worth_its_memory_is_held_by_nobody_once_it_is_given(questions: Questions) -> None:
+    """Also where no other question comes."""
+
+    class Large:
+        pass
+
+    held = weakref.ref(questions.ask("large", "a", Large, weight=None))
+    questions.forget()
+
+    def is_gone() -> bool:
+        gc.collect()
+        return held() is None
+
+    until(is_gone)
+
+
 def test_answers_that_are_old_are_dropped_though_nobody_asks(questions: Questions, now: list[float]) -> None:
     questions.ask("key", "a", lambda: 7)
     now[0] += CACHED_SECONDS + 1
     questions.forget()
     assert not questions._questions
+
+
+@pytest.mark.parametrize(("bound", "value"), [("CACHED_ANSWERS", 3), ("CACHED_TENSORS", 30)])
+def test_the_newest_answers_stay_where_they_are_too_many_or_too_large(
+    questions: Questions, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+) -> None:
+    monkeypatch.setattr(f"sharding.desk.questions.{bound}", value)
+    made: list[str] = []
+    for key in "abcde":
+        questions.ask(key, "a", lambda key=key: made.append(key), weight=10)
+    questions.forget()
+    for key in "edc":
+        questions.ask(key, "b", lambda key=key: made.append(key), weight=10)
+    assert made == list("abcde")
+    for key in "ba":
+        questions.ask(key, "b", lambda key=key: made.append(key), weight=10)
+    assert made == [*"abcde", *"ba"]
 
 
 def test_a_function_runs_again_with_the_answers_that_it_has_waited_for(questions: Questions) -> None:

@@ -45,7 +45,7 @@ def first_time_done(part: Part, said: Said, attempt: int) -> bool:
 
 @pytest.mark.parametrize("loses", [False, True])
 def test_overflow_is_counted_of_each_tensor_also_where_another_attempt_has_finished_it(
-    loses: bool, tmp_path: Path, led: Led, answers_here: None
+    loses: bool, tmp_path: Path, led: Led
 ) -> None:
     tensors = {f"w{n}": np.array([7e4] * (n + 1) + [1.0] * 6000, np.float32) for n in range(3)}
     source = write_checkpoint(tmp_path / "in", {"model.safetensors": tensors}, index=False)
@@ -94,7 +94,7 @@ def damaged(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("damages", ["nothing", "transfer", "proof"])
 def test_what_workers_have_read_to_cast_is_held_to_the_hash_of_the_hub(
-    damages: str, checkpoint: Path, in_house: InHouse, led: Led, monkeypatch: pytest.MonkeyPatch, answers_here: None
+    damages: str, checkpoint: Path, in_house: InHouse, led: Led, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(in_house, checkpoint, "alice/source")
     weights = [path for path in listing(checkpoint) if path.endswith("tensors")]

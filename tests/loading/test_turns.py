@@ -185,6 +185,7 @@ class NotStarted(Exception):
     """A process was to be started, and was not."""
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize(
     "ask",
     [

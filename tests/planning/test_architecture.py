@@ -50,6 +50,7 @@ def ended(returncode: int, answer: object = None, said: bytes = b"") -> Callable
     return run
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("killed_by", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGALRM, signal.SIGXCPU])
 def test_where_the_process_that_asks_is_killed_nothing_is_planned(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_by: signal.Signals
@@ -67,6 +68,7 @@ def test_where_the_process_that_asks_is_killed_nothing_is_planned(
     assert len(job.plan(str(checkpoint), "60kB")[1].shards) == 5  # which asks nothing
 
 
+@pytest.mark.own_process
 def test_what_transformers_refuses_is_refused_and_what_it_does_not_know_is_cast_throughout(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ def test_what_transformers_refuses_is_refused_and_what_it_does_not_know_is_cast_
         assert dtypes == {"BF16", "I64"}
 
 
+@pytest.mark.own_process
 def test_all_components_of_a_pipeline_share_the_time_that_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +108,6 @@ def test_all_components_of_a_pipeline_share_the_time_that_there_is(
     assert 9 >= limits[0] > limits[1] > limits[2] > 0
 
 
-@pytest.mark.usefixtures("answers_here")
 def test_a_class_that_only_the_repo_has_is_not_run_and_another_is_not_put_in_its_place(tmp_path: Path) -> None:
     source, mark = models.save("llama", tmp_path / "in", layers=1), tmp_path / "run"
     config = json.loads((source / "config.json").read_text())

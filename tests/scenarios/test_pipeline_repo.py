@@ -13,8 +13,6 @@ from tests.folders import bits, finish
 from tests.scenarios import pp_cases
 from tests.scenarios.pp_cases import Case
 
-pytestmark = pytest.mark.usefixtures("answers_here")
-
 
 def loaded(folder: Path) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -93,7 +93,9 @@ def served_by_hand(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def empty_list(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]")
+    connection.sendall(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: 2\r\n\r\n[]"
+    )
     raise OSError
 
 
@@ -298,7 +300,7 @@ def test_a_hub_that_asks_to_wait_for_years_is_not_waited_for(
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", slept.append)
 
     def busy(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 429 Slow\r\n" + wish + b"\r\nContent-Length: 0\r\n\r\n")
+        connection.sendall(b"HTTP/1.1 429 Slow\r\n" + wish + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
         raise OSError
 
     with served_by_hand(busy) as (address, _):

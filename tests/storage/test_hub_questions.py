@@ -74,7 +74,9 @@ def test_a_wait_is_as_long_as_the_hub_asks_or_none(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hub_retry, "NETWORK_TRIES", 2)
 
     def busy(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 429 Slow\r\nRetry-After: %d\r\nContent-Length: 0\r\n\r\n" % seconds)
+        connection.sendall(
+            b"HTTP/1.1 429 Slow\r\nRetry-After: %d\r\nConnection: close\r\nContent-Length: 0\r\n\r\n" % seconds
+        )
         raise OSError
 
     with served_by_hand(busy) as (address, asked):
@@ -103,7 +105,9 @@ def test_the_client_itself_sleeps_for_no_hub_that_asks_for_too_much(monkeypatch:
 
     def busy(connection: socket.socket) -> None:
         wait = LONGEST_WAIT_SECONDS + 1
-        connection.sendall(b"HTTP/1.1 503 Slow\r\nRetry-After: %d\r\nContent-Length: 0\r\n\r\n" % wait)
+        connection.sendall(
+            b"HTTP/1.1 503 Slow\r\nRetry-After: %d\r\nConnection: close\r\nContent-Length: 0\r\n\r\n" % wait
+        )
         raise OSError
 
     with served_by_hand(busy) as (address, asked):
@@ -190,7 +194,7 @@ def test_who_takes_the_bytes_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> Non
     size = 300_000
 
     def quick(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
         raise OSError
 
     with served_by_hand(quick) as (address, _):

@@ -132,12 +132,13 @@ def test_the_hubs_own_answer_speaks_of_the_commit_and_a_store_does_not(source: H
 
     def store(connection: socket.socket) -> None:
         connection.sendall(
-            b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-8/%d\r\nContent-Length: 9\r\n\r\n" % size + b"x" * 9
+            b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-8/%d\r\nConnection: close\r\nContent-Length: 9\r\n\r\n" % size
+            + b"x" * 9
         )
         raise OSError
 
     def other(connection: socket.socket) -> None:
-        head = f"HTTP/1.1 302 Found\r\nX-Repo-Commit: {commit}\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n"
+        head = f"HTTP/1.1 302 Found\r\nX-Repo-Commit: {commit}\r\nLocation: {place}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
         connection.sendall(head.encode())
         raise OSError
 

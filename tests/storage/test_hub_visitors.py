@@ -88,7 +88,7 @@ def test_a_search_gives_a_few_the_most_popular_first() -> None:
     body = json.dumps(models).encode()
 
     def answer(connection: socket.socket) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
         connection.sendall(head % len(body) + body)
         raise OSError
 

@@ -1,0 +1,114 @@
+"""What a desk tells the command line of a job, and what that makes of it: every choice, and none that nobody made."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sharding import job
+from sharding.cli.commands import app
+from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
+from sharding.core.options import SINGLE_FILE, Options
+from sharding.desk.jobs import JobRequest
+from sharding.desk.runner import command_of
+
+SOURCE, COPY = "a/b@c", "alice/copy"
+PLAIN = JobRequest(SOURCE, COPY, Options())
+EACH_OPTION = [
+    Options("123kB"),
+    Options(SINGLE_FILE),
+    Options(DEFAULT_MAX_SHARD_SIZE),
+    Options(strategy="blocks"),
+    Options(strategy="pp:3"),
+    Options(order="stored"),
+    Options(order="transformers"),
+    Options(dtype="bf16"),
+    Options(dtype="fp16", allow_overflow=True),
+    Options(variant="fp16"),
+    Options(base="d/e@f"),
+    Options(dequantize=True, dtype="bf16"),
+]
+
+
+def asked(request: JobRequest) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Return what the command line of a job asks for: which work, and what it gives."""
+    seen: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def noting(name: str) -> Any:
+        def work(*given: Any, **more: Any) -> Iterator[None]:
+            seen.append((name, given, more))
+            yield from ()
+
+        return work
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", "hf_alice")
+        for name in ("shard", "verify"):
+            patch.setattr(job, name, noting(name))
+        done = CliRunner().invoke(app, command_of(request))
+    assert done.exit_code == 0, done.output
+    ((name, given, more),) = seen
+    return name, given, more
+
+
+def copies(request: JobRequest) -> tuple[JobRequest, int]:
+    """Return what the command line of a copy asks for, as a request, and how often it compares."""
+    name, (source, destination, options), more = asked(request)
+    assert name == "shard" and more.pop("token") == "hf_alice"
+    assert (more.pop("engine"), more.pop("workers")) == ("stream", None)
+    rounds = more.pop("compare_rounds")
+    return JobRequest(source, destination, options, compare=bool(rounds), **more), rounds
+
+
+@pytest.mark.parametrize("options", EACH_OPTION)
+def test_a_process_is_told_each_option_that_was_chosen(options: Options) -> None:
+    request = replace(PLAIN, options=options)
+    assert copies(request)[0] == request
+
+
+@pytest.mark.parametrize("private", [None, True, False])
+@pytest.mark.parametrize("words", [{}, *({name: True} for name in ("confirmed", "overwrite", "restart", "compare"))])
+def test_a_process_is_told_each_word_that_was_given_and_no_other(private: bool | None, words: dict[str, bool]) -> None:
+    """Nobody has chosen a visibility where it is None: then the copy is as hidden as its source."""
+    request = replace(PLAIN, private=private, **words)
+    again, rounds = copies(request)
+    assert again == request
+    assert (rounds > 0) == request.compare
+
+
+def test_a_process_is_told_all_words_at_once() -> None:
+    request = JobRequest(
+        SOURCE,
+        COPY,
+        Options("2MB", "blocks", "stored", "fp16", "fp32", allow_overflow=True, base="d/e"),
+        private=False,
+        confirmed=True,
+        overwrite=True,
+        restart=True,
+        compare=True,
+    )
+    assert copies(request)[0] == request
+
+
+def test_what_looks_like_an_option_is_taken_for_a_repo() -> None:
+    request = replace(PLAIN, source="--help", destination="--overwrite")
+    assert copies(request)[0] == request
+
+
+@pytest.mark.parametrize(
+    "options", [Options(), Options(variant="fp16"), Options(dtype="bf16"), Options(base="d/e@f", dequantize=True)]
+)
+def test_a_process_that_checks_is_told_what_the_result_is_of(options: Options) -> None:
+    """And reads every byte: nothing is quick."""
+    name, given, more = asked(JobRequest(SOURCE, f"{COPY}@f", options, kind="verify"))
+    assert (name, given) == ("verify", (SOURCE, f"{COPY}@f"))
+    assert more == {
+        "quick": False,
+        "dtype": options.dtype,
+        "variant": options.variant,
+        "base": options.base,
+        "dequantize": options.dequantize,
+        "token": "hf_alice",
+    }

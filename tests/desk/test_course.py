@@ -1,0 +1,208 @@
+"""The course of a job: its turn, what is said of it meanwhile, and what ends it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Event, Thread
+
+import pytest
+
+from sharding.core.options import Options
+from sharding.desk import Desk, JobStatus, Settings
+from tests.desk.actors import Stage, Told, until
+from tests.desk.conftest import hand_in, seen, state
+
+SIZE = Options("60kB")
+NOON = 1_800_000_000.0
+HOUR = 3600
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [NOON]
+
+
+# --- Turns ----------------------------------------------------------------------------------------------------
+
+
+def test_jobs_have_their_turns_in_the_order_in_which_they_came(desk: Desk, stage: Stage, small: str) -> None:
+    """Each sees how many are before it, the running one too; who leaves the queue lets the others move up."""
+    people = ["a", "b", "c", "d"]
+    ids, actors = {}, {}
+    for who in people:
+        ids[who], destination = hand_in(desk, small, who)
+        actors[who] = stage(destination)
+    state(desk, ids["a"], "running", "a")
+
+    def places() -> list[tuple[str, int]]:
+        seen = [desk.status(ids[who], who) for who in people]
+        return [(status.state, status.position) for status in seen if status]
+
+    assert places() == [("running", 0), ("queued", 1), ("queued", 2), ("queued", 3)] and desk.queue_length == 4
+    desk.cancel(ids["b"], "b")
+    assert places() == [("running", 0), ("cancelled", 0), ("queued", 1), ("queued", 2)] and desk.queue_length == 3
+    actors["a"].exit()
+    state(desk, ids["c"], "running", "c")
+    assert places() == [("failed", 0), ("cancelled", 0), ("running", 0), ("queued", 1)]
+    actors["c"].exit()
+    state(desk, ids["d"], "running", "d")
+    actors["d"].exit()
+    state(desk, ids["d"], "failed", "d")
+    assert desk.queue_length == 0 and not actors["b"].has_begun
+
+
+def test_so_many_jobs_run_side_by_side_as_the_settings_say(settings: Settings, stage: Stage, small: str) -> None:
+    """The next begins where one of them ends; when it may begin follows from those before it."""
+    with Desk(replace(settings, jobs_at_once=2)) as desk:
+        ids = {}
+        for who in ("a", "b", "c", "d"):
+            ids[who], destination = hand_in(desk, small, who)
+            stage(destination)
+        for who, seconds in (("a", 30.0), ("b", 10.0)):
+            state(desk, ids[who], "running", who)
+            stage(f"of-{who}").progress(seconds_left=seconds)
+            until(lambda who=who: (s := desk.status(ids[who], who)) and s.progress)
+
+        def start(who: str) -> tuple[str, int, float | None]:
+            status = desk.status(ids[who], who)
+            assert status
+            return status.state, status.position, status.seconds_until_start
+
+        assert start("c") == ("queued", 2, 10.0)
+        assert start("d") == ("queued", 3, None)  # how long the third takes nobody knows
+        stage("of-b").exit()
+        state(desk, ids["c"], "running", "c")
+        assert start("a")[0] == "running" and start("d") == ("queued", 2, None)
+        stage("of-a").exit()
+        state(desk, ids["d"], "running", "d")
+        for who in ("c", "d"):
+            stage(f"of-{who}").exit()
+            state(desk, ids[who], "failed", who)
+
+
+# --- What is told meanwhile -----------------------------------------------------------------------------------
+
+
+def test_who_watches_is_told_of_each_change_and_of_the_end(desk: Desk, stage: Stage, small: str, told: Told) -> None:
+    """At once, and never twice the same."""
+    job_id, destination = hand_in(desk, small, "a")
+    actor = stage(destination)
+    state(desk, job_id, "running", "a")
+    heard: list[JobStatus] = []
+    watcher = Thread(target=lambda: heard.extend(desk.watch(job_id, "a")), daemon=True)
+    watcher.start()
+
+    def hears(what: Callable[[JobStatus], object]) -> None:
+        until(lambda: heard and what(heard[-1]))
+
+    hears(lambda status: status.state == "running")
+    actor.progress()
+    hears(lambda status: status.progress)
+    actor.progress(stage="verify", bytes_done=2)
+    hears(lambda status: status.progress and status.progress.bytes_done == 2)
+    for number in (1, 2):
+        actor.shard(number)
+        hears(lambda status, number=number: [shard.number for shard in status.shards] == list(range(1, number + 1)))
+    actor.say(told["planned"])
+    hears(lambda status: status.planned)
+    actor.exit(3)
+    hears(lambda status: status.state == "failed")
+    watcher.join(30)
+    assert not watcher.is_alive()
+    assert all(one != other for one, other in zip(heard, heard[1:], strict=False))
+    assert list(desk.watch(job_id, "a")) == [heard[-1]]
+
+
+def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
+    desk: Desk, stage: Stage, small: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, also where the desk has not yet cleared the job away, and as it is told later on."""
+    looked, cleared, settle = Event(), Event(), desk._settle
+    monkeypatch.setattr(desk, "_settle", lambda taken: (looked.wait(30), settle(taken), cleared.set()))
+    ends = {}
+    for who in ("failed", "cancelled"):
+        looked.clear()
+        cleared.clear()
+        job_id, destination = hand_in(desk, small, who)
+        actor = stage(destination)
+        actor.will_discard({"repo_deleted": False, "remark": "Look at it."})
+        state(desk, job_id, "running", who)
+        actor.say(told["planned"])
+        until(lambda job_id=job_id, who=who: seen(desk, job_id, who).planned)
+        if who == "cancelled":
+            desk.cancel(job_id, who)
+        else:
+            actor.exit(3)
+        *_, ends[who] = desk.watch(job_id, who)
+        looked.set()
+        assert cleared.wait(30)
+        assert seen(desk, job_id, who) == ends[who]
+    assert [line.split(" ", 1)[1] for line in ends["cancelled"].log] == [
+        "Planned: 240.1 kB in 5 shards.", "What it had staged is discarded.", "Look at it."
+    ]  # fmt: skip
+    assert [line.split(" ", 1)[1] for line in ends["failed"].log] == [
+        "Planned: 240.1 kB in 5 shards.", "The job's process ended with status 3."
+    ]  # fmt: skip
+
+
+def test_who_watches_when_the_desk_closes_is_let_go(settings: Settings, stage: Stage, small: str) -> None:
+    with Desk(settings) as desk:
+        job_id, destination = hand_in(desk, small, "a")
+        other, _ = hand_in(desk, small, "b")
+        stage(destination)
+        state(desk, job_id, "running", "a")
+        watchers = [Thread(target=lambda each=each, who=who: list(desk.watch(each, who))) for each, who in
+                    ((job_id, "a"), (other, "b"))]  # fmt: skip
+        for watcher in watchers:
+            watcher.start()
+    for watcher in watchers:
+        watcher.join(30)
+        assert not watcher.is_alive()
+
+
+# --- Jobs that hang -------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_speaks_goes_on_and_one_that_is_silent_for_too_long_is_ended(
+    settings: Settings, stage: Stage, small: str, now: list[float]
+) -> None:
+    with Desk(settings, clock=lambda: now[0]) as desk:
+        job_id, destination = hand_in(desk, small, "a")
+        actor = stage(destination)
+        state(desk, job_id, "running", "a")
+        for number in range(1, 4):
+            now[0] += HOUR / 2
+            desk.sweep()
+            actor.shard(number)
+            assert until(lambda number=number: len(seen(desk, job_id).shards) == number)
+        desk.sweep()
+        now[0] += HOUR / 2
+        desk.sweep()
+        assert seen(desk, job_id).state == "running"
+        now[0] += 1
+        desk.sweep()
+        status = state(desk, job_id, "failed", "a")
+        assert status.error and "was silent for 30 minutes" in status.error[0] and status.error[1]
+
+
+def test_a_job_may_run_as_long_as_any_however_long_it_has_waited(
+    settings: Settings, stage: Stage, small: str, now: list[float]
+) -> None:
+    with Desk(settings, clock=lambda: now[0]) as desk:
+        first, destination = hand_in(desk, small, "a")
+        second, next_destination = hand_in(desk, small, "b")
+        actor, waiting = stage(destination), stage(next_destination)
+        state(desk, first, "running", "a")
+        now[0] += 23 * HOUR
+        actor.exit()
+        state(desk, second, "running", "b")
+        started = now[0]
+        for number in range(1, 50):
+            now[0] = min(now[0] + HOUR / 2, started + 24 * HOUR)
+            waiting.shard(number)
+            until(lambda number=number: len(seen(desk, second, "b").shards) == number)
+        desk.sweep()
+        assert seen(desk, second, "b").state == "running"
+        now[0] += 1
+        desk.sweep()
+        status = state(desk, second, "failed", "b")
+        assert status.error and "ran for 24 hours" in status.error[0] and status.error[1]

@@ -1,0 +1,252 @@
+"""What ends a job: nothing of it runs on, nothing is left, and what is said of it is true."""
+
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from sharding.core.options import Options
+from sharding.desk import Desk, Settings
+from sharding.storage.hub_staging import STAGING_BRANCH
+from tests.desk.actors import Actor, Stage, is_gone, until
+from tests.desk.conftest import AS_ALICE, branches, hand_in, process_of, seen, state
+from tests.inhouse import InHouse
+
+SIZE = Options("60kB")
+
+
+def children() -> set[int]:
+    """The processes that this one has started and that have not ended."""
+    return {child.pid for child in psutil.Process().children() if not is_gone(child.pid)}
+
+
+# --- The end --------------------------------------------------------------------------------------------------
+
+
+def test_a_desk_is_closed_when_all_its_jobs_have_ended_and_it_starts_no_other(
+    settings: Settings, stage: Stage, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one of them does not want to end."""
+    monkeypatch.setattr("sharding.desk.process.STOP_SECONDS", 1.3)
+    with Desk(replace(settings, jobs_at_once=2)) as desk:
+        ids = {}
+        for who in ("a", "b", "c"):
+            ids[who], destination = hand_in(desk, small, who)
+            stage(destination)
+        processes = []
+        for who in ("a", "b"):
+            state(desk, ids[who], "running", who)
+            if who == "b":
+                stage("of-b").do("trap '' TERM")
+            stage(f"of-{who}").shard(1)
+            until(lambda who=who: seen(desk, ids[who], who).shards)
+            processes.append(process_of(settings, ids[who]))
+    assert [is_gone(process) for process in processes] == [True, True]
+    assert not stage("of-c").has_begun
+    with Desk(settings) as later:
+        for who, job_id in ids.items():
+            status = seen(later, job_id, who)
+            assert (status.state, len(status.shards)) == ("interrupted", int(who != "c"))
+            assert status.error and status.error[1]
+            (record,) = later.jobs_of(who)
+            assert record.state == "interrupted" and record.process is None
+
+
+def test_a_job_that_has_published_is_done_however_it_is_stopped(
+    hub: InHouse, desk: Desk, stage: Stage, small: str, told: dict[str, dict[str, Any]]
+) -> None:
+    """What is cancelled too late is there, is named, and nothing of it is discarded."""
+    commit = hub.api().model_info("alice/told").sha
+    for who, stop in (("a", "cancel"), ("b", "exit"), ("c", "kill")):
+        job_id, destination = hand_in(desk, small, who)
+        actor = stage(destination)
+        actor.do("trap '' TERM")
+        state(desk, job_id, "running", who)
+        for kind in ("planned", "verified"):
+            actor.say(told[kind])
+        until(lambda job_id=job_id, who=who: seen(desk, job_id, who).verification)
+        if stop == "cancel":
+            desk.cancel(job_id, who)
+            state(desk, job_id, "cancelling", who)
+        actor.say(told["published"])
+        if stop == "kill":
+            actor.do("kill -9 $$")
+        else:
+            actor.exit(3)
+        status = state(desk, job_id, "done", who)
+        assert status.published and status.error is None and actor.discarded == 0
+        (record,) = desk.jobs_of(who)
+        assert record.result == f"alice/told@{commit}"
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "killed", "cancelled", "interrupted"])
+def test_what_a_process_left_in_its_folder_is_gone_with_the_end_of_its_job(
+    settings: Settings, stage: Stage, small: str, told: dict[str, dict[str, Any]], end: str
+) -> None:
+    def leave(actor: Actor) -> None:
+        actor.do('mkdir -p "$HOME/more" && echo much > "$HOME/more/left" && echo much > "$TMPDIR/left" && echo > left')
+        actor.say(told["published" if end == "done" else "planned"])
+
+    with Desk(settings) as desk:
+        job_id, destination = hand_in(desk, small, "a")
+        actor = stage(destination)
+        state(desk, job_id, "running", "a")
+        leave(actor)
+        folder = settings.folder / job_id.split("/")[0]
+        until(lambda: (folder / "events.jsonl").exists())
+        assert len([path for path in folder.rglob("left") if path.is_file()]) == 3
+        if end in ("done", "failed"):
+            actor.exit(3 * (end == "failed"))
+        elif end == "killed":
+            actor.do("kill -9 $$")
+        elif end == "cancelled":
+            desk.cancel(job_id, "a")
+        else:
+            desk.close()
+        until(lambda: seen(desk, job_id).ended)
+    assert {path.name for path in folder.rglob("*")} == {"job.json", "events.jsonl"}
+
+
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_ends_a_job_and_its_process_and_the_next_has_its_turn(
+    desk: Desk, settings: Settings, stage: Stage, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, destination = hand_in(desk, small, "a")
+    after, next_destination = hand_in(desk, small, "b")
+    actor, following = stage(destination), stage(next_destination)
+    state(desk, job_id, "running", "a")
+    process = process_of(settings, job_id)
+    with monkeypatch.context() as context:
+        context.setattr("sharding.desk.job_store.Shelf.note", full)
+        actor.shard(1)
+        status = state(desk, job_id, "failed", "a")
+    assert is_gone(process)
+    assert status.error and "No space left" in status.error[0] and status.error[1]
+    state(desk, after, "running", "b")
+    following.exit()
+    state(desk, after, "failed", "b")
+    assert desk.queue_length == 0
+
+
+def test_where_not_even_an_end_can_be_noted_nothing_runs_on_and_the_next_has_its_turn(
+    desk: Desk, stage: Stage, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what was running nor what has its turn meanwhile."""
+    before = children()
+    ids = {who: hand_in(desk, small, who)[0] for who in ("a", "b", "c")}
+    actors = {who: stage(f"of-{who}") for who in ids}
+    state(desk, ids["a"], "running", "a")
+    with monkeypatch.context() as context:
+        for method in ("note", "save"):
+            context.setattr(f"sharding.desk.job_store.Shelf.{method}", full)
+        actors["a"].shard(1)
+        for who in ids:
+            status = state(desk, ids[who], "interrupted", who)
+            assert status.error and status.error[1]
+        assert children() == before
+    again, destination = hand_in(desk, small, "a", destination="alice/of-a-again")
+    stage(destination).exit()
+    state(desk, again, "failed", "a")
+
+
+# --- What it has cost -----------------------------------------------------------------------------------------
+
+
+def test_a_forecast_counts_whole_jobs_only(
+    hub: InHouse, desk: Desk, settings: Settings, stage: Stage, small: str, told: dict[str, Any]
+) -> None:
+    """Of one that went on where another had stopped nobody knows how long it would have taken in all."""
+    ends = {
+        "whole": ([False, False], 0),
+        "partly": ([True, False], 0),
+        "kept": ([True, True], 0),
+        "failed": ([False], 3),
+    }
+    for who, (shards, status) in ends.items():
+        job_id, destination = hand_in(desk, small, who)
+        actor = stage(destination)
+        for number, is_kept in enumerate(shards, 1):
+            actor.shard(number, kept=is_kept)
+        if not status:
+            actor.say(told["published"])
+            actor.say(told["report"])
+        actor.exit(status)
+        state(desk, job_id, "failed" if status else "done", who)
+    costs = {who: desk.jobs_of(who)[0] for who in ends}
+    said = told["report"]["resources"]
+    assert {who for who, record in costs.items() if record.seconds is not None} == {"whole"}
+    whole = costs["whole"]
+    assert (whole.seconds, whole.peak_anon_bytes) == (said["seconds"], said["peak_anon_bytes"])
+    plan = desk.plan(small, Options("60kB"))[1]
+    until(lambda: not desk.forecast(plan).at_least)
+    assert "jobs: 1." in desk.forecast(plan).basis
+    assert desk.forecast(plan).seconds == pytest.approx(said["seconds"])
+    desk.close()
+    with Desk(settings) as later:
+        assert later.forecast(plan).seconds == pytest.approx(said["seconds"])
+
+
+# --- Cancelling -----------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_cancelled_before_it_has_a_plan_discards_nothing(
+    hub: InHouse, desk: Desk, stage: Stage, small: str
+) -> None:
+    """What is staged there is another's."""
+    job_id, destination = hand_in(desk, small, "a")
+    actor = stage(destination)
+    state(desk, job_id, "running", "a")
+    actor.progress()
+    until(lambda: seen(desk, job_id).progress)
+    desk.cancel(job_id, "a")
+    status = state(desk, job_id, "cancelled", "a")
+    assert (actor.discarded, status.remark, status.error) == (0, "", None)
+    assert not [line for line in status.log if "discarded" in line]
+
+
+def test_a_job_that_is_cancelled_discards_once_and_says_what_is_left_to_do(
+    hub: InHouse, desk: Desk, stage: Stage, small: str, told: dict[str, dict[str, Any]]
+) -> None:
+    hub.api().create_repo("alice/of-empty")
+    page = f"{hub.address}/alice/of-empty/settings"
+    failed = "What it staged in alice/of-{} could not be removed"
+    answers: dict[str, tuple[dict[str, object] | None, int, str]] = {
+        "all": ({"repo_deleted": True, "remark": ""}, 0, ""),
+        "told": ({"repo_deleted": False, "remark": "Look at it."}, 0, "Look at it."),
+        "empty": ({"repo_deleted": False, "remark": ""}, 0, page),
+        "error": ({"error": {"kind": "E", "message": "The Hub is away.", "hint": ""}}, 3, "The Hub is away."),
+        "nothing": (None, 1, failed.format("nothing")),
+        "strange": ({"a": 1}, 0, failed.format("strange")),
+    }
+    for who, (said, status, remark) in answers.items():
+        job_id, destination = hand_in(desk, small, who)
+        actor = stage(destination)
+        actor.will_discard(said, status)
+        state(desk, job_id, "running", who)
+        actor.say(told["planned"])
+        until(lambda job_id=job_id, who=who: seen(desk, job_id, who).planned)
+        desk.cancel(job_id, who)
+        ended = state(desk, job_id, "cancelled", who)
+        assert (actor.discarded, ended.error) == (1, None), who
+        assert ended.remark == remark if who in ("all", "told") else remark in ended.remark, (who, ended.remark)
+        assert failed.format(who) in ended.remark if status else True
+    assert desk.queue_length == 0
+
+
+def test_a_check_that_is_cancelled_discards_nothing(
+    hub: InHouse, desk: Desk, stage: Stage, told: dict[str, dict[str, Any]]
+) -> None:
+    job_id = desk.submit_check("alice/told", *AS_ALICE)
+    request = state(desk, job_id, "running").request
+    actor = stage(request.destination)
+    actor.say(told["planned"])
+    until(lambda: seen(desk, job_id, "alice").planned)
+    desk.cancel(job_id, "alice")
+    status = state(desk, job_id, "cancelled")
+    assert (actor.discarded, status.remark) == (0, "")
+    (record,) = desk.jobs_of("alice")
+    assert record.result == "" and STAGING_BRANCH not in branches(hub, "alice/told")

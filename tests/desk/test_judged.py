@@ -1,0 +1,132 @@
+"""How far a result may be relied on follows from what was done here, with this very commit of it and of its source."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sharding import job
+from sharding.core.options import Options
+from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk.job_store import Shelf
+from sharding.desk.jobs import JobRecord, new_job_id
+from sharding.report.events import event_json
+from tests.desk.actors import Stage
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, state
+from tests.inhouse import InHouse
+
+SIZE = Options("60kB")
+DIFFERS = ("The copy differs from its source in 1 tensor: a: its bytes differ.", "Do not rely on it.")
+
+
+def check(desk: Desk, stage: Stage, place: str, told: dict[str, Any], who: Any = AS_ALICE) -> JobRecord:
+    """Have a result checked by a job that says `told`; return what is kept of it."""
+    job_id = desk.submit_check(place, *who)
+    actor = stage(state(desk, job_id, "running", who[0].name).request.destination)
+    actor.say(told)
+    actor.exit(0 if told["identical"] else 1)
+    state(desk, job_id, "done" if told["identical"] else "failed", who[0].name)
+    return desk.jobs_of(who[0].name)[0]
+
+
+@pytest.fixture
+def copy(hub: InHouse, small: str, name: str) -> str:
+    """A result that no desk has made."""
+    *_, _ = job.shard(small, name, SIZE, endpoint=hub.address, token=ALICE)
+    return name
+
+
+@pytest.fixture(scope="module")
+def proof(hub: InHouse, small: str) -> dict[str, Any]:
+    """What is said of two that are identical."""
+    *_, verified = job.verify(small, small, endpoint=hub.address, token=ALICE)
+    return event_json(verified)
+
+
+@pytest.fixture(scope="module")
+def difference(proof: dict[str, Any]) -> dict[str, Any]:
+    return {**proof, "identical": False, "mismatches": [{"tensor": "a", "problem": "its bytes differ"}]}
+
+
+def test_what_was_read_here_is_this_commit_and_no_other(
+    hub: InHouse, desk: Desk, settings: Settings, stage: Stage, copy: str, proof: dict[str, Any]
+) -> None:
+    """Of the result: what is pushed later is another. The record names the commit, and outlives the desk."""
+    commit = hub.api().model_info(copy).sha
+    assert desk.judge(copy, ALICE)[1].level == "fits"
+    assert check(desk, stage, copy, proof).result == f"{copy}@{commit}"
+    assert desk.judge(copy, None)[1].level == "read-now"
+    hub.api().upload_file(repo_id=copy, path_in_repo="notes.txt", path_or_fileobj=b"Later.")
+    assert desk.judge(copy, ALICE)[1].level == "fits"
+    assert desk.judge(f"{copy}@{commit}", ALICE)[1].level == "read-now"
+    desk.close()
+    with Desk(settings) as later:
+        assert later.judge(copy, ALICE)[1].level == "fits"
+        assert later.judge(f"{copy}@{commit}", ALICE)[1].level == "read-now"
+
+
+def test_only_a_record_of_both_commits_says_more_than_what_is_stated(
+    hub: InHouse, settings: Settings, small: str, copy: str
+) -> None:
+    """One of another commit of the source, of another repo's, or without a result says nothing of this one."""
+    source, result = (f"{repo}@{hub.api().model_info(repo).sha}" for repo in (small, copy))
+    request = JobRequest(source, result, SIZE, kind="verify")
+    whole = JobRecord(new_job_id(copy), "alice", request, 1, 5.0, "done", 6.0, 7.0, result=result)
+    failed = replace(whole, state="failed", error=DIFFERS)
+    others = [
+        replace(each, id=new_job_id(copy), request=replace(request, source=other))
+        for each in (whole, failed)
+        for other in (f"{small}@{'0' * 40}", source.replace(small, "bob/small"), small)
+    ]
+    others += [replace(each, id=new_job_id(copy), result=other) for each in (whole, failed)
+               for other in (f"{copy}@{'0' * 40}", copy, result.replace(copy, "bob/copy"), "")]  # fmt: skip
+    levels = []
+    for records in (others, [*others, whole], [*others, replace(whole, request=replace(request, kind="shard"))]):
+        folder = settings.folder / str(len(levels))
+        shelf = Shelf(folder)
+        for record in records:
+            shelf.save(record)
+        shelf.close()
+        with Desk(replace(settings, folder=folder, keep_seconds=1e12)) as desk:
+            levels.append(desk.judge(copy, ALICE)[1].level)
+    assert levels == ["fits", "read-now", "made-here"]
+
+
+def test_what_was_found_different_here_is_not_relied_on_whatever_else_is_known_of_it(
+    hub: InHouse,
+    desk: Desk,
+    settings: Settings,
+    stage: Stage,
+    small: str,
+    copy: str,
+    proof: dict[str, Any],
+    difference: dict[str, Any],
+) -> None:
+    """Whether another job found it identical before or after, and also where it was made here."""
+    result = f"{copy}@{hub.api().model_info(copy).sha}"
+    for told, level in ((proof, "read-now"), (difference, "contradicted"), (proof, "contradicted")):
+        record = check(desk, stage, copy, told, AS_BOB)
+        assert (record.result, record.state) == (result, "done" if told["identical"] else "failed")
+        trust = desk.judge(copy, ALICE)[1]
+        assert trust.level == level
+        assert (DIFFERS[0] in trust.reasons) == (level == "contradicted")
+    desk.close()
+    with Desk(settings) as later:
+        assert later.judge(copy, None)[1].level == "contradicted"
+    shelf = Shelf(settings.folder / "made")
+    request = JobRequest(f"{small}@{hub.api().model_info(small).sha}", copy, SIZE)
+    made = JobRecord(new_job_id(copy), "alice", request, 1, 5.0, "done", 6.0, 7.0, result=result)
+    shelf.save(made)
+    shelf.close()
+    with Desk(replace(settings, folder=settings.folder / "made", keep_seconds=1e12)) as here:
+        assert here.judge(copy, ALICE)[1].level == "made-here"
+        check(here, stage, copy, difference)
+        assert here.judge(copy, ALICE)[1].level == "contradicted"
+
+
+def test_a_check_that_came_to_no_end_says_nothing_of_a_result(desk: Desk, stage: Stage, copy: str) -> None:
+    job_id = desk.submit_check(copy, *AS_ALICE)
+    stage(state(desk, job_id, "running").request.destination).exit(3)
+    state(desk, job_id, "failed")
+    assert desk.jobs_of("alice")[0].result == ""
+    assert desk.judge(copy, ALICE)[1].level == "fits"

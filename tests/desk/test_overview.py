@@ -1,0 +1,149 @@
+"""What is too large for the page is counted in a process of its own, and whatever that does ends in counts or a refusal."""
+
+import io
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sharding import job
+from sharding.core.errors import SourceError
+from sharding.core.limits import OVERVIEW_BYTES
+from sharding.desk import overview
+from sharding.desk.overview import Overview, Question, ask_overview
+from sharding.report.report import summarize_source
+from tests.conftest import random_tensors, write_checkpoint
+from tests.desk.actors import is_gone, until
+from tests.desk.conftest import ALICE, BOB, push
+from tests.inhouse import InHouse
+
+QUESTION = Question("http://hub/a/b", "fp16", "http://hub/c/d", "http://hub", "hf_secret")
+
+
+@pytest.fixture
+def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Let a script of the shell count, in a folder of its own."""
+
+    def counter(code: str) -> Path:
+        script = tmp_path / "count"
+        script.write_text(f"#!/bin/sh\ncd '{tmp_path}'\n{code}")
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr("sharding.core.environment.sys.executable", str(script))
+        return tmp_path
+
+    return counter
+
+
+@pytest.fixture
+def count_here(monkeypatch: pytest.MonkeyPatch) -> Callable[[Question], tuple[int, str]]:
+    """Run in this process what counts in one of its own; its bound is noted and not set."""
+
+    def count(question: Question) -> tuple[int, str]:
+        bounds: list[object] = []
+        written = io.BytesIO()
+        text = io.TextIOWrapper(written, write_through=True)
+        asked = io.BytesIO(overview._QUESTION.dump_json(question))
+        with monkeypatch.context() as context:
+            context.setattr(sys, "stdin", SimpleNamespace(buffer=asked))
+            context.setattr(sys, "stdout", text)
+            context.setattr("sharding.desk.overview.resource.setrlimit", lambda *given: bounds.append(given[1]))
+            status = overview.main()
+        assert bounds == [(OVERVIEW_BYTES, OVERVIEW_BYTES)]
+        return status, written.getvalue().decode()
+
+    return count
+
+
+def test_the_counts_are_those_of_the_headers_as_who_asks_may_read_them(
+    hub: InHouse, small: str, tmp_path: Path, count_here: Callable[[Question], tuple[int, str]],
+    counter: Callable[[str], Path],
+) -> None:  # fmt: skip
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors(3)}, False)
+    hidden = push(hub, folder, "alice/hidden", private=True)
+    for source, token in ((small, None), (hidden, ALICE)):
+        status, answer = count_here(Question(f"{hub.address}/{source}", "", "", hub.address, token))
+        place = counter("cat answer")
+        (place / "answer").write_text(answer)
+        found = ask_overview(QUESTION)
+        assert status == 0
+        assert found.source == summarize_source(job.inspect(source, endpoint=hub.address, token=token))
+        assert found.picture.startswith("<svg") and source in found.picture
+    status, answer = count_here(Question(f"{hub.address}/{hidden}", "", "", hub.address, BOB))
+    place = counter(f"cat answer; exit {status}")
+    (place / "answer").write_text(answer)
+    with pytest.raises(SourceError) as refusal:
+        ask_overview(QUESTION)
+    with pytest.raises(SourceError) as usual:
+        job.inspect(hidden, endpoint=hub.address, token=BOB)
+    assert (refusal.value.message, refusal.value.hint) == (usual.value.message, usual.value.hint)
+
+
+def test_who_counts_is_told_the_question_and_no_login_that_others_could_see(
+    counter: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_space")
+    place = counter("echo $$ > pid; printf '%s\\n' \"$@\" > arguments; export -p > environment; cat > question; exit 1")
+    with pytest.raises(SourceError):
+        ask_overview(QUESTION)
+    assert int((place / "pid").read_text()) != os.getpid()
+    assert (place / "arguments").read_text().split() == ["-P", "-m", "sharding.desk.overview"]
+    environment = (place / "environment").read_text()
+    assert "hf_secret" not in environment and "hf_of_the_space" not in environment
+    asked = json.loads((place / "question").read_text())
+    assert asked == {
+        "source": "http://hub/a/b",
+        "variant": "fp16",
+        "base": "http://hub/c/d",
+        "endpoint": "http://hub",
+        "token": "hf_secret",
+    }
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("echo $$ > pid; exec sleep 600", id="takes too long"),
+        pytest.param("echo '{'", id="no JSON"),
+        pytest.param("echo '{}'", id="no counts"),
+        pytest.param("echo 'null'", id="nothing"),
+        pytest.param("", id="silence"),
+        pytest.param("echo 'Traceback' >&2; exit 1", id="out of memory"),
+        pytest.param("kill -9 $$", id="killed"),
+        pytest.param("printf '\\377'", id="no text"),
+        pytest.param("exit 3", id="an error without words"),
+        pytest.param("echo 'It is broken.'; exit 3", id="an error that is no JSON"),
+        pytest.param("head -c 5000 /dev/zero", id="too much to show"),
+    ],
+)
+def test_counting_that_fails_or_takes_too_long_ends_in_a_refusal(
+    code: str, counter: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.desk.overview.OVERVIEW_SECONDS", 0.3 if "sleep" in code else 30)
+    monkeypatch.setattr("sharding.desk.overview.MAX_OVERVIEW_BYTES", 4000)
+    place = counter(code)
+    with pytest.raises(SourceError) as refusal:
+        ask_overview(QUESTION)
+    assert refusal.value.message == "The tensors of this checkpoint take too long to count here."
+    assert "shard-my-repo" in refusal.value.hint
+    if "sleep" in code:
+        until(lambda: is_gone(int((place / "pid").read_text())))
+
+
+def test_an_answer_has_a_bound(counter: Callable[[str], Path], hub: InHouse, small: str) -> None:
+    found = Overview(summarize_source(job.inspect(small, endpoint=hub.address)), "<svg>")
+    text = overview._ANSWER.dump_json(found).decode()
+    place = counter("cat answer")
+    (place / "answer").write_text(text)
+    for bound, is_taken in ((len(text), True), (len(text) - 1, False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sharding.desk.overview.MAX_OVERVIEW_BYTES", bound)
+            if is_taken:
+                assert ask_overview(QUESTION) == found
+            else:
+                with pytest.raises(SourceError, match="too long to count"):
+                    ask_overview(QUESTION)

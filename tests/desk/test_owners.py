@@ -1,0 +1,127 @@
+"""Whose a job is: its owner sees and stops it, and to all others it is not there."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from sharding.core.errors import Refused
+from sharding.core.options import Options
+from sharding.desk import Desk, JobRequest, Settings, destination_of
+from sharding.desk.job_store import Shelf
+from sharding.desk.jobs import JobRecord, new_job_id
+from tests.desk.actors import Stage
+from tests.desk.conftest import AS_ALICE, AS_BOB, state
+
+STRANGERS = ("bob", "acme", "Alice", "", None)
+
+
+def kept(owner: str, destination: str, created: float, **more: object) -> JobRecord:
+    """What is kept of a job that ended, as far as no test says otherwise."""
+    request = JobRequest("a/b", destination, Options("1MB"))
+    record = JobRecord(new_job_id(destination), owner, request, 1, created, "done", created, created)
+    return replace(record, **more)  # type: ignore[arg-type]
+
+
+def test_a_job_is_its_owners_from_the_queue_to_its_end_and_nobody_elses(
+    desk: Desk, stage: Stage, small: str, name: str
+) -> None:
+    """While it waits, runs, ends by itself or is cancelled."""
+
+    def is_hidden(job_id: str, strangers: tuple[str | None, ...]) -> bool:
+        for stranger in strangers:
+            with pytest.raises(Refused, match="no such job"):
+                desk.cancel(job_id, stranger)
+        seen = [desk.status(job_id, stranger) for stranger in strangers]
+        return seen == [None] * len(strangers) and not [_ for each in strangers for _ in desk.watch(job_id, each)]
+
+    actor, second = stage(name), stage("bobs")
+    running = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+    waiting = desk.submit(JobRequest(small, "bob/bobs", Options("60kB")), *AS_BOB)
+    state(desk, running, "running")
+    state(desk, waiting, "queued", "bob")
+    assert is_hidden(running, STRANGERS) and is_hidden(waiting, ("alice", "Bob", "", None))
+    state(desk, running, "running")
+    state(desk, waiting, "queued", "bob")
+    actor.exit(3)
+    state(desk, running, "failed")
+    assert is_hidden(running, STRANGERS)
+    state(desk, waiting, "running", "bob")
+    assert is_hidden(waiting, ("alice", "Bob", "", None))
+    desk.cancel(waiting, "bob")
+    state(desk, waiting, "cancelled", "bob")
+    assert is_hidden(waiting, ("alice", "Bob", "", None)) and second.discarded == 0
+
+
+def test_the_list_of_somebodys_jobs_is_all_of_theirs_and_the_newest_comes_first(
+    settings: Settings, stage: Stage, small: str, name: str
+) -> None:
+    shelf = Shelf(settings.folder)
+    ended = [
+        kept("alice", "alice/second", 200.0, id=f"{'c' * 22}/alice/second"),
+        kept("alice", "alice/first", 100.0, id=f"{'z' * 22}/alice/first"),
+        kept("bob", "bob/one", 250.0, id=f"{'d' * 22}/bob/one"),
+        kept("alice", "acme/third", 300.0, id=f"{'a' * 22}/acme/third", state="failed"),
+    ]
+    for record in ended:
+        shelf.save(record)
+    shelf.close()
+    with Desk(settings, clock=lambda: 1000.0) as desk:
+        actor = stage(name)
+        running = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+        state(desk, running, "running")
+        mine = desk.jobs_of("alice")
+        assert [record.id for record in mine] == [running, ended[3].id, ended[0].id, ended[1].id]
+        assert [record.state for record in mine] == ["running", "failed", "done", "done"]
+        assert [record.id for record in desk.jobs_of("bob")] == [ended[2].id]
+        assert desk.jobs_of("carol") == desk.jobs_of("") == desk.jobs_of("Alice") == []
+        actor.exit()
+        state(desk, running, "failed")
+        assert [record.state for record in desk.jobs_of("alice")] == ["failed", "failed", "done", "done"]
+
+
+def test_only_the_whole_id_leads_to_a_job(settings: Settings, stage: Stage, small: str, name: str) -> None:
+    """While it runs, after its end, and after a restart: the secret alone, with another repo, says nothing."""
+    with Desk(settings) as desk:
+        actor = stage(name)
+        job_id = desk.submit(JobRequest(small, name, Options("60kB")), *AS_ALICE)
+        state(desk, job_id, "running")
+        secret, _, destination = job_id.partition("/")
+        others = [f"{secret}/{destination}-2", f"{secret}/acme/{destination.split('/')[1]}", secret, f"{secret}/"]
+        others += [f"{job_id}/", f"{job_id}/more", f"{job_id}\n", f" {job_id}", f"x{job_id}", job_id.swapcase()]
+        for other in others:
+            assert desk.status(other, "alice") is None, other
+        actor.exit()
+        state(desk, job_id, "failed")
+        for other in others:
+            assert desk.status(other, "alice") is None, other
+            with pytest.raises(Refused, match="no such job"):
+                desk.cancel(other, "alice")
+    with Desk(settings) as desk:
+        for other in others:
+            assert desk.status(other, "alice") is None, other
+        assert desk.status(job_id, "alice")
+
+
+def test_what_is_not_wholly_an_id_names_no_destination() -> None:
+    job_id = new_job_id("alice/model.v1_x-y")
+    assert destination_of(job_id) == "alice/model.v1_x-y"
+    secret = job_id.split("/")[0]
+    wrong = [f"{job_id}/more", f"{job_id}\n", f"{job_id}@main", f"{job_id}?x", f" {job_id}", f"x{job_id}", job_id[1:]]
+    wrong += [
+        secret,
+        f"{secret}/alice",
+        f"{secret}/alice/",
+        f"{secret}//model",
+        f"{secret}/../model/x",
+        f"é{job_id[1:]}",
+    ]
+    assert {text: destination_of(text) for text in wrong} == dict.fromkeys(wrong)
+
+
+def test_no_two_ids_have_anything_in_common_but_the_destination() -> None:
+    secrets = [new_job_id("alice/model").split("/")[0] for _ in range(200)]
+    assert len(set(secrets)) == 200
+    assert all(re.fullmatch(r"[\w-]{22}", secret, re.ASCII) for secret in secrets)
+    # Nothing that comes before the next one is known: each place takes many values.
+    assert min(len(set(place)) for place in zip(*(secret[:21] for secret in secrets), strict=True)) > 30

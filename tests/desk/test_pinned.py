@@ -1,0 +1,119 @@
+"""What a job is pinned to, and what goes on later as it was begun."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.core.options import Options
+from sharding.desk import Desk, JobRequest
+from sharding.formats.names import REPORT_NAME
+from sharding.storage.hub_staging import STAGING_BRANCH
+from tests.conftest import random_tensors, write_checkpoint
+from tests.desk.actors import Stage
+from tests.desk.conftest import ALICE, AS_ALICE, branches, push, state, stop_short
+from tests.hubs import propose
+from tests.inhouse import InHouse
+
+SIZE = Options("60kB")
+
+
+# --- What a job is pinned to --------------------------------------------------------------------------------
+
+
+def test_a_job_copies_the_commit_that_was_planned_whatever_is_pushed_later(
+    hub: InHouse, desk: Desk, stage: Stage, name: str, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
+    source = push(hub, folder, f"{name}-source")
+    commit = hub.api().model_info(source).sha
+    actor = stage(name)
+    job_id = desk.submit(JobRequest(source, name, SIZE), *AS_ALICE)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    hub.api().upload_folder(repo_id=source, folder_path=folder)
+    assert hub.api().model_info(source).sha != commit
+    status = state(desk, job_id, "running")
+    assert status.request == JobRequest(f"{source}@{commit}", name, SIZE)
+    assert actor.arguments[-2:] == [f"{source}@{commit}", name]
+    actor.exit()
+    assert state(desk, job_id, "failed").request == status.request
+
+
+def test_a_check_is_of_what_the_result_says_of_itself_at_the_commits_that_are_there(
+    hub: InHouse, desk: Desk, stage: Stage, variants: str, name: str, tmp_path: Path
+) -> None:
+    """The same variant, dtype and commits; and not what is pushed meanwhile."""
+    *_, _ = job.shard(variants, name, Options("1MB", variant="fp16"), endpoint=hub.address, token=ALICE)
+    for dtype in ("keep", "bf16"):
+        report = json.loads(hub.ask("GET", f"/{name}/resolve/main/{REPORT_NAME}").body)
+        report["plan"]["dtype"] = report["verification"]["dtype"] = dtype
+        hub.api().upload_file(repo_id=name, path_in_repo=REPORT_NAME, path_or_fileobj=json.dumps(report).encode())
+        source, copy = (f"{repo}@{hub.api().model_info(repo).sha}" for repo in (variants, name))
+        job_id = desk.submit_check(name, *AS_ALICE)
+        request = state(desk, job_id, "running").request
+        assert (request.kind, request.source, request.destination) == ("verify", source, copy)
+        assert (request.options.variant, request.options.dtype) == ("fp16", dtype)
+        stage(copy).exit()
+        state(desk, job_id, "failed")
+
+
+def test_commits_that_no_branch_leads_to_are_named_of_both_sides_of_a_check(
+    hub: InHouse, desk: Desk, stage: Stage, small: str, name: str, tmp_path: Path
+) -> None:
+    other = write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(seed=9)}, False)
+    source = f"{small}@{propose(hub, other, small)}"
+    actor = stage(name)
+    job_id = desk.submit(JobRequest(source, name, SIZE), *AS_ALICE)
+    assert state(desk, job_id, "running").unreached == (source,)
+    actor.exit()
+    assert state(desk, job_id, "failed").unreached == (source,)
+    *_, _ = job.shard(source, name, SIZE, endpoint=hub.address, token=ALICE)
+    copy = Path(hub.api().snapshot_download(name, local_dir=tmp_path / "copy", cache_dir=tmp_path / "cache"))
+    (copy / "README.md").write_text("---\nlicense: mit\n---\n")
+    place = f"{name}@{propose(hub, copy, name)}"
+    for result, wanted in ((name, (source,)), (place, (source, place))):
+        check = desk.submit_check(result, *AS_ALICE)
+        status = state(desk, check, "running")
+        stage(status.request.destination).exit()
+        assert status.unreached == state(desk, check, "failed").unreached == wanted
+    assert [record.unreached for record in desk.jobs_of("alice")] == [(source, place), (source,), (source,)]
+
+
+# --- What is unfinished -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("private", [None, True, False])
+def test_what_is_unfinished_goes_on_with_its_choices_and_as_hidden_as_it_was(
+    hub: InHouse,
+    desk: Desk,
+    stage: Stage,
+    variants: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    private: bool | None,
+) -> None:
+    """From the commit that was copied, whatever is pushed meanwhile; nobody else's repo says anything of it."""
+    options = Options("10kB", "blocks", "stored", variant="fp16", allow_overflow=True)
+    source = f"{variants}@{hub.api().model_info(variants).sha}"
+    stop_short(hub, source, name, monkeypatch, options, private=private)
+    hub.api().upload_file(repo_id=variants, path_in_repo=f"{private}.txt", path_or_fileobj=b"Later.")
+    request = desk.unfinished(name, ALICE)
+    assert request == JobRequest(source, name, options, private=bool(private), confirmed=True)
+    assert desk.unfinished(f"{name}-none", ALICE) is None and desk.unfinished(variants, ALICE) is None
+    actor = stage(name)
+    job_id = desk.submit(request, *AS_ALICE)
+    assert state(desk, job_id, "running").request == request
+    assert ("--private" if private else "--public") in actor.arguments
+    actor.exit()
+    state(desk, job_id, "failed")
+    assert desk.discard(name, ALICE) == "" and desk.unfinished(name, ALICE) is None
+
+
+def test_what_was_begun_from_a_folder_cannot_go_on_here(
+    hub: InHouse, desk: Desk, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
+    stop_short(hub, str(folder), name, monkeypatch)
+    assert desk.unfinished(name, ALICE) is None
+    assert STAGING_BRANCH in branches(hub, name)
