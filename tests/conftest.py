@@ -162,10 +162,29 @@ def answers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", answer)
 
 
+@pytest.fixture
+def classic_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the work of the classic engine's process in this one: what comes out is the same, only what it costs is not."""
+    from sharding.core.errors import SourceError
+    from sharding.loading.classic_child import load_and_save
+    from sharding.loading.costs import ClassicCost
+    from sharding.planning.model_class import Unsupported
+
+    def run(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None) -> ClassicCost:
+        try:
+            load_and_save(folder, out, max_shard_bytes, dtype or "keep")
+        except Unsupported as error:
+            raise SourceError(str(error), "") from error
+        return ClassicCost(0.0, 0, 0)
+
+    monkeypatch.setattr("sharding.loading.classic.run_classic", run)
+
+
 SLOWEST = ("page", "scenarios", "desk", "loading", "planning", "cli", "report", "storage")
 """Folders of tests in the order in which they are begun: what takes long is not to be the last."""
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give all tests of one file to one process, those in a browser and those with Ray as if they were in one file.
 

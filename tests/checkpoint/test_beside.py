@@ -170,6 +170,8 @@ def test_a_quick_look_says_that_it_has_not_compared_their_bytes(checkpoint: Path
     assert not compared(one, other, quick=True).identical
 
 
+@pytest.mark.usefixtures("classic_here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_the_classic_engine_copies_them_too(tmp_path: Path) -> None:
     from tests import models
 

@@ -14,10 +14,7 @@ from transformers import AutoModelForCausalLM
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Planned, Published, Verified
-from sharding.loading.classic_child import load_and_save
-from sharding.loading.costs import ClassicCost
 from sharding.localhub.samples import build_gpt2_bin
-from sharding.planning.model_class import Unsupported
 from sharding.report.schema import Report
 from tests import models
 from tests.conftest import listing, options_of
@@ -42,21 +39,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the child's work in this process: what comes out is the same, only what it costs is not."""
-
-    def run(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None) -> ClassicCost:
-        try:
-            load_and_save(folder, out, max_shard_bytes, dtype or "keep")
-        except Unsupported as error:
-            raise SourceError(str(error), "") from error
-        return ClassicCost(0.0, 0, 0)
-
-    monkeypatch.setattr("sharding.loading.classic.run_classic", run)
-
-
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("classic_here")
 def test_it_loads_the_weights_that_the_configuration_names(tmp_path: Path) -> None:
     source = models.save("llama", tmp_path / "source", "10GB", layers=3)
     (source / "model.safetensors").rename(source / "weights.safetensors")
@@ -88,12 +71,12 @@ def test_it_writes_the_shards_that_accelerate_writes(tmp_path: Path) -> None:
     assert "Loaded and saved" in ours["README.md"].decode()
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("classic_here")
 def test_tied_weights_that_accelerate_leaves_out_are_no_mismatch(tmp_path: Path) -> None:
     assert classic(models.save("t5", tmp_path / "source"), tmp_path / "out").verification.identical
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("classic_here")
 def test_a_cast_stores_the_dtype_asked_for_and_the_configuration_says_so(tmp_path: Path) -> None:
     source = models.save("llama", tmp_path / "source")
     classic(source, tmp_path / "out", dtype="fp16")
@@ -103,7 +86,7 @@ def test_a_cast_stores_the_dtype_asked_for_and_the_configuration_says_so(tmp_pat
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float16
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("classic_here")
 def test_a_bin_checkpoint_becomes_safetensors(tmp_path: Path) -> None:
     source = build_gpt2_bin(tmp_path / "source")
     *_, report = job.shard(str(source), str(tmp_path / "out"), "2MB", engine="classic")
@@ -114,7 +97,7 @@ def test_a_bin_checkpoint_becomes_safetensors(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("*.bin"))
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("classic_here")
 def test_a_model_that_accelerate_would_store_under_other_names_is_not_published(tmp_path: Path) -> None:
     report = classic(models.save("mixtral", tmp_path / "source"), tmp_path / "out")
     assert not report.verification.identical
@@ -132,7 +115,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures_before_it_is_load
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("classic_here")
 def test_it_pushes_to_a_hub_and_runs_no_code_of_a_repo(served: Callable[..., Server], tmp_path: Path) -> None:
     server = served()
     folder = models.save("llama", tmp_path / "source")

@@ -103,8 +103,7 @@ SAFE_METHODS = [
 ]
 
 
-QUICK = ("llama-tied", "mixtral")
-"""A class with a tied head, and one whose experts are fused in memory."""
+QUICK = ("llama-tied",)
 
 
 @pytest.mark.parametrize(

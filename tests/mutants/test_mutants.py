@@ -108,7 +108,7 @@ def test_faults_are_noticed_listed_as_harmless_or_survive(tree: Path) -> None:
     assert (tree / "sharding/planning/toy.py").read_text() == SOURCE
 
 
-def test_a_fault_by_hand_is_tried_with_what_holds_its_promise_first_or_alone(tree: Path) -> None:
+def test_a_fault_by_hand_may_be_tried_with_what_holds_its_promise_alone(tree: Path) -> None:
     def fault(becomes: str, *tests: str) -> tuple[str, FaultByHand]:
         file = "sharding/planning/toy.py"
         return "planning", FaultByHand(file, "return a - b", becomes, "a-promise", tests, SOURCE)
@@ -120,8 +120,8 @@ def test_a_fault_by_hand_is_tried_with_what_holds_its_promise_first_or_alone(tre
         fault("return a + b"),
         fault("return -b + a", seen),
     ]
-    outcomes = [[one.outcome for one in mutants.try_faults(tree, faults, 2, held=held)] for held in (True, False)]
-    assert outcomes == [["noticed", "survived", "survived", "survived"], ["noticed"] * 3 + ["survived"]]
+    outcomes = [one.outcome for one in mutants.try_faults(tree, faults, 2, held=True)]
+    assert outcomes == ["noticed", "survived", "survived", "survived"]
 
 
 def test_what_only_people_and_type_checkers_read_is_left_alone(tree: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_fault_that_hangs_is_noticed(tree: Path, monkeypatch: pytest.MonkeyPat
     source, tests = tree / "sharding/planning/toy.py", tree / "tests/planning/test_toy.py"
     source.write_text("def count():\n    n = 3\n    while n > 0:\n        n -= 1\n")
     tests.write_text("from sharding.planning import toy\n\n\ndef test_count():\n    toy.count()\n")
-    monkeypatch.setattr(trial, "STARTING_SECONDS", 5)
+    monkeypatch.setattr(trial, "STARTING_SECONDS", 2)
     (endless,) = [fault for fault in trial.faults_of(tree, "planning") if fault.becomes == "n += 1"]
     assert [one.outcome for one in mutants.try_faults(tree, [("planning", endless)])] == ["noticed"]
 

@@ -79,6 +79,7 @@ def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, sma
     assert [shard["file"] for shard in result["report"]["shards"]] == [shard["file"] for shard in plan["shards"]]
 
 
+@pytest.mark.thorough
 def test_a_program_asks_for_ordinary_weights(connect: Connect, quantized: str) -> None:
     client = connect("hf_alice")
     found = client.predict(source=quantized, api_name="/inspect")["findings"]

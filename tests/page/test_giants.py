@@ -50,6 +50,7 @@ def test_what_is_too_large_is_not_planned_and_says_where_it_can_be(home: Site, g
     assert "shard-my-repo" in said
 
 
+@pytest.mark.thorough
 def test_a_visitor_sees_the_layers_of_what_is_too_large(home: Site, giant: str, visit: Callable[..., Page]) -> None:
     page = visit(home, f"?repo={giant}")
     expect(page.get_by_text("more than 100,000 tensors")).to_be_visible()
@@ -60,6 +61,7 @@ def test_a_visitor_sees_the_layers_of_what_is_too_large(home: Site, giant: str, 
     assert page.complaints == []  # type: ignore[attr-defined]
 
 
+@pytest.mark.thorough
 def test_as_many_tensors_as_a_page_takes_are_planned_in_full(home: Site, hub: Server, tmp_path: Path) -> None:
     source = push(hub, write_many(tmp_path / "full", MAX_PAGE_TENSORS), "bob/full")
     _, said = call(home, "plan", [source, *USUAL], {})

@@ -108,6 +108,7 @@ def no_plain(hub: Server, variants: str) -> str:
     return "bob/no-plain"
 
 
+@pytest.mark.thorough
 def test_a_variant_is_offered_where_there_is_one_and_kept_to_the_result(
     home: Site, visit: Visit, variants: str, no_plain: str, small: str
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_variant_is_offered_where_there_is_one_and_kept_to_the_result(
     assert not page.complaints  # type: ignore[attr-defined]
 
 
+@pytest.mark.thorough
 def test_overflow_is_asked_about_where_a_cast_can_have_it(home: Site, visit: Visit, variants: str) -> None:
     page = visit(home, f"?repo={variants}&dtype=fp16&allow_overflow=true")
     dtype, allow = page.locator("#dtype"), page.get_by_label("Allow overflow")
@@ -174,6 +176,7 @@ def test_what_became_infinite_is_counted_in_the_result(home: Site, visit: Visit,
     expect(page.locator("#result")).to_contain_text("3 numbers too large for fp16 became infinite")
 
 
+@pytest.mark.thorough
 def test_ordinary_weights_are_offered_where_a_repo_is_quantized(
     home: Site, visit: Visit, quantized: str, small: str
 ) -> None:

@@ -95,6 +95,7 @@ def test_the_map_says_what_a_tensor_is_lists_files_and_is_walked_by_keyboard(
     assert cells(page) == there
 
 
+@pytest.mark.thorough
 def test_three_thousand_files_and_one_are_both_drawn_within_the_page(home: Site, visit: Visit, hub: Server) -> None:
     hub.api("hf_bob").create_repo("bob/many")
     tensors = {f"layers.{n}.mlp.weight": np.zeros(3, np.uint8) for n in range(3000)}
@@ -147,6 +148,7 @@ def test_all_that_one_needs_stands_on_one_screen_and_every_choice_says_when_one_
     expect(strip).not_to_have_attribute("data-seen", "before")
 
 
+@pytest.mark.thorough
 def test_the_slider_stands_at_what_each_model_suggests_and_a_size_of_ones_own_stays(
     home: Site, visit: Visit, layered: str, small: str
 ) -> None:
@@ -189,6 +191,7 @@ def test_the_slider_stands_at_what_each_model_suggests_and_a_size_of_ones_own_st
 # --- A job --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map_and_when_its_server_is_silent(
     home: Site, visit: Visit, long: str
 ) -> None:

@@ -107,6 +107,7 @@ def asked_for(site: Site, job: str) -> dict[str, Any]:
     return request
 
 
+@pytest.mark.thorough
 def test_a_pipeline_shows_what_each_machine_loads_and_the_result_how(
     home: Site, visit: Visit, seven_layers: str
 ) -> None:
@@ -142,6 +143,7 @@ def test_another_number_of_machines_makes_another_pipeline(home: Site, visit: Vi
 # --- Names --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_taken_name_is_told_and_a_free_one_proposed_and_what_is_no_name_is_refused_beside_the_button(
     home: Site, visit: Visit, hub: Server, small: str
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_taken_name_is_told_and_a_free_one_proposed_and_what_is_no_name_is_ref
         assert "?job=" not in page.url
 
 
+@pytest.mark.thorough
 def test_another_models_copy_is_replaced_by_a_tick_that_names_both_and_is_none_for_another_name(
     home: Site, visit: Visit, hub: Server, small: str, long: str
 ) -> None:
@@ -208,6 +211,7 @@ def test_another_models_copy_is_replaced_by_a_tick_that_names_both_and_is_none_f
     assert hub.api().model_info(f"alice/{other}").sha == before[other]
 
 
+@pytest.mark.thorough
 def test_a_name_that_the_visitor_wrote_stays_when_a_proposal_comes_late(
     home: Site, visit: Visit, hub: Server, tmp_path: Path
 ) -> None:
@@ -257,6 +261,7 @@ def test_a_job_goes_on_in_a_closed_tab_is_a_place_in_the_queue_to_others_and_lea
         expect(again.locator("#progress").get_by_role("link", name=re.compile("settings"))).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_a_job_that_a_desk_has_forgotten_is_found_on_the_hub_and_resumed(
     space: Site, visit: Visit, hub: Server, long: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def trained(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     return push(hub, folder, "bob/trained")
 
 
+@pytest.mark.thorough
 def test_the_base_is_asked_for_and_goes_with_the_copy(home: Site, visit: Visit, trained: str, small: str) -> None:
     page = visit(home, f"?repo={small}&size=60kB")
     base = page.locator("#base textarea, #base input")

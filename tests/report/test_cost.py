@@ -83,7 +83,14 @@ print(1000 * (kilobytes("VmHWM") - before) + len(large), len(panel))
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel's own figure is in /proc")
-@pytest.mark.parametrize("change", [many_long_names, many_differences, many_remarks, many_places])
+@pytest.mark.parametrize(
+    "change",
+    [
+        many_long_names,
+        many_places,
+        *(pytest.param(change, marks=pytest.mark.thorough) for change in (many_differences, many_remarks)),
+    ],
+)
 def test_a_report_as_large_as_is_read_costs_less_than_it_may(
     document: Json, tmp_path: Path, change: Callable[[Json], None]
 ) -> None:

@@ -86,15 +86,9 @@ def search(job: Fleet, session: int, login: str, *folders: Path) -> None:
     command.resume()
 
 
-@pytest.mark.parametrize(
-    ("login", "to_folder"),
-    [
-        ("variable", False),
-        pytest.param("variable", True, marks=pytest.mark.thorough),
-        pytest.param("saved", False, marks=pytest.mark.thorough),
-        pytest.param("saved", True, marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("login", ["variable", "saved"])
+@pytest.mark.parametrize("to_folder", [False, True])
 def test_no_node_ever_has_the_login(
     login: str,
     to_folder: bool,

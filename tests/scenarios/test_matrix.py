@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import new_seed
 from tests.scenarios.matrix import CELLS, ENDPOINTS, Matrix, matrix, sample
 
-SHARE = 100
+SHARE = 200
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
 

@@ -32,6 +32,7 @@ def planned(source: Path, strategy: str, **more: Any) -> Any:
     return job.plan(str(source), Options("60kB", strategy=strategy, **more))[1]
 
 
+@pytest.mark.thorough
 def test_ranks_compute_what_one_process_does(tmp_path: Path) -> None:
     cases = [
         Case("llama", 2, 5, tied=True),

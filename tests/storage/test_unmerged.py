@@ -159,6 +159,8 @@ def test_beyond_the_bound_no_further_branch_is_asked_for(
     assert hub.asked("/commits/") <= 2
 
 
+@pytest.mark.usefixtures("classic_here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_the_classic_engine_says_so_too(hub: InHouse, tmp_path: Path) -> None:
     push(hub, models.save("llama", tmp_path / "llama"), "alice/llama")
     (tmp_path / "llama/README.md").write_text("---\nbase_model: meta/llama\n---\n")
