@@ -61,7 +61,9 @@ EXTRAS = {"torch", "numpy"}
         (lambda source: Making().read_from(source), [], ""),
     ],
 )
-@pytest.mark.parametrize("missing", [{"torch"}, {"numpy"}, {"torch", "numpy"}, set()], ids=str)
+@pytest.mark.parametrize(
+    "missing", [{"torch"}, {"numpy"}, {"torch", "numpy"}, set()], ids=["torch", "numpy", "both", "none"]
+)
 def test_what_takes_a_package_is_refused_without_it_before_anything_is_read(
     make: Callable[[Source], Source], needed: list[str], what: str, missing: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
