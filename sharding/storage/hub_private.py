@@ -25,8 +25,13 @@ XET_SETTINGS = {
     "reconstruction.min_reconstruction_fetch_size": XET_BUFFER_BYTES,
     "client.ac_max_upload_concurrency": XET_UPLOADS_AT_ONCE,
     "client.ac_initial_upload_concurrency": XET_UPLOADS_AT_ONCE,
+    "telemetry.enabled": False,
 }
-"""By default hf-xet buffers gigabytes ahead. What it calls its settings stands in no documentation."""
+"""By default hf-xet 1.8 buffers gigabytes ahead, and tells the store how each transfer went.
+
+Until it has told that, for two seconds at most, a session that ends keeps the whole process waiting. What hf-xet calls
+its settings stands in its source only (crate xet-runtime, `config/groups`).
+"""
 
 
 ClientFactory = Callable[[], httpx2.Client]

@@ -1,5 +1,7 @@
 """What a Hub says and does not do, and what others do to a job's own files on it, costs nobody a byte."""
 
+import gc
+import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,30 +171,34 @@ def test_a_record_of_what_is_no_part_of_the_job_is_passed_over(hub: InHouse, tmp
     assert foreign.file not in files_of(hub, MADE)
 
 
-@pytest.mark.parametrize("size", ["20kB", "60kB"], ids=["the same plan", "another plan"])
-def test_two_jobs_at_once_leave_one_whole_result_or_none(hub: InHouse, size: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [("20kB", "has changed meanwhile: .* is new there"), ("60kB", "holds an unfinished job of another plan")],
+    ids=["the same plan", "another plan"],
+)
+def test_of_two_jobs_at_once_one_shows_its_whole_result_and_the_other_is_refused(
+    hub: InHouse, size: str, why: str
+) -> None:
     jobs = [begin(hub), begin(hub, size)]
     for events in jobs:
         next(events)  # planned, and nothing staged: neither knows of the other
-    running, said = list(jobs), []
-    while running:
-        for events in list(running):
+    refused = list[ShardingError]()
+    while jobs:
+        for events in list(jobs):
             try:
                 next(events)
             except StopIteration:
-                running.remove(events)
+                jobs.remove(events)
             except ShardingError as error:
-                assert error.hint
-                said.append(error)
-                running.remove(events)
-    if exists(hub, MADE):
-        shown = {file for file in files_of(hub, MADE) if file.endswith(".safetensors")}
-        assert not shown or INDEX in files_of(hub, MADE)
-        if shown:
-            *_, verified = job.verify(SOURCE, MADE, endpoint=hub.address, token=TOKEN)
-            assert verified.verification.identical  # type: ignore[union-attr]
-    shard(hub, SOURCE, MADE, "20kB", restart=True)
-    assert run_again(hub) == 0
+                refused.append(error)
+                jobs.remove(events)
+    (error,) = refused
+    assert isinstance(error, DestinationError) and error.hint
+    assert re.search(f"{MADE} {why}", str(error))
+    assert branches(hub, MADE) == {"main"}
+    assert len([file for file in files_of(hub, MADE) if file.endswith(".safetensors")]) == 14
+    *_, verified = job.verify(SOURCE, MADE, endpoint=hub.address, token=TOKEN)
+    assert verified.verification.identical  # type: ignore[union-attr]
 
 
 # --- What was granted expires -------------------------------------------------------------------------
@@ -219,6 +225,14 @@ def test_access_to_the_store_that_expires_in_mid_job_is_renewed(strict: InHouse,
         shard(strict, SOURCE, MADE, "170kB")
     assert strict.asked(f"{MADE}/xet-write-token" if slow == "POST /cas/v1/xorbs/" else "xet-read-token") > 2
     assert branches(strict, MADE) == {"main"}
+
+
+def test_the_store_is_told_nothing_but_the_transfer_itself(strict: InHouse) -> None:
+    strict.log.clear()  # the client itself, which has brought the source, is as talkative as it likes
+    shard(strict, SOURCE, MADE, "170kB")
+    gc.collect()  # a session that has ended tells what it has kept for that
+    assert strict.asked("POST /cas/v1/xorbs/") and strict.asked("GET /cas/xorbs/")
+    assert not strict.asked("/v1/telemetry")
 
 
 @pytest.mark.parametrize("days", [pytest.param(-1, marks=pytest.mark.thorough), 1])

@@ -68,7 +68,7 @@ def test_after_a_restart_a_repo_that_somebody_else_made_is_theirs_still(hub: InH
 def test_a_repo_that_somebody_makes_between_two_tries_to_make_it_is_not_shown(
     hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry.time, "sleep", lambda _: hub.api().create_repo(name, private=True))
+    monkeypatch.setattr(retry.time, "sleep", lambda _: hub.api().create_repo(name, private=True, exist_ok=True))
     with hub.failing("status:500@POST /api/repos/create#1"):
         remark = remark_of(job.shard(SOURCE, name, "9kB", private=False, endpoint=hub.address, token=TOKEN))
     assert f"did not make {name} itself" in remark and f"{hub.address}/{name}/settings" in remark
