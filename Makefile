@@ -14,9 +14,10 @@ pipeline: .venv/installed  ## show one model on two processes, each with its own
 run: .venv/installed  ## serve the page without a network
 	$(BIN)/python -m sharding.localhub.offline
 
-# What a change is tried with: six and a half minutes on two cores. tests/conftest.py says which tests stay together.
+# What a change is tried with: six and a half minutes on two cores, which three processes keep busy: much of it is waiting.
+# tests/conftest.py says which tests stay together.
 test: .venv/tested browser  ## what a change is tried with
-	$(BIN)/python -m pytest -m "not thorough" --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not thorough" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it, repos of
 # every kind loaded by their own libraries.

@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from safetensors.numpy import save_file
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from sharding.core.options import Options
 from tests.forks import Order
@@ -185,18 +187,20 @@ SLOWEST = ("page", "scenarios", "desk", "loading", "planning", "cli", "report", 
 """Folders of tests in the order in which they are begun: what takes long is not to be the last."""
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests of one file to one process, those in a browser and those with Ray as if they were in one file.
-
-    What a file or a browser needs is then made once.
-    """
-    for item in items:
-        place = item.path.relative_to(Path(__file__).parent)
-        fixtures = getattr(item, "fixturenames", ())
-        group = "browser" if place.parts[0] == "page" else "ray" if "cluster" in fixtures else place.as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Sort the tests by their folders."""
     items.sort(key=lambda item: (*SLOWEST, item.path.parent.name).index(item.path.parent.name))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """With `--dist loadfile`, give what needs a browser to one process too: its servers are then started once."""
+    return _Together(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+class _Together(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return "browser" if nodeid.startswith("tests/page/") else super()._split_scope(nodeid)
 
 
 def pytest_collection() -> None:

@@ -21,7 +21,7 @@ from tests.inhouse import InHouse, hub_in_house
 from tests.storage.steps import SOURCE, begun, noted, sent, staged
 from tests.storage.test_hub_upload import Store
 
-LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,6 @@ def open_files(folder: Path) -> int:
     return sum(place.startswith(f"{folder}/") for place in places)
 
 
-@LFS_WARNS
 @pytest.mark.parametrize("of_hub", [False, True])
 def test_without_xet_one_shard_is_open_at_a_time_in_a_file_without_a_name(
     plain: InHouse, folder: Path, name: str, temporary: Path, of_hub: bool
@@ -71,7 +70,6 @@ def test_without_xet_one_shard_is_open_at_a_time_in_a_file_without_a_name(
     assert report.resources.bytes_deduplicated == 0
 
 
-@LFS_WARNS
 def test_without_xet_a_finished_shard_has_let_go_of_its_file_and_one_that_is_given_up_too(
     plain: InHouse, name: str, temporary: Path
 ) -> None:
