@@ -98,10 +98,9 @@ def table(tried: Sequence[Tried]) -> str:
 
 INTRODUCTIONS = {
     "## Mutants": """Small faults put into the code at random (mutmut's operators), each tried with the tests that execute its line. Harmless
-are those that change nothing anybody could notice, listed with a reason in `tests/mutants/harmless.toml`. Seed {seed}.
-Command: `make mutants MUTANTS={count} SEED={seed}`.""",
-    "## Faults by hand": """Faults that a person could make, each against a promise in `tests/promises/`, listed in `tests/mutants/by_hand/`, each
-tried with the tests that execute its line. Command: `make mutants MUTANTS=by-hand`.""",
+are those that change nothing anybody could notice, listed with a reason in `tests/mutants/harmless.toml`.""",
+    "## Faults by hand": """Faults that a person could make, each against a promise in `tests/promises/`, listed in `tests/mutants/by_hand/`. Each is
+tried with the tests that execute its line, with `--held` only with those that hold its promise.""",
 }
 
 
@@ -137,8 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from bench.harness.sections import RESULTS, replace_section
 
         heading = "## Faults by hand" if by_hand else "## Mutants"
-        introduction = INTRODUCTIONS[heading].format(seed=options.seed, count=options.count)
-        replace_section(RESULTS, heading, f"{introduction}\n\n{table(tried)}")
+        words = [word for word in (arguments or sys.argv[1:]) if word != "--note"]
+        command = f"Command: `python -m tests.mutants {' '.join(words)}`."
+        replace_section(RESULTS, heading, f"{INTRODUCTIONS[heading]}\n{command}\n\n{table(tried)}")
 
 
 if __name__ == "__main__":
