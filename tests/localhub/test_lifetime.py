@@ -100,7 +100,8 @@ def test_a_taken_port_is_refused_at_once(own: Server, tmp_path: Path) -> None:
     assert "in use" in done.stderr
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)  # whoever watches tests imports sqlite3
     code = "import sys; sys.argv[1:] = ['--help']\nimport runpy\ntry: runpy.run_module('sharding.localhub', run_name='__main__')\nexcept SystemExit: print(sorted({'starlette', 'uvicorn', 'sqlite3', 'torch', 'hf_xet'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.splitlines()[-1] == "[]"
