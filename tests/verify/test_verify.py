@@ -1,6 +1,7 @@
 """Verifying names what differs, and refuses digests that are none."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -161,7 +162,9 @@ def test_a_quick_look_names_every_tensor_whose_stored_digests_differ(checkpoint:
         }
 
 
-def test_a_variant_is_that_of_the_original_alone(tmp_path: Path) -> None:
+def test_a_variant_is_that_of_the_original_alone(
+    tmp_path: Path, run_here: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     weights = {"w": np.arange(8, dtype=np.float16)}
     files = {"model.safetensors": {"w": np.zeros(8, np.float32)}, "model.fp16.safetensors": weights}
     original = write_checkpoint(tmp_path / "original", files, index=False)
@@ -170,6 +173,7 @@ def test_a_variant_is_that_of_the_original_alone(tmp_path: Path) -> None:
         *_, verified = job.verify(str(original), str(copy), variant=variant)
         assert isinstance(verified, Verified)
         assert verified.verification.identical is identical
+        assert run_here("verify", original, copy, "--variant", variant).returncode == (0 if identical else 1)
     with pytest.raises(SourceError, match="no variant"):
         list(job.verify(str(copy), str(original), variant="fp16"))
 
