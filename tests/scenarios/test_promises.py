@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import CommitOperationAdd
+from safetensors.numpy import load_file
 
 from sharding import job
 from sharding.core.errors import DestinationError, ShardingError, SourceError
@@ -24,6 +25,7 @@ from sharding.storage.records import record_line
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
+from tests.test_job import replace_alike
 
 SOURCE, MADE = "alice/source", "alice/made"
 INDEX = "model.safetensors.index.json"
@@ -169,6 +171,21 @@ def test_a_record_of_what_is_no_part_of_the_job_is_passed_over(hub: InHouse, tmp
     )
     run_again(hub)
     assert foreign.file not in files_of(hub, MADE)
+
+
+def test_what_is_staged_of_a_folder_that_has_changed_unseen_is_made_again(
+    hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.storage.folder_source.is_steady", lambda folder: False)
+    folder, access = tmp_path / "in", {"endpoint": hub.address, "token": TOKEN}
+    events = job.shard(str(folder), MADE, "20kB", **access)  # type: ignore[arg-type]
+    until_a_shard(events)
+    events.close()
+    weights = folder / "model.safetensors"
+    replace_alike(weights, {name: array[::-1].copy() for name, array in load_file(weights).items()})
+    *again, report = job.shard(str(folder), MADE, "20kB", **access)  # type: ignore[arg-type]
+    assert isinstance(report, Report) and report.verification.identical
+    assert not [event for event in again if isinstance(event, ShardFinished) and event.kept]
 
 
 @pytest.mark.parametrize(

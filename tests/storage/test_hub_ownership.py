@@ -68,11 +68,18 @@ def test_after_a_restart_a_repo_that_somebody_else_made_is_theirs_still(hub: InH
 def test_a_repo_that_somebody_makes_between_two_tries_to_make_it_is_not_shown(
     hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry.time, "sleep", lambda _: hub.api().create_repo(name, private=True, exist_ok=True))
+    monkeypatch.setattr(retry.time, "sleep", lambda _: hub.api().create_repo(name, private=True))
     with hub.failing("status:500@POST /api/repos/create#1"):
         remark = remark_of(job.shard(SOURCE, name, "9kB", private=False, endpoint=hub.address, token=TOKEN))
     assert f"did not make {name} itself" in remark and f"{hub.address}/{name}/settings" in remark
     assert is_private(hub, name) and "sharding_report.json" in files_of(hub, name)
+
+
+def test_a_repo_that_was_made_and_whose_answer_was_lost_goes_with_its_job(hub: InHouse, name: str) -> None:
+    with hub.failing("cut:0@POST /api/repos/create#1"):
+        target = begun(hub, name)
+    assert target.discard() == Discarded(found=True, repo_deleted=True)
+    assert not exists(hub, name)
 
 
 def test_a_repo_that_the_job_made_is_not_deleted_once_it_holds_something(hub: InHouse, name: str) -> None:

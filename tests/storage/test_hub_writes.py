@@ -21,7 +21,7 @@ from tests.inhouse import InHouse, hub_in_house
 from tests.storage.steps import SOURCE, begun, noted, sent, staged
 from tests.storage.test_hub_upload import Store
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
+LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingface_hub's own, in its LFS upload
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def open_files(folder: Path) -> int:
     return sum(place.startswith(f"{folder}/") for place in places)
 
 
+@LFS_WARNS
 @pytest.mark.parametrize("of_hub", [False, True])
 def test_without_xet_one_shard_is_open_at_a_time_in_a_file_without_a_name(
     plain: InHouse, folder: Path, name: str, temporary: Path, of_hub: bool
@@ -70,6 +71,7 @@ def test_without_xet_one_shard_is_open_at_a_time_in_a_file_without_a_name(
     assert report.resources.bytes_deduplicated == 0
 
 
+@LFS_WARNS
 def test_without_xet_a_finished_shard_has_let_go_of_its_file_and_one_that_is_given_up_too(
     plain: InHouse, name: str, temporary: Path
 ) -> None:
@@ -168,6 +170,7 @@ def test_hf_xet_gets_its_bounds_and_writes_no_log_files(monkeypatch: pytest.Monk
     assert {name: config[name] for name in XET_SETTINGS} == XET_SETTINGS
 
 
+@LFS_WARNS
 def test_a_job_that_came_to_nothing_without_xet_leaves_nothing(
     plain: InHouse, name: str, folder: Path, temporary: Path
 ) -> None:

@@ -14,6 +14,7 @@ from sharding.core.events import Published, Verified
 from sharding.core.options import Options
 from sharding.localhub import repos
 from sharding.storage.hub_repo import HubRepo
+from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks
 from tests.hubs import TOKEN, after_commits, exists, files_of, push, shard
@@ -245,5 +246,6 @@ def test_the_hub_is_asked_once_for_each_commit(hub: InHouse, monkeypatch: pytest
     shard(hub, "alice/hidden", "alice/copy")
     deeds = [line for line in hub.log if re.search("^GET /api/models/alice/copy$|POST .*/commit/", line)]
     commits = [n for n, line in enumerate(deeds) if "/commit/" in line]
-    assert len(commits) > 2 and deeds[commits[0] - 1].startswith("GET")
+    assert {deeds[n].rpartition("/")[2] for n in commits} == {"main", STAGING_BRANCH}
+    assert deeds[commits[0] - 1].startswith("GET")
     assert {after - before for before, after in pairwise(commits)} == {2}
