@@ -1,6 +1,7 @@
 """A Hub that sends other bytes than it lists, whatever the reason, is caught before anything is published."""
 
 import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -302,6 +303,27 @@ def test_what_an_earlier_run_made_of_wrong_bytes_is_not_published(making: Made) 
     assert next(event for event in again if isinstance(event, ShardFinished)).kept
     assert "what was read of it is not what the Hub states" in ended(again)
     assert not exists(hub, MADE)
+
+
+@pytest.mark.parametrize("making", ["FP8"], indirect=True)
+def test_what_a_damaged_shard_was_made_of_is_asked_of_those_that_stay_too(making: Made, tmp_path: Path) -> None:
+    hub, options, file = making
+    data = file.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    scales = [entry for name, entry in json.loads(data[8:begin]).items() if name.endswith("_scale_inv")]
+    # All are read at once, for the first shard; the last is that of the last shard.
+    mend = flip(file, begin + max(entry["data_offsets"][1] for entry in scales) - 1)
+    events = job.shard(SOURCE, str(tmp_path / "out"), options, endpoint=hub.address, token=TOKEN)
+    for event in events:
+        if isinstance(event, ShardFinished) and event.number == event.shards:
+            events.close()
+    mend()
+    first = min((tmp_path / "out").rglob("model-00001-of-*"))
+    flip(first, middle(first))
+    again = job.shard(SOURCE, str(tmp_path / "out"), options, endpoint=hub.address, token=TOKEN)
+    assert next(event for event in again if isinstance(event, ShardFinished)).kept
+    assert "what was read of it is not what the Hub states" in ended(again)
+    assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
 def test_where_two_are_compared_both_are_held_to_what_the_hub_states(making: Made) -> None:
