@@ -158,7 +158,7 @@ def shard(
         plan = prepared.plan
         if compare_rounds:
             refuse_incomparable(checkpoint, origin)
-        yield Planned(checkpoint, plan)
+        yield Planned(replace(checkpoint, findings=(*checkpoint.findings, *target.findings)), plan)
 
         plan_id = identify_plan(plan, prepared.reading.ref)
         kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination, LentSource
-from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
+from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob
 
 
 class Source(Protocol):
@@ -100,6 +100,8 @@ class Destination(ShardSink, Protocol):
     """A place that shards are streamed into and that shows them only once all are there."""
 
     ref: RepoRef
+    findings: tuple[Finding, ...]
+    """What a person should know before anything is written."""
 
     @property
     def bytes_uploaded(self) -> int:

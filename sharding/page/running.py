@@ -23,7 +23,7 @@ from sharding.page.render import render
 from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.report.model_map import map_of_plan
-from sharding.storage.hub_lookup import Person
+from sharding.storage.hub_answers import Person
 from sharding.verify.trust import Trust, lowered
 
 _OWN = Trust("made-here", ("It was made here, and every byte read again before it was published.",))

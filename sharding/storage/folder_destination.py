@@ -20,7 +20,7 @@ from sharding.core.lent import LentDestination
 from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS, THREADS
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes, name_some, printable, source_name
-from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob, folder_of
+from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob, folder_of
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_earlier import by_removal, is_inside, is_last, leads_inside, remove, report_in
 from sharding.storage.folder_source import FolderSource
@@ -46,6 +46,7 @@ class FolderDestination:
 
     bytes_uploaded = bytes_deduplicated = 0
     shards_at_once = THREADS
+    findings: tuple[Finding, ...] = ()
 
     def __init__(
         self, folder: Path, *, overwrite: bool = False, restart: bool = False, is_shared: bool = False

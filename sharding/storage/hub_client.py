@@ -1,6 +1,5 @@
 """Reach a Hub: one client for one token, answers in plain words, what may pass tried again."""
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,13 +11,13 @@ from sharding import __version__
 from sharding.core.errors import DestinationError, ShardingError
 from sharding.core.lent import Grant
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
-from sharding.storage.hub_retry import GARBLED, OddAnswer, may_pass, refuses_argument, wait_to_retry
+from sharding.storage.hub_answers import Commit, Refs, checked_commit, parsed
+from sharding.storage.hub_retry import GarbledAnswer, OddAnswer, may_pass, refuses_argument, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _NAME = "shard-my-repo"
-_COMMIT = re.compile("[0-9a-f]{40}")
 _T = TypeVar("_T")
 
 
@@ -143,8 +142,20 @@ class Hub:
                     break
         return bytes(text[:max_bytes])
 
-    def commits(self, repo_id: str, revision: str) -> Iterator[str]:
-        """Yield the ids of the commit that `revision` names and those before it. Raises the client's errors.
+    def refs(self, repo_id: str, pull_requests: bool = False) -> Refs:
+        """Return the branches and tags of a repo, and its pull requests if asked for. Raises the client's errors.
+
+        `list_repo_refs` of huggingface_hub 2.4 takes no `null` for an empty list, as some Hubs answer.
+        """
+        from huggingface_hub.utils import get_session, hf_raise_for_status
+
+        url = f"{self.endpoint}/api/models/{repo_id}/refs"
+        response = get_session().get(url, params={"include_prs": 1} if pull_requests else {}, headers=self.headers)
+        hf_raise_for_status(response)
+        return parsed(Refs, response.json())
+
+    def commits(self, repo_id: str, revision: str) -> Iterator[Commit]:
+        """Yield the commit that `revision` names and those before it. Raises the client's errors.
 
         `list_repo_commits` of huggingface_hub 2.4 reads all of them, a few at a time; the Hub gives 1000 at once.
         """
@@ -152,7 +163,9 @@ class Hub:
 
         url = f"{self.endpoint}/api/models/{repo_id}/commits/{quote(revision, safe='')}"
         for commit in paginate(url, {"limit": 1000}, self.headers, ANSWER_TIMEOUT_SECONDS):
-            yield checked_commit(commit["id"])
+            commit = parsed(Commit, commit)
+            checked_commit(commit.id)
+            yield commit
 
     def address(self, repo_id: str, revision: str, path: str) -> str:
         """Return where a file of a repo is read over HTTP."""
@@ -179,8 +192,9 @@ class Hub:
 
         response = get_session().get(self._grants(kind, repo_id, revision), headers=self.headers)
         hf_raise_for_status(response)
-        granted = response.json()
-        return checked_grant(Grant(granted["casUrl"], granted["accessToken"], granted["exp"]), self.endpoint)
+        granted = parsed(dict[str, Any], response.json())
+        grant = Grant(*(granted.get(key) for key in ("casUrl", "accessToken", "exp")))  # type: ignore[arg-type]
+        return checked_grant(grant, self.endpoint)
 
     def _grants(self, kind: str, repo_id: str, revision: str) -> str:
         return f"{self.endpoint}/api/models/{repo_id}/xet-{kind}-token/{revision}"
@@ -214,16 +228,15 @@ class Hub:
         self._accesses.clear()
 
     def _distrusted(self, odd: OddAnswer, family: type[ShardingError]) -> ShardingError:
-        return family(f"{self.endpoint} {odd}.", "Check that HF_ENDPOINT is the address of a Hub that you trust.")
+        request = f" ({odd.request})" if odd.request else ""
+        hint = "Check that HF_ENDPOINT is the address of a Hub that you trust."
+        return family(f"{self.endpoint} {odd}{request}.", hint)
 
     def _unanswered(self, error: Exception, repo_id: str, family: type[ShardingError]) -> ShardingError:
-        """Return a `family` error for what was not asked at all, not answered, or answered with nonsense."""
+        """Return a `family` error for what was not asked at all, or not answered."""
         if refuses_argument(error):
             hint = "Check what was given: the address of the Hub, the token, the names of files and branches."
             return family(f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: {error}.", hint)
-        if isinstance(error, GARBLED):
-            hint = "A proxy in between may have put its own answer there; start the same job again later."
-            return family(f"{self.endpoint} gave an answer about {repo_id} that makes no sense.", hint)
         hint = "Check the network and start the same job again; it goes on where it stopped."
         return family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint)
 
@@ -237,6 +250,9 @@ class Hub:
             yield
         except OddAnswer as error:
             raise self._distrusted(error, family) from error
+        except GarbledAnswer as error:
+            hint = "A proxy in between may have put its own answer there; start the same job again later."
+            raise family(f"{self.endpoint} answers {error} with something that makes no sense.", hint) from error
         except errors.GatedRepoError as error:
             hint = f"Accept its terms on {self.page(repo_id)}, then run again signed in."
             raise family(f"{repo_id} is gated.", hint) from error
@@ -260,7 +276,9 @@ class Hub:
             hint = "Check the token: it may have characters that no token has."
             message = f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: no request looks like that."
             raise family(message, hint) from None  # its own words quote the header, and so the token
-        except (*GARBLED, httpx2.RequestError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
+        except (ValueError, httpx2.RequestError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
+            if isinstance(error, ValueError) and not refuses_argument(error):
+                raise  # a fault of our own
             raise self._unanswered(error, repo_id, family) from error
         except PermissionError as error:  # what hf-xet raises, as the next two are
             raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1]) from error
@@ -273,13 +291,6 @@ class Hub:
             hint = "Start the same job again; it goes on where it stopped."
             said = str(error).rstrip(".")
             raise family(f"The transfer of {repo_id} broke off: {said}.", hint) from error
-
-
-def checked_commit(answer: Any) -> str:
-    """Return the commit that a Hub names. Raises TypeError for what is no SHA-1 in hex."""
-    if not isinstance(answer, str) or not _COMMIT.fullmatch(answer):
-        raise TypeError(f"{answer!r} is no commit")
-    return answer
 
 
 def is_without(error: Exception) -> bool:

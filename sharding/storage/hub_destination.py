@@ -4,8 +4,8 @@ While a job runs, its shards stand on a staging branch of the repo, each with it
 machine can go on from there. Publishing is one commit on `main`; the branch goes after it.
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from uuid import uuid4
@@ -18,12 +18,13 @@ from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import THREADS
 from sharding.core.protocols import Source
-from sharding.core.values import Discarded, FileEntry, RepoRef, ShardRecord, StagedJob
+from sharding.core.text import name_some
+from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
+from sharding.storage.hub_answers import person_of
 from sharding.storage.hub_client import SIGN_IN, Hub
-from sharding.storage.hub_lookup import person_of
 from sharding.storage.hub_main import OF_EVERY_NEW_REPO, MainBranch
-from sharding.storage.hub_private import uploaded, without_notice
+from sharding.storage.hub_private import quietly, uploaded
 from sharding.storage.hub_repo import HubRepo, copied, fit_for_commit
 from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
@@ -51,8 +52,8 @@ class HubDestination:
 
         False as `private` shows a new repo, None does not; one that exists keeps its own visibility. True takes
         nothing but a private one. A public one takes no more of a `source` that is not public any more. `overwrite`
-        replaces another model's copy. Raises DestinationError where nobody is signed in, or the namespace is somebody
-        else's.
+        replaces another model's copy. `findings` warns where the namespace is not one that the Hub says is open to this
+        login: whether it is, the Hub decides. Raises DestinationError where nobody is signed in.
         """
         self._hub = hub
         self._source = source
@@ -61,7 +62,7 @@ class HubDestination:
         self._restart = restart
         self._job: StagedJob | None = None
         self._created = False
-        self._is_prepared = self._may_be_ours = False
+        self._is_prepared = self._may_be_ours = self._is_public = False
         self._has_xet = True
         self._writers: list[XetShardWriter | LfsShardWriter] = []
         self.ref = RepoRef("hub", name, "")
@@ -70,6 +71,7 @@ class HubDestination:
             raise DestinationError(f"Nobody is signed in, so nothing can be pushed to {name}.", hint)
         self._me = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         self.ref = RepoRef("hub", self._me.own_id(name), "")
+        self.findings = self._warn_of_namespace(name)
         self._repo = HubRepo(hub, self.ref.repo_id)
         self._repo.before_commit = self._refuse_public
         self._main = MainBranch(self._repo, overwrite=overwrite)
@@ -97,7 +99,7 @@ class HubDestination:
     @property
     def disk_bytes_written(self) -> int:
         """Bytes that this job has written to this machine's disk."""
-        return 0 if self._has_xet else self.bytes_uploaded
+        return sum(writer.bytes_written for writer in self._writers if isinstance(writer, LfsShardWriter))
 
     @property
     def has_finished_shards(self) -> bool:
@@ -113,7 +115,8 @@ class HubDestination:
         if self._private and not self._repo.is_private():
             raise DestinationError(
                 f"{self.ref.repo_id} exists and is public, and the copy is to be private.",
-                f"Make it private at {self._hub.page(self.ref.repo_id)}/settings, or choose another name.",
+                f"Make it private at {self._hub.page(self.ref.repo_id)}/settings, choose another name, or add --public "
+                "if everybody may see the copy.",
             )
         self._main.look(source)
 
@@ -172,10 +175,31 @@ class HubDestination:
             self._staging.begin(self._job, head)
         self._has_xet = self._repo.ask(lambda: self._hub.has_xet(repo_id, STAGING_BRANCH))
 
+    @contextmanager
+    def _what_stays(self) -> Iterator[None]:
+        """Add to what ends publishing where the result is, and who sees it."""
+        try:
+            yield
+        except DestinationError as error:
+            shows = "the complete copy" if self.ref.revision else "either the complete copy or nothing of it"
+            who = "Everybody can see it." if self._is_public else "Only those who may see the repo see it."
+            stays = f"The branch {STAGING_BRANCH} stays for the next run. {who}"
+            error.hint = f"{error.hint} {self.ref.repo_id} shows {shows}. {stays}"
+            raise
+
+    def _warn_of_namespace(self, name: str) -> tuple[Finding, ...]:
+        namespace = self.ref.repo_id.partition("/")[0]
+        if namespace in self._me.namespaces:
+            return ()
+        message = f"The Hub does not say that {self._me.name} may write to the namespace {namespace}; it is tried."
+        listed = f"It lists {name_some(self._me.namespaces, 10)}."
+        return (Finding("warning", "namespace", message, f"{listed} For a folder write ./{name}."),)
+
     def _refuse_public(self) -> None:
         """Raise DestinationError where what is committed now would be seen by more people than it may."""
         repo_id = self.ref.repo_id
-        if self._repo.is_private_now():
+        self._is_public = not self._repo.is_private_now()
+        if not self._is_public:
             return
         hint = f"Make it private at {self._hub.page(repo_id)}/settings, then start the same job again. {_GIVE_UP}"
         if self._private:
@@ -251,20 +275,21 @@ class HubDestination:
         Raises DestinationError, with everything still staged, where somebody else has changed `main` meanwhile.
         """
         beside = list(side_files)
-        self._main.refuse_names([*records, *written], [file.path for file in beside])
-        fit, too_much = fit_for_commit(beside)
-        operations = [
-            *(uploaded(record) for record in records.values()),
-            *(uploaded(self._store(file, origin)) for file in too_much),
-            *(copied(file, origin) for file in fit),
-            *(CommitOperationAdd(path, data) for path, data in written.items()),
-        ]
-        commit = self._main.publish(operations, origin.ref, records.values(), written[REPORT_NAME])
-        self.ref = RepoRef("hub", self.ref.repo_id, commit)
-        # Before the branch goes: it says that this job has made the repo.
-        remark = self._show(commit, origin) if self._asked_to_show else ""
-        if (staged := self._repo.branches().get(STAGING_BRANCH)) and self._staging.is_own(staged):
-            self._staging.delete()
+        with self._what_stays():
+            self._main.refuse_names([*records, *written], [file.path for file in beside])
+            fit, too_much = fit_for_commit(beside)
+            operations = [
+                *(uploaded(record) for record in records.values()),
+                *(uploaded(self._store(file, origin)) for file in too_much),
+                *(copied(file, origin) for file in fit),
+                *(CommitOperationAdd(path, data) for path, data in written.items()),
+            ]
+            commit = self._main.publish(operations, origin.ref, records.values(), written[REPORT_NAME])
+            self.ref = RepoRef("hub", self.ref.repo_id, commit)
+            # Before the branch goes: it says that this job has made the repo.
+            remark = self._show(commit, origin) if self._asked_to_show else ""
+            if (staged := self._repo.branches().get(STAGING_BRANCH)) and self._staging.is_own(staged):
+                self._staging.delete()
         return Published(self.ref, self._hub.page(self.ref.repo_id), remark)
 
     def unfinished(self) -> StagedJob | None:
@@ -334,7 +359,7 @@ class HubDestination:
     def _upload_lfs(self, operation: CommitOperationAdd) -> None:
         upload = self._hub.api.preupload_lfs_files
         question = partial(upload, self.ref.repo_id, [operation], revision=STAGING_BRANCH)
-        without_notice(lambda: self._repo.ask(question))
+        quietly(lambda: self._repo.ask(question))
 
     def _show(self, commit: str, origin: Source) -> str:
         """Show a repo that this job has made and that holds nothing else; return why it is not shown, if it is not."""
@@ -352,9 +377,11 @@ class HubDestination:
         if closed := origin.closed():
             return f"It stays private, because {_CLOSED.format(closed)}. You can show it at {settings}."
         try:
+            self._is_public = True
             self._repo.ask(lambda: self._hub.api.update_repo_settings(repo_id, private=False))
         except DestinationError as error:
-            if not self._repo.is_private():
+            self._is_public = not self._repo.is_private()
+            if self._is_public:
                 return ""
             return f"It stays private, which you can change at {settings}: {error.message}"
         return ""

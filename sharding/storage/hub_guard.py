@@ -30,7 +30,7 @@ from sharding.core.limits import (
 )
 from sharding.core.text import format_bytes
 from sharding.storage.hub_private import replace_client_factory, watch_connections
-from sharding.storage.hub_retry import OddAnswer, seconds_asked
+from sharding.storage.hub_retry import UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
 
 _MARK = "X-Shard-My-Repo-Hub"
 """Says of which Hub a question is, from where it is asked to the hook below, which takes it off."""
@@ -48,6 +48,8 @@ class _Spent:
     count: int = 0
     values: int = 0
     pages: int = 0
+    request: str = ""
+    """The one that was answered last."""
     began: float = field(default_factory=time.monotonic)
 
     def take(self, chunk: bytes) -> None:
@@ -70,10 +72,25 @@ _INSTALLING = Lock()
 
 @contextmanager
 def one_question() -> Iterator[None]:
-    """Hold all answers that come while this lasts to the bounds of one."""
-    before = _SPENT.set(_Spent())
+    """Hold all answers that come while this lasts to the bounds of one, and say which request has an odd one.
+
+    Raises GarbledAnswer for what is no JSON, and OddAnswer for what the client cannot read as an answer.
+    """
+    spent = _Spent()
+    before = _SPENT.set(spent)
     try:
         yield
+    except OddAnswer as error:
+        error.request = error.request or spent.request
+        raise
+    except UNREADABLE as error:
+        raise GarbledAnswer(spent.request) from error
+    except Exception as error:
+        if not (spent.request and stumbles_over_answer(error)):
+            raise
+        odd = OddAnswer("gives an answer that makes no sense")
+        odd.request = spent.request
+        raise odd from error
     finally:
         _SPENT.reset(before)
 
@@ -126,6 +143,8 @@ def _hear(response: httpx2.Response) -> None:
         stream.headers_are_in(None if is_others else "file" if is_file else "answer")
     if is_others:  # of somebody else in this process
         return
+    if spent := _SPENT.get():
+        spent.request = f"{request.method} {request.url.path}"
     encoding = response.headers.get("Content-Encoding", "identity")
     if is_file and encoding != "identity":  # its bytes are counted as they come
         raise OddAnswer(f"sends a file encoded as {encoding[:20]!r}, although asked not to")

@@ -6,50 +6,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
-from typing import Any
 from urllib.parse import quote
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import PERSON_SECONDS, REACHED_COMMITS, REACHED_REFS
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.text import name_some
 from sharding.core.values import RepoRef
+from sharding.storage.hub_answers import Person, parsed, person_of
 from sharding.storage.hub_client import Hub, is_without
 from sharding.storage.locate import new_repo_id, parse_repo
 
 _SUGGESTIONS = 12
 _LONGEST_NAME = 96
 """Characters of a repo id, as huggingface_hub 2.4 checks it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Person:
-    """Who signed in, and the namespaces open to them: their own first, then those of their organisations."""
-
-    name: str
-    namespaces: tuple[str, ...]
-    may_show_later: bool = True
-    """Whether this login may change the visibility of a repo that it has made."""
-
-    def own_id(self, name: str) -> str:
-        """Return the repo id that `name` means for this person. Raises DestinationError where they may not write."""
-        namespace, slash, _ = name.rpartition("/")
-        if slash and namespace not in self.namespaces:
-            raise DestinationError(
-                f"{self.name} may not write to the namespace {namespace}.",
-                f"Namespaces open to you: {name_some(self.namespaces, 10)}. For a folder write ./{name}.",
-            )
-        return name if slash else f"{self.name}/{name}"
-
-
-def person_of(answer: Any) -> Person:
-    """Return who a Hub's answer to "who am I" says. Raises ValueError, LookupError or TypeError for an odd one."""
-    own, auth = answer["name"], answer.get("auth") or {}
-    orgs = [org["name"] for org in answer.get("orgs") or () if org.get("roleInOrg") not in ("read", "no_access")]
-    if not all(isinstance(name, str) for name in (own, *orgs)):
-        raise TypeError("a name that is no text")
-    # A login through an application may have no right to change a repo that it has created.
-    return Person(own, (own, *orgs), auth.get("type") != "oauth" or "manage-repos" in auth.get("scopes", ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +54,7 @@ class Lookup:
     def repo_id(self, text: str, owner: Person) -> str:
         """Return the repo id that somebody typed for a result; a bare name is in the namespace of `owner`.
 
-        Raises DestinationError for what is none, and for one in a namespace where `owner` may not write.
+        Raises DestinationError for what is none.
         """
         _refuse_folder(text, DestinationError)
         return owner.own_id(new_repo_id(text, self._endpoint))
@@ -93,12 +62,14 @@ class Lookup:
     def search(self, text: str, token: str | None = None) -> list[str]:
         """Return ids of a few repos that match `text`, the most popular first. Raises SourceError."""
         hub = Hub(self._endpoint, token)
-        models = hub.ask(
+        return hub.ask(
             text or "the list of models",
             SourceError,
-            lambda: list(hub.api.list_models(search=text, sort="downloads", limit=_SUGGESTIONS)),
+            lambda: [
+                parsed(str, model.id)
+                for model in hub.api.list_models(search=text, sort="downloads", limit=_SUGGESTIONS)
+            ],
         )
-        return [model.id for model in models]
 
     def who(self, token: str) -> Person:
         """Return who bears `token`, as the Hub said within the last minute. Raises DestinationError."""
@@ -121,16 +92,16 @@ class Lookup:
         hub = Hub(self._endpoint, token)
         _refuse_folder(source, SourceError)
         repo_id, revision = parse_repo(source, self._endpoint)
-        info = hub.ask(repo_id, SourceError, lambda: hub.api.model_info(repo_id, revision=revision))
-        license = getattr(info.card_data, "license", None)
-        return SourceCard(
-            info.id,
-            info.sha or "",
-            hub.page(info.id),
-            license if isinstance(license, str) else None,
-            bool(info.gated),
-            bool(info.private),
-        )
+
+        def look() -> SourceCard:
+            info = hub.api.model_info(repo_id, revision=revision)
+            license, name = getattr(info.card_data, "license", None), parsed(str, info.id)
+            license = license if isinstance(license, str) else None
+            return SourceCard(
+                name, parsed(str, info.sha or ""), hub.page(name), license, bool(info.gated), bool(info.private)
+            )
+
+        return hub.ask(repo_id, SourceError, look)
 
     def remark_on_empty(self, repo_id: str, token: str) -> str:
         """Return a sentence on a repo that is there and empty, with the address where it can be deleted; else ""."""
@@ -162,20 +133,20 @@ def is_reached(hub: Hub, repo: RepoRef, revision: str | None) -> bool:
     if revision in (None, "main"):
         return True
     try:
-        refs = hub.api.list_repo_refs(repo.repo_id)
-        heads = sorted([*refs.branches, *refs.tags], key=lambda ref: ref.name != "main")
-        if any(repo.revision == ref.target_commit or revision in (ref.name, ref.ref) for ref in heads):
+        refs = hub.refs(repo.repo_id)
+        heads = sorted([*(refs.branches or ()), *(refs.tags or ())], key=lambda ref: ref.name != "main")
+        if any(repo.revision == ref.commit or revision in (ref.name, ref.ref) for ref in heads):
             return True
         seen = set[str]()
         for ref in heads[:REACHED_REFS]:
             for commit in hub.commits(repo.repo_id, ref.name):
-                if commit in seen:
+                if commit.id in seen:
                     break
                 if len(seen) >= REACHED_COMMITS:
                     return False
-                if commit == repo.revision:
+                if commit.id == repo.revision:
                     return True
-                seen.add(commit)
+                seen.add(commit.id)
     except Exception as error:
         if not is_without(error):
             raise

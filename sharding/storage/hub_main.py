@@ -4,14 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import PurePosixPath
 
-from huggingface_hub import CommitOperationDelete, RepoFile
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import CommitOperationDelete
 
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.text import name_some, source_name
-from sharding.core.values import RepoRef, ShardRecord, StagedJob
+from sharding.core.values import FileEntry, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
-from sharding.storage.hub_repo import HubRepo, Operation, has_content, has_moved, holds
+from sharding.storage.hub_repo import HubRepo, Operation, has_content, holds, is_alike
 from sharding.storage.hub_staging import STAGING_BRANCH
 from sharding.storage.records import parse_earlier
 
@@ -59,11 +58,11 @@ class MainBranch:
         self._earlier = [path for path in earlier.files if path in written] if earlier else []
         self._strangers = files.keys() - {*self._earlier, REPORT_NAME, *OF_EVERY_NEW_REPO}
 
-    def _written(self, files: Mapping[str, RepoFile]) -> dict[str, RepoFile]:
+    def _written(self, files: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
         """Return which of `files` on `main` are as they were when the report that stands there was published."""
         published = self._repo.last_change(self.head, REPORT_NAME)
         then = self._repo.files(published) if published not in (None, self.head) else files
-        return {path: file for path, file in files.items() if path in then and then[path].blob_id == file.blob_id}
+        return {path: file for path, file in files.items() if is_alike(file, then.get(path))}
 
     def look_again(self) -> None:
         """Raise DestinationError where somebody has changed `main` or the staging branch since `look`."""
@@ -103,17 +102,19 @@ class MainBranch:
         stale = [CommitOperationDelete(path) for path in (*self._earlier, *self._rivals) if path not in new]
 
         def publish() -> str:
-            try:
-                return self._repo.commit("main", self.head, _title(source), [*stale, *operations])
-            except HfHubHTTPError as error:
-                now = self._repo.branches()["main"] if has_moved(error) else self.head
-                if now == self.head:
-                    raise
-                if self._shows((), report):  # an earlier try has arrived although its answer did not
-                    return now
-                raise self._changed(self.head, now) from error
+            return self._repo.commit("main", self.head, _title(source), [*stale, *operations])
 
-        commit = self._repo.ask(publish)
+        commit = ""
+        try:
+            commit = self._repo.ask(publish)
+        except DestinationError as error:
+            with suppress(DestinationError):  # what ended it says more
+                commit = self._repo.branches()["main"]
+            if commit in ("", self.head):
+                raise
+            if not self._shows((), report):
+                raise self._changed(self.head, commit) from error
+            # A try has arrived although its answer did not, or was none.
         if not self._shows(records, report):
             raise DestinationError(
                 f"The Hub said that it has published the result, but {self._repo.repo_id} does not show it.",
@@ -142,7 +143,7 @@ class MainBranch:
         names, gone = list[str](), list[str]()
         with suppress(DestinationError):  # a history that was rewritten has the old one no more
             old, new = (self._repo.files(commit) if commit else {} for commit in (before, now))
-            names = sorted(path for path, file in new.items() if path not in old or old[path].blob_id != file.blob_id)
+            names = sorted(path for path, file in new.items() if not is_alike(file, old.get(path)))
             gone = sorted(old.keys() - new.keys())
         what = f": {name_some(names)} is new there" if names else f": {name_some(gone)} is gone there" if gone else ""
         return DestinationError(

@@ -6,12 +6,19 @@ Held to huggingface_hub 2.4, httpx2 2.16 and hf-xet 1.8.
 import logging
 from collections.abc import Callable
 from functools import partial
+from threading import RLock
 from typing import Any, BinaryIO
 
 import httpx2
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.lfs import UploadInfo
-from huggingface_hub.utils import _http, set_client_factory
+from huggingface_hub.utils import (
+    _http,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    set_client_factory,
+)
 
 from sharding.core.environment import keep_xet_logs_off_the_disk
 from sharding.core.limits import XET_BUFFER_BYTES, XET_UPLOADS_AT_ONCE
@@ -33,6 +40,8 @@ Until it has told that, for two seconds at most, a session that ends keeps the w
 its settings stands in its source only (crate xet-runtime, `config/groups`).
 """
 
+
+_QUIET = RLock()
 
 ClientFactory = Callable[[], httpx2.Client]
 
@@ -83,18 +92,27 @@ def went_to_store(operation: CommitOperationAdd) -> bool:
     return operation._upload_mode == "lfs"
 
 
-def without_notice(upload: Callable[[], None]) -> None:
-    """Run `upload`, of a file that is open, without what the client remarks on that once a file: it is meant so."""
+def quietly(upload: Callable[[], None]) -> None:
+    """Run `upload` without the bar that the client draws ("Upload 0 LFS files"), and its remark on a file that is open.
+
+    Both are switched for the whole process, so uploads wait for one another.
+    """
     log = logging.getLogger("huggingface_hub._commit_api")
 
     def keeps(record: logging.LogRecord) -> bool:
         return "binary IO buffer" not in record.getMessage()
 
-    log.addFilter(keeps)
-    try:
-        upload()
-    finally:
-        log.removeFilter(keeps)
+    with _QUIET:
+        has_bars = not are_progress_bars_disabled()
+        log.addFilter(keeps)
+        if has_bars:
+            disable_progress_bars()
+        try:
+            upload()
+        finally:
+            log.removeFilter(keeps)
+            if has_bars:
+                enable_progress_bars()
 
 
 def _decided(operation: CommitOperationAdd, mode: str) -> CommitOperationAdd:

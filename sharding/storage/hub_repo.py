@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, RepoFile
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils.sha import git_hash
 
@@ -14,7 +14,10 @@ from sharding.core.limits import COMMITTED_BYTES, MAX_REPORT_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.formats.names import is_weights
-from sharding.storage.hub_client import Hub, checked_commit
+from sharding.storage.hub_answers import checked_commit, checked_flag, listed_files
+from sharding.storage.hub_client import Hub
+from sharding.storage.hub_private import quietly
+from sharding.storage.hub_retry import OddAnswer
 
 Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 
@@ -46,7 +49,7 @@ class HubRepo:
 
         def look() -> None:
             with suppress(RepositoryNotFoundError):
-                self.hub.api.list_repo_refs(self.repo_id)
+                self.hub.refs(self.repo_id)
 
         self.ask(look)
 
@@ -59,24 +62,32 @@ class HubRepo:
         return checked_flag(self.hub.api.model_info(self.repo_id).private)
 
     def branches(self) -> dict[str, str]:
-        """Return the commit that each branch is at."""
+        """Return the commit that each branch is at; `main` is one of them."""
         return self.ask(self._branches)
 
     def _branches(self) -> dict[str, str]:
-        refs = self.hub.api.list_repo_refs(self.repo_id)
-        return {branch.name: checked_commit(branch.target_commit) for branch in refs.branches}
+        branches = self.hub.refs(self.repo_id).branches or ()
+        commits = {branch.name: checked_commit(branch.commit) for branch in branches}
+        if "main" not in commits:
+            raise OddAnswer("names no branch main")
+        return commits
 
-    def files(self, revision: str) -> dict[str, RepoFile]:
+    def files(self, revision: str) -> dict[str, FileEntry]:
         """Return all files at `revision`, by path."""
-        tree = self.ask(lambda: list(self.hub.api.list_repo_tree(self.repo_id, recursive=True, revision=revision)))
-        return {item.path: item for item in tree if isinstance(item, RepoFile)}
+
+        def look() -> dict[str, FileEntry]:
+            tree = self.hub.api.list_repo_tree(self.repo_id, recursive=True, revision=revision)
+            return {file.path: file for file in listed_files(tree)}
+
+        return self.ask(look)
 
     def last_change(self, revision: str, path: str) -> str | None:
         """Return the commit that has last changed a file, None where the Hub does not say."""
 
         def look() -> str | None:
-            file = self.hub.api.get_paths_info(self.repo_id, path, revision=revision, expand=True)[0]
-            return checked_commit(file.last_commit.oid) if file.last_commit else None
+            for file in self.hub.api.get_paths_info(self.repo_id, path, revision=revision, expand=True):
+                return checked_commit(file.last_commit.oid) if file.last_commit else None
+            raise OddAnswer(f"knows nothing of {path}, which it lists")
 
         return self.ask(look)
 
@@ -90,8 +101,11 @@ class HubRepo:
         By itself the client leaves out what a `.gitignore` names, without a word.
         """
         additions = [operation for operation in operations if isinstance(operation, CommitOperationAdd)]
-        self.hub.api.preupload_lfs_files(
-            self.repo_id, additions, revision=branch, gitignore_content=_IGNORE_NOTHING, free_memory=False
+        upload = self.hub.api.preupload_lfs_files
+        quietly(
+            lambda: upload(
+                self.repo_id, additions, revision=branch, gitignore_content=_IGNORE_NOTHING, free_memory=False
+            )
         )
         self.before_commit()  # not sooner: what is uploaded is seen by nobody before
         made = self.hub.api.create_commit(
@@ -101,21 +115,14 @@ class HubRepo:
 
     def history(self, commit: str) -> list[tuple[str, str]]:
         """Return the titles and ids of `commit` and those before it, newest first."""
-        commits = self.ask(lambda: self.hub.api.list_repo_commits(self.repo_id, revision=commit))
-        return [(one.title, one.commit_id) for one in commits]
+        commits = self.ask(lambda: list(self.hub.commits(self.repo_id, commit)))
+        return [(one.title, one.id) for one in commits]
 
     def other_refs(self, known: Collection[str]) -> list[str]:
         """Return the names of branches that are not `known`, and of all tags and pull requests."""
-        refs = self.ask(lambda: self.hub.api.list_repo_refs(self.repo_id, include_pull_requests=True))
-        branches = {branch.name for branch in refs.branches} - set(known)
-        return [*branches, *(ref.name for ref in (*refs.tags, *(refs.pull_requests or ())))]
-
-
-def checked_flag(answer: Any) -> bool:
-    """Return a Hub's yes or no. Raises TypeError for what is neither."""
-    if not isinstance(answer, bool):
-        raise TypeError(f"{answer!r} is neither yes nor no")
-    return answer
+        refs = self.ask(lambda: self.hub.refs(self.repo_id, pull_requests=True))
+        branches = {branch.name for branch in refs.branches or ()} - set(known)
+        return [*branches, *(ref.name for ref in (*(refs.tags or ()), *(refs.pull_requests or ())))]
 
 
 def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[FileEntry]]:
@@ -153,13 +160,18 @@ def has_moved(error: Exception) -> bool:
     return isinstance(error, HfHubHTTPError) and error.response.status_code == 412
 
 
-def has_content(file: RepoFile | None, data: bytes) -> bool:
+def has_content(file: FileEntry | None, data: bytes) -> bool:
     """Return whether a listed file is `data`: by its SHA-256, or git's own name for it."""
-    if file and file.lfs:
-        return bool(file.lfs.sha256 == hashlib.sha256(data).hexdigest())
-    return file is not None and file.blob_id == git_hash(data)
+    if file and file.sha256:
+        return file.sha256 == hashlib.sha256(data).hexdigest()
+    return file is not None and file.git_sha1 == git_hash(data)
 
 
-def holds(file: RepoFile | None, record: ShardRecord) -> bool:
+def is_alike(file: FileEntry, other: FileEntry | None) -> bool:
+    """Return whether two listed files have the same content."""
+    return other is not None and (file.sha256, file.git_sha1) == (other.sha256, other.git_sha1)
+
+
+def holds(file: FileEntry | None, record: ShardRecord) -> bool:
     """Return whether a listed file is the shard of `record`."""
-    return bool(file and file.lfs and (file.lfs.sha256, file.size) == (record.sha256, record.bytes))
+    return file is not None and (file.sha256, file.bytes) == (record.sha256, record.bytes)

@@ -1,19 +1,30 @@
 """Try again what may pass: a server that is busy or asks to slow down, a connection that breaks."""
 
+import json
 import random
 import time
+import traceback
 from collections.abc import Mapping
 
 from sharding.core.limits import LONGEST_WAIT_SECONDS, NETWORK_TRIES, NETWORK_WAIT_SECONDS
 
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
 
-GARBLED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
-"""What the Hub's client raises when an answer is cut, that of somebody in between, or not what it should be."""
+UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)
+"""What is raised for an answer that is no JSON."""
+
+_STUMBLES = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
+
+
+class GarbledAnswer(Exception):  # noqa: N818 - it is the answer that is garbled
+    """An answer that was cut, or that of somebody in between; the message is the request."""
 
 
 class OddAnswer(Exception):  # noqa: N818 - it is the answer that is odd
     """An answer that no Hub gives, so it is not asked for again; the message is the end of a sentence."""
+
+    request = ""
+    """What was asked, where that is known."""
 
 
 def may_pass(error: Exception) -> bool:
@@ -27,9 +38,21 @@ def may_pass(error: Exception) -> bool:
         return False
     if refuses_argument(error):
         return False
-    return type(error) is RuntimeError or isinstance(
-        error, (ConnectionError, TimeoutError, httpx2.TransportError, *GARBLED)
-    )
+    passing = (ConnectionError, TimeoutError, httpx2.TransportError, GarbledAnswer, *UNREADABLE)
+    return type(error) is RuntimeError or isinstance(error, passing)
+
+
+def stumbles_over_answer(error: Exception) -> bool:
+    """Return whether a library has stumbled over what it was answered."""
+    return isinstance(error, _STUMBLES) and _is_of_library(error)
+
+
+def _is_of_library(error: Exception) -> bool:
+    """Return whether a library that asks a Hub has raised `error`: what our own code raises is a fault of its own."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    roots = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames]
+    known = [root for root in roots if root in ("sharding", "huggingface_hub", "httpx2", "json")]
+    return bool(known) and known[-1] != "sharding"
 
 
 def refuses_argument(error: Exception) -> bool:
@@ -42,8 +65,7 @@ def refuses_argument(error: Exception) -> bool:
 
     of_client = (HFValidationError, OfflineModeIsEnabled, UnicodeEncodeError)
     of_requests = (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError)
-    is_check = type(error) is ValueError and "improperly formatted" not in str(error)  # that is said of an answer
-    return is_check or isinstance(error, (*of_client, *of_requests))
+    return isinstance(error, (*of_client, *of_requests)) or (type(error) is ValueError and _is_of_library(error))
 
 
 def wait_to_retry(error: Exception, tries: int) -> None:

@@ -23,7 +23,8 @@ from sharding.core.limits import (
 from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import is_plain
-from sharding.storage.hub_client import Hub, checked_commit
+from sharding.storage.hub_answers import checked_commit, listed_files, parsed
+from sharding.storage.hub_client import Hub
 from sharding.storage.hub_lookup import is_reached
 from sharding.storage.hub_retry import may_pass, wait_to_retry
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
-_REF, _ENTRY = TypeAdapter(RepoRef), TypeAdapter(FileEntry)
+_REF = TypeAdapter(RepoRef)
 
 
 def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource":
@@ -45,7 +46,7 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource
     def pin() -> tuple[RepoRef, bool | None, bool]:
         info = hub.api.model_info(repo_id, revision=revision)
         named = {"kind": "hub", "repo_id": info.id, "revision": checked_commit(info.sha)}
-        return _REF.validate_python(named), _is_hidden(info), bool(info.gated)
+        return parsed(_REF, named), _is_hidden(info), bool(info.gated)
 
     ref, is_hidden, is_gated = hub.ask(repo_id, SourceError, pin)
     if is_gated:
@@ -179,18 +180,14 @@ class HubSource:
                     wait_to_retry(error, tries)
 
     def _list(self) -> list[FileEntry]:
-        from huggingface_hub import RepoFile
-
+        tree = self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision)
         files = []
-        for item in self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision):
-            if isinstance(item, RepoFile):
-                problem = name_problem(item.path) or ("" if is_plain(item.path) else "leads elsewhere")
-                if problem:
-                    message = f"The name of the file {shown_name(item.path)} in {self.ref.repo_id} {problem}."
-                    raise SourceError(message, "Whoever owns the repo should rename or remove it.")
-                sha256, git_sha1 = (item.lfs.sha256, None) if item.lfs else (None, item.blob_id)
-                told = {"path": item.path, "bytes": item.size, "sha256": sha256, "git_sha1": git_sha1}
-                files.append(_ENTRY.validate_python(told | {"xet_hash": item.xet_hash}))
+        for file in listed_files(tree):
+            problem = name_problem(file.path) or ("" if is_plain(file.path) else "leads elsewhere")
+            if problem:
+                message = f"The name of the file {shown_name(file.path)} in {self.ref.repo_id} {problem}."
+                raise SourceError(message, "Whoever owns the repo should rename or remove it.")
+            files.append(file)
             if len(files) > MAX_FILES:
                 message = f"{self.ref.repo_id} holds more than {MAX_FILES} files."
                 raise SourceError(message, "It is no repo of one model.")

@@ -65,13 +65,13 @@ class StagingBranch:
             )
         files = self._repo.files(head)
         paths = list(filter(self._is_record, files))
-        if sum(files[path].size for path in paths) > MAX_REPORT_BYTES:
+        if sum(files[path].bytes for path in paths) > MAX_REPORT_BYTES:
             raise DestinationError(
                 f"The records on the branch {STAGING_BRANCH} of {self._repo.repo_id} are larger than those of any job.",
                 "Discard them with --restart.",
             )
         with readers(RANGES_AT_ONCE) as pool:
-            texts = pool.map(lambda path: self._repo.read(head, path, files[path].size), paths)
+            texts = pool.map(lambda path: self._repo.read(head, path, files[path].bytes), paths)
             records = [parse_staged(text, job) for text in texts]
         found = {record.file: record for record in records if record}
         return whole(found, lambda record: holds(files.get(record.file), record))

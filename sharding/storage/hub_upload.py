@@ -1,6 +1,7 @@
 """Send one shard to a Hub: through hf-xet as a stream, or through LFS as one temporary file."""
 
 import hashlib
+import io
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,12 +68,11 @@ class XetShardWriter:
 class LfsShardWriter:
     """A shard for a Hub without Xet: LFS wants its SHA-256 first, so it waits in a nameless temporary file."""
 
-    bytes_deduplicated = 0
     stored = None
 
     def __init__(self, upload: Callable[[CommitOperationAdd], None], file: str) -> None:
         """Make the temporary file, which the system removes even if this process is killed."""
-        self.bytes_uploaded = 0
+        self.bytes_uploaded = self.bytes_deduplicated = self.bytes_written = 0
         self._sha256 = hashlib.sha256()
         self._upload = upload
         self._file = file
@@ -82,20 +82,34 @@ class LfsShardWriter:
         """Append bytes."""
         self._sha256.update(data)
         try:
-            self._part.write(data)
+            self.bytes_written += self._part.write(data)
         except OSError as error:
             hint = "Without Xet one shard at a time needs that room: free some, or choose a smaller shard size."
             raise DestinationError(f"The temporary folder cannot be written: {error}.", hint) from error
 
     def finish(self) -> str:
-        """Upload the file; return its SHA-256."""
-        size = self._part.tell()
-        self._part.seek(0)
-        self._upload(to_upload(self._file, self._part))
-        self.bytes_uploaded = size
+        """Upload the file, unless the store has its bytes already; return its SHA-256."""
+        self._part.seek(0)  # writes out what is held back
+        part = _CountedFile(self._part.raw)
+        operation = to_upload(self._file, part)
+        part.bytes_read = 0  # of the file's own hash
+        self._upload(operation)
+        self.bytes_uploaded = part.bytes_read
+        self.bytes_deduplicated = 0 if self.bytes_uploaded else self.bytes_written
         self.abort()
         return self._sha256.hexdigest()
 
     def abort(self) -> None:
         """Remove the temporary file, if it is there."""
         self._part.close()
+
+
+class _CountedFile(io.BufferedReader):
+    """A file that counts what is read of it."""
+
+    bytes_read = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.bytes_read += len(data)
+        return data

@@ -14,7 +14,7 @@ from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, JobStatus, Settings
 from sharding.report.events import event_json
-from sharding.storage.hub_lookup import Person
+from sharding.storage.hub_answers import Person
 from sharding.storage.hub_staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage, Told

@@ -19,8 +19,8 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Verified
 from sharding.report.schema import Report
+from sharding.storage.hub_answers import Person
 from sharding.storage.hub_client import Hub
-from sharding.storage.hub_lookup import Person
 from sharding.storage.hub_repo import HubRepo
 from sharding.storage.hub_source import HubSource
 from sharding.storage.hub_staging import STAGING_BRANCH

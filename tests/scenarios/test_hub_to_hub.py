@@ -179,7 +179,7 @@ def test_what_cannot_be_read_is_refused(hub: Server, checkpoint: Path, name: str
         (None, "alice/x-{}", "Nobody is signed in"),
         ("hf_nobody", "alice/x-{}", "not valid or has expired"),
         ("hf_alice_read", "alice/x-{}", "not allow"),
-        ("hf_alice", "bob/x-{}", "may not write to the namespace bob"),
+        ("hf_alice", "bob/x-{}", "does not allow it"),
         ("hf_alice", "alice/..", "no name|neither"),
     ],
 )

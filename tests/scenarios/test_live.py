@@ -11,8 +11,8 @@ import pytest
 from sharding.core.events import ShardFinished
 from sharding.core.values import Mismatch
 from sharding.localhub import commits, repos
+from sharding.storage.hub_answers import person_of
 from sharding.storage.hub_client import Hub
-from sharding.storage.hub_lookup import person_of
 from sharding.storage.hub_main import MainBranch
 from sharding.storage.hub_repo import HubRepo
 from sharding.storage.hub_source import HubSource

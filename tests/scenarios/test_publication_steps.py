@@ -218,6 +218,23 @@ def test_a_request_that_fails_for_good_ends_the_job_in_words_and_the_next_run_fi
     assert all("problem of its own" in error.message and error.hint for error in said)
 
 
+@pytest.mark.parametrize(
+    ("rule", "shows"),
+    [
+        (f"status:500@POST .*{MADE}/commit/main", "either the complete copy or nothing of it"),
+        (f"status:500@DELETE .*{MADE}/branch/", "the complete copy"),
+    ],
+)
+def test_a_publishing_that_fails_says_what_stays_and_who_sees_it(place: Place, rule: str, shows: str) -> None:
+    place.again()
+    with place.hub.failing(rule), pytest.raises(DestinationError) as refusal:
+        place.publish()
+    is_private = place.hub.api().model_info(MADE).private
+    who = "Only those who may see the repo see it." if is_private else "Everybody can see it."
+    said = f"{MADE} shows {shows}. The branch {STAGING_BRANCH} stays for the next run. {who}"
+    assert refusal.value.hint.endswith(said)
+
+
 def test_a_discard_whose_request_fails_for_good_says_so_and_the_next_ends_it(place: Place) -> None:
     stage(place)
     for number, _ in enumerate(steps_of(place.discard)):

@@ -30,7 +30,7 @@ from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
-from sharding.storage.hub_lookup import Person
+from sharding.storage.hub_answers import Person
 from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
 from sharding.storage.journal import JOURNAL_NAME
 from tests.conftest import environment, listing, write_checkpoint

@@ -14,7 +14,8 @@ from sharding.core.errors import DestinationError, SourceError
 from sharding.core.limits import LONGEST_GRANT_SECONDS
 from sharding.localhub import repos
 from sharding.storage import hub_guard
-from sharding.storage.hub_client import Hub, checked_commit
+from sharding.storage.hub_answers import checked_commit
+from sharding.storage.hub_client import Hub
 from sharding.storage.hub_lookup import Lookup
 from sharding.storage.hub_retry import OddAnswer
 from sharding.storage.hub_source import open_repo
@@ -124,7 +125,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_what_is_no_sha1_in_hex_is_no_commit(odd: Any) -> None:
     assert checked_commit(SHA) == SHA
-    with pytest.raises(TypeError):
+    with pytest.raises(OddAnswer, match="is no commit"):
         checked_commit(odd)
 
 

@@ -29,7 +29,7 @@ def info(hub: InHouse, token: str | None = TOKEN) -> Any:
 # --- Again, and how often -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["status:503", "status:429", "status:408", "cut:0", "null", "html"])
+@pytest.mark.parametrize("rule", ["status:503", "status:429", "status:408", "cut:0", "empty", "html"])
 def test_what_may_pass_is_asked_so_many_times_in_all(hub: InHouse, rule: str) -> None:
     for failures in (NETWORK_TRIES - 1, NETWORK_TRIES):
         hub.log.clear()

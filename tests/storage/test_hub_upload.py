@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sharding.core.errors import DestinationError
-from sharding.core.values import ShardRecord
+from sharding.core.values import FileEntry, ShardRecord
 from sharding.storage.hub_repo import has_content, holds
 from sharding.storage.hub_upload import XetShardWriter
 
@@ -73,25 +73,25 @@ def test_a_shard_of_which_the_store_says_that_it_is_another_is_not(said: dict[st
     assert refusal.value.hint
 
 
-def listed(size: int = RECORD.bytes, digest: str = RECORD.sha256) -> Any:
+def listed(size: int = RECORD.bytes, digest: str = RECORD.sha256) -> FileEntry:
     """A file as the Hub lists it."""
-    return SimpleNamespace(size=size, lfs=SimpleNamespace(sha256=digest), blob_id="0" * 40)
+    return FileEntry(RECORD.file, size, digest)
 
 
 def test_a_listed_file_is_a_shard_if_size_and_hash_are_its_own() -> None:
     assert holds(listed(), RECORD)
     assert not holds(listed(size=RECORD.bytes + 1), RECORD)
     assert not holds(listed(digest=OTHER), RECORD)
-    assert not holds(SimpleNamespace(size=RECORD.bytes, lfs=None), RECORD)  # type: ignore[arg-type]
+    assert not holds(FileEntry(RECORD.file, RECORD.bytes, git_sha1="0" * 40), RECORD)
     assert not holds(None, RECORD)
 
 
 def test_a_listed_file_has_a_content_if_its_hash_says_so_in_the_store_or_in_git() -> None:
     assert has_content(listed(), DATA)
     assert not has_content(listed(digest=OTHER), DATA)
-    in_git = SimpleNamespace(lfs=None, blob_id="b9bc29dcad5a29ec6b1a0e1d7ba7d3a1b7c5e6ef")
-    assert not has_content(in_git, DATA)  # type: ignore[arg-type]
-    hello = SimpleNamespace(lfs=None, blob_id="ce013625030ba8dba906f756967f9e9ca394464a")  # `git hash-object` of it
-    assert has_content(hello, b"hello\n")  # type: ignore[arg-type]
-    assert not has_content(hello, b"hello")  # type: ignore[arg-type]
+    in_git = FileEntry("a", 20, git_sha1="b9bc29dcad5a29ec6b1a0e1d7ba7d3a1b7c5e6ef")
+    assert not has_content(in_git, DATA)
+    hello = FileEntry("a", 6, git_sha1="ce013625030ba8dba906f756967f9e9ca394464a")  # `git hash-object` of it
+    assert has_content(hello, b"hello\n")
+    assert not has_content(hello, b"hello")
     assert not has_content(None, DATA)

@@ -27,9 +27,10 @@ LFS_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # huggingf
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[InHouse]:
     """A Hub without Xet."""
-    with hub_in_house(tmp_path_factory.mktemp("plain"), xet=False) as hub, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        push(hub, folder, SOURCE)
+    with hub_in_house(tmp_path_factory.mktemp("plain"), xet=False) as hub:
+        with pytest.MonkeyPatch.context() as patch:  # other Hubs have it
+            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+            push(hub, folder, SOURCE)
         yield hub
 
 
@@ -84,7 +85,30 @@ def test_without_xet_a_finished_shard_has_let_go_of_its_file_and_one_that_is_giv
     target.close()
     assert open_files(temporary) == 0
     assert noted(plain, name) == {one.file for one in records}
-    assert target.disk_bytes_written == target.bytes_uploaded == sum(one.bytes for one in records)
+    assert target.disk_bytes_written == sum(one.bytes for one in records) + len(b"half")
+
+
+@LFS_WARNS
+def test_without_xet_what_the_store_has_already_is_not_counted_as_uploaded(plain: InHouse, name: str) -> None:
+    target = begun(plain, name)
+    data = os.urandom(200_000)
+    sent(target, 1, data)
+    assert (target.bytes_uploaded, target.bytes_deduplicated) == (200_000, 0)
+    sent(target, 2, data)
+    assert (target.bytes_uploaded, target.bytes_deduplicated) == (200_000, 200_000)
+    assert target.disk_bytes_written == 400_000
+    target.close()
+
+
+@LFS_WARNS
+def test_without_xet_no_bar_of_the_client_is_drawn(
+    plain: InHouse, folder: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    for size in ("9kB", "8kB"):
+        *_, report = job.shard(str(folder), name, size, endpoint=plain.address, token=TOKEN)
+        assert isinstance(report, Report) and report.verification.identical
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("nothing_stays_on_this_disk")

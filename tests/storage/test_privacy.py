@@ -71,6 +71,7 @@ def test_a_repo_that_is_public_is_refused_where_the_copy_is_to_be_private(hub: I
         with pytest.raises(DestinationError, match="alice/copy exists and is public") as refusal:
             ask()
         assert f"{hub.address}/alice/copy/settings" in refusal.value.hint
+        assert "--public" in refusal.value.hint
     assert not hub.asked(WRITES)
 
 
