@@ -78,6 +78,7 @@ def test_the_result_is_that_of_one_machine(kind: str, checkpoint: Path, tmp_path
     assert cost.engine == "hands 1" and [node.node for node in cost.nodes] == ["here"] and not cost.repeated
     assert cost.nodes[0].parts == len(hands.sent) == 2 * len(many.shards)
     assert cost.nodes[0].bytes == 2 * sum(shard.bytes for shard in many.plan.shards)
+    assert cost.nodes[0].seconds > 0
     assert many.resources.bytes_read >= one.resources.bytes_read // 2 and many.resources.disk_bytes_written
 
 

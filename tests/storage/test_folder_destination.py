@@ -1,5 +1,6 @@
 """A folder is written whole or not at all, and never over what somebody else wrote."""
 
+import errno
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from sharding.formats.names import STAGING_FOLDER
 from sharding.storage import folder_destination as destination_room
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import FolderSource
+from sharding.storage.journal import Journal
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, in_cache, same
 from tests.storage.publications import write_pipeline
@@ -181,6 +183,18 @@ def test_a_disk_that_fills_up_meanwhile_keeps_finished_shards_and_says_so(
     with pytest.raises(DestinationError, match="is full"):
         finish(job.shard(str(checkpoint), str(place / "all"), "1GB"))
     assert not (place / "all").exists()
+
+
+def test_a_shard_that_cannot_be_noted_is_refused_with_the_name_of_the_folder(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(Journal, "note", full)
+    with pytest.raises(DestinationError) as refusal:
+        finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
+    assert str(tmp_path / "out") in refusal.value.message
 
 
 def test_a_part_that_another_job_publishes_just_then_does_not_end_the_job(

@@ -148,6 +148,18 @@ def test_another_state_of_any_weight_file_is_another_revision(
     assert open_source(str(weights)).ref.revision not in seen
 
 
+def test_a_revision_reads_headers_and_no_weights(weights: Path) -> None:
+    tensors = {"large": np.zeros(20_000_000, np.uint8)}
+    save_file(tensors, weights / ONE)
+
+    def read_bytes() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = read_bytes()
+    assert open_source(str(weights)).ref.revision
+    assert read_bytes() - before < 2_000_000
+
+
 @pytest.mark.parametrize("change", [longer, another_time, put_anew])
 @pytest.mark.parametrize("name", [TWO, "config.json"])
 @pytest.mark.parametrize("steady", [True, False])

@@ -19,7 +19,10 @@ from tests.storage.publications import write_pipeline, write_source
 from tests.storage.recorder import recorded
 
 VICTIMS = {"victim": b"victim", "sharding_report.json": b"{}", "model.safetensors": b"weights"}
-NAMED = ["../theirs/{}", "{theirs}/{}", "linked/{}", "sub/../../theirs/{}", "./../theirs/{}", "sub/linked/{}"]
+NAMED = [
+    "../theirs/{}", "{theirs}/{}", "linked/{}", "sub/../../theirs/{}", "./../theirs/{}", "sub/linked/{}",
+    "above/theirs/{}",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -44,6 +47,7 @@ def out(source: Path, tmp_path: Path, theirs: Path) -> Path:
     finish(job.shard(str(source), str(out), "200B"))
     (out / "linked").symlink_to(theirs)
     (out / "sub/linked").symlink_to(theirs)
+    (out / "above").symlink_to(theirs.parent)
     return out
 
 
