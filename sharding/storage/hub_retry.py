@@ -44,7 +44,10 @@ def may_pass(error: Exception) -> bool:
 
 def stumbles_over_answer(error: Exception) -> bool:
     """Return whether a library has stumbled over what it was answered."""
-    return isinstance(error, _STUMBLES) and _is_of_library(error)
+    from huggingface_hub.errors import HfHubHTTPError
+
+    is_status = isinstance(error, HfHubHTTPError)  # some of which are ValueErrors too
+    return isinstance(error, _STUMBLES) and not is_status and _is_of_library(error)
 
 
 def _is_of_library(error: Exception) -> bool:
