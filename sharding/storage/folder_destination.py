@@ -280,7 +280,8 @@ class FolderDestination:
         free = shutil.disk_usage(place).free + reclaimed_bytes
         if new_bytes + DISK_FLOOR_BYTES > free:
             raise DestinationError(
-                f"The result needs {format_bytes(new_bytes)} and the disk of {place} has {format_bytes(free)} free.",
+                f"The result needs {format_bytes(new_bytes)}, {format_bytes(DISK_FLOOR_BYTES)} more must stay free, "
+                f"and the disk of {place} has {format_bytes(free)} free.",
                 f"Free {format_bytes(new_bytes + DISK_FLOOR_BYTES - free)}, or choose a folder on another disk.",
             )
 
