@@ -207,7 +207,7 @@ class FolderDestination:
         """
         found = self._journal.path.exists()
         with explained(self._folder):
-            if found and (self._is_begun or not self._is_prepared):
+            if found and not self._journal.is_lost and (self._is_begun or not self._is_prepared):
                 self._lock()
                 for path in self._parts():
                     path.unlink(missing_ok=True)
@@ -251,10 +251,11 @@ class FolderDestination:
             try:
                 self._journal.lock()
             except BlockingIOError as error:
+                who = self._journal.holder()
                 raise DestinationError(
-                    f"Another job is writing to {self._folder} right now.",
-                    "Wait for it, or choose another folder. One that was killed on another machine counts as ended "
-                    f"after {LEASE_SECONDS:.0f} s.",
+                    f"Another job is writing to {self._folder} right now{who and f': {who}'}.",
+                    "Wait for it, or choose another folder. One that was killed on another machine or in another "
+                    f"container counts as ended after {LEASE_SECONDS:.0f} s.",
                 ) from error
 
     def _refuse_foreign(self, source: RepoRef) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -249,6 +250,25 @@ def test_an_interrupt_ends_cleanly_with_130_and_says_how_to_resume(
     again = run("shard", checkpoint, tmp_path / "out", "-s", "20kB")
     assert again.returncode == 0
     assert "was finished by an earlier run and is kept" in again.stderr
+
+
+def test_a_second_job_is_told_which_process_is_at_work_and_touches_nothing(
+    run: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    job = start_slow_job(checkpoint, out)
+    try:
+        before = listing(out)
+        for words in (["shard", checkpoint, out, "-s", "20kB"], ["shard", checkpoint, out], ["discard", out]):
+            refused = run(*words)
+            assert refused.returncode == 3
+            who = f"process {job.pid} on {socket.gethostname()}"
+            assert f"Another job is writing to {out} right now: {who}.\nWait for it, " in refused.stderr
+            assert "could not be removed" not in refused.stderr and listing(out) == before
+    finally:
+        job.terminate()
+        job.communicate(timeout=60)
+    assert run("discard", out).returncode == 0 and listing(out) == {}
 
 
 HOSTILE = "w\x1b[31m\x7f\x9b\u200b\u202e\u2066\U000e0041é"
