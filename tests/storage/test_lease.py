@@ -109,6 +109,30 @@ def test_a_process_that_cannot_be_asked_about_here_holds_a_folder_by_the_age_of_
         shutil.rmtree(out)
 
 
+def test_a_process_of_a_container_of_the_same_name_is_not_taken_for_one_that_has_ended_here(tmp_path: Path) -> None:
+    script = (
+        "import os; from pathlib import Path; from sharding.storage.lease import Lease\n"
+        f"Lease(Path({str(tmp_path)!r})).take(); os._exit(9)"
+    )
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    try:
+        subprocess.run([*apart, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no right to make a namespace here")
+    assert subprocess.run([*apart, sys.executable, "-c", script]).returncode == 9
+    host, *_, namespace = (tmp_path / LEASE_NAME).read_text().split()
+    assert host == socket.gethostname() and namespace != os.readlink("/proc/self/ns/pid")
+    with pytest.raises(BlockingIOError):
+        Lease(tmp_path).take()
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").is_symlink(), reason="no /proc here")
+def test_a_lease_says_the_boot_and_the_namespace_of_its_process(tmp_path: Path) -> None:
+    *_, boot, namespace = of_this_machine(tmp_path).read_text().split()
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert namespace == os.readlink("/proc/self/ns/pid")
+
+
 def test_without_proc_a_process_of_this_host_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("_BOOT_ID", "_NAMESPACE"):
         monkeypatch.setattr(f"sharding.storage.lease.{place}", tmp_path / "no such place")
