@@ -69,7 +69,7 @@ class Journal:
                 if not os.path.exists(self.path) or not os.path.samestat(os.fstat(stream.fileno()), self.path.stat()):
                     raise BlockingIOError("another job has just removed it")
             self._lease.take()
-        except OSError:
+        except BaseException:
             stream.close()
             raise
         self._stream = stream

@@ -15,8 +15,8 @@ from sharding.core.text import shown_name
 LEASE_NAME = "sharding_lease.part"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
-_LOCKED = "locked"
-"""The last word of a lease whose holder has the lock of the folder as well."""
+_LOCKED = "+"
+"""Begins a lease whose holder has the lock of the folder as well: first, as a kill may cut the others short."""
 
 
 class Lease:
@@ -37,9 +37,8 @@ class Lease:
         """Hold the folder and begin to renew. Raises BlockingIOError while another job holds it."""
         self.clear()
         host, *where = _here()
-        lock = [_LOCKED] if self._beside_lock else []
-        words = [host, os.getpid(), psutil.Process().create_time(), uuid4().hex, *where, *lock]
-        text = " ".join(map(str, words))
+        words = [host, os.getpid(), psutil.Process().create_time(), uuid4().hex, *where]
+        text = _LOCKED * self._beside_lock + " ".join(map(str, words))
         try:
             file = open(self._path, "x")  # noqa: SIM115 - at most one succeeds, over NFS too
         except FileExistsError as error:
@@ -47,7 +46,7 @@ class Lease:
         try:
             with file:
                 file.write(text)
-        except OSError:
+        except BaseException:
             self._path.unlink()
             raise
         self._text = text
@@ -57,8 +56,8 @@ class Lease:
         """Remove a lease that holds nothing any more. Raises BlockingIOError while another job holds the folder."""
         with suppress(FileNotFoundError):
             text = self._path.read_text()
-            if self._beside_lock and (not text or text.endswith(f" {_LOCKED}")):  # empty: killed before it was written
-                self._path.unlink()  # who had the lock before is gone
+            if self._beside_lock and text[:1] in ("", _LOCKED):  # who had the lock before is gone
+                self._path.unlink()
                 return
             if self._is_alive(text):
                 raise BlockingIOError(f"{text.partition(' ')[0]} holds {self._path.parent}")
@@ -72,7 +71,7 @@ class Lease:
     def holder(self) -> str:
         """Return who says to hold the folder, such as "process 17 on box"; "" where nobody does."""
         with suppress(OSError, ValueError):
-            host, pid, *_ = self._path.read_text().split()
+            host, pid, *_ = self._path.read_text().removeprefix(_LOCKED).split()
             return f"process {shown_name(pid)} on {shown_name(host)}"
         return ""
 
@@ -100,7 +99,7 @@ class Lease:
         return False
 
     def _is_alive(self, text: str) -> bool:
-        host, pid, began, _, *where = (*text.split(), "", "", "", "")
+        host, pid, began, _, *where = (*text.removeprefix(_LOCKED).split(), "", "", "", "")
         if [host, *where[:2]] == _here() and pid.isdecimal():
             with suppress(psutil.NoSuchProcess):
                 return str(psutil.Process(int(pid)).create_time()) == began

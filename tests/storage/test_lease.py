@@ -226,7 +226,7 @@ def test_a_job_of_one_machine_keeps_those_of_many_out(
     assert finish(events).verification.identical and not (out / STAGING_FOLDER).exists()
 
 
-@pytest.mark.parametrize("left", ["elsewhere 17 1.0 abc boot pid:[1] locked", ""])
+@pytest.mark.parametrize("left", ["+elsewhere 17 1.0 abc boot pid:[1]", "+elsew", ""])
 def test_who_has_the_lock_of_a_folder_waits_for_nobody_who_had_it(checkpoint: Path, tmp_path: Path, left: str) -> None:
     staging = tmp_path / "out" / STAGING_FOLDER
     staging.mkdir(parents=True)
