@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from sharding import __version__
+from sharding.cli.outlet import Outlet
 from sharding.core import options
 from sharding.core.environment import hub_token
 from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
@@ -321,6 +322,8 @@ def localhub(context: typer.Context) -> None:
 def main() -> None:
     """Run the command line and exit: 0 done, 1 a "no", 2 wrong usage, 3 refused or failed, 130 cancelled."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _interrupt)
     # A header makes hundreds of thousands of small values that stay: looking through them less often saves a sixth.
     gc.set_threshold(100_000, 50, 100)
     try:
@@ -347,7 +350,9 @@ def _size(given: str | None, single_file: bool) -> str:
     return SINGLE_FILE if single_file else DEFAULT_MAX_SHARD_SIZE if given is None else given
 
 
-def _interrupt(*_: object) -> NoReturn:
+def _interrupt(number: int, _: object) -> NoReturn:
+    if number == signal.SIGHUP:  # of a closed terminal the shell tells as well as the system
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -367,7 +372,7 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
                     yield terminal
                 except KeyboardInterrupt as error:
                     hint = "What is finished is kept: run the same command again to go on, or with --restart anew."
-                    raise Cancelled("Cancelled.", hint if resumable else "") from error
+                    raise Cancelled(str(error) or "Cancelled.", hint if resumable else "") from error
         except ShardingError as error:
             _strike_out_token(error)
             terminal.error(error)
@@ -388,7 +393,7 @@ def _last_resort() -> Iterator[None]:
     """Turn what nobody foresaw into a sentence: a traceback would end with status 1, which means that copies differ."""
     try:
         yield
-    except (ShardingError, typer.Exit, typer.Abort, BrokenPipeError):
+    except (ShardingError, typer.Exit, typer.Abort):
         raise
     except Exception as error:
         raise unforeseen(error) from error
@@ -397,6 +402,7 @@ def _last_resort() -> Iterator[None]:
 def _follow(
     events: "Generator[Event, None, None]", terminal: "Terminal", as_json: bool, as_events: bool
 ) -> "Event | None":
+    from sharding.core.events import Progress
     from sharding.report.events import event_json
 
     event = None
@@ -404,6 +410,8 @@ def _follow(
         for event in events:
             if as_events:
                 _print_json(event_json(event))
+                if isinstance(event, Progress) and isinstance(sys.stdout, Outlet) and sys.stdout.is_unread:
+                    raise KeyboardInterrupt("Cancelled: nobody reads the events any more.")
             else:
                 terminal.event(event)
     if as_json and event:

@@ -1,22 +1,30 @@
-"""Start the command where there may not even be the memory to import it."""
+"""Start the command where there may not even be the memory to import it, or nobody to read what it prints."""
 
 import json
 import sys
+from contextlib import suppress
 
-from sharding.core.errors import Fault, unforeseen
+from sharding.cli.outlet import open_outlets
+from sharding.core.errors import Fault, ShardingError, unforeseen
 
 
 def main() -> None:
-    """Run a command. Where there is not even the memory to begin, a sentence says so, and the status is 3."""
+    """Run a command. Where there is not even the memory to begin, or its output cannot be written: status 3."""
+    open_outlets()
     try:
-        from sharding.cli import commands
+        try:
+            from sharding.cli import commands
 
-        commands.main()
+            commands.main()
+        finally:
+            sys.stdout.flush()
     except Exception as error:
-        lack = unforeseen(error)
+        lack = error if isinstance(error, ShardingError) else unforeseen(error)
         if isinstance(lack, Fault):
             raise
         print(lack.message, lack.hint, sep="\n", file=sys.stderr)
         if {"--json", "--events"} & set(sys.argv):
-            print(json.dumps({"error": {"kind": type(lack).__name__, "message": lack.message, "hint": lack.hint}}))
+            with suppress(ShardingError):
+                error_json = {"kind": type(lack).__name__, "message": lack.message, "hint": lack.hint}
+                print(json.dumps({"error": error_json}), flush=True)
         sys.exit(lack.exit_status)

@@ -127,8 +127,12 @@ class RayWorkers:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Have SIGTERM end this process as before: Ray takes it."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    if current_thread() is main_thread():
-        signal.signal(signal.SIGTERM, before)
+    """Have signals end this process as before, whatever comes of it: Ray takes SIGTERM."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
+    try:
+        yield
+    finally:
+        if current_thread() is main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)

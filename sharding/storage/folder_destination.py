@@ -208,7 +208,7 @@ class FolderDestination:
         """
         found = self._journal.path.exists()
         with explained(self._folder):
-            if found and (self._is_begun or not self._is_prepared):
+            if found and not self._journal.is_lost and (self._is_begun or not self._is_prepared):
                 self._lock()
                 for path in self._parts():
                     path.unlink(missing_ok=True)
@@ -252,10 +252,11 @@ class FolderDestination:
             try:
                 self._journal.lock()
             except BlockingIOError as error:
+                who = self._journal.holder()
                 raise DestinationError(
-                    f"Another job is writing to {self._folder} right now.",
-                    "Wait for it, or choose another folder. One that was killed on another machine counts as ended "
-                    f"after {LEASE_SECONDS:.0f} s.",
+                    f"Another job is writing to {self._folder} right now{who and f': {who}'}.",
+                    "Wait for it, or choose another folder. One that was killed on another machine or in another "
+                    f"container counts as ended after {LEASE_SECONDS:.0f} s.",
                 ) from error
 
     def _refuse_foreign(self, source: RepoRef) -> None:
@@ -281,7 +282,8 @@ class FolderDestination:
         free = shutil.disk_usage(place).free + reclaimed_bytes
         if new_bytes + DISK_FLOOR_BYTES > free:
             raise DestinationError(
-                f"The result needs {format_bytes(new_bytes)} and the disk of {place} has {format_bytes(free)} free.",
+                f"The result needs {format_bytes(new_bytes)}, {format_bytes(DISK_FLOOR_BYTES)} more must stay free, "
+                f"and the disk of {place} has {format_bytes(free)} free.",
                 f"Free {format_bytes(new_bytes + DISK_FLOOR_BYTES - free)}, or choose a folder on another disk.",
             )
 

@@ -61,7 +61,7 @@ class StagingBranch:
         if job is None or job.plan_id != plan_id:
             raise DestinationError(
                 f"{self._repo.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
-                "Finish that one first, choose another name, or discard it with --restart.",
+                "If it is running, wait for it. Else finish it, choose another name, or discard it with --restart.",
             )
         files = self._repo.files(head)
         paths = list(filter(self._is_record, files))

@@ -18,14 +18,14 @@ JOURNAL_NAME = "sharding_journal.part"
 class Journal:
     """A file with one JSON object a line: first the `StagedJob`, then a `ShardRecord` for every finished shard.
 
-    It is locked while a job writes to it, so that two jobs cannot share a folder; one that machines share is held by a
-    lease instead. All methods raise OSError as files do.
+    It is locked while a job writes to it, and its folder held by a lease, so that two jobs cannot share a folder. One
+    that machines share is held by a lease alone. All methods raise OSError as files do.
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
         """Take the journal of `folder`. Opens nothing."""
         self._is_shared = is_shared
-        self._lease = Lease(folder)
+        self._lease = Lease(folder, beside_lock=not is_shared)
         self.path = folder / JOURNAL_NAME
         self.bytes_written = 0
         self._stream: FileIO | None = None
@@ -34,6 +34,15 @@ class Journal:
     def is_ours(self) -> bool:
         """Whether this job holds the lock."""
         return self._stream is not None and not self._lease.is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another job has taken the folder over from this one."""
+        return self._lease.is_lost
+
+    def holder(self) -> str:
+        """Return which process says to be at work in the folder, "" where none does."""
+        return self._lease.holder()
 
     def job(self) -> StagedJob | None:
         """Return the job that the journal is of."""
@@ -55,14 +64,12 @@ class Journal:
         # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
         stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         try:
-            if self._is_shared:
-                self._lease.take()
-            else:
+            if not self._is_shared:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.exists(self.path) or not os.path.samestat(os.fstat(stream.fileno()), self.path.stat()):
                     raise BlockingIOError("another job has just removed it")
-                self._lease.clear()
-        except OSError:
+            self._lease.take()
+        except BaseException:
             stream.close()
             raise
         self._stream = stream
@@ -92,6 +99,8 @@ class Journal:
 
     def remove(self) -> None:
         """Delete the journal, and let go of it: what it spoke of is published or discarded."""
+        if not self._is_shared:  # the lock still holds, and a journal alone is what the next job looks for
+            self._lease.release()
         self.path.unlink(missing_ok=True)
         self.close()
 

@@ -1,4 +1,4 @@
-"""Hold a folder that machines share, where no lock is to be relied on: by a file that its holder renews."""
+"""Hold a folder by a file that its holder renews: machines that share it see who is at work, where no lock is."""
 
 import os
 import socket
@@ -10,31 +10,45 @@ from uuid import uuid4
 import psutil
 
 from sharding.core.limits import LEASE_SECONDS
+from sharding.core.text import shown_name
 
 LEASE_NAME = "sharding_lease.part"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/pid")
+_LOCKED = "+"
+"""Begins a lease whose holder has the lock of the folder as well: first, as a kill may cut the others short."""
 
 
 class Lease:
     """A file that says who holds a folder. One that is not renewed, or whose process has ended here, holds nothing.
 
-    Methods raise OSError as files do.
+    Only a process of this boot and this namespace of process ids can be asked about: the lease of any other counts by
+    its age, whatever its host is called. Methods raise OSError as files do.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Take the lease of `folder`, there or not. Opens nothing."""
+    def __init__(self, folder: Path, *, beside_lock: bool = False) -> None:
+        """Take the lease of `folder`, there or not; `beside_lock` if only who has its lock takes it. Opens nothing."""
         self._path = folder / LEASE_NAME
+        self._beside_lock = beside_lock
         self._text = ""
         self._over = Event()
 
     def take(self) -> None:
         """Hold the folder and begin to renew. Raises BlockingIOError while another job holds it."""
         self.clear()
-        text = f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time()} {uuid4().hex}"
+        host, *where = _here()
+        words = [host, os.getpid(), psutil.Process().create_time(), uuid4().hex, *where]
+        text = _LOCKED * self._beside_lock + " ".join(map(str, words))
         try:
-            with open(self._path, "x") as file:  # at most one succeeds, over NFS too
-                file.write(text)
+            file = open(self._path, "x")  # noqa: SIM115 - at most one succeeds, over NFS too
         except FileExistsError as error:
             raise BlockingIOError(f"{self._path} is there") from error
+        try:
+            with file:
+                file.write(text)
+        except BaseException:
+            self._path.unlink()
+            raise
         self._text = text
         Thread(target=self._renew, name="lease", daemon=True).start()
 
@@ -42,6 +56,9 @@ class Lease:
         """Remove a lease that holds nothing any more. Raises BlockingIOError while another job holds the folder."""
         with suppress(FileNotFoundError):
             text = self._path.read_text()
+            if self._beside_lock and text[:1] in ("", _LOCKED):  # who had the lock before is gone
+                self._path.unlink()
+                return
             if self._is_alive(text):
                 raise BlockingIOError(f"{text.partition(' ')[0]} holds {self._path.parent}")
             aside = self._path.with_suffix(f".{uuid4().hex}.part")
@@ -51,6 +68,13 @@ class Lease:
                 raise BlockingIOError(f"{self._path} is new")
             aside.unlink()
 
+    def holder(self) -> str:
+        """Return who says to hold the folder, such as "process 17 on box"; "" where nobody does."""
+        with suppress(OSError, ValueError):
+            host, pid, *_ = self._path.read_text().removeprefix(_LOCKED).split()
+            return f"process {shown_name(pid)} on {shown_name(host)}"
+        return ""
+
     @property
     def is_lost(self) -> bool:
         """Whether another job has taken the folder over, as after a sleep of this machine."""
@@ -59,7 +83,8 @@ class Lease:
     def refuse_lost(self) -> None:
         """Raise OSError where the lease is lost."""
         if self.is_lost:
-            raise OSError("another job has taken it over meanwhile")
+            who = self.holder()
+            raise OSError(f"another job has taken it over meanwhile{who and f': {who}'}")
 
     def release(self) -> None:
         """Let go of the folder."""
@@ -74,8 +99,8 @@ class Lease:
         return False
 
     def _is_alive(self, text: str) -> bool:
-        host, pid, began, *_ = (*text.split(), "", "", "")
-        if host == socket.gethostname() and pid.isdecimal():
+        host, pid, began, _, *where = (*text.removeprefix(_LOCKED).split(), "", "", "", "")
+        if [host, *where[:2]] == _here() and pid.isdecimal():
             with suppress(psutil.NoSuchProcess):
                 return str(psutil.Process(int(pid)).create_time()) == began
             return False
@@ -95,3 +120,12 @@ class Lease:
             with suppress(OSError):
                 if self._is_own():
                     os.utime(self._path)
+
+
+def _here() -> list[str]:
+    """Return the host, its boot, and the namespace of process ids: containers may share a host's name and its ids."""
+    here = [socket.gethostname(), "-", "-"]
+    with suppress(OSError):  # no /proc, as on macOS
+        here[1] = _BOOT_ID.read_text().strip()
+        here[2] = str(_NAMESPACE.readlink())
+    return here

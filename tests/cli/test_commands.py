@@ -2,10 +2,12 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,7 +211,12 @@ def test_help_needs_no_heavy_library(command: list[str]) -> None:
     assert "Usage: shard-my-repo" in done.stdout
 
 
-def start_slow_job(checkpoint: Path, out: Path) -> "subprocess.Popen[str]":
+def hear_hangups() -> None:
+    """Undo what nohup does, in which tests may have been started."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def start_slow_job(checkpoint: Path, out: Path, **more: Any) -> "subprocess.Popen[str]":
     """A job that is certainly still at work after its first shard: writing the next one takes it a minute."""
     script = (
         "import time; from sharding.storage.folder_destination import FolderDestination; open_shard = FolderDestination.open_shard\n"
@@ -220,17 +227,18 @@ def start_slow_job(checkpoint: Path, out: Path) -> "subprocess.Popen[str]":
         "    for _ in range(1200 * (len(opened) > 1)): time.sleep(0.05)\n"
         "    return open_shard(*arguments)\n"
         "FolderDestination.open_shard = slow\n"
-        "from sharding.cli.commands import main; main()"
+        "from sharding.cli.start import main; main()"
     )
     command = [sys.executable, "-c", script, "shard", str(checkpoint), str(out), "-s", "20kB", "--events"]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    usual: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": hear_hangups}
+    job = subprocess.Popen(command, text=True, env=environment(), **(usual | more))
     assert job.stdout
     while '"shard-finished"' not in job.stdout.readline():
         pass
     return job
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_ends_cleanly_with_130_and_says_how_to_resume(
     run: Run, checkpoint: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:
@@ -249,6 +257,25 @@ def test_an_interrupt_ends_cleanly_with_130_and_says_how_to_resume(
     again = run("shard", checkpoint, tmp_path / "out", "-s", "20kB")
     assert again.returncode == 0
     assert "was finished by an earlier run and is kept" in again.stderr
+
+
+def test_a_second_job_is_told_which_process_is_at_work_and_touches_nothing(
+    run: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    job = start_slow_job(checkpoint, out)
+    try:
+        before = listing(out)
+        for words in (["shard", checkpoint, out, "-s", "20kB"], ["shard", checkpoint, out], ["discard", out]):
+            refused = run(*words)
+            assert refused.returncode == 3
+            who = f"process {job.pid} on {socket.gethostname()}"
+            assert f"Another job is writing to {out} right now: {who}.\nWait for it, " in refused.stderr
+            assert "could not be removed" not in refused.stderr and listing(out) == before
+    finally:
+        job.terminate()
+        job.communicate(timeout=60)
+    assert run("discard", out).returncode == 0 and listing(out) == {}
 
 
 HOSTILE = "w\x1b[31m\x7f\x9b\u200b\u202e\u2066\U000e0041é"

@@ -134,19 +134,33 @@ def test_where_there_is_no_memory_to_begin_a_sentence_says_so(
         assert told["kind"] == "Refused" and said.err == f"{told['message']}\n{told['hint']}\n"
 
 
-def test_sigterm_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("sent", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
+def test_a_signal_is_an_interrupt_and_a_closed_terminal_one_however_often_it_is_told(
+    sent: list[signal.Signals], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_away: list[bool] = []
+
+    def discard(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(sent[0])
+        finally:
+            for number in sent[1:]:
+                signal.raise_signal(number)
+            put_away.append(True)
+
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.setattr("gc.set_threshold", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["shard-my-repo", "discard", "a/b"])
-    monkeypatch.setattr(job, "discard", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(job, "discard", discard)
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
     try:
         with pytest.raises(SystemExit):
             commands.main()
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert ended == [130]
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended == [130] and put_away == [True]
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan"])

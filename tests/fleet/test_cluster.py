@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -119,24 +120,30 @@ def test_a_node_with_this_version_does_its_part(ray: PretendRay, checkpoint: Pat
 
 
 @pytest.mark.parametrize("address", ["local", "auto"])
-def test_sigterm_ends_the_command_as_it_did_before(
-    ray: PretendRay, address: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_signals_end_the_command_as_they_did_before_whether_or_not_a_cluster_is_there(
+    ray: PretendRay, address: str, number: signal.Signals, is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def handler(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def init(*given: Any, **more: Any) -> None:
+        usual(*given, **more)
+        signal.signal(number, signal.SIG_IGN)
+        if not is_there:
+            raise ConnectionError("nobody is there")
+
     monkeypatch.setenv("RAY_ADDRESS", address)
     usual = ray.init
-    monkeypatch.setattr(
-        ray, "init", lambda *given, **more: (usual(*given, **more), signal.signal(signal.SIGTERM, signal.SIG_IGN))
-    )
-    before = signal.signal(signal.SIGTERM, handler)
+    monkeypatch.setattr(ray, "init", init)
+    before = signal.signal(number, handler)
     try:
-        with ray_workers():
-            assert signal.getsignal(signal.SIGTERM) is handler
-        assert signal.getsignal(signal.SIGTERM) is handler
+        with nullcontext() if is_there else pytest.raises(Refused), ray_workers():
+            assert signal.getsignal(number) is handler
+        assert signal.getsignal(number) is handler
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
 
 
 def test_a_cluster_that_cannot_be_reached_is_refused(ray: PretendRay, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tests.conftest import in_two_files, listing
 from tests.folders import finish, staged
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.inhouse import InHouse, hub_in_house
+from tests.storage.steps import heads
 
 NOWHERE = "http://127.0.0.1:9"
 MADE = "alice/made"
@@ -126,6 +127,19 @@ def test_a_job_without_a_finished_shard_leaves_no_repo_that_it_made_and_no_branc
     assert exists(hub, made) == was_there
     if was_there:
         assert branches(hub, made) == {"main"} and files_of(hub, made) == {".gitattributes"}
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+def test_a_second_job_for_a_repo_is_refused_and_touches_nothing_of_the_first(
+    finished: int, folder: Path, hub: InHouse, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begun(folder, made, hub, monkeypatch, finished)
+    before = heads(hub, made)
+    with pytest.raises(DestinationError, match="holds an unfinished job of another plan") as refused:
+        finish(job.shard(str(folder), made, "50kB", endpoint=hub.address, token=TOKEN))
+    assert "If it is running, wait for it." in refused.value.hint
+    assert "could not be removed" not in refused.value.hint and heads(hub, made) == before
+    first.close()
 
 
 @pytest.mark.parametrize("hint", ["Mend it.", ""])

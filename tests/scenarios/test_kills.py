@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from sharding.formats.names import STAGING_FOLDER
+from sharding.storage.journal import JOURNAL_NAME
+from sharding.storage.lease import LEASE_NAME
 from tests.conftest import ROOT, environment, listing, new_seed, write_checkpoint
 from tests.folders import staged
 from tests.hubs import push
@@ -70,7 +72,8 @@ def test_kills_at_random_moments_lose_nothing(wanted: int, tmp_path: Path) -> No
 def assert_complete(out: Path, whole: Path) -> None:
     """An index stands beside everything that it needs, even if the job had not ended yet."""
     found = stable(out)
-    found.pop(f"{STAGING_FOLDER}/sharding_journal.part", None)
+    for name in (JOURNAL_NAME, LEASE_NAME):
+        found.pop(f"{STAGING_FOLDER}/{name}", None)
     assert found == stable(whole)
 
 

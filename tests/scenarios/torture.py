@@ -33,6 +33,7 @@ from sharding.storage.folder_writing import staging_in
 from sharding.storage.hub_answers import Person
 from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
 from sharding.storage.journal import JOURNAL_NAME
+from sharding.storage.lease import LEASE_NAME
 from tests.conftest import environment, listing, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
@@ -65,7 +66,7 @@ def stable(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
 
 
-JOURNAL = f"{STAGING_FOLDER}/{JOURNAL_NAME}"
+JOURNAL, LEASE = (f"{STAGING_FOLDER}/{name}" for name in (JOURNAL_NAME, LEASE_NAME))
 
 
 # --- A folder -------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ def torture_folder(place: Path, kills: int, moments: random.Random) -> Tally:
         tally.kills += killed
         found = stable(out) if out.exists() else {}
         if INDEX in found:
-            assert {**found, JOURNAL: b""} == {**whole, JOURNAL: b""}
+            assert {**found, JOURNAL: b"", LEASE: b""} == {**whole, JOURNAL: b"", LEASE: b""}
             shutil.rmtree(out)
             noted, tally.finished = {}, tally.finished + 1
         else:

@@ -132,7 +132,9 @@ def test_a_destination_without_room_is_refused_with_the_figures(
 ) -> None:
     usage = destination_room.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(destination_room.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(DestinationError, match=r"needs 2\d\d\.\d kB and the disk of .* has 1\.0 kB free"):
+    with pytest.raises(
+        DestinationError, match=r"needs 2\d\d\.\d kB, 64\.0 MB more must stay free, and the disk of .* has 1\.0 kB free"
+    ):
         finish(job.shard(str(checkpoint), str(tmp_path / "a/b/out"), "60kB"))
     assert not (tmp_path / "a").exists()
 

@@ -63,7 +63,8 @@ def test_preparing_keeps_what_is_to_be_kept_and_removes_all_else_of_another_plan
     (staged(out) / "sharding_file0.part").write_bytes(b"beside")
     (staged(out) / "mine.txt").write_bytes(b"mine")
     (out / "mine.safetensors.part").write_bytes(b"mine")
-    always = {"mine.safetensors.part", f"{STAGING_FOLDER}/mine.txt", f"{STAGING_FOLDER}/sharding_journal.part"}
+    ours = ("mine.txt", "sharding_journal.part", "sharding_lease.part")
+    always = {"mine.safetensors.part", *(f"{STAGING_FOLDER}/{name}" for name in ours)}
     for job_now, kept in ((JOB, [FILE, "last.safetensors"]), (JOB, [FILE]), (replace(JOB, plan_id="another"), [])):
         target = FolderDestination(out)
         target.prepare(job_now, [records[file] for file in kept], 0)

@@ -157,6 +157,25 @@ def test_a_job_of_many_machines_that_loses_its_folder_publishes_nothing(
     assert listing(out) == before
 
 
+@pytest.mark.parametrize("workers", [None, "ray"])
+def test_a_job_that_loses_its_folder_before_it_has_finished_a_shard_leaves_it_to_the_other(
+    source: Path, out: Path, led: Callable[[Hands], Hands], workers: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led(Hands())
+    note, seen = FolderDestination.note, []
+
+    def note_too_late(target: FolderDestination, shard: ShardRecord) -> None:
+        (staged(out) / LEASE_NAME).write_text(ANOTHER)
+        seen.append(listing(out))
+        note(target, shard)
+
+    monkeypatch.setattr(FolderDestination, "note", note_too_late)
+    with pytest.raises(DestinationError, match="another job has taken it over.*: process 17 on elsewhere") as refused:
+        finish(job.shard(str(source), str(out), "1GB", workers=workers))
+    assert "could not be removed" not in refused.value.hint
+    assert seen == [listing(out)]
+
+
 # --- What else somebody keeps there ---------------------------------------------------------------------------
 
 

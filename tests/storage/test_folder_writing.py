@@ -121,7 +121,7 @@ def test_what_is_written_is_counted_and_has_no_name_yet(tmp_path: Path, target: 
         assert target.open_finished(file) is None, "it is read when all are written"
     journal = (staged(tmp_path / "out") / "sharding_journal.part").stat().st_size
     assert written() == journal + 15
-    staging = {"sharding_journal.part", f"{FILE}.part", "unet%2Fmodel.safetensors.part"}
+    staging = {"sharding_journal.part", "sharding_lease.part", f"{FILE}.part", "unet%2Fmodel.safetensors.part"}
     assert set(listing(tmp_path / "out")) == {f"{STAGING_FOLDER}/{name}" for name in staging}
     read = target.open_staged([FILE, "unet/model.safetensors"])
     assert b"".join(read.read("unet/model.safetensors", 2, 9)) == (b"12345" * 2)[2:9]

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,12 +14,14 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
+from sharding.core.events import ShardFinished
 from sharding.core.limits import LEASE_SECONDS
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.journal import JOURNAL_NAME
 from sharding.storage.lease import LEASE_NAME, Lease
+from tests.conftest import listing
 from tests.fleet.hands import Hands, led
-from tests.folders import reshard
+from tests.folders import finish, reshard
 
 __all__ = ["led"]
 
@@ -56,11 +59,90 @@ def test_of_a_process_that_has_ended_here_it_is_taken_over_at_once(tmp_path: Pat
     lease.release()
 
 
+def of_this_machine(folder: Path, **words: object) -> Path:
+    """The lease of a process of this machine that has not let go; some of its `words` are others."""
+    lease = Lease(folder)
+    lease.take()
+    file = folder / LEASE_NAME
+    known = dict(zip(("host", "pid", "began", "id", "boot", "namespace"), file.read_text().split(), strict=True))
+    lease.release()
+    file.write_text(" ".join(map(str, (known | words).values())).strip())
+    return file
+
+
+def ended_process() -> int:
+    with subprocess.Popen(["true"]) as process:
+        return process.pid
+
+
 def test_a_process_id_that_was_given_anew_holds_nothing(tmp_path: Path) -> None:
-    (tmp_path / LEASE_NAME).write_text(f"{socket.gethostname()} {os.getpid()} 1.0 abc")
+    of_this_machine(tmp_path, began=1.0)
     lease = Lease(tmp_path)
     lease.take()
     lease.release()
+
+
+ELSEWHERE = {
+    "another machine of this name": {"boot": "9e0d5f3c-0000-4000-8000-000000000000"},
+    "another container": {"namespace": "pid:[1]"},
+    "an earlier version": {"boot": "", "namespace": ""},
+}
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_process_that_cannot_be_asked_about_here_holds_a_folder_by_the_age_of_its_lease(
+    checkpoint: Path, tmp_path: Path, where: str
+) -> None:
+    out = tmp_path / "out"
+    staging = out / STAGING_FOLDER
+    for pid in (ended_process(), os.getpid()):
+        staging.mkdir(parents=True)
+        (staging / JOURNAL_NAME).touch()
+        lease = of_this_machine(staging, pid=pid, **ELSEWHERE[where])
+        before = listing(out)
+        with pytest.raises(DestinationError, match=f"right now: process {pid} on {socket.gethostname()}") as refused:
+            reshard(checkpoint, out)
+        assert listing(out) == before and "could not be removed" not in refused.value.hint
+        long_ago = lease.stat().st_mtime - LEASE_SECONDS - 5
+        os.utime(lease, (long_ago, long_ago))
+        reshard(checkpoint, out)
+        shutil.rmtree(out)
+
+
+def test_a_process_of_a_container_of_the_same_name_is_not_taken_for_one_that_has_ended_here(tmp_path: Path) -> None:
+    script = (
+        "import os; from pathlib import Path; from sharding.storage.lease import Lease\n"
+        f"Lease(Path({str(tmp_path)!r})).take(); os._exit(9)"
+    )
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    try:
+        subprocess.run([*apart, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no right to make a namespace here")
+    assert subprocess.run([*apart, sys.executable, "-c", script]).returncode == 9
+    host, *_, namespace = (tmp_path / LEASE_NAME).read_text().split()
+    assert host == socket.gethostname() and namespace != os.readlink("/proc/self/ns/pid")
+    with pytest.raises(BlockingIOError):
+        Lease(tmp_path).take()
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").is_symlink(), reason="no /proc here")
+def test_a_lease_says_the_boot_and_the_namespace_of_its_process(tmp_path: Path) -> None:
+    *_, boot, namespace = of_this_machine(tmp_path).read_text().split()
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert namespace == os.readlink("/proc/self/ns/pid")
+
+
+def test_without_proc_a_process_of_this_host_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("_BOOT_ID", "_NAMESPACE"):
+        monkeypatch.setattr(f"sharding.storage.lease.{place}", tmp_path / "no such place")
+    of_this_machine(tmp_path, pid=ended_process())
+    lease = Lease(tmp_path)
+    lease.take()
+    with pytest.raises(BlockingIOError):
+        Lease(tmp_path).take()
+    lease.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_another_machine_it_is_taken_over_once_it_is_not_renewed(tmp_path: Path) -> None:
@@ -129,6 +211,30 @@ def test_a_job_of_many_machines_locks_nothing_and_keeps_others_out(
             job.discard(str(out))
         *_, _ = events
     assert not (out / STAGING_FOLDER).exists()
+
+
+def test_a_job_of_one_machine_keeps_those_of_many_out(
+    checkpoint: Path, tmp_path: Path, led: Callable[[Hands], Hands]
+) -> None:
+    led(Hands())
+    out = tmp_path / "out"
+    events = job.shard(str(checkpoint), str(out), "50kB")
+    next(event for event in events if isinstance(event, ShardFinished))
+    who = f"process {os.getpid()} on {socket.gethostname()}"
+    with pytest.raises(DestinationError, match=f"Another job is writing to {out} right now: {who}"):
+        reshard(checkpoint, out, size="60kB", workers="ray")
+    assert finish(events).verification.identical and not (out / STAGING_FOLDER).exists()
+
+
+@pytest.mark.parametrize("left", ["+elsewhere 17 1.0 abc boot pid:[1]", "+elsew", ""])
+def test_who_has_the_lock_of_a_folder_waits_for_nobody_who_had_it(checkpoint: Path, tmp_path: Path, left: str) -> None:
+    staging = tmp_path / "out" / STAGING_FOLDER
+    staging.mkdir(parents=True)
+    (staging / LEASE_NAME).write_text(left)
+    with pytest.raises(BlockingIOError):
+        Lease(staging).take()
+    reshard(checkpoint, tmp_path / "out")
+    assert not staging.exists()
 
 
 def test_what_a_killed_job_of_another_machine_left_is_discarded(checkpoint: Path, tmp_path: Path) -> None:

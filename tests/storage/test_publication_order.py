@@ -7,6 +7,7 @@ import pytest
 from sharding import job
 from sharding.formats.names import REPORT_NAME, STAGING_FOLDER, is_index, is_weights
 from sharding.storage.journal import JOURNAL_NAME
+from sharding.storage.lease import LEASE_NAME
 from tests.storage.publications import BEFORE, Place
 from tests.storage.recorder import Kind, Step, recorded
 
@@ -132,9 +133,9 @@ def test_the_journal_goes_when_the_result_is_on_the_disk_and_then_for_good(place
 
 def test_an_earlier_result_ceases_to_be_one_before_anything_of_it_goes(place: Place, steps: list[Step]) -> None:
     if not place.old:
-        assert [steps[number].path.name for number in numbers(steps, "remove")] == [JOURNAL_NAME]
+        assert [steps[number].path.name for number in numbers(steps, "remove")] == [LEASE_NAME, JOURNAL_NAME]
         return
-    removed = [(number, name_in(place, steps[number].path)) for number in numbers(steps, "remove")][:-1]
+    removed = [(number, name_in(place, steps[number].path)) for number in numbers(steps, "remove")][:-2]
     assert {path for _, path in removed} == set(place.old) - set(place.mine)
     ranks = [(shows(place, path), is_weights(path), path != REPORT_NAME) for _, path in removed]
     assert ranks == sorted(ranks, reverse=True)  # the report last: it names what is still to go
