@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from sharding import __version__
 from sharding.core import options
@@ -26,8 +26,52 @@ if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
     from sharding.job import Event
 
+_TO_COME = ("--experts", "--only", "--drop", "--rename", "--fill", "--pull-request")
+"""Options that other versions may have: nothing that is there now does the same."""
+
+
+class _Group(TyperGroup):
+    """The commands: words that none of them takes are an error of ours, which programs can read as well."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> NoReturn:
+        words = sys.argv[1:] if args is None else list(args)
+        try:
+            sys.exit(super().main(list(words), *more, **{**extra, "standalone_mode": False}))
+        except (typer.TyperException, UsageError) as error:
+            if not words:
+                print(error, file=sys.stderr)  # the help
+                sys.exit(UsageError.exit_status)
+            try:
+                with _outcome(bool({"--json", "--events"} & {*words})):
+                    raise error if isinstance(error, UsageError) else _wrong_words(error) from error
+            except typer.Exit as end:
+                sys.exit(end.exit_code)
+
+
+def _wrong_words(error: typer.TyperException) -> UsageError:
+    """Return what typer says of words that no command takes as an error of ours."""
+    name, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    see = f"See {context.command_path if context else 'shard-my-repo'} --help."
+    if name in _TO_COME:
+        return UsageError(f"This version has no {name}.", see)
+    if meant := getattr(error, "possibilities", None):
+        return UsageError(f"{error.message}.", f"Did you mean {' or '.join(meant)}? {see}")
+    message = error.format_message()
+    return UsageError(message if message.endswith((".", "?")) else f"{message}.", see)
+
+
+def _choice(what: str, choices: Any, *names: str, **more: Any) -> Any:
+    """Return an option that takes one of `choices`; what is empty is refused with all else that is."""
+
+    def parse(text: str) -> str:
+        return options.chosen(what, text, get_args(choices)) if text.strip() else text
+
+    return typer.Option(*names, parser=parse, **more)
+
+
 app = typer.Typer(
     name="shard-my-repo",
+    cls=_Group,
     help="Re-shard a model checkpoint by streaming its bytes: flat memory, every tensor proved identical.",
     no_args_is_help=True,
     add_completion=False,
@@ -79,9 +123,11 @@ Rank = Annotated[
 ]
 Order = Annotated[
     options.Order,
-    typer.Option(
+    _choice(
+        "order",
+        options.Order,
         help="natural: layer 2 before layer 10. stored: as in the source. transformers: asks the model class, and cuts "
-        "as save_pretrained does where weights are renamed or fused in memory."
+        "as save_pretrained does where weights are renamed or fused in memory.",
     ),
 ]
 Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
@@ -92,8 +138,9 @@ Base = Annotated[
         help="The model that was trained, for what a training run has saved: config.json, tokenizer, …",
     ),
 ]
-Dtype = Annotated[options.TargetDtype, typer.Option(help="What to load as; keep: as it is stored.")]
-Cast = Annotated[options.TargetDtype, typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")]
+_dtype = partial(_choice, "dtype", options.TargetDtype)
+Dtype = Annotated[options.TargetDtype, _dtype(help="What to load as; keep: as it is stored.")]
+Cast = Annotated[options.TargetDtype, _dtype("--dtype", help="What to cast to; keep: every bit as it is.")]
 Dequantize = Annotated[
     bool,
     typer.Option("--dequantize", help="Make ordinary weights of quantized ones, in --dtype (bf16): FP8, MXFP4."),
@@ -176,7 +223,11 @@ def shard(
     ] = False,
     engine: Annotated[
         options.Engine,
-        typer.Option(help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do."),
+        _choice(
+            "engine",
+            options.Engine,
+            help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do.",
+        ),
     ] = "stream",
     dtype: Cast = "keep",
     dequantize: Dequantize = False,
@@ -188,7 +239,12 @@ def shard(
     ] = False,
     workers: Annotated[
         options.WorkersOf | None,
-        typer.Option(help="Have many machines do it: ray, the cluster at RAY_ADDRESS.", show_default=False),
+        _choice(
+            "kind of workers",
+            options.WorkersOf,
+            help="Have many machines do it: ray, the cluster at RAY_ADDRESS.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
     as_events: AsEvents = False,
@@ -222,7 +278,7 @@ def verify(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
-    dtype: Annotated[options.TargetDtype, typer.Option(help="Compare with SOURCE cast to this.")] = "keep",
+    dtype: Annotated[options.TargetDtype, _dtype(help="Compare with SOURCE cast to this.")] = "keep",
     dequantize: Annotated[bool, typer.Option("--dequantize", help="Compare with SOURCE dequantized to it.")] = False,
     variant: Variant = "",
     base: Base = "",
@@ -270,7 +326,7 @@ def compare(
     original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision].")],
     sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare it with.")],
     dtype: Dtype = "keep",
-    method: Annotated[Method, typer.Option(help="How to load.")] = "from_pretrained",
+    method: Annotated[Method, _choice("method", Method, help="How to load.")] = "from_pretrained",
     memory_limit: Annotated[str, typer.Option(help="Hold every load to this: 4GB. Would it load there?")] = "",
     no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Load without memory mapping.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Loads of each, after a warm-up.")] = ROUNDS,
