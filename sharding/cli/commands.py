@@ -135,7 +135,7 @@ Base = Annotated[
     str,
     typer.Option(
         metavar="SOURCE",
-        help="The model that was trained, for what a training run has saved: config.json, tokenizer, …",
+        help="The model that was trained, for what a training run has saved: its config.json, tokenizer and the like.",
     ),
 ]
 _dtype = partial(_choice, "dtype", options.TargetDtype)
@@ -310,7 +310,7 @@ def discard(
     destination: Destination,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what an unfinished job has staged, and the repo where that job made it."""
+    """Remove what an unfinished job has staged. A repo that the job made goes too."""
     with _outcome(as_json) as terminal:
         from sharding import job
 
@@ -326,7 +326,9 @@ def compare(
     original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision].")],
     sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare it with.")],
     dtype: Dtype = "keep",
-    method: Annotated[Method, _choice("method", Method, help="How to load.")] = "from_pretrained",
+    method: Annotated[
+        Method, _choice("method", Method, metavar="METHOD", help=f"How to load: {', '.join(get_args(Method))}.")
+    ] = "from_pretrained",
     memory_limit: Annotated[str, typer.Option(help="Hold every load to this: 4GB. Would it load there?")] = "",
     no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Load without memory mapping.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Loads of each, after a warm-up.")] = ROUNDS,
@@ -334,7 +336,7 @@ def compare(
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
-    """Load both in turn, each time in a fresh process: time, memory, and what makes the difference."""
+    """Load both in turn: time, memory, what makes the difference. Each load has a process of its own."""
     with _outcome(as_json or as_events) as terminal:
         from sharding import job
 
@@ -346,11 +348,14 @@ def compare(
 @_command()
 def devices(
     source: Source,
-    budget: Annotated[str, typer.Option("--budget", help="cuda:0=16GB,cpu=12GB, or a preset: colab-t4, 24gb, …")],
+    budget: Annotated[
+        str,
+        typer.Option("--budget", help="cuda:0=16GB,cpu=12GB, or a preset: colab-t4, kaggle-2xt4, 24gb, laptop-16gb."),
+    ],
     dtype: Dtype = "keep",
     as_json: AsJson = False,
 ) -> None:
-    """Show which block of a model goes on which device, and which shard files each needs. Loads no weights."""
+    """Show which block of a model goes on which device. Lists the shard files of each; loads no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
         from sharding.loading.devices import device_plan_json
@@ -364,7 +369,7 @@ def devices(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def localhub(context: typer.Context) -> None:
-    """Serve a Hub on this machine, to try everything offline: --port PORT --folder DIR [--user NAME] [--samples]."""
+    """Serve a Hub on this machine, to try everything offline. See `localhub --help` for its options."""
     with _outcome(machine=False):
         require("The loopback Hub", ["starlette", "uvicorn", "joserfc"], "localhub")
         if "--samples" in context.args:

@@ -2,12 +2,19 @@
 
 import json
 import sys
+from io import TextIOWrapper
 
 from sharding.core.errors import Fault, unforeseen
 
 
 def main() -> None:
-    """Run a command. Where there is not even the memory to begin, a sentence says so, and the status is 3."""
+    """Run a command. Where there is not even the memory to begin, a sentence says so, and the status is 3.
+
+    What the encoding of an output cannot hold is written as an escape.
+    """
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, TextIOWrapper):  # None where it is closed
+            output.reconfigure(errors="backslashreplace")
     try:
         from sharding.cli import commands
 
