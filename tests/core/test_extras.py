@@ -50,7 +50,7 @@ def test_a_job_that_needs_an_extra_is_refused_before_anything_is_written(
     with pytest.raises(Refused) as refusal:
         list(job.shard(str(checkpoint), str(tmp_path / "out"), options, **more))
     assert refusal.value.exit_status == 3 and "torch, transformers, accelerate" in refusal.value.message
-    assert refusal.value.hint == "Run pip install 'shard-my-repo[load]'."
+    assert refusal.value.hint == "Run `pip install '.[load]'`."
     assert listing(tmp_path) == before
 
 
