@@ -40,11 +40,11 @@ def chosen(what: str, choice: _Choice, choices: Sequence[str]) -> _Choice:
     return choice
 
 
-def _no_such(what: str, choice: str, choices: Sequence[str]) -> UsageError:
+def _no_such(what: str, choice: str, choices: Sequence[str], more: str = "") -> UsageError:
     meant = _ALSO_CALLED.get(str(choice).lower(), "")
     meant = meant if meant in choices else nearest(str(choice), choices)
     guess = f"Did you mean {meant}? " if meant else ""
-    return UsageError(f"There is no {what} {choice!r}.", f"{guess}Choose from {', '.join(choices)}.")
+    return UsageError(f"There is no {what} {choice!r}.", f"{guess}Choose from {', '.join(choices)}.{more}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Options:
         elif self.strategy != "size":
             raise UsageError("A single file is not cut.", "Leave out the strategy, or give a size.")
         if not _STRATEGY.fullmatch(self.strategy):
-            raise _no_such("strategy", self.strategy, _STRATEGIES)
+            raise _no_such("strategy", self.strategy, _STRATEGIES, " N is 1 or more for stages, 2 or more for pp.")
         chosen("order", self.order, get_args(Order))
         chosen("dtype", self.dtype, get_args(TargetDtype))
         if self.rank is not None and not 0 <= self.rank < self.ranks:
