@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -207,7 +208,8 @@ def _folder_at(text: str) -> Path:
     """Return the path of the folder that `text` names, there or not. Raises DestinationError where it can be none."""
     try:
         folder = Path(text).expanduser().resolve()
-        folder.exists()  # a name that is too long is refused here
+        with suppress(FileNotFoundError, NotADirectoryError):
+            folder.stat()  # a name that is too long is refused here, and from Python 3.13 on links in a circle
     except (OSError, RuntimeError, ValueError) as error:  # also no such user's home, links in a circle
         reason = error.strerror if isinstance(error, OSError) else error
         raise DestinationError(f"The folder {text!r} cannot be written: {reason}.", "Choose another.") from error
