@@ -8,7 +8,7 @@ Hub at `endpoint`, seen with `token`; a destination likewise.
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
@@ -18,7 +18,7 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.core.extras import import_meanwhile
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS
 from sharding.core.meter import Meter
-from sharding.core.options import Engine, Options, WorkersOf
+from sharding.core.options import Engine, Options, WorkersOf, chosen
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
 from sharding.fleet.crew import Crew
@@ -286,6 +286,9 @@ def _read(origin: Source, variant: str, noted: Source | None = None, most_tensor
 def _refuse_contradictions(
     options: Options, destination: str, engine: Engine, compare_rounds: int, workers: WorkersOf | None
 ) -> None:
+    chosen("engine", engine, get_args(Engine))
+    if workers:
+        chosen("kind of workers", workers, get_args(WorkersOf))
     if engine == "classic" and workers:
         raise UsageError("The classic engine loads the model on one machine.", "Leave out --workers or --engine.")
     if engine == "classic" and options.variant:

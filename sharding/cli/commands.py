@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from sharding import __version__
 from sharding.cli.outlet import Outlet
@@ -27,8 +27,52 @@ if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
     from sharding.job import Event
 
+_TO_COME = ("--experts", "--only", "--drop", "--rename", "--fill", "--pull-request")
+"""Options that other versions may have: nothing that is there now does the same."""
+
+
+class _Group(TyperGroup):
+    """The commands: words that none of them takes are an error of ours, which programs can read as well."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> NoReturn:
+        words = sys.argv[1:] if args is None else list(args)
+        try:
+            sys.exit(super().main(list(words), *more, **{**extra, "standalone_mode": False}))
+        except (typer.TyperException, UsageError) as error:
+            if not words:
+                print(error, file=sys.stderr)  # the help
+                sys.exit(UsageError.exit_status)
+            try:
+                with _outcome(bool({"--json", "--events"} & {*words})):
+                    raise error if isinstance(error, UsageError) else _wrong_words(error) from error
+            except typer.Exit as end:
+                sys.exit(end.exit_code)
+
+
+def _wrong_words(error: typer.TyperException) -> UsageError:
+    """Return what typer says of words that no command takes as an error of ours."""
+    name, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    see = f"See {context.command_path if context else 'shard-my-repo'} --help."
+    if name in _TO_COME:
+        return UsageError(f"This version has no {name}.", see)
+    if meant := getattr(error, "possibilities", None):
+        return UsageError(f"{error.message}.", f"Did you mean {' or '.join(meant)}? {see}")
+    message = error.format_message()
+    return UsageError(message if message.endswith((".", "?")) else f"{message}.", see)
+
+
+def _choice(what: str, choices: Any, *names: str, **more: Any) -> Any:
+    """Return an option that takes one of `choices`; what is empty is refused with all else that is."""
+
+    def parse(text: str) -> str:
+        return options.chosen(what, text, get_args(choices)) if text.strip() else text
+
+    return typer.Option(*names, parser=parse, **more)
+
+
 app = typer.Typer(
     name="shard-my-repo",
+    cls=_Group,
     help="Re-shard a model checkpoint by streaming its bytes: flat memory, every tensor proved identical.",
     no_args_is_help=True,
     add_completion=False,
@@ -80,9 +124,11 @@ Rank = Annotated[
 ]
 Order = Annotated[
     options.Order,
-    typer.Option(
+    _choice(
+        "order",
+        options.Order,
         help="natural: layer 2 before layer 10. stored: as in the source. transformers: asks the model class, and cuts "
-        "as save_pretrained does where weights are renamed or fused in memory."
+        "as save_pretrained does where weights are renamed or fused in memory.",
     ),
 ]
 Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
@@ -90,11 +136,12 @@ Base = Annotated[
     str,
     typer.Option(
         metavar="SOURCE",
-        help="The model that was trained, for what a training run has saved: config.json, tokenizer, …",
+        help="The model that was trained, for what a training run has saved: its config.json, tokenizer and the like.",
     ),
 ]
-Dtype = Annotated[options.TargetDtype, typer.Option(help="What to load as; keep: as it is stored.")]
-Cast = Annotated[options.TargetDtype, typer.Option("--dtype", help="What to cast to; keep: every bit as it is.")]
+_dtype = partial(_choice, "dtype", options.TargetDtype)
+Dtype = Annotated[options.TargetDtype, _dtype(help="What to load as; keep: as it is stored.")]
+Cast = Annotated[options.TargetDtype, _dtype("--dtype", help="What to cast to; keep: every bit as it is.")]
 Dequantize = Annotated[
     bool,
     typer.Option("--dequantize", help="Make ordinary weights of quantized ones, in --dtype (bf16): FP8, MXFP4."),
@@ -177,7 +224,11 @@ def shard(
     ] = False,
     engine: Annotated[
         options.Engine,
-        typer.Option(help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do."),
+        _choice(
+            "engine",
+            options.Engine,
+            help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do.",
+        ),
     ] = "stream",
     dtype: Cast = "keep",
     dequantize: Dequantize = False,
@@ -189,7 +240,12 @@ def shard(
     ] = False,
     workers: Annotated[
         options.WorkersOf | None,
-        typer.Option(help="Have many machines do it: ray, the cluster at RAY_ADDRESS.", show_default=False),
+        _choice(
+            "kind of workers",
+            options.WorkersOf,
+            help="Have many machines do it: ray, the cluster at RAY_ADDRESS.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
     as_events: AsEvents = False,
@@ -223,7 +279,7 @@ def verify(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
-    dtype: Annotated[options.TargetDtype, typer.Option(help="Compare with SOURCE cast to this.")] = "keep",
+    dtype: Annotated[options.TargetDtype, _dtype(help="Compare with SOURCE cast to this.")] = "keep",
     dequantize: Annotated[bool, typer.Option("--dequantize", help="Compare with SOURCE dequantized to it.")] = False,
     variant: Variant = "",
     base: Base = "",
@@ -255,7 +311,7 @@ def discard(
     destination: Destination,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what an unfinished job has staged, and the repo where that job made it."""
+    """Remove what an unfinished job has staged. A repo that the job made goes too."""
     with _outcome(as_json) as terminal:
         from sharding import job
 
@@ -271,7 +327,9 @@ def compare(
     original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision].")],
     sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare it with.")],
     dtype: Dtype = "keep",
-    method: Annotated[Method, typer.Option(help="How to load.")] = "from_pretrained",
+    method: Annotated[
+        Method, _choice("method", Method, metavar="METHOD", help=f"How to load: {', '.join(get_args(Method))}.")
+    ] = "from_pretrained",
     memory_limit: Annotated[str, typer.Option(help="Hold every load to this: 4GB. Would it load there?")] = "",
     no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Load without memory mapping.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Loads of each, after a warm-up.")] = ROUNDS,
@@ -279,7 +337,7 @@ def compare(
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
-    """Load both in turn, each time in a fresh process: time, memory, and what makes the difference."""
+    """Load both in turn: time, memory, what makes the difference. Each load has a process of its own."""
     with _outcome(as_json or as_events) as terminal:
         from sharding import job
 
@@ -291,11 +349,14 @@ def compare(
 @_command()
 def devices(
     source: Source,
-    budget: Annotated[str, typer.Option("--budget", help="cuda:0=16GB,cpu=12GB, or a preset: colab-t4, 24gb, …")],
+    budget: Annotated[
+        str,
+        typer.Option("--budget", help="cuda:0=16GB,cpu=12GB, or a preset: colab-t4, kaggle-2xt4, 24gb, laptop-16gb."),
+    ],
     dtype: Dtype = "keep",
     as_json: AsJson = False,
 ) -> None:
-    """Show which block of a model goes on which device, and which shard files each needs. Loads no weights."""
+    """Show which block of a model goes on which device. Lists the shard files of each; loads no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
         from sharding.loading.devices import device_plan_json
@@ -309,7 +370,7 @@ def devices(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def localhub(context: typer.Context) -> None:
-    """Serve a Hub on this machine, to try everything offline: --port PORT --folder DIR [--user NAME] [--samples]."""
+    """Serve a Hub on this machine, to try everything offline. See `localhub --help` for its options."""
     with _outcome(machine=False):
         require("The loopback Hub", ["starlette", "uvicorn", "joserfc"], "localhub")
         if "--samples" in context.args:

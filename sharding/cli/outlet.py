@@ -64,6 +64,6 @@ def _outlet(descriptor: int, stream: TextIO | None) -> Outlet:
     return Outlet(
         io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False)),
         encoding=getattr(stream, "encoding", "utf-8"),
-        errors=getattr(stream, "errors", "backslashreplace"),
+        errors="backslashreplace",  # what a terminal's encoding cannot hold
         line_buffering=getattr(stream, "line_buffering", True),
     )

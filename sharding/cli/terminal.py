@@ -19,6 +19,8 @@ from sharding.loading.devices import DevicePlan
 from sharding.report.schema import Report
 
 _MOST_ROWS = 40
+_MOST_NAMES = 5
+"""Files that are only named, as they are no rows of a table."""
 _PHASES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
 
 
@@ -58,7 +60,7 @@ class Terminal:
         self._say(f"{_count(len(checkpoint.tensors), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
         self._table([(file.path, tensors_in.get(file.path, 0), file.bytes) for file in checkpoint.weight_files])
         if checkpoint.side_files:
-            self._say(f"Beside them: {name_some([file.path for file in checkpoint.side_files], _MOST_ROWS)}")
+            self._say(f"Beside them: {name_some([file.path for file in checkpoint.side_files], _MOST_NAMES)}")
         self.findings(checkpoint.findings)
 
     def plan(self, plan: Plan) -> None:

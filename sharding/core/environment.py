@@ -104,7 +104,7 @@ def max_job_bytes() -> int | None:
     Raises UsageError.
     """
     text = os.environ.get("SHARD_MAX_JOB_SIZE")
-    return parse_bytes(text) if text else SHARED_JOB_BYTES if is_space() else None
+    return parse_bytes(text, "SHARD_MAX_JOB_SIZE") if text else SHARED_JOB_BYTES if is_space() else None
 
 
 def desk_folder() -> Path:

@@ -1,12 +1,21 @@
 """Say whether the libraries are there that a plain install does not bring, and import large ones in good time."""
 
+import json
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from pathlib import Path
 from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from sharding.core.errors import Refused
+
+_NAME = "shard-my-repo"
 
 
 def is_installed(module: str) -> bool:
@@ -31,5 +40,39 @@ def require(what: str, modules: Iterable[str] = ("torch", "transformers", "accel
     if missing:
         raise Refused(
             f"{what} needs what a plain install does not bring: {', '.join(missing)}.",
-            f"Run pip install 'shard-my-repo[{extra}]'.",
+            f"Run `pip install {_with_extra(extra) or ' '.join(missing)}`.",
         )
+
+
+def _with_extra(extra: str) -> str:
+    """Return what pip is given to install `extra` of this copy, as a shell takes it; "" where that is not known.
+
+    No index has this package, and a name that an index does not have is free for anybody to take.
+    """
+    wanted = ""
+    with suppress(PackageNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+        wanted = _from_origin(json.loads(distribution(_NAME).read_text("direct_url.json") or ""), extra)
+    sources = Path(__file__).parents[2]
+    return wanted or (_from_folder(sources, extra) if (sources / "pyproject.toml").is_file() else "")
+
+
+def _from_origin(origin: Any, extra: str) -> str:
+    """Return what is installed again from `origin`: a `direct_url.json` (PEP 610), as a requirement of PEP 508."""
+    url: str = origin["url"]
+    folder = Path(url2pathname(urlsplit(url).path)) if url.startswith("file:") else None
+    if folder and ("vcs_info" in origin or not folder.exists()):
+        return ""  # before 24.1, pip takes no clone on this machine in that form
+    if folder and "dir_info" in origin:
+        return "-e " * bool(origin["dir_info"].get("editable")) + _from_folder(folder, extra)
+    if versioned := origin.get("vcs_info"):
+        url = f"{versioned['vcs']}+{url}@{versioned['commit_id']}"
+    if below := origin.get("subdirectory"):
+        url += f"#subdirectory={below}"
+    return shlex.quote(f"{_NAME}[{extra}] @ {url}")
+
+
+def _from_folder(folder: Path, extra: str) -> str:
+    is_here = False
+    with suppress(OSError):  # the current folder may be gone
+        is_here = folder.samefile(".")
+    return shlex.quote(f"{'.' if is_here else folder}[{extra}]")

@@ -1,12 +1,13 @@
 """What somebody may choose of a copy, checked as soon as it is chosen. Pure."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from sharding.core.errors import UsageError
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
-from sharding.core.text import parse_bytes
+from sharding.core.text import nearest, parse_bytes
 
 Strategy = str
 """`size`, `blocks`, `stages:N` with a number of stages, or `pp:N` with a number of ranks."""
@@ -22,6 +23,28 @@ SINGLE_FILE = "single-file"
 
 _LARGEST_BYTES = 2**63 - 1
 _STRATEGY = re.compile(r"size|blocks|stages:(?P<stages>[1-9]\d{0,3})|pp:(?P<ranks>[2-9]|[1-9]\d{1,3})", re.ASCII)
+_STRATEGIES = ("size", "blocks", "stages:N", "pp:N")
+_ALSO_CALLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+"""What torch calls our dtypes."""
+_Choice = TypeVar("_Choice", bound=str)
+
+
+def chosen(what: str, choice: _Choice, choices: Sequence[str]) -> _Choice:
+    """Return `choice`, which is one of `choices` of a `what`. Raises UsageError, which names the nearest of them.
+
+    >>> chosen("dtype", "bf16", ["fp16", "bf16"])
+    'bf16'
+    """
+    if choice not in choices:
+        raise _no_such(what, choice, choices)
+    return choice
+
+
+def _no_such(what: str, choice: str, choices: Sequence[str], more: str = "") -> UsageError:
+    meant = _ALSO_CALLED.get(str(choice).lower(), "")
+    meant = meant if meant in choices else nearest(str(choice), choices)
+    guess = f"Did you mean {meant}? " if meant else ""
+    return UsageError(f"There is no {what} {choice!r}.", f"{guess}Choose from {', '.join(choices)}.{more}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +82,13 @@ class Options:
             parse_bytes(str(self.max_shard_size))
         elif self.strategy != "size":
             raise UsageError("A single file is not cut.", "Leave out the strategy, or give a size.")
-        if not _STRATEGY.fullmatch(self.strategy) or self.order not in get_args(Order):
-            raise UsageError(
-                f"There is no strategy {self.strategy!r} with order {self.order!r}.",
-                f"Strategies: size, blocks, stages:N, pp:N. Orders: {', '.join(get_args(Order))}.",
-            )
+        if not _STRATEGY.fullmatch(self.strategy):
+            raise _no_such("strategy", self.strategy, _STRATEGIES, " N is 1 or more for stages, 2 or more for pp.")
+        chosen("order", self.order, get_args(Order))
+        chosen("dtype", self.dtype, get_args(TargetDtype))
         if self.rank is not None and not 0 <= self.rank < self.ranks:
             told = f"one of {self.ranks} from 0 to {self.ranks - 1}" if self.ranks else "one of a pipeline pp:N"
             raise UsageError(f"There is no rank {self.rank}.", f"A rank is {told}.")
-        if self.dtype not in get_args(TargetDtype):
-            raise UsageError(f"There is no dtype {self.dtype!r}.", f"Dtypes: {', '.join(get_args(TargetDtype))}.")
 
     @property
     def is_single_file(self) -> bool:

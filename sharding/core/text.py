@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from decimal import Decimal
+from difflib import get_close_matches
 
 from sharding.core.errors import UsageError
 from sharding.core.limits import MAX_NAME_CHARACTERS
@@ -29,6 +30,15 @@ def name_some(names: Sequence[str], most: int = MOST_NAMES, *, total: int = 0) -
     """
     more = (total or len(names)) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """Return which of `choices` is most like `word`, which somebody may have meant; "" where none is.
+
+    >>> nearest("naturl", ["natural", "stored"]), nearest("random", ["natural", "stored"])
+    ('natural', '')
+    """
+    return next(iter(get_close_matches(word.strip().lower(), choices, 1)), "")
 
 
 def printable(text: str) -> str:
@@ -96,13 +106,13 @@ _UNITS = {
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, of: str = "a shard") -> int:
     """Return the number of bytes that a size such as "200MB", "2 gb", "1GiB" or "300000000" means.
 
     >>> parse_bytes("1.5GB"), parse_bytes("1GiB")
     (1500000000, 1073741824)
 
-    Raises UsageError for anything that is not a size of at least one byte.
+    Raises UsageError for anything that is not a size of at least one byte; `of` is what it is the size of.
     """
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
@@ -113,11 +123,12 @@ def parse_bytes(text: str) -> int:
             if match and almost
             else "Write it like 200MB, 2GB or 1GiB."
         )
-        raise UsageError(f"{text[:50]!r} is not a size.", hint)
+        raise UsageError(f"{text[:50]!r} is not a size for {of}.", hint)
     size = Decimal(match[1]) * unit
     if not 1 <= size < 2**63:
-        problem = "cannot hold anything" if size < 1 else "fits on no disk"
-        raise UsageError(f"A shard of {text[:50]!r} {problem}.", "Give a size from one byte up, such as 200MB.")
+        problem = "cannot hold anything" if size < 1 else "fits on no machine"
+        message = f"{of[0].upper()}{of[1:]} of {text[:50]!r} {problem}."
+        raise UsageError(message, "Give a size from one byte up, such as 200MB.")
     return int(size)
 
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import get_args
+
+from sharding.core.options import TargetDtype, chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,12 @@ USIZE_END = 1 << 64
 
 
 def torch_name(option: str) -> str | None:
-    """Return torch's name of the dtype that an option names; None for "keep".
+    """Return torch's name of the dtype that an option names; None for "keep". Raises UsageError for no such dtype.
 
     >>> torch_name("bf16"), torch_name("keep")
     ('bfloat16', None)
     """
-    return BY_OPTION[option].torch if option != "keep" else None
+    return BY_OPTION[option].torch if chosen("dtype", option, get_args(TargetDtype)) != "keep" else None
 
 
 def item_bytes(torch_dtype: str | None) -> int:

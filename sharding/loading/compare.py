@@ -5,12 +5,14 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 from sharding.checkpoint.documents import read_small
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.extras import require
 from sharding.core.limits import MEMORY_SHARE, ROUNDS
+from sharding.core.options import chosen
 from sharding.core.picture import save_picture
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import format_bytes, name_some, parse_bytes, source_name
@@ -135,11 +137,11 @@ def how_to_load(
 ) -> Load:
     """Return how probes load; `dtype` is "keep", "fp32", "fp16" or "bf16", `memory_limit` a size or "" for none.
 
-    With offload half the memory is for weights. Raises UsageError for a limit that is no size.
+    With offload half the memory is for weights. Raises UsageError for what is no choice, and a limit that is no size.
     """
-    limit = parse_bytes(memory_limit) if memory_limit else None
+    limit = parse_bytes(memory_limit, "a memory limit") if memory_limit else None
     room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
-    return Load(method, torch_name(dtype), with_mapping, limit, room)
+    return Load(chosen("method", method, get_args(Method)), torch_name(dtype), with_mapping, limit, room)
 
 
 def compare(

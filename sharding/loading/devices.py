@@ -73,7 +73,7 @@ def parse_budgets(text: str) -> dict[str, int]:
                 f"{budget.strip()!r} is not a budget of one device.",
                 f"Write --budget cuda:0=16GB,cpu=12GB, or a preset: {', '.join(PRESETS)}.",
             )
-        budgets[device] = parse_bytes(size)
+        budgets[device] = parse_bytes(size, f"a budget of {device}")
     return budgets
 
 

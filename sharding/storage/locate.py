@@ -1,6 +1,8 @@
 """Tell a folder from a Hub repo by what somebody typed, and open it."""
 
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -122,8 +124,9 @@ def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> tuple[
 def open_source(text: str, hub: Hub) -> Source:
     """Return the source that `text` names: a folder, or `owner/name[@revision]` on `hub`.
 
-    Raises SourceError, and UsageError for an empty text.
+    Raises SourceError, and UsageError for an empty text and for a GGUF file.
     """
+    _refuse_gguf(text)
     if is_folder(text):
         return open_folder(text)
     place = parse_repo(text, hub.endpoint)
@@ -175,9 +178,10 @@ def find_destination(
 ) -> Destination:
     """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing.
 
-    Raises DestinationError, and UsageError for an empty text. A folder that `is_shared` is one that other machines
-    write to as well.
+    Raises DestinationError, and UsageError for an empty text and for a GGUF file. A folder that `is_shared` is one that
+    other machines write to as well.
     """
+    _refuse_gguf(text)
     if is_folder(text):
         folder = _folder_at(text)
         return FolderDestination(folder, overwrite=overwrite, restart=restart, is_shared=is_shared)
@@ -185,6 +189,15 @@ def find_destination(
     from sharding.storage.hub_destination import HubDestination
 
     return HubDestination(hub, name, source=source, private=private, overwrite=overwrite, restart=restart)
+
+
+def _refuse_gguf(text: str) -> None:
+    """Raise UsageError for the name of a GGUF file. A folder and a repo may have such a name as well."""
+    path = os.path.expanduser(text)
+    is_path = is_folder(text) or "/" not in text or os.path.isfile(path)
+    if is_path and path.lower().endswith(".gguf") and not os.path.isdir(path):
+        message = f"{text[-200:]} is a GGUF file, which this version neither reads nor writes."
+        raise UsageError(message, "Name a folder or a repo with safetensors weights.")
 
 
 def _is_below(folder: Path, place: Path | None) -> bool:
@@ -195,7 +208,8 @@ def _folder_at(text: str) -> Path:
     """Return the path of the folder that `text` names, there or not. Raises DestinationError where it can be none."""
     try:
         folder = Path(text).expanduser().resolve()
-        folder.exists()  # a name that is too long is refused here
+        with suppress(FileNotFoundError, NotADirectoryError):
+            folder.stat()  # a name that is too long is refused here, and from Python 3.13 on links in a circle
     except (OSError, RuntimeError, ValueError) as error:  # also no such user's home, links in a circle
         reason = error.strerror if isinstance(error, OSError) else error
         raise DestinationError(f"The folder {text!r} cannot be written: {reason}.", "Choose another.") from error

@@ -233,7 +233,7 @@ def test_localhub_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatc
     ):
         missing.add(module)
         done = invoke("localhub", "--port", "1", *words)
-        assert done.exit_code == 3 and f"shard-my-repo[{extra}]" in done.stderr and not served
+        assert done.exit_code == 3 and f"pip install '.[{extra}]'" in done.stderr and not served
         missing.clear()
     missing.add("torch")
     assert invoke("localhub", "--port", "1").exit_code == 0 and served == [["--port", "1"]]

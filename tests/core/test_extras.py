@@ -22,6 +22,8 @@ from tests.kinds.libraries import packages
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 USUAL = ("requirements.txt", "tests/requirements.txt")
 LOADERS = "tests/kinds/requirements.txt"
+LOCKED_FOR = {"python_version": "3.11", "python_full_version": "3.11.0"}
+"""The Python that `make lock` resolves for."""
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_a_job_that_needs_an_extra_is_refused_before_anything_is_written(
     with pytest.raises(Refused) as refusal:
         list(job.shard(str(checkpoint), str(tmp_path / "out"), options, **more))
     assert refusal.value.exit_status == 3 and "torch, transformers, accelerate" in refusal.value.message
-    assert refusal.value.hint == "Run pip install 'shard-my-repo[load]'."
+    assert refusal.value.hint == "Run `pip install '.[load]'`."
     assert listing(tmp_path) == before
 
 
@@ -123,8 +125,16 @@ def test_the_lock_file_of_ci_lacks_nothing_that_a_package_in_it_needs() -> None:
         for text in distribution(name).requires or ():
             wanted = Requirement(text)
             chosen = ["", *extras.get(name, ())]
-            if not wanted.marker or any(wanted.marker.evaluate({"extra": extra}) for extra in chosen):
+            if not wanted.marker or any(wanted.marker.evaluate(LOCKED_FOR | {"extra": extra}) for extra in chosen):
                 assert canonicalize_name(wanted.name) in pinned, f"{name} needs {wanted}"
+
+
+def test_the_pythons_that_work_are_those_in_the_readme_and_the_oldest_is_asked_for() -> None:
+    begin = "Programming Language :: Python :: "
+    pythons = [one.removeprefix(begin) for one in PROJECT["classifiers"] if one.startswith(begin)]
+    (said,) = re.findall(r"needs Python (.*?) on Linux", " ".join((ROOT / "README.md").read_text().split()))
+    assert re.split(", | or ", said) == pythons and PROJECT["requires-python"] == f">={pythons[0]}"
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in pythons
 
 
 def test_no_package_is_pinned_twice() -> None:

@@ -88,8 +88,8 @@ def test_every_digit_of_a_size_counts(whole: int, billionths: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["0.999999B", "0.0009kB", "9223372036854775808", "9224PB", "8192PiB"])
-def test_a_size_is_from_one_byte_to_what_a_disk_can_have(text: str) -> None:
-    with pytest.raises(UsageError, match="cannot hold anything" if text[0] == "0" else "fits on no disk"):
+def test_a_size_is_from_one_byte_to_what_a_machine_can_have(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot hold anything" if text[0] == "0" else "fits on no machine"):
         parse_bytes(text)
 
 

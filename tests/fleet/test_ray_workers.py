@@ -45,4 +45,4 @@ def test_without_ray_it_is_said_what_brings_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sharding.core.extras.is_installed", lambda module: module != "ray")
     with pytest.raises(Refused) as refused, ray_workers():
         pass
-    assert refused.value.hint == "Run pip install 'shard-my-repo[ray]'."
+    assert refused.value.hint == "Run `pip install '.[ray]'`."

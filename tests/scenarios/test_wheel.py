@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -49,6 +51,13 @@ def slim(place: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProce
     return run
 
 
+def what_is_missing(said: str) -> str:
+    """The extra that is to be installed, from the wheel that this was installed from."""
+    found = re.search(r"Run `pip install 'shard-my-repo\[(\w+)\] @ file:///\S+\.whl'`\.", said)
+    assert found, said
+    return found[1]
+
+
 def test_it_brings_nothing_heavy_and_stays_small(place: Path) -> None:
     listed = subprocess.run(
         [str(place / "bin/python"), "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
@@ -81,7 +90,7 @@ def test_pickled_weights_become_safetensors(
     torch.save({"w": weight.T}, tmp_path / "pickled/pytorch_model.bin")
     refused = slim("shard", "./pickled", "./other")
     assert (refused.returncode, (tmp_path / "other").exists()) == (3, False)
-    assert "Run pip install 'shard-my-repo[load]'." in refused.stderr
+    assert what_is_missing(refused.stderr) == "load"
 
 
 def test_a_repo_of_a_hub_is_sharded_into_another(
@@ -115,5 +124,15 @@ def test_what_needs_an_extra_says_which(
     before = {path.name for path in tmp_path.iterdir()}
     done = slim(*command.replace("SOURCE", str(checkpoint)).split())
     assert done.returncode == 3
-    assert f"Run pip install 'shard-my-repo[{extra}]'." in done.stderr and "Traceback" not in done.stderr
+    assert what_is_missing(done.stderr) == extra and "Traceback" not in done.stderr
     assert {path.name for path in tmp_path.iterdir()} - {"home"} == before
+
+
+def test_the_command_that_is_said_installs_the_extra(
+    slim: Callable[..., subprocess.CompletedProcess[str]], place: Path
+) -> None:
+    said = slim("localhub", "--port", "0", "--folder", "./hub").stderr.replace("\n", " ")
+    (command,) = re.findall(r"Run `pip (install .*)`\.", said)
+    pip = [str(place / "bin/python"), "-m", "pip", "--disable-pip-version-check", *shlex.split(command), "--dry-run"]
+    tried = subprocess.run(pip, capture_output=True, text=True)
+    assert tried.returncode == 0 and "joserfc" in tried.stdout.rpartition("Would install")[2], tried.stderr

@@ -76,7 +76,7 @@ def test_what_takes_a_package_is_refused_without_it_before_anything_is_read(
     with pytest.raises(Refused, match=f"^{what}.* needs what a plain install does not bring") as refusal:
         make(source)
     assert set(lacking) >= set(refusal.value.message.rstrip(".").rpartition(": ")[2].split(", ")) > set()
-    assert refusal.value.hint.startswith("Run pip install 'shard-my-repo[")
+    assert refusal.value.hint.startswith("Run `pip install '.[")
     assert source.noted == []
 
 

@@ -1,0 +1,94 @@
+"""The command on any terminal: 80 columns, an encoding that holds few characters, a repo of thousands of files."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from sharding.cli.commands import app
+from tests.conftest import environment, in_two_files
+from tests.docs.pages import CLI
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+TERMINALS = {
+    "latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "ascii": {"PYTHONIOENCODING": "ascii:strict"},
+    "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+NAMES = "Модель … 模型 ü"
+
+
+def run_at(terminal: str, folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command in a process whose output has an encoding that holds few characters."""
+    known = {name: text for name, text in environment().items() if name not in ("PYTHONIOENCODING", "PYTHONUTF8")}
+    command = [sys.executable, "-m", "sharding", *words]
+    return subprocess.run(command, capture_output=True, env=known | TERMINALS[terminal], cwd=folder)
+
+
+@pytest.mark.parametrize("command", ["", *CLI.commands])
+def test_help_fits_80_columns_cuts_nothing_and_is_ascii(
+    command: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = run(*command.split(), "--help")
+    assert done.returncode == 0 and done.stdout.isascii()
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "..." not in done.stdout.replace("COMMAND [ARGS]...", "")
+
+
+@pytest.mark.parametrize("terminal", TERMINALS)
+def test_help_is_shown_whatever_the_encoding(terminal: str, tmp_path: Path) -> None:
+    for command in ([], ["plan"], ["devices"], ["localhub"]):
+        done = run_at(terminal, tmp_path, *command, "--help")
+        assert done.returncode == 0 and b"--" in done.stdout and not done.stderr.strip()
+
+
+@pytest.mark.parametrize("terminal", TERMINALS)
+def test_what_the_encoding_cannot_hold_is_written_as_escapes(terminal: str, tmp_path: Path) -> None:
+    # Where names of files are ASCII too, others have no name that is UTF-8, and are refused by it.
+    name = "plain" if terminal == "C" else NAMES
+    source = in_two_files(tmp_path / name)
+    (source / "config.json").write_text(json.dumps({"architectures": [NAMES]}))
+    for suffix in ("txt", "gguf"):
+        (source / f"{name}.{suffix}").write_bytes(b"x")
+    for words, status in (
+        (["inspect", f"./{name}"], 0),
+        (["plan", f"./{name}"], 0),
+        (["shard", f"./{name}", f"./{name} 2", "-s", "60kB"], 0),
+        (["verify", f"./{name}", f"./{name} 2"], 0),
+        (["inspect", f"./no {NAMES}"], 3),
+        (["plan", f"./{name}", "--strategy", NAMES], 2),
+        (["plan", f"./{name}", f"--{NAMES}"], 2),
+    ):
+        done = run_at(terminal, tmp_path, *words)
+        said = (done.stdout + done.stderr).decode("latin-1")
+        assert done.returncode == status and "Traceback" not in said and "fault" not in said, said
+        assert r"\u" in said or words[0] in ("shard", "plan", "verify"), said
+    assert (tmp_path / f"{name} 2" / f"{name}.txt").read_bytes() == b"x"
+    assert name in (tmp_path / f"{name} 2" / "README.md").read_text("utf-8")
+
+
+def test_a_repo_of_thousands_of_files_is_shown_in_a_few_lines_and_whole_to_programs(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    weights = [f"model-{number:05}-of-03000.safetensors" for number in range(1, 3001)]
+    for number, name in enumerate(weights):
+        save_file({f"layers.{number}.weight": np.zeros(1, np.float32)}, source / name)
+    index = {"metadata": {}, "weight_map": {f"layers.{number}.weight": name for number, name in enumerate(weights)}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    beside = [f"notes/{number:04}-{'n' * 40}.txt" for number in range(3000)]
+    (source / "notes").mkdir()
+    for name in beside:
+        (source / name).write_bytes(b"x")
+    done = CliRunner().invoke(app, ["inspect", str(source)])
+    assert done.exit_code == 0 and len(done.output) < 5000 and len(done.output.splitlines()) < 60, done.output
+    assert [name for name in beside if name in done.output] == beside[:5]
+    assert "and 2995 more" in done.output and "(2960 more)" in done.output
+    document = json.loads(CliRunner().invoke(app, ["inspect", str(source), "--json"]).stdout)
+    assert len(document["weight_files"]) == 3000 and len(document["side_files"]) == 3000

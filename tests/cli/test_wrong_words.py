@@ -1,0 +1,190 @@
+"""Words that no command takes: one object for programs, a sentence for people, and the word that was meant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from sharding import job
+from sharding.cli.commands import app
+from sharding.core.environment import max_job_bytes
+from sharding.core.errors import UsageError
+from sharding.core.options import Options
+from sharding.loading.compare import how_to_load
+from tests.cli.test_every_command import STREAMED
+from tests.conftest import listing
+
+WRONG: dict[str, tuple[str, str]] = {
+    "an argument is missing": ("shard", "Missing argument 'SOURCE'."),
+    "one of two arguments is missing": ("shard ./in", "Missing argument 'DESTINATION'."),
+    "an option that must be given": ("devices ./in", "Missing option '--budget'."),
+    "one argument too many": ("verify ./in ./out ./more", "unexpected extra argument(s) (./more)."),
+    "an option that is none": ("verify ./in ./in --quickly", "No such option: --quickly."),
+    "an option of no command": ("--quickly", "No such option: --quickly."),
+    "an option without its value": ("plan ./in -s", "-s"),
+    "a value too many": ("shard ./in ./out --single-file=3", "'--single-file' does not take a value."),
+    "a choice that is none": ("shard ./in ./out --order random", "There is no order 'random'."),
+    "a number that is none": ("compare ./in ./in --rounds x", "--rounds"),
+    "a number that is too small": ("compare ./in ./in --rounds 0", "--rounds"),
+    "a command that is none": ("frobnicate ./in", "No such command 'frobnicate'."),
+}
+"""What is wrong, the words, and what must be said."""
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+@pytest.mark.parametrize("way", ["--json", "--events"])
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_words_are_one_object_for_programs_and_a_sentence_for_people(case: str, way: str) -> None:
+    words, says = WRONG[case]
+    done = invoke(*words.split(), way) if words[-2:] != "-s" else invoke(way, *words.split())  # else -s would take it
+    assert (done.exit_code, done.stdout.count("\n")) == (2, 1), done.output
+    document = json.loads(done.stdout)
+    assert document.keys() == {"error"} and list(document["error"]) == ["kind", "message", "hint"]
+    error = document["error"]
+    assert (
+        error["kind"] == "UsageError" and error["message"].endswith((".", "?")) and error["hint"].endswith((".", "?"))
+    )
+    assert error["message"] in done.stderr and error["hint"] in done.stderr and "{" not in done.stderr
+    if words[-2:] != "-s" and (way == "--json" or words.split()[0] in STREAMED):
+        assert says in error["message"]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_words_of_a_person_are_a_sentence_and_nothing_on_standard_output(case: str) -> None:
+    words, says = WRONG[case]
+    done = invoke(*words.split())
+    assert (done.exit_code, done.stdout) == (2, "") and says in " ".join(done.stderr.split())
+    assert "--help" in done.stderr or "Choose" in done.stderr
+
+
+def test_a_process_answers_wrong_words_in_the_same_way(run: Any) -> None:
+    done = run("plan", "--json")
+    assert (done.returncode, done.stdout.count("\n")) == (2, 1)
+    assert json.loads(done.stdout)["error"]["message"] == "Missing argument 'SOURCE'."
+    assert "Missing argument 'SOURCE'." in done.stderr
+    done = run()
+    assert (done.returncode, done.stdout) == (2, "") and "Commands:" in done.stderr
+
+
+MEANT = {
+    "dtype": {
+        **{"bfloat16": "bf16", "BF16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float32": "fp32"},
+        **{"keeep": "keep", "int4": "", "fp8": ""},
+    },
+    "order": {"naturl": "natural", "store": "stored", "transformer": "transformers", "random": ""},
+    "strategy": {"block": "blocks", "sizes": "size", "stage:2": "stages:N", "layers": ""},
+}
+"""What somebody may write, and what is offered: "" for nothing."""
+
+
+@pytest.mark.parametrize(("what", "word"), [(what, word) for what, words in MEANT.items() for word in words])
+def test_the_choice_that_is_wrong_is_named_and_the_nearest_is_offered(what: str, word: str, checkpoint: Path) -> None:
+    with pytest.raises(UsageError) as refusal:
+        Options(**{what: word})
+    meant = MEANT[what][word]
+    assert refusal.value.message == f"There is no {what} {word!r}."
+    assert (f"Did you mean {meant}? " in refusal.value.hint) == bool(meant)
+    assert ("Did you mean" in refusal.value.hint) == bool(meant)
+    done = invoke("plan", str(checkpoint), f"--{what}", word, "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.exit_code, error["message"], error["hint"]) == (2, refusal.value.message, refusal.value.hint)
+
+
+def test_every_choice_is_offered_by_each_command_that_takes_it(checkpoint: Path) -> None:
+    for words, meant in (
+        ("shard IN ./out --dtype bfloat16", "bf16"),
+        ("verify IN IN --dtype float16", "fp16"),
+        ("compare IN IN --dtype half", "fp16"),
+        ("devices IN --budget cpu=1GB --dtype float16", "fp16"),
+        ("shard IN ./out --engine streem", "stream"),
+        ("shard IN ./out --workers rays", "ray"),
+        ("compare IN IN --method from_pretrain", "from_pretrained"),
+    ):
+        done = invoke(*words.replace("IN", str(checkpoint)).split())
+        assert done.exit_code == 2 and f"Did you mean {meant}?" in done.stderr, (words, done.output)
+
+
+def test_a_choice_is_checked_from_python_too(checkpoint: Path, tmp_path: Path) -> None:
+    source, out = str(checkpoint), tmp_path / "out"
+    wrong: Any = {"dtype": "bfloat16"}
+    for ask in (
+        lambda: list(job.verify(source, source, **wrong)),
+        lambda: job.devices(source, "cpu=1GB", **wrong),
+        lambda: how_to_load(**wrong),
+        lambda: how_to_load(**{"method": "from_pretrain"}),  # type: ignore[arg-type]
+        lambda: list(job.shard(source, str(out), **{"engine": "streem"})),  # type: ignore[arg-type]
+        lambda: list(job.shard(source, str(out), **{"workers": "rays"})),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match="^There is no ") as refusal:
+            ask()
+        assert refusal.value.hint.startswith("Did you mean ")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("plan ./in --max-shard 3GB", "--max-shard-size"),
+        ("plan ./in --strateg size", "--strategy"),
+        ("--versoin", "--version"),
+        ("pln ./in", "'plan'"),
+        ("verfy ./in ./in", "'verify'"),
+    ],
+)
+def test_the_option_or_command_that_was_meant_is_offered(words: str, meant: str) -> None:
+    said = " ".join(invoke(*words.split()).stderr.split())
+    assert f"Did you mean {meant}?" in said and "No such " in said and "(Possible" not in said
+
+
+@pytest.mark.parametrize("option", ["--experts", "--only", "--drop", "--rename", "--fill", "--pull-request"])
+def test_an_option_that_is_to_come_is_refused_by_name_and_nothing_else_is_offered(option: str) -> None:
+    done = invoke("shard", "./in", "./out", option, "x", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.exit_code, error["message"]) == (2, f"This version has no {option}.")
+    assert "Did you mean" not in error["hint"]
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect FILE", "plan FILE", "shard FILE ./out", "shard IN FILE", "shard IN ./new.gguf"]
+)
+def test_a_gguf_file_is_refused_as_one(
+    command: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    before = listing(tmp_path)
+    for name in ("model.gguf", "./model.gguf"):
+        done = invoke(*command.replace("IN", str(checkpoint)).replace("FILE", name).split(), "--json")
+        error = json.loads(done.stdout)["error"]
+        assert (done.exit_code, error["kind"]) == (2, "UsageError")
+        assert error["message"].endswith(".gguf is a GGUF file, which this version neither reads nor writes.")
+    assert listing(tmp_path) == before
+    checkpoint.rename(tmp_path / "folder.gguf")
+    assert invoke("inspect", "./folder.gguf").exit_code == 0
+
+
+def test_a_size_that_cannot_be_is_named_by_what_it_measures(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = str(checkpoint)
+    for words, what in (
+        (["plan", source, "-s"], "shard"),
+        (["compare", source, source, "--memory-limit"], "memory limit"),
+        (["devices", source, "--budget"], "budget of cuda:0"),
+    ):
+        before = "cuda:0=" * (what[0] == "b")
+        for size, problem in (
+            ("0", f"{what} of '0' cannot hold anything."),
+            ("9EB", f"'9EB' is not a size for a {what}."),
+            ("9999999PB", f"{what} of '9999999PB' fits on no machine."),
+        ):
+            done = invoke(*words, before + size, "--json")
+            assert done.exit_code == 2 and problem in json.loads(done.stdout)["error"]["message"], done.output
+    for size in ("0", "much", "9999999PB"):
+        monkeypatch.setenv("SHARD_MAX_JOB_SIZE", size)
+        with pytest.raises(UsageError, match="SHARD_MAX_JOB_SIZE"):
+            max_job_bytes()

@@ -1,0 +1,143 @@
+"""What is not installed is named by the command that installs it into this copy, wherever that came from."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+from sharding.cli.commands import app
+from sharding.core.errors import Refused
+from sharding.core.extras import require
+from tests.conftest import ROOT, environment, in_two_files
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ray."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+
+def install(folder: Path, origin: Any) -> Path:
+    """Make a distribution of this package in `folder`, as pip leaves it after an install from `origin`."""
+    info = folder / "shard_my_repo-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: shard-my-repo\nVersion: 0.1.0\n")
+    if origin is not None:
+        (info / "direct_url.json").write_text(origin if isinstance(origin, str) else json.dumps(origin))
+    return folder
+
+
+def command() -> str:
+    """The command that is said where ray is missing."""
+    with pytest.raises(Refused) as refusal:
+        require("This", ["ray"], "ray")
+    hint = refusal.value.hint
+    assert hint.startswith("Run `pip install ") and hint.endswith("`.")
+    return hint.removeprefix("Run `").removesuffix("`.")
+
+
+@pytest.mark.parametrize("name", ["plain", "with blanks", "Anna's", "ünï $HOME", "100%"])
+@pytest.mark.parametrize("editable", [False, True])
+def test_what_was_installed_from_a_folder_is_installed_from_it_again(
+    name: str, editable: bool, lacking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "pyproject.toml").touch()
+    origin = {"url": folder.as_uri(), "dir_info": {"editable": True} if editable else {}}
+    monkeypatch.syspath_prepend(install(tmp_path / "site", origin))
+    before = ["pip", "install", *["-e"] * editable]
+    assert shlex.split(command()) == [*before, f"{folder}[ray]"]
+    monkeypatch.chdir(folder)
+    assert shlex.split(command()) == [*before, ".[ray]"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "url"),
+    [
+        (
+            {"url": "https://hub.example/a/b", "vcs_info": {"vcs": "git", "commit_id": COMMIT}},
+            f"git+https://hub.example/a/b@{COMMIT}",
+        ),
+        (
+            {
+                "url": "ssh://git@host/a/b.git",
+                "vcs_info": {"vcs": "git", "commit_id": COMMIT, "requested_revision": "main"},
+                "subdirectory": "tools/sharding",
+            },
+            f"git+ssh://git@host/a/b.git@{COMMIT}#subdirectory=tools/sharding",
+        ),
+        (
+            {"url": "https://host/my%20files/x.zip", "archive_info": {"hashes": {"sha256": "0" * 64}}},
+            "https://host/my%20files/x.zip",
+        ),
+        (
+            {"url": "https://host/x.tar.gz", "archive_info": {}, "subdirectory": "python"},
+            "https://host/x.tar.gz#subdirectory=python",
+        ),
+    ],
+    ids=["git", "git below", "archive", "archive below"],
+)
+def test_what_was_installed_from_an_address_is_installed_from_it_again(
+    origin: dict[str, Any], url: str, lacking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(install(tmp_path / "site", origin))
+    pip, verb, what = shlex.split(command())
+    assert (pip, verb) == ("pip", "install")
+    wanted = Requirement(what)  # raises for what PEP 508 does not know
+    assert (wanted.name, wanted.extras, wanted.url) == ("shard-my-repo", {"ray"}, url)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *(None, "", "{", "[]", "{}", {"url": 7, "dir_info": {}}),
+        *({"url": "file:///no/such/folder", "dir_info": {}}, {"url": "file:///no/such.whl", "archive_info": {}}),
+        *({"url": "https://a/b", "vcs_info": {"vcs": "git"}}, {"url": "file:///", "vcs_info": {"vcs": "git"}}),
+    ],
+    ids=str,
+)
+def test_where_nothing_is_known_of_an_install_the_sources_are_named_and_without_them_the_libraries(
+    origin: Any, lacking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(install(tmp_path / "site", origin))
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(command()) == ["pip", "install", f"{ROOT}[ray]"]
+    shutil.copytree(ROOT / "sharding", tmp_path / "site/sharding", ignore=shutil.ignore_patterns("__pycache__"))
+    script = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from sharding.core.extras import require\n"
+        "try: require('This')\n"
+        "except Exception as error: print(error.hint)"
+    )
+    known = environment() | {"PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=known, cwd=tmp_path)
+    assert done.stdout == "Run `pip install torch transformers`.\n", done.stderr
+
+
+def test_a_checkout_that_is_not_installed_is_named_by_the_command(
+    lacking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = str(in_two_files(tmp_path / "in"))
+    for folder, what in ((tmp_path, f"{ROOT}[ray]"), (ROOT, ".[ray]")):
+        monkeypatch.chdir(folder)
+        done = CliRunner().invoke(app, ["shard", source, str(tmp_path / "out"), "--workers", "ray"])
+        assert done.exit_code == 3 and f"Run `pip install {shlex.quote(what)}`." in done.stderr.replace("\n", "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_index_is_said_to_have_this_package() -> None:
+    """It has no name there: somebody else may take that."""
+    for path in (ROOT / "README.md", ROOT / "app.py", *(ROOT / "docs").rglob("*.md"), *(ROOT / "sharding").rglob("*")):
+        if path.suffix in (".py", ".md", ".html"):
+            assert "install 'shard-my-repo" not in path.read_text(), path
+            assert "install shard-my-repo" not in path.read_text(), path
