@@ -201,6 +201,8 @@ def test_a_job_may_run_as_long_as_any_however_long_it_has_waited(
             waiting.shard(number)
             until(lambda number=number: len(seen(desk, second, "b").shards) == number)
         desk.sweep()
+        waiting.shard(50)  # who has been stopped says nothing more
+        until(lambda: len(seen(desk, second, "b").shards) == 50)
         assert seen(desk, second, "b").state == "running"
         now[0] += 1
         desk.sweep()
