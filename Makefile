@@ -5,14 +5,14 @@ AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 .PHONY: demo pipeline run test thorough browser check bench matrix torture soak live fuzz mutants lock clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
-	$(BIN)/python -m sharding.localhub.demo
+	$(BIN)/python -m sharding.demo.whole_job
 
 pipeline: .venv/installed  ## show one model on two processes, each with its own part
-	$(BIN)/python -m sharding.localhub.pipeline
+	$(BIN)/python -m sharding.demo.pipeline
 
 # The page as a visitor sees it, on a loopback Hub with samples, signed in as a demo user.
 run: .venv/installed  ## serve the page without a network
-	$(BIN)/python -m sharding.localhub.offline
+	$(BIN)/python -m sharding.demo.offline
 
 # What a change is tried with: some six minutes on two cores. Three processes keep those busy, as tests often wait.
 # tests/conftest.py says which tests stay together.

@@ -13,30 +13,34 @@ from typing import TypeVar, get_args
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, UsageError
+from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, SourceError, UsageError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.extras import import_meanwhile
-from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS
+from sharding.core.extras import import_meanwhile, require
+from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options, WorkersOf, chosen
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
+from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
 from sharding.fleet.ray_workers import ray_workers
+from sharding.formats.dtypes import torch_name
+from sharding.loading.chart import draw_memory
 from sharding.loading.classic import prepared_classic
-from sharding.loading.compare import compare, compare_staged, how_to_load, refuse_incomparable
-from sharding.loading.costs import Compared, Probed
-from sharding.loading.devices import devices
-from sharding.planning.architecture import hints_for
+from sharding.loading.compare import compare_loads, compare_staged, how_to_load, refuse_incomparable
+from sharding.loading.costs import Compared, Probed, middle_run
+from sharding.loading.measure import Load
+from sharding.model_class.architecture import ask_architecture, hints_for
 from sharding.planning.dequantize import dequantized, offering, ordinary
+from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import identify_plan, plan_checkpoint, shard_header
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report
 from sharding.report.source_card import read_card
 from sharding.report.write import rewritten_configs, write_beside
 from sharding.storage.hub_client import Hub
-from sharding.storage.locate import find_destination, is_folder, open_destination
+from sharding.storage.locate import find_destination, is_folder, open_destination, open_source
 from sharding.transfer.prepare import Prepared, prepared_stream
 from sharding.transfer.stream import transfer
 from sharding.transfer.trained_source import TrainedSource, open_trained
@@ -201,6 +205,56 @@ def shard(
             else:
                 target.discard()
     yield report
+
+
+def devices(
+    source: str,
+    budget: str,
+    *,
+    dtype: str = "keep",
+    endpoint: str | None = None,
+    token: str | None = None,
+    limit_seconds: float = ARCHITECTURE_SECONDS,
+) -> DevicePlan:
+    """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
+
+    Reads headers and the configuration only. Raises UsageError, SourceError, Refused, and ModelRefused where
+    transformers takes longer than `limit_seconds` to answer.
+    """
+    budgets = parse_budgets(budget)
+    require("A plan of devices")
+    origin = open_trained(source, Hub(endpoint or hub_endpoint(), token))
+    checkpoint = read_checkpoint(origin)
+    if "" not in checkpoint.configs:
+        raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
+    architecture = ask_architecture(checkpoint, torch_name(dtype), budgets, limit_seconds)
+    name = origin.ref.repo_id if origin.ref.kind == "hub" else source
+    return plan_devices(architecture, checkpoint.tensors, budgets, name, torch_name(dtype))
+
+
+def compare(
+    original: str,
+    sharded: str,
+    *,
+    load: Load | None = None,
+    rounds: int = ROUNDS,
+    picture: str = "",
+    endpoint: str | None = None,
+    token: str | None = None,
+) -> Generator[Probed | Compared, None, None]:
+    """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
+
+    A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
+    (SVG). Raises UsageError, SourceError, Refused, and DestinationError where the picture cannot be written.
+    """
+    require("A comparison of loads")
+    hub = Hub(endpoint or hub_endpoint(), token)
+    sides = open_source(original, hub), open_source(sharded, hub)
+    comparison = yield from compare_loads(*sides, load or Load(), rounds)
+    if picture and comparison.is_measured:
+        curves = (middle_run(costs).curve for costs in (comparison.original, comparison.sharded))
+        save_picture(picture, draw_memory(*curves))
+    yield Compared(comparison)
 
 
 def check(

@@ -162,7 +162,7 @@ def answers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
         return models.answer(*question)
 
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", answer)
+    monkeypatch.setattr("sharding.model_class.architecture.ask_meta_model", answer)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def classic_here(monkeypatch: pytest.MonkeyPatch) -> None:
     from sharding.core.errors import SourceError
     from sharding.loading.classic_child import load_and_save
     from sharding.loading.costs import ClassicCost
-    from sharding.planning.model_class import Unsupported
+    from sharding.model_class.transformers_class import Unsupported
 
     def run(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None) -> ClassicCost:
         try:

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from sharding.core.errors import SourceError
-from sharding.planning.meta_model import describe, load_and_save
+from sharding.model_class.meta_model import describe, load_and_save
 
 SMALL = {
     "hidden_size": 32,
@@ -115,7 +115,7 @@ def save_variants(folder: Path) -> Path:
 
 
 def answer(question: dict[str, Any], limit_seconds: float = 0.0) -> Any:
-    """Answer what `sharding.planning.architecture` asks of a child process, here: a process of its own takes seconds."""
+    """Answer what `sharding.model_class.architecture` asks of a child process, here: a process of its own takes seconds."""
     try:
         asked = json.loads(json.dumps(question))
         return json.loads(json.dumps((load_and_save if "tensors" in asked else describe)(asked)))

@@ -185,8 +185,9 @@ def plan(
     """Show which shards a checkpoint would be cut into. Moves no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
-        from sharding.core.picture import save_picture
-        from sharding.report import map_svg, report, schema
+        from sharding.drawing import map_svg
+        from sharding.drawing.picture import save_picture
+        from sharding.report import report, schema
 
         size = _size(max_shard_size, single_file)
         chosen = Options(size, strategy, order, dtype, variant, rank=rank, base=base, dequantize=dequantize)
@@ -359,7 +360,7 @@ def devices(
     """Show which block of a model goes on which device. Lists the shard files of each; loads no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
-        from sharding.loading.devices import device_plan_json
+        from sharding.planning.devices import device_plan_json
 
         plan = job.devices(source, budget, dtype=dtype, token=hub_token())
         if as_json:
@@ -375,9 +376,10 @@ def localhub(context: typer.Context) -> None:
         require("The loopback Hub", ["starlette", "uvicorn", "joserfc"], "localhub")
         if "--samples" in context.args:
             require("The samples of the loopback Hub")
+    from sharding.demo.seeding import seed
     from sharding.localhub.__main__ import main
 
-    main(context.args)
+    main(context.args, add_samples=partial(seed, log=sys.stderr))
 
 
 def main() -> None:

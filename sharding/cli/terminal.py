@@ -15,7 +15,7 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.core.text import format_bytes, name_some, said_of_unreached, said_unchecked, source_name
 from sharding.core.values import Checkpoint, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
-from sharding.loading.devices import DevicePlan
+from sharding.planning.devices import DevicePlan
 from sharding.report.schema import Report
 
 _MOST_ROWS = 40

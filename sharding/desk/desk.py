@@ -42,7 +42,7 @@ from sharding.desk.models import Models
 from sharding.desk.overview import Overview
 from sharding.desk.process import kill_stray
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
-from sharding.loading.devices import DevicePlan
+from sharding.planning.devices import DevicePlan
 from sharding.report.fetch import Result, read_result
 from sharding.storage.hub_answers import Person
 from sharding.storage.hub_lookup import Lookup

@@ -14,7 +14,7 @@ from sharding.core.values import Checkpoint, Plan
 from sharding.desk.header_cache import Headers, fingerprint
 from sharding.desk.overview import Overview, Question, ask_overview
 from sharding.desk.questions import Questions
-from sharding.loading.devices import DevicePlan
+from sharding.planning.devices import DevicePlan
 from sharding.storage.hub_lookup import Lookup
 
 

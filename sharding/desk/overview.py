@@ -62,8 +62,8 @@ def main() -> int:
     """Answer the question on standard input; return the exit status."""
     from sharding import job
     from sharding.core.errors import ShardingError
-    from sharding.report.map_svg import draw_map
-    from sharding.report.model_map import map_of_copy
+    from sharding.drawing.map_svg import draw_map
+    from sharding.drawing.model_map import map_of_copy
     from sharding.report.report import summarize_source
 
     resource.setrlimit(resource.RLIMIT_AS, (OVERVIEW_BYTES, OVERVIEW_BYTES))

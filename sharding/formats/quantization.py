@@ -17,6 +17,9 @@ _QUANTIZED = re.compile(
 )
 """Names of GPTQ, AWQ, bitsandbytes, compressed-tensors, fine-grained FP8 and torchao."""
 
+_NUMBERS = re.compile(r"\.(?:qweight|weight_packed|_weight_qdata|weight:qdata)$")
+"""What GPTQ, AWQ, compressed-tensors and torchao call the numbers of `weight`."""
+
 QUANTIZERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """What AutoGPTQ, AWQ and ModelOpt write beside weights that they have quantized; some programs load by them."""
 
@@ -41,6 +44,15 @@ def holds_quantized(tensor: TensorEntry) -> bool:
 def may_be_quantized(tensor: TensorEntry) -> bool:
     """Return whether a tensor is quantized or of bytes, as the numbers of MXFP4 and of most other methods are."""
     return is_quantized(tensor) or tensor.dtype in ("U8", "I8")
+
+
+def ordinary_name(name: str) -> str:
+    """Return what a weight would be called if it were not quantized; any other name as it is.
+
+    >>> ordinary_name("q_proj.qweight"), ordinary_name("q_proj.bias")
+    ('q_proj.weight', 'q_proj.bias')
+    """
+    return _NUMBERS.sub(".weight", name)
 
 
 def quantization_of(config: str) -> Mapping[str, Any] | None:

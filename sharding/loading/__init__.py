@@ -1,1 +1,1 @@
-"""What loading a checkpoint costs, and where it fits."""
+"""What loading a checkpoint costs."""

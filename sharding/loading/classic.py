@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 
 from sharding.checkpoint.beside import weights_beside
+from sharding.checkpoint.loadable import loadable_files
 from sharding.checkpoint.loaders import TRANSFORMERS
 from sharding.checkpoint.read import describe_source, read_checkpoint
 from sharding.checkpoint.side_files import sort_files
@@ -25,7 +26,7 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Shard
 from sharding.formats.dtypes import torch_name
 from sharding.loading.costs import ClassicCost
-from sharding.loading.local_copy import download_bytes, lay_out, loadable_files
+from sharding.loading.local_copy import download_bytes, lay_out
 from sharding.loading.measure import Load, free_memory_bytes
 from sharding.loading.predict import predict_load
 from sharding.planning.plan import plan_components

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from sharding.core.allowance import load_allowance, memory_allowance
-from sharding.planning.model_class import Unsupported, model_class
+from sharding.model_class.transformers_class import Unsupported, model_class
 
 
 def main() -> None:

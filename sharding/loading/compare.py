@@ -8,30 +8,24 @@ from tempfile import TemporaryDirectory
 from typing import get_args
 
 from sharding.checkpoint.documents import read_small
-from sharding.core.environment import hub_endpoint
+from sharding.checkpoint.loadable import loadable_files
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.extras import require
-from sharding.core.limits import MEMORY_SHARE, ROUNDS
+from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
-from sharding.core.picture import save_picture
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import format_bytes, name_some, parse_bytes, source_name
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
 from sharding.formats.dtypes import torch_name
 from sharding.formats.index import build_indexes
 from sharding.formats.names import is_weights
-from sharding.loading.chart import draw_memory
 from sharding.loading.classic import refuse_too_large, run_classic
-from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Prediction, Probed, middle_run
-from sharding.loading.local_copy import download_bytes, lay_out, loadable_files, refuse_without_room
+from sharding.loading.costs import ClassicCost, Compared, Comparison, LoadCost, Prediction, Probed
+from sharding.loading.local_copy import download_bytes, lay_out, refuse_without_room
 from sharding.loading.measure import Load, Method, describe_machine, free_memory_bytes, measure
 from sharding.loading.predict import predict_load
 from sharding.loading.verdict import judge, judge_predicted
-from sharding.planning.claims import refuse_contradiction
-from sharding.storage.hub_client import Hub
-from sharding.storage.locate import open_source
-
-_COMPARISON = "A comparison of loads"
+from sharding.model_class.claims import refuse_contradiction
 
 
 def compare_loads(
@@ -144,37 +138,12 @@ def how_to_load(
     return Load(chosen("method", method, get_args(Method)), torch_name(dtype), with_mapping, limit, room)
 
 
-def compare(
-    original: str,
-    sharded: str,
-    *,
-    load: Load | None = None,
-    rounds: int = ROUNDS,
-    picture: str = "",
-    endpoint: str | None = None,
-    token: str | None = None,
-) -> Generator[Probed | Compared, None, None]:
-    """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
-
-    A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
-    (SVG). Raises UsageError, SourceError, Refused, and DestinationError where the picture cannot be written.
-    """
-    require(_COMPARISON)
-    hub = Hub(endpoint or hub_endpoint(), token)
-    sides = open_source(original, hub), open_source(sharded, hub)
-    comparison = yield from compare_loads(*sides, load or Load(), rounds)
-    if picture and comparison.is_measured:
-        curves = (middle_run(costs).curve for costs in (comparison.original, comparison.sharded))
-        save_picture(picture, draw_memory(*curves))
-    yield Compared(comparison)
-
-
 def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
     """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`.
 
     Raises Refused where they are not installed, and ModelRefused where its config.json contradicts its headers.
     """
-    require(_COMPARISON)
+    require("A comparison of loads")
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.is_plain_model:
         library = "no known library" if checkpoint.library == "unknown" else checkpoint.library

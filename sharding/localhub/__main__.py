@@ -1,12 +1,19 @@
 """Serve the loopback Hub: `python -m sharding.localhub --port PORT --folder DIR`."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sharding.localhub.hub import Hub
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read `arguments` (None: the command line) and serve until told to stop."""
+def main(arguments: Sequence[str] | None = None, add_samples: "Callable[[Hub], None] | None" = None) -> None:
+    """Read `arguments` (None: the command line) and serve until told to stop; `add_samples` makes --samples an option.
+
+    The Hub itself knows none: who has some gives them.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m sharding.localhub",
         description="A Hub on this machine. User NAME has the tokens hf_NAME (write) and hf_NAME_read (read).",
@@ -17,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--org", action="append", default=[], type=_text, metavar="NAME=member,member", help="an organisation"
     )
-    parser.add_argument("--samples", action="store_true", help="add sample models under samples/ and alice/")
+    if add_samples:
+        parser.add_argument("--samples", action="store_true", help="add sample models under samples/ and alice/")
     parser.add_argument("--no-xet", action="store_true", help="LFS only; clients need HF_HUB_DISABLE_XET=1")
     parser.add_argument("--xet-over-http", action="store_true", help="serve the Xet store itself, not a shared disk")
     parser.add_argument(
@@ -71,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     middleware = []
     if options.fault:
         middleware.append(Middleware(Faults, [parse_fault(rule) for rule in options.fault], options.seed))
-    serve(options.port, options.folder, settings, options.samples, middleware, access_log=options.access_log)
+    fill = add_samples if add_samples and options.samples else None
+    serve(options.port, options.folder, settings, fill, middleware, access_log=options.access_log)
 
 
 def _text(argument: str) -> str:

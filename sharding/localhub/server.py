@@ -2,8 +2,7 @@
 
 import signal
 import socket
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio.to_thread
@@ -15,7 +14,6 @@ from starlette.types import ASGIApp
 from sharding.localhub import cards, cas, commits, gates, lfs, oidc, pages, refs, repos, resolve, revisions, whoami, xet
 from sharding.localhub.hub import Hub, Settings
 from sharding.localhub.refusals import Refusal
-from sharding.localhub.seeding import seed
 from sharding.localhub.web import RawPaths, broken, no_such_route, refuse, routes, wrong_method
 
 HOST = "127.0.0.1"
@@ -43,14 +41,15 @@ def serve(
     port: int,
     folder: Path,
     settings: Settings,
-    samples: bool = False,
+    fill: Callable[[Hub], None] | None = None,
     middleware: Sequence[Middleware] = (),
     *,
     access_log: bool = False,
 ) -> None:
     """Serve the Hub kept in `folder` until SIGTERM or SIGINT; port 0 takes a free one.
 
-    Says `ready http://127.0.0.1:PORT` on stdout once it accepts connections. Raises OSError for a port in use.
+    `fill` puts something into it first. Says `ready http://127.0.0.1:PORT` on stdout once it accepts connections.
+    Raises OSError for a port in use.
     """
     # The protocol is named because asyncio sends answers without delay on sockets that name it.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
@@ -60,8 +59,8 @@ def serve(
         address = f"http://{HOST}:{listener.getsockname()[1]}"
         hub = Hub.open(address, folder, settings)
         try:
-            if samples:
-                seed(hub, sys.stderr)
+            if fill:
+                fill(hub)
             config = uvicorn.Config(
                 make_app(hub, middleware),
                 log_level="info" if access_log else "critical" if middleware else "warning",

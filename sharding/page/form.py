@@ -11,8 +11,8 @@ from gradio.blocks import Block
 from markupsafe import Markup
 
 from sharding.core.options import Order, TargetDtype
-from sharding.loading.devices import PRESETS
 from sharding.page.render import render
+from sharding.planning.devices import PRESETS
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 

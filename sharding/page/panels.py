@@ -13,13 +13,13 @@ from sharding.desk import JobStatus
 from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import JobRecord
 from sharding.desk.overview import Overview
-from sharding.loading.devices import DevicePlan
+from sharding.drawing.model_map import ModelMap, today_of
 from sharding.page.choices import size_told
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.words import in_page_words
+from sharding.planning.devices import DevicePlan
 from sharding.planning.sizes import SizeStop, stop_for
-from sharding.report.model_map import ModelMap, today_of
 from sharding.report.schema import Inspection, PlanSummary
 from sharding.storage.hub_lookup import SourceCard
 

@@ -12,6 +12,7 @@ from sharding.core.options import Options
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
+from sharding.drawing.model_map import map_of_plan
 from sharding.page.choices import Given, base_in, filled_in, options_in, size_in, size_told, source_in
 from sharding.page.form import HIDDEN, PIPELINES, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
@@ -34,7 +35,6 @@ from sharding.page.site import Site, person
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, dequantized, offer
 from sharding.planning.sizes import size_stops, usual_size
-from sharding.report.model_map import map_of_plan
 from sharding.report.report import summarize_source
 
 Update = dict[Any, Any]

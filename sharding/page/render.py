@@ -7,8 +7,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sharding.core import text as words
-from sharding.report.map_svg import NAMES, files_told
-from sharding.report.model_map import HEIGHT, WIDTH, Box, ModelMap
+from sharding.drawing.map_svg import NAMES, files_told
+from sharding.drawing.model_map import HEIGHT, WIDTH, Box, ModelMap
 
 MOST_NAMED = 12
 """Remarks, names and differences that a page lists; the rest is counted. Nobody reads three thousand of them."""

@@ -8,6 +8,7 @@ import gradio as gr
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.values import Checkpoint
 from sharding.desk import Desk
+from sharding.drawing.model_map import map_of_copy
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import map_panel, message, problem, tensors_of
@@ -15,7 +16,6 @@ from sharding.page.planning import Update
 from sharding.page.result_panels import can_check, details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.report.fetch import Result
-from sharding.report.model_map import map_of_copy
 from sharding.verify.trust import Trust
 
 

@@ -14,6 +14,7 @@ from sharding.core.values import UNCHECKED
 from sharding.desk import Desk, JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.desk.patience import patient
+from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import Form
 from sharding.page.job_panels import heading_of, job_panel
 from sharding.page.links import Wish, query_of
@@ -22,7 +23,6 @@ from sharding.page.planning import Update
 from sharding.page.render import render
 from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.site import Site, person
-from sharding.report.model_map import map_of_plan
 from sharding.storage.hub_answers import Person
 from sharding.verify.trust import Trust, lowered
 

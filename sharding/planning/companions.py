@@ -12,9 +12,6 @@ from sharding.planning.order import natural_key
 _MOST_WORDS = 4
 """Words joined by `_` after the name of a weight, as in `gate_up_proj_weight_global_scale`, which has three."""
 
-_NUMBERS = re.compile(r"\.(?:qweight|weight_packed|_weight_qdata|weight:qdata)$")
-"""What GPTQ, AWQ, compressed-tensors and torchao call the numbers of `weight`."""
-
 _CACHE = re.compile(r"\.([kvq])_(?:scale|zero_point)$")
 """What compressed-tensors has for the cache of keys and values; it stands beside the projection, not inside it."""
 
@@ -68,15 +65,6 @@ def companions(tensors: Iterable[TensorEntry], known: Container[str]) -> dict[st
         for weight, group in beside.items()
         if (weight in stored and _is_quantized(stored[weight])) or any(map(_is_quantized, group))
     }
-
-
-def ordinary_name(name: str) -> str:
-    """Return what a weight would be called if it were not quantized; any other name as it is.
-
-    >>> ordinary_name("q_proj.qweight"), ordinary_name("q_proj.bias")
-    ('q_proj.weight', 'q_proj.bias')
-    """
-    return _NUMBERS.sub(".weight", name)
 
 
 def _weights_of(name: str) -> Iterator[str]:

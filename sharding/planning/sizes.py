@@ -15,7 +15,7 @@ _USUAL = "200MB"
 _FAT_BYTES = 2**32 - 1
 _FAT = "4GB"
 _COLAB_BYTES = 12_000_000_000
-"""Memory that is free for weights on a free Colab machine: see `loading.devices.PRESETS`."""
+"""Memory that is free for weights on a free Colab machine: see `planning.devices.PRESETS`."""
 
 _LINK_BITS = 10_000_000
 

@@ -1,1 +1,1 @@
-"""What was done: as JSON, as a card, as a picture."""
+"""What was done: as JSON, as a card."""

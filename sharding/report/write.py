@@ -12,6 +12,7 @@ from sharding.core.options import Options
 from sharding.core.protocols import Source
 from sharding.core.text import values_in
 from sharding.core.values import Checkpoint, Plan, ShardRecord, folder_of
+from sharding.drawing.map_svg import draw_plan
 from sharding.formats.dtypes import CASTABLE, torch_name
 from sharding.formats.index import build_indexes
 from sharding.formats.model_card import ModelCard
@@ -19,7 +20,6 @@ from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NA
 from sharding.formats.quantization import drop_quantization, quantization_of
 from sharding.report.card import Links, write_card
 from sharding.report.digests import digests_json
-from sharding.report.map_svg import draw_plan
 from sharding.report.schema import Json, Report, to_json
 from sharding.storage.hub_client import Hub
 

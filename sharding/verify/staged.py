@@ -3,13 +3,13 @@
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 
+from sharding.checkpoint.loadable import loadable_files
 from sharding.checkpoint.read import read_checkpoint, read_headers
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import count
 from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
-from sharding.loading.local_copy import loadable_files
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.stream import Transfer
 from sharding.verify.digests import (

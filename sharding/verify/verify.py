@@ -16,7 +16,7 @@ from sharding.core.protocols import Source
 from sharding.core.text import count, source_name
 from sharding.core.values import UNCHECKED, Checkpoint, Verification
 from sharding.formats.names import DIGESTS_NAME
-from sharding.planning.architecture import hints_for
+from sharding.model_class.architecture import hints_for
 from sharding.planning.cast import refuse_cast
 from sharding.planning.dequantize import dequantized
 from sharding.report.digests import Stored, parse_digests

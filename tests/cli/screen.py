@@ -21,7 +21,7 @@ from sharding.core.values import (
     Verification,
 )
 from sharding.loading.costs import Comparison, LoadCost, Prediction, Verdict
-from sharding.loading.devices import DeviceLoad, DevicePlan
+from sharding.planning.devices import DeviceLoad, DevicePlan
 
 GB = 1_000_000_000
 

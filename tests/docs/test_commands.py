@@ -15,7 +15,7 @@ from sharding.cli import commands
 from sharding.cli.commands import app
 from sharding.core.errors import Cancelled
 from sharding.formats.names import PICTURE_NAME
-from sharding.loading.devices import PRESETS
+from sharding.planning.devices import PRESETS
 from tests.conftest import random_tensors
 from tests.docs.pages import CLI, COMMANDS, code, localhub_options, prose, section, table
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Planned, Published, Verified
-from sharding.localhub.samples import build_gpt2_bin
+from sharding.demo.samples import build_gpt2_bin
 from sharding.report.schema import Report
 from tests import models
 from tests.conftest import listing, options_of

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from sharding import job
+from sharding.checkpoint.loadable import loadable_files
 from sharding.core.errors import ShardingError, SourceError
-from sharding.loading.local_copy import loadable_files
 from sharding.loading.probe import child as loading
 from sharding.report.schema import Report
 from sharding.storage.folder_source import open_folder

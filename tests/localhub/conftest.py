@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -53,8 +53,8 @@ class Server:
     address: str = ""
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
-    def start(self, *more: str) -> "Server":
-        command = [sys.executable, "-m", "sharding.localhub", "--folder", str(self.folder), *self.options, *more]
+    def start(self, *more: str, entry: Sequence[str] = ("sharding.localhub",)) -> "Server":
+        command = [sys.executable, "-m", *entry, "--folder", str(self.folder), *self.options, *more]
         env = {**environment(), "HF_HOME": str(self.folder / "home")}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         assert self.process.stdout

@@ -8,13 +8,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import CommitOperationAdd
 
-from sharding import job
-from sharding.core.options import Options
 from tests.conftest import environment
 from tests.localhub.conftest import Server, payload
 
@@ -154,46 +151,3 @@ def test_a_writer_that_is_killed_leaves_the_store_in_order(own: Server, tmp_path
     own.api().upload_file(path_or_fileobj=payload(500_000, 2), path_in_repo="w2.bin", repo_id="alice/hit")
     place = Path(own.api().snapshot_download("alice/hit", cache_dir=tmp_path))
     assert [(place / name).read_bytes() for name in ("w.bin", "w2.bin")] == [payload(500_000, n) for n in (1, 2)]
-
-
-@pytest.mark.thorough
-def test_the_samples_are_there_and_load(own: Server, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    own.start("--samples")
-    api = own.api()
-    assert {model.id for model in api.list_models()} >= {
-        "samples/mistral-60m",
-        "samples/t5-tiny",
-        "samples/gpt2-tied",
-        "samples/qwen3-fp8",
-        "samples/t5-tiny-ranks",
-        "samples/llama-gated",
-        "alice/llama-private",
-    }
-    assert sum(name.endswith(".safetensors") for name in api.list_repo_files("samples/mistral-60m")) == 2
-    assert api.model_info("samples/llama-gated").gated == "auto"
-    assert own.ask("GET", "/alice/llama-private/resolve/main/config.json", token="hf_bob").status == 404
-    import torch
-
-    path = api.hf_hub_download("samples/gpt2-tied", "pytorch_model.bin", local_dir=tmp_path)
-    weights = torch.load(path, weights_only=True)
-    assert weights["lm_head.weight"].data_ptr() == weights["transformer.wte.weight"].data_ptr()
-    assert_quantized_and_trained_samples_become_ordinary(own, tmp_path)
-    before = api.model_info("samples/t5-tiny").sha
-    own.stop()
-    own.start("--samples")
-    assert own.api().model_info("samples/t5-tiny").sha == before
-
-
-def assert_quantized_and_trained_samples_become_ordinary(own: Server, place: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    at: dict[str, Any] = {"endpoint": own.address, "token": "hf_alice"}
-    *_, plain = job.shard("samples/qwen3-fp8", str(place / "plain"), Options("2MB", dequantize=True), **at)
-    *_, whole = job.shard("samples/t5-tiny-ranks", str(place / "whole"), Options("2MB", base="samples/t5-tiny"), **at)
-    assert plain.verification.identical and whole.verification.identical  # type: ignore[union-attr]
-    assert AutoModelForCausalLM.from_pretrained(place / "plain").dtype == torch.bfloat16
-    base = AutoModelForSeq2SeqLM.from_pretrained(own.api().snapshot_download("samples/t5-tiny", cache_dir=place))
-    trained = AutoModelForSeq2SeqLM.from_pretrained(place / "whole").state_dict()
-    assert all(torch.equal(tensor, trained[name]) for name, tensor in base.state_dict().items())

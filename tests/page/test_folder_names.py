@@ -11,10 +11,10 @@ from sharding import job
 from sharding.core.options import Options
 from sharding.core.text import source_name
 from sharding.core.values import RepoRef
+from sharding.drawing.map_svg import draw_plan
 from sharding.formats.model_card import parse_card
 from sharding.page.result_panels import details_panel, result_panel
 from sharding.report.card import Links, write_card
-from sharding.report.map_svg import draw_plan
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import Level, Trust
 from tests.conftest import random_tensors, write_checkpoint

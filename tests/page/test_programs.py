@@ -181,7 +181,7 @@ def test_callers_without_a_login_are_their_sessions_and_those_of_tools_have_none
     on_space: Endpoints, llamas: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answers(held: Any) -> None:
-        monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", held)
+        monkeypatch.setattr("sharding.model_class.architecture.ask_meta_model", held)
 
     tool, bob = asks(session="all tools", x_gradio_user="mcp"), asks("bob", session="another")
     busy = "Your last question about a model is still being answered. Try again in"
@@ -201,7 +201,7 @@ def test_what_transformers_is_asked_has_half_a_minute(
         given.append(limit_seconds)
         raise SourceError("There is no class for it.")
 
-    monkeypatch.setattr("sharding.planning.architecture.ask_meta_model", answer)
+    monkeypatch.setattr("sharding.model_class.architecture.ask_meta_model", answer)
     on_space.plan(llamas[9], asks(), "100kB", "blocks")
     with pytest.raises(SourceError, match="no class"):
         rooms.desk.devices(llamas[9], "cuda:0=1GB,cpu=1GB")

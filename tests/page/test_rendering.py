@@ -18,7 +18,7 @@ from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Flee
 from sharding.desk.forecast import Forecast
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
-from sharding.loading.devices import DeviceLoad, DevicePlan
+from sharding.drawing.model_map import map_of_plan
 from sharding.page import job_panels, panels
 from sharding.page.choices import filled_in, options_in, size_told
 from sharding.page.form import Form
@@ -26,9 +26,9 @@ from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import MOST_ROWS, files_of
 from sharding.page.render import MOST_NAMED
 from sharding.page.result_panels import details_panel, result_panel
+from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops
-from sharding.report.model_map import map_of_plan
 from sharding.report.report import summarize_source
 from sharding.storage.hub_lookup import SourceCard
 from sharding.verify.trust import Trust

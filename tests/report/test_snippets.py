@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sharding import job
-from sharding.localhub.samples import build_llama, build_t5
+from sharding.demo.samples import build_llama, build_t5
 from sharding.report.snippets import loading_snippets
 from tests.conftest import environment
 from tests.hubs import TOKEN, push

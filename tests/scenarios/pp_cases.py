@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--note", action="store_true", help="put the table into bench/RESULTS.md")
     arguments = parser.parse_args()
     cases = all_cases()
-    answers_here = mock.patch("sharding.planning.architecture.ask_meta_model", models.answer)
+    answers_here = mock.patch("sharding.model_class.architecture.ask_meta_model", models.answer)
     with tempfile.TemporaryDirectory() as folder, answers_here:
         run(cases, Path(folder))
     rows = []

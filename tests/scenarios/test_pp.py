@@ -18,7 +18,7 @@ from transformers.distributed.pipeline_parallel import PipelineStage
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.localhub import samples
+from sharding.demo import samples
 from sharding.report.schema import Report, parse_report
 from tests import models, quantized
 from tests.conftest import environment
@@ -249,7 +249,7 @@ def torchrun(script: str, folder: Path, env: dict[str, str]) -> subprocess.Compl
 
 @pytest.mark.thorough
 def test_two_processes_of_the_demo_agree_with_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sharding.localhub.pipeline"]
+    command = [sys.executable, "-m", "sharding.demo.pipeline"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
     assert not done.returncode and done.stdout.endswith("They agree.\n"), done.stdout + done.stderr
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.localhub import samples
+from sharding.demo import samples
 from sharding.report.schema import Report, parse_report
 from tests.conftest import ROOT, environment, listing
 from tests.folders import reshard, said, tensors

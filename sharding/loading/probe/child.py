@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sharding.core.allowance import load_allowance, memory_allowance
-from sharding.planning.model_class import Unsupported, model_class
+from sharding.model_class.transformers_class import Unsupported, model_class
 
 _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}
 

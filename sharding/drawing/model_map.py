@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Checkpoint, Plan, Stage, TensorEntry
+from sharding.drawing.tensor_kinds import Kind, kind_of, layer_of
 from sharding.planning.order import natural_key
 from sharding.planning.recipe import PARTS
-from sharding.report.tensor_kinds import Kind, kind_of, layer_of
 
 WIDTH, HEIGHT = 1000.0, 100.0
 MOST_CELLS = 800

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from sharding.localhub.demo import generate
+from sharding.demo.whole_job import generate
 
 
 def main() -> None:

@@ -5,17 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sharding.checkpoint.read import read_checkpoint
-from sharding.core.environment import hub_endpoint
-from sharding.core.errors import SourceError, UsageError
-from sharding.core.extras import require
-from sharding.core.limits import ARCHITECTURE_SECONDS
+from sharding.core.errors import UsageError
 from sharding.core.text import parse_bytes
 from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import torch_name
-from sharding.planning.architecture import Architecture, ask_architecture
-from sharding.storage.hub_client import Hub
-from sharding.transfer.trained_source import open_trained
+from sharding.model_class.architecture import Architecture
 
 PRESETS = {
     "colab-t4": "cuda:0=15GB,cpu=12GB",
@@ -181,28 +174,3 @@ def _map_lines(device_map: Mapping[str, str]) -> list[str]:
         else:
             lines.append(f"**{{f'{stem}.{{n}}': {device!r} for n in range({start}, {end})}}")
     return lines
-
-
-def devices(
-    source: str,
-    budget: str,
-    *,
-    dtype: str = "keep",
-    endpoint: str | None = None,
-    token: str | None = None,
-    limit_seconds: float = ARCHITECTURE_SECONDS,
-) -> DevicePlan:
-    """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
-
-    Reads headers and the configuration only. Raises UsageError, SourceError, Refused, and ModelRefused where
-    transformers takes longer than `limit_seconds` to answer.
-    """
-    budgets = parse_budgets(budget)
-    require("A plan of devices")
-    origin = open_trained(source, Hub(endpoint or hub_endpoint(), token))
-    checkpoint = read_checkpoint(origin)
-    if "" not in checkpoint.configs:
-        raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
-    architecture = ask_architecture(checkpoint, torch_name(dtype), budgets, limit_seconds)
-    name = origin.ref.repo_id if origin.ref.kind == "hub" else source
-    return plan_devices(architecture, checkpoint.tensors, budgets, name, torch_name(dtype))

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from sharding.localhub.demo import serve_hub
+from sharding.demo.whole_job import serve_hub
 
 USER = "alice"
 FOLDER = Path("demo/hub")

@@ -18,9 +18,8 @@ from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, folder_of
 from sharding.formats.dtypes import torch_name
-from sharding.formats.quantization import quantization_of, without_quantization
-from sharding.planning.claims import refuse_contradiction
-from sharding.planning.companions import ordinary_name
+from sharding.formats.quantization import ordinary_name, quantization_of, without_quantization
+from sharding.model_class.claims import refuse_contradiction
 
 _EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
 _HEAD = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|output|embed_out|proj_out|head)\.weight")
@@ -140,7 +139,7 @@ def tied_by_config(config: str, names: Iterable[str], folder: str = "") -> tuple
 
 
 def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECTURE_SECONDS) -> Any:
-    """Return what `planning.meta_model` answers in a process of its own; both are described there.
+    """Return what `model_class.meta_model` answers in a process of its own; both are described there.
 
     Raises ModelRefused where it takes longer than `limit_seconds`, and is killed, or more memory than is allowed;
     SourceError where it breaks, or has no class for the model.
@@ -150,7 +149,7 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
     with TemporaryFile() as errors:
         try:
             done = subprocess.run(
-                child_command("sharding.planning.meta_model"),
+                child_command("sharding.model_class.meta_model"),
                 input=json.dumps({**question, "limit_seconds": limit_seconds}).encode(),
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -178,7 +177,7 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
 
 
 def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
-    """Return what `planning.meta_model` has answered of what would be saved; names get `folder` before them."""
+    """Return what `model_class.meta_model` has answered of what would be saved; names get `folder` before them."""
     cut = answer["pipeline"] or {}
     return ModelHints(
         answer["class_name"],
@@ -194,7 +193,7 @@ def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
 
 
 def from_answer(answer: Mapping[str, Any]) -> Architecture:
-    """Return what `sharding.planning.meta_model` has answered."""
+    """Return what `sharding.model_class.meta_model` has answered."""
     return Architecture(
         class_name=answer["class_name"],
         no_split_classes=tuple(answer["no_split_classes"]),

@@ -51,7 +51,7 @@ def seed(hub: Hub, log: TextIO) -> None:
         # It imports this package, and nothing of that name in the current folder.
         path = [str(Path(__file__).parent.parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, path))}
-        subprocess.run([sys.executable, "-P", "-m", "sharding.localhub.samples", place], check=True, env=env)
+        subprocess.run([sys.executable, "-P", "-m", "sharding.demo.samples", place], check=True, env=env)
         print(f"samples built in {time.monotonic() - started:.0f} s", file=log, flush=True)
         for sample in missing:
             size_bytes = _add(hub, sample, Path(place, sample.builder))

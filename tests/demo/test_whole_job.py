@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sharding.cli.commands import app
-from sharding.localhub import demo
+from sharding.demo import whole_job as demo
 from tests.conftest import write_checkpoint
 from tests.folders import arrays, same
 from tests.hubs import push

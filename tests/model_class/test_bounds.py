@@ -10,7 +10,7 @@ import pytest
 
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ModelRefused
-from sharding.planning.claims import refuse_contradiction
+from sharding.model_class.claims import refuse_contradiction
 from tests import models
 from tests.conftest import ROOT, environment
 
@@ -130,11 +130,11 @@ def test_a_process_has_what_it_is_allowed_and_no_more() -> None:
 def test_a_model_that_takes_more_memory_than_allowed_is_refused_in_a_sentence(llama: Path) -> None:
     small = (
         "import sharding.core.limits as limits; limits.MODEL_MEMORY_BYTES = 1_000_000\n"
-        "from sharding.planning.meta_model import main; main()"
+        "from sharding.model_class.meta_model import main; main()"
     )
     config = json.loads((llama / "config.json").read_text()) | {"num_hidden_layers": 900}
     asked = {"config": json.dumps(config), "dtype": None, "budgets": {}, "limit_seconds": 120}
-    program = child_command("sharding.planning.meta_model")[0]
+    program = child_command("sharding.model_class.meta_model")[0]
     done = subprocess.run(
         [program, "-P", "-c", small], input=json.dumps(asked), capture_output=True, text=True, env=child_variables()
     )

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from shutil import rmtree
 
-from sharding.localhub.demo import NEW_TOKENS, PROMPT, SOURCE, USER, download, generate, serve_hub
+from sharding.demo.whole_job import NEW_TOKENS, PROMPT, SOURCE, USER, download, generate, serve_hub
 
 _RANKS = 2
 
@@ -32,7 +32,7 @@ def main() -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = subprocess.run(
-        [sys.executable, *launch, "-m", "sharding.localhub.pipeline_rank", str(place)],
+        [sys.executable, *launch, "-m", "sharding.demo.pipeline_rank", str(place)],
         env=env, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     print(done.stdout, end="")

@@ -14,7 +14,7 @@ from tests.conftest import environment
 def test_whoever_ends_it_ends_its_hub_and_its_page(tmp_path: Path) -> None:
     # The page is one that only waits; the Hub is the real one.
     (tmp_path / "app.py").write_text("import time\nprint('page', flush=True)\ntime.sleep(600)\n")
-    command = [sys.executable, "-m", "sharding.localhub.offline"]
+    command = [sys.executable, "-m", "sharding.demo.offline"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as program:

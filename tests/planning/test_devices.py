@@ -20,9 +20,9 @@ from sharding import job
 from sharding.checkpoint.read import read_checkpoint
 from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError, UsageError
-from sharding.loading.devices import DevicePlan, parse_budgets, plan_devices
-from sharding.planning.architecture import Architecture, from_answer
-from sharding.planning.meta_model import describe
+from sharding.model_class.architecture import Architecture, from_answer
+from sharding.model_class.meta_model import describe
+from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.storage.folder_source import open_folder
 from tests import models
 from tests.conftest import environment
@@ -162,7 +162,7 @@ def test_a_plan_imports_no_torch_into_its_own_process(tmp_path: Path) -> None:
     folder = models.save("bert", tmp_path / "bert", "30kB")
     asked = {"config": (folder / "config.json").read_text(), "dtype": None, "budgets": {"cuda:0": 24 * 10**9}}
     script = (
-        "import json, sys; from sharding import job; from sharding.planning import architecture\n"
+        "import json, sys; from sharding import job; from sharding.model_class import architecture\n"
         "architecture.ask_meta_model = lambda *question: json.load(sys.stdin)\n"
         f"print(job.devices({str(folder)!r}, 'cuda:0=24GB').fits, 'torch' in sys.modules)"
     )

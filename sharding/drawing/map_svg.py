@@ -5,8 +5,8 @@ from html import escape
 
 from sharding.core.text import count, format_bytes, share, source_name
 from sharding.core.values import Checkpoint, Plan
-from sharding.report.model_map import HEIGHT, WIDTH, Box, Cell, Column, ModelMap, map_of_plan
-from sharding.report.tensor_kinds import Kind
+from sharding.drawing.model_map import HEIGHT, WIDTH, Box, Cell, Column, ModelMap, map_of_plan
+from sharding.drawing.tensor_kinds import Kind
 
 COLOURS: dict[Kind, tuple[str, str]] = {
     "attention": ("#0f766e", "#2fa79a"),

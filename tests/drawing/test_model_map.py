@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint, Component, FileEntry, Plan, RepoRef, TensorEntry
-from sharding.planning.plan import plan_checkpoint, plan_shards
-from sharding.report.map_svg import COLOURS, draw_map, draw_plan, files_told
-from sharding.report.model_map import (
+from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_told
+from sharding.drawing.model_map import (
     HEIGHT,
     MOST_CELLS,
     MOST_COLUMNS,
@@ -25,7 +24,8 @@ from sharding.report.model_map import (
     map_of_copy,
     map_of_plan,
 )
-from sharding.report.tensor_kinds import kind_of
+from sharding.drawing.tensor_kinds import kind_of
+from sharding.planning.plan import plan_checkpoint, plan_shards
 from tests.models import CLASSES, build
 
 

@@ -20,8 +20,8 @@ from sharding.core.allowance import memory_allowance
 from sharding.core.limits import MAX_DESCRIPTION_BYTES, MODEL_MEMORY_BYTES
 from sharding.core.text import format_bytes
 from sharding.formats.dtypes import BY_NAME
-from sharding.planning.model_class import Unsupported, model_class
-from sharding.planning.model_pipeline import cut_over, in_files, tied_names
+from sharding.model_class.model_pipeline import cut_over, in_files, tied_names
+from sharding.model_class.transformers_class import Unsupported, model_class
 
 _TORCH = {dtype.name: getattr(torch, dtype.torch) for dtype in BY_NAME.values() if dtype.torch}
 """What safetensors calls torch's dtypes; tensors of others are passed over."""

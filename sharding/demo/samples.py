@@ -1,6 +1,6 @@
 """Build small repos in the Hub's real format: random weights, a tokenizer trained on the spot, a model card.
 
-`python -m sharding.localhub.samples FOLDER` builds all of them.
+`python -m sharding.demo.samples FOLDER` builds all of them.
 """
 
 import os

@@ -1,0 +1,36 @@
+"""Say which files of a source transformers loads: weights of one format, configuration, tokenizer."""
+
+from sharding.checkpoint.links import refuse_links
+from sharding.checkpoint.read import named_weights
+from sharding.core.errors import SourceError
+from sharding.core.protocols import Source
+from sharding.core.values import FileEntry
+from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, SINGLE_NAME
+
+_BIN_NAME = "pytorch_model.bin"
+_WEIGHTS = (".safetensors", ".bin")
+_TEXTS = (".json", ".model", ".txt", ".jinja")
+"""Configuration and tokenizer."""
+
+
+def loadable_files(source: Source) -> list[FileEntry]:
+    """Return the files of `source` that loading takes: weights of one format, configuration, tokenizer; no subfolders.
+
+    Raises SourceError where there are no weights, or one of them is a link that is not followed.
+    """
+    refuse_links(source.links_out)
+    # What one rank has saved is called like a shard.
+    top = [file for file in source.files if "/" not in file.path and not RANK_SHARD_NAME.fullmatch(file.path)]
+    names = {file.path for file in top}
+    suffix, named = ".safetensors", set(named_weights(source))
+    if not (named or SINGLE_NAME in names or any(SHARD_NAME.fullmatch(name) for name in names)):
+        suffix = ".bin"
+    single = SINGLE_NAME if suffix == ".safetensors" else _BIN_NAME
+    usual = {name for name in names if name.endswith(suffix) and (name == single or single not in names)}
+    weights = [file for file in top if file.path in (named or usual)]
+    if not weights:
+        raise SourceError(
+            "There are no weights in it that transformers loads.", "Give a folder with model.safetensors."
+        )
+    other = ".bin.index.json" if suffix == ".safetensors" else ".safetensors.index.json"
+    return weights + [file for file in top if file.path.endswith(_TEXTS) and not file.path.endswith(other)]

@@ -1,0 +1,1 @@
+"""What `make demo`, `make pipeline` and `make run` show, with their samples."""

@@ -1,0 +1,65 @@
+"""The command `localhub --samples` fills a Hub with models that load."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharding import job
+from sharding.core.options import Options
+from tests.localhub.conftest import Server
+
+COMMAND = ("sharding", "localhub")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Server]:
+    """A Hub for one test."""
+    server = Server(tmp_path / "hub")
+    yield server
+    if server.process and server.process.poll() is None:
+        server.stop()
+
+
+@pytest.mark.thorough
+def test_the_samples_are_there_and_load(own: Server, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    own.start("--samples", entry=COMMAND)
+    api = own.api()
+    assert {model.id for model in api.list_models()} >= {
+        "samples/mistral-60m",
+        "samples/t5-tiny",
+        "samples/gpt2-tied",
+        "samples/qwen3-fp8",
+        "samples/t5-tiny-ranks",
+        "samples/llama-gated",
+        "alice/llama-private",
+    }
+    assert sum(name.endswith(".safetensors") for name in api.list_repo_files("samples/mistral-60m")) == 2
+    assert api.model_info("samples/llama-gated").gated == "auto"
+    assert own.ask("GET", "/alice/llama-private/resolve/main/config.json", token="hf_bob").status == 404
+    import torch
+
+    path = api.hf_hub_download("samples/gpt2-tied", "pytorch_model.bin", local_dir=tmp_path)
+    weights = torch.load(path, weights_only=True)
+    assert weights["lm_head.weight"].data_ptr() == weights["transformer.wte.weight"].data_ptr()
+    assert_quantized_and_trained_samples_become_ordinary(own, tmp_path)
+    before = api.model_info("samples/t5-tiny").sha
+    own.stop()
+    own.start("--samples", entry=COMMAND)
+    assert own.api().model_info("samples/t5-tiny").sha == before
+
+
+def assert_quantized_and_trained_samples_become_ordinary(own: Server, place: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    at: dict[str, Any] = {"endpoint": own.address, "token": "hf_alice"}
+    *_, plain = job.shard("samples/qwen3-fp8", str(place / "plain"), Options("2MB", dequantize=True), **at)
+    *_, whole = job.shard("samples/t5-tiny-ranks", str(place / "whole"), Options("2MB", base="samples/t5-tiny"), **at)
+    assert plain.verification.identical and whole.verification.identical  # type: ignore[union-attr]
+    assert AutoModelForCausalLM.from_pretrained(place / "plain").dtype == torch.bfloat16
+    base = AutoModelForSeq2SeqLM.from_pretrained(own.api().snapshot_download("samples/t5-tiny", cache_dir=place))
+    trained = AutoModelForSeq2SeqLM.from_pretrained(place / "whole").state_dict()
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in base.state_dict().items())
