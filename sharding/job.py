@@ -39,11 +39,12 @@ from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report
 from sharding.report.source_card import read_card
 from sharding.report.write import rewritten_configs, write_beside
-from sharding.storage.hub_client import Hub
-from sharding.storage.locate import find_destination, is_folder, open_destination, open_source
+from sharding.storage.hub.client import Hub
+from sharding.storage.locate import find_destination, open_destination, open_source
+from sharding.storage.names import is_folder
+from sharding.storage.trained_source import TrainedSource
 from sharding.transfer.prepare import Prepared, prepared_stream
 from sharding.transfer.stream import transfer
-from sharding.transfer.trained_source import TrainedSource, open_trained
 from sharding.verify.digests import ThisMachine
 from sharding.verify.sides import noting, source_to_read
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
@@ -87,7 +88,7 @@ def inspect(
     it, and its headers compared. Raises SourceError where it is no checkpoint that can be streamed, TooManyTensors for
     more than `most_tensors`, and UsageError for a base that `source` needs none of.
     """
-    origin = open_trained(source, Hub(endpoint or hub_endpoint(), token), base)
+    origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base)
     return offering(_read(origin, variant, most_tensors=most_tensors))
 
 
@@ -223,7 +224,7 @@ def devices(
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")
-    origin = open_trained(source, Hub(endpoint or hub_endpoint(), token))
+    origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
     checkpoint = read_checkpoint(origin)
     if "" not in checkpoint.configs:
         raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
@@ -304,7 +305,7 @@ def _open(
     is_shared: bool = False,
 ) -> tuple[Source, Destination]:
     """Return both sides of a job that may be done. Raises UsageError, SourceError, DestinationError."""
-    origin = open_trained(source, hub, base)
+    origin = open_source(source, hub, base)
     if origin.is_private and private is False and not confirmed:
         hidden = base if isinstance(origin, TrainedSource) and origin.base and origin.base.is_private else source
         raise DestinationError(

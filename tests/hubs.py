@@ -10,7 +10,7 @@ from huggingface_hub import CommitOperationAdd
 from sharding import job
 from sharding.core.options import Options
 from sharding.report.schema import Report
-from sharding.storage.hub_repo import HubRepo
+from sharding.storage.hub.repo import HubRepo
 from tests.localhub.conftest import Server
 
 TOKEN = "hf_alice"
@@ -60,7 +60,7 @@ def download(hub: Server, repo_id: str, folder: Path) -> Path:
 
 def after_commits(patch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
     """Act as soon as so many commits have arrived; every shard is committed by itself."""
-    patch.setattr("sharding.storage.hub_staging.COMMIT_SECONDS", 0)
+    patch.setattr("sharding.storage.hub.staging.COMMIT_SECONDS", 0)
     usual, made = HubRepo.commit, list[str]()
 
     def commit(repo: HubRepo, *given: Any) -> str:

@@ -19,8 +19,8 @@ from sharding.core.limits import MAX_NAME_CHARACTERS
 from sharding.core.options import Options
 from sharding.core.values import RepoRef
 from sharding.report.schema import parse_report
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_source import HubSource
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.source import HubSource
 from tests.conftest import listing, write_checkpoint
 from tests.folders import finish
 

@@ -44,8 +44,8 @@ from sharding.desk.process import kill_stray
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.planning.devices import DevicePlan
 from sharding.report.fetch import Result, read_result
-from sharding.storage.hub_answers import Person
-from sharding.storage.hub_lookup import Lookup
+from sharding.storage.hub.answers import Person
+from sharding.storage.hub.lookup import Lookup
 from sharding.verify.trust import Trust
 
 

@@ -15,7 +15,7 @@ from sharding.desk.header_cache import Headers, fingerprint
 from sharding.desk.overview import Overview, Question, ask_overview
 from sharding.desk.questions import Questions
 from sharding.planning.devices import DevicePlan
-from sharding.storage.hub_lookup import Lookup
+from sharding.storage.hub.lookup import Lookup
 
 
 class Models:

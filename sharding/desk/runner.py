@@ -13,7 +13,7 @@ from sharding.desk.history import History
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, JobRequest, State
 from sharding.desk.process import Child
-from sharding.storage.hub_lookup import Lookup
+from sharding.storage.hub.lookup import Lookup
 
 Outcome = tuple[State, tuple[str, str] | None, str]
 """State, error (sentence and hint) and remark that a job ends with."""

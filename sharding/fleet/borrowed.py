@@ -43,7 +43,7 @@ def open_lent(lent: LentSource) -> Source:
         source.refuse_other(lent)
         return source
     from sharding.fleet.granted_hub import GrantedHub
-    from sharding.storage.hub_source import HubSource
+    from sharding.storage.hub.source import HubSource
 
     files = tuple(FileEntry(one.file, one.bytes, xet_hash=one.xet_hash) for one in lent.files)
     return HubSource(GrantedHub(lent), lent.ref, files=files)

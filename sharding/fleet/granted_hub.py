@@ -9,9 +9,9 @@ from sharding.core.errors import DestinationError, GrantExpired
 from sharding.core.lent import LentDestination, LentSource
 from sharding.core.limits import GRANT_MARGIN_SECONDS
 from sharding.core.values import ShardRecord
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_guard import checked_grant, checked_place
-from sharding.storage.hub_upload import XetShardWriter
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.guard import checked_grant, checked_place
+from sharding.storage.hub.upload import XetShardWriter
 
 
 class GrantedHub(Hub):

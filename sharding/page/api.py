@@ -15,7 +15,7 @@ from sharding.page.links import Wish, query_of
 from sharding.page.site import Site, person
 from sharding.report.report import summarize_plan, summarize_source
 from sharding.report.schema import Json, to_json
-from sharding.storage.hub_answers import Person
+from sharding.storage.hub.answers import Person
 
 
 class Endpoints:

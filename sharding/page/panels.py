@@ -21,7 +21,7 @@ from sharding.page.words import in_page_words
 from sharding.planning.devices import DevicePlan
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.schema import Inspection, PlanSummary
-from sharding.storage.hub_lookup import SourceCard
+from sharding.storage.hub.lookup import SourceCard
 
 MOST_ROWS = 200
 """Rows of a table; nobody reads more, and every one costs the browser."""

@@ -13,7 +13,7 @@ from sharding.page.panels import message, problem
 from sharding.page.planning import Update
 from sharding.page.render import render
 from sharding.page.site import Site, person
-from sharding.storage.hub_lookup import propose_name
+from sharding.storage.hub.lookup import propose_name
 
 _TO_SIGN_IN = "What you chose is kept."
 _TO_LOG_IN = "On the machine that serves this page, run hf auth login; then reload it."

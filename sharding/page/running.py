@@ -23,7 +23,7 @@ from sharding.page.planning import Update
 from sharding.page.render import render
 from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.site import Site, person
-from sharding.storage.hub_answers import Person
+from sharding.storage.hub.answers import Person
 from sharding.verify.trust import Trust, lowered
 
 _OWN = Trust("made-here", ("It was made here, and every byte read again before it was published.",))

@@ -7,7 +7,7 @@ import gradio as gr
 from sharding.core.environment import hub_endpoint, hub_token, space_id
 from sharding.core.errors import Refused
 from sharding.desk import Desk
-from sharding.storage.hub_answers import Person
+from sharding.storage.hub.answers import Person
 
 EXAMPLES = (
     "HuggingFaceTB/SmolLM2-1.7B-Instruct",

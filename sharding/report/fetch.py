@@ -9,8 +9,8 @@ from sharding.core.text import values_in
 from sharding.core.values import FileEntry
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report, parse_report
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_lookup import Lookup
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_source
 
 

@@ -8,7 +8,7 @@ from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.formats.model_card import ModelCard, parse_card
 from sharding.formats.names import CARD_NAME
-from sharding.transfer.trained_source import TrainedSource
+from sharding.storage.trained_source import TrainedSource
 
 
 def read_card(origin: Source) -> ModelCard:

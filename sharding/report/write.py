@@ -21,7 +21,7 @@ from sharding.formats.quantization import drop_quantization, quantization_of
 from sharding.report.card import Links, write_card
 from sharding.report.digests import digests_json
 from sharding.report.schema import Json, Report, to_json
-from sharding.storage.hub_client import Hub
+from sharding.storage.hub.client import Hub
 
 
 def write_beside(

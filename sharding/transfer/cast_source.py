@@ -10,8 +10,8 @@ from sharding.core.limits import BATCH_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import TensorEntry
 from sharding.formats.dtypes import CASTABLE
+from sharding.storage.source_view import SourceView
 from sharding.transfer.feed import Feed, scratch
-from sharding.transfer.source_view import SourceView
 
 _PIECE_ELEMENTS = 32768
 """What torch 2.13 converts in the thread that asks (`at::internal::GRAIN_SIZE`): more would start as many as cores."""

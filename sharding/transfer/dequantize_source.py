@@ -9,9 +9,9 @@ from sharding.core.computed import Computed
 from sharding.core.extras import require
 from sharding.core.protocols import Source
 from sharding.formats.dtypes import BY_NAME, item_bytes
+from sharding.storage.source_view import LongerSource
 from sharding.transfer.feed import Feed
 from sharding.transfer.pages import Pages
-from sharding.transfer.source_view import LongerSource
 
 _PIECE_ELEMENTS = 32768
 """What is computed at a time: it stays in a processor's cache, and torch converts no more in the thread that asks."""

@@ -6,7 +6,7 @@ from threading import Lock
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.protocols import Source
 from sharding.core.values import BytesRead
-from sharding.transfer.source_view import SourceView
+from sharding.storage.source_view import SourceView
 
 
 class NotingSource(SourceView):

@@ -10,8 +10,8 @@ from sharding.core.extras import require
 from sharding.core.gathered import Box, Gathered, strides_of
 from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES, TILES_BYTES
 from sharding.core.protocols import Source
+from sharding.storage.source_view import LongerSource
 from sharding.transfer.kept import Kept
-from sharding.transfer.source_view import LongerSource
 
 
 def gathering(source: Source, gathered: Sequence[Gathered]) -> Source:

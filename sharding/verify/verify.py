@@ -20,9 +20,9 @@ from sharding.model_class.architecture import hints_for
 from sharding.planning.cast import refuse_cast
 from sharding.planning.dequantize import dequantized
 from sharding.report.digests import Stored, parse_digests
-from sharding.storage.hub_client import Hub
+from sharding.storage.hub.client import Hub
+from sharding.storage.locate import open_source
 from sharding.transfer.prepare import making_of
-from sharding.transfer.trained_source import open_trained
 from sharding.verify.beside import compare_beside, compare_listed
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
@@ -55,7 +55,7 @@ def verify(
         raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
-    sources = [open_trained(original, hub, base), open_trained(copy, hub)]
+    sources = [open_source(original, hub, base), open_source(copy, hub)]
     checkpoints = [read_checkpoint(source, asked) for source, asked in zip(sources, (variant, ""), strict=True)]
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))

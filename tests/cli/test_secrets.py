@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sharding import job
 from sharding.cli.commands import app
 from sharding.core.errors import ShardingError
-from sharding.storage import hub_retry as retry
+from sharding.storage.hub import retry
 from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN, exists, push
 from tests.inhouse import InHouse, hub_in_house

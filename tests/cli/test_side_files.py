@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from sharding.cli.commands import app
 from sharding.core.errors import SourceError
-from sharding.storage import hub_repo
 from sharding.storage.folder_source import FolderSource
+from sharding.storage.hub import repo as hub_repo
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, download, push
 from tests.inhouse import InHouse, hub_in_house

@@ -14,8 +14,8 @@ from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, JobStatus, Settings
 from sharding.report.events import event_json
-from sharding.storage.hub_answers import Person
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.answers import Person
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage, Told
 from tests.desk.actors import until as wait
@@ -171,7 +171,7 @@ def stop_short(
 ) -> None:
     """Leave a job unfinished, with one shard of it staged."""
     with patch.context() as context:
-        context.setattr("sharding.storage.hub_staging.COMMIT_SECONDS", 0)
+        context.setattr("sharding.storage.hub.staging.COMMIT_SECONDS", 0)
         events = job.shard(source, destination, options, endpoint=hub.address, token=ALICE, **more)  # type: ignore[arg-type]
         for event in events:
             if isinstance(event, ShardFinished) and event.number >= 2:

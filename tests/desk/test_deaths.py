@@ -101,7 +101,7 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
 ) -> None:
     script = (
         "import sys, time; from pathlib import Path; from sharding.core.options import Options; from sharding.desk import *\n"
-        "from sharding.storage.hub_answers import Person\n"
+        "from sharding.storage.hub.answers import Person\n"
         "alice = Person('alice', ('alice',))\n"
         f"desk = Desk(Settings(Path({str(settings.folder)!r}), {settings.endpoint!r}))\n"
         f"id = desk.submit(JobRequest({large!r}, {name!r}, Options({SLOW!r})), alice, sys.stdin.readline())\n"

@@ -8,7 +8,7 @@ import pytest
 
 from sharding.core.options import Options
 from sharding.desk import Desk, Settings
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.desk.actors import Actor, Stage, is_gone, until
 from tests.desk.conftest import AS_ALICE, branches, hand_in, process_of, seen, state
 from tests.inhouse import InHouse

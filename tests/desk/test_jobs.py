@@ -12,7 +12,7 @@ from sharding.core.options import Options
 from sharding.core.values import RepoRef
 from sharding.desk import Desk, JobRequest, Settings, destination_of
 from sharding.desk.runner import ActiveJob
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage, Told
 from tests.desk.conftest import (

@@ -9,7 +9,7 @@ from sharding import job
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest
 from sharding.formats.names import REPORT_NAME
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, branches, push, state, stop_short

@@ -14,8 +14,8 @@ from sharding import job
 from sharding.core.errors import DestinationError, Refused
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
-from sharding.storage.hub_answers import Person
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.answers import Person
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, NUMBERS, push, state, stop_short

@@ -13,10 +13,10 @@ from sharding.core.values import RepoRef, Shard
 from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartFailed, Said, parse_part, parse_said, part_json
 from sharding.fleet.worker import work
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_source import open_repo
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.source import open_repo
 from sharding.storage.locate import open_source
-from sharding.transfer.trained_source import TrainedSource
+from sharding.storage.trained_source import TrainedSource
 from tests.conftest import listing
 from tests.fleet.hands import Hands
 from tests.folders import reshard
@@ -55,7 +55,7 @@ def test_what_is_lent_is_read_without_a_login(hub: Server, repo: str, checkpoint
 def test_access_that_is_over_is_told_from_a_damaged_source(
     hub: Server, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.storage.hub_retry.NETWORK_WAIT_SECONDS", 0)
+    monkeypatch.setattr("sharding.storage.hub.retry.NETWORK_WAIT_SECONDS", 0)
     lent = open_repo(Hub(hub.address, TOKEN), repo).lend([FILE])
     assert lent.grant
     with pytest.raises(GrantExpired):

@@ -9,7 +9,7 @@ from sharding.core.errors import GrantExpired, Refused, ShardingError, SourceErr
 from sharding.core.lent import LentSource
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Part, Said, UnderWay
-from sharding.transfer.source_view import SourceView
+from sharding.storage.source_view import SourceView
 from tests.fleet.told import FILES, HASHES, HERE, Answer, Told, done, failed, read, source
 from tests.folders import result_of
 

@@ -15,7 +15,7 @@ from sharding.core.events import ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.options import Options
 from sharding.fleet.parts import Part, PartDone, Said, parse_part
-from sharding.storage.hub_source import HubSource
+from sharding.storage.hub.source import HubSource
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.fleet import hands
 from tests.fleet.hands import Hands

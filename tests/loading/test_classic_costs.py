@@ -15,7 +15,7 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.loading.costs import ClassicCost
 from sharding.report.schema import Report
-from sharding.storage.hub_source import HubSource
+from sharding.storage.hub.source import HubSource
 from tests.conftest import in_two_files, random_tensors
 from tests.folders import finish
 from tests.hubs import TOKEN, push

@@ -266,7 +266,7 @@ def test_a_job_that_a_desk_has_forgotten_is_found_on_the_hub_and_resumed(
     space: Site, visit: Visit, hub: Server, long: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As a Space that starts with an empty disk sees it: a job has ended in the midst, and only the Hub knows.
-    monkeypatch.setattr("sharding.storage.hub_staging.COMMIT_SECONDS", 0)
+    monkeypatch.setattr("sharding.storage.hub.staging.COMMIT_SECONDS", 0)
     name = copy_name()
     events = job.shard(long, f"alice/{name}", LONG, endpoint=hub.address, token=token_of(session_of(space, "alice")))
     finished = (event for event in events if isinstance(event, ShardFinished))

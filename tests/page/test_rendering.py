@@ -30,7 +30,7 @@ from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops
 from sharding.report.report import summarize_source
-from sharding.storage.hub_lookup import SourceCard
+from sharding.storage.hub.lookup import SourceCard
 from sharding.verify.trust import Trust
 from tests.conftest import in_two_files
 from tests.folders import reshard

@@ -19,7 +19,7 @@ from sharding.page.result_link import Showing
 from sharding.page.running import Running
 from sharding.report.events import event_json
 from sharding.report.schema import Report
-from sharding.storage.hub_answers import Person
+from sharding.storage.hub.answers import Person
 from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import TOKEN, propose, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over, told

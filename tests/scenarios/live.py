@@ -24,11 +24,11 @@ from sharding.core.errors import Cancelled, DestinationError, Refused, ReplaceRe
 from sharding.core.events import Published, ShardFinished, Verified
 from sharding.core.limits import XET_LEAST_BYTES
 from sharding.report.schema import Report
-from sharding.storage.hub_answers import person_of
-from sharding.storage.hub_client import SIGN_IN, Hub
-from sharding.storage.hub_repo import HubRepo, is_alike
-from sharding.storage.hub_source import open_repo
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.answers import person_of
+from sharding.storage.hub.client import SIGN_IN, Hub
+from sharding.storage.hub.repo import HubRepo, is_alike
+from sharding.storage.hub.source import open_repo
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.scenarios.live_repos import SETTINGS, VOCABULARY, WEIGHTS, Live, is_allowed, weights_in, write_model
 
 # --- The checks: each raises AssertionError, or what went wrong, and returns what it found besides ---------

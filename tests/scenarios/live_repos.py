@@ -19,11 +19,11 @@ from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Verified
 from sharding.report.schema import Report
-from sharding.storage.hub_answers import Person
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_repo import HubRepo
-from sharding.storage.hub_source import HubSource
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.answers import Person
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.repo import HubRepo
+from sharding.storage.hub.source import HubSource
+from sharding.storage.hub.staging import STAGING_BRANCH
 
 TENSOR_BYTES, SIZE = 200_000, "650kB"
 WEIGHTS, VOCABULARY, SETTINGS = "model.safetensors", "tokenizer.model", "generation_config.json"

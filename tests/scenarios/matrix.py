@@ -23,7 +23,7 @@ from sharding import job
 from sharding.core.errors import ShardingError
 from sharding.core.events import ShardFinished
 from sharding.report.schema import Report
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house

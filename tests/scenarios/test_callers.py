@@ -21,8 +21,8 @@ from sharding.core.errors import (
 from sharding.core.events import Planned, Verified
 from sharding.core.options import Options
 from sharding.planning.plan import plan_checkpoint
-from sharding.storage import hub_retry
 from sharding.storage.folder_source import open_folder
+from sharding.storage.hub import retry as hub_retry
 from sharding.transfer.prepare import prepared_stream
 from tests.conftest import in_two_files, random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks

@@ -16,7 +16,8 @@ from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import DISK_FLOOR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import ShardRecord
-from sharding.storage import folder_destination, hub_retry
+from sharding.storage import folder_destination
+from sharding.storage.hub import retry as hub_retry
 from tests.conftest import in_two_files, listing
 from tests.folders import finish, staged
 from tests.hubs import TOKEN, branches, exists, files_of, push

@@ -18,7 +18,7 @@ from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import environment, listing, new_seed, write_checkpoint
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.localhub.conftest import Server

@@ -23,9 +23,9 @@ from sharding.core.options import Options
 from sharding.core.values import Verification
 from sharding.job import Event
 from sharding.report.schema import Report
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_source import HubSource
+from sharding.storage.hub import retry
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.source import HubSource
 from tests import models
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard

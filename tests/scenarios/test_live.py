@@ -11,11 +11,11 @@ import pytest
 from sharding.core.events import ShardFinished
 from sharding.core.values import Mismatch
 from sharding.localhub import commits, repos
-from sharding.storage.hub_answers import person_of
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_main import MainBranch
-from sharding.storage.hub_repo import HubRepo
-from sharding.storage.hub_source import HubSource
+from sharding.storage.hub.answers import person_of
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.main import MainBranch
+from sharding.storage.hub.repo import HubRepo
+from sharding.storage.hub.source import HubSource
 from tests.hubs import TOKEN
 from tests.inhouse import InHouse, hub_in_house, ignore_private
 from tests.scenarios import live

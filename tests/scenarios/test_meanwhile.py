@@ -10,8 +10,8 @@ from sharding import job
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.events import ShardFinished
 from sharding.job import Event
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub import retry
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house

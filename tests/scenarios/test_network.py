@@ -16,9 +16,9 @@ from sharding import job
 from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.events import Published, ShardFinished
 from sharding.core.values import Discarded
-from sharding.storage import hub_retry as retry
-from sharding.storage import hub_source
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub import retry
+from sharding.storage.hub import source as hub_source
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import environment, in_two_files
 from tests.hubs import branches, download, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house

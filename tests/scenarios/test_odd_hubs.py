@@ -11,8 +11,8 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError, ShardingError
 from sharding.core.events import ShardFinished
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub import retry
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import ROOT, environment, in_two_files
 from tests.folders import finish
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard

@@ -19,8 +19,8 @@ from sharding.core.values import ShardRecord
 from sharding.job import Event
 from sharding.localhub import records
 from sharding.report.schema import Report
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
+from sharding.storage.hub import retry
+from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from sharding.storage.records import record_line
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
@@ -224,7 +224,7 @@ def test_of_two_jobs_at_once_one_shows_its_whole_result_and_the_other_is_refused
 @pytest.fixture
 def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InHouse]:
     """A Hub whose store is reached over HTTP with grants that are good for three seconds."""
-    monkeypatch.setattr("sharding.storage.hub_client.Hub.least_xet_bytes", 10_000)
+    monkeypatch.setattr("sharding.storage.hub.client.Hub.least_xet_bytes", 10_000)
     tensors = {f"layers.{n}.weight": np.random.default_rng(n).random(20_000, np.float32) for n in range(6)}
     with hub_in_house(tmp_path / "strict", xet_over_http=True, xet_seconds=3) as hub:
         push(hub, write_checkpoint(tmp_path / "in", {"model.safetensors": tensors}, index=False), SOURCE)
@@ -258,7 +258,7 @@ def test_a_clock_that_jumps_ends_no_job(strict: InHouse, monkeypatch: pytest.Mon
 
     moments = iter(range(1_000_000))
     clock = SimpleNamespace(time=lambda: time.time() + (days * 86_400 if next(moments) > 3 else 0))
-    monkeypatch.setattr("sharding.storage.hub_client.time", clock)
+    monkeypatch.setattr("sharding.storage.hub.client.time", clock)
     with strict.failing(*(["slow:300000@GET /cas/xorbs/"] if days < 0 else [])):  # by then all grants have expired
         assert shard(strict, SOURCE, MADE, "100kB").verification.identical
     assert next(moments) > 4

@@ -8,8 +8,8 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import ShardFinished
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub import retry
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import write_checkpoint
 from tests.hubs import TOKEN, branches, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house

@@ -30,8 +30,8 @@ from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
-from sharding.storage.hub_answers import Person
-from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
+from sharding.storage.hub.answers import Person
+from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from sharding.storage.journal import JOURNAL_NAME
 from sharding.storage.lease import LEASE_NAME
 from tests.conftest import environment, listing, write_checkpoint

@@ -9,8 +9,8 @@ from sharding.core.protocols import Destination
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.folder_source import open_folder
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from sharding.storage.locate import find_destination
 from tests.hubs import TOKEN, branches, files_of
 from tests.inhouse import InHouse

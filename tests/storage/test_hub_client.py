@@ -4,8 +4,8 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_client import Hub
+from sharding.storage.hub import retry
+from sharding.storage.hub.client import Hub
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
 

@@ -8,8 +8,8 @@ import pytest
 
 from sharding import job
 from sharding.core.events import Planned, Published, ShardFinished
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub import retry
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import listing, write_checkpoint
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house

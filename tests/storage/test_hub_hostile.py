@@ -21,8 +21,10 @@ from sharding.core.values import RepoRef
 from sharding.fleet.borrowed import open_lent
 from sharding.localhub import lfs, xet
 from sharding.localhub.hub import Hub
-from sharding.storage import hub_guard, hub_retry, hub_source
-from sharding.storage.hub_client import Hub as Client
+from sharding.storage.hub import guard as hub_guard
+from sharding.storage.hub import retry as hub_retry
+from sharding.storage.hub import source as hub_source
+from sharding.storage.hub.client import Hub as Client
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house

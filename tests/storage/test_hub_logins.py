@@ -13,12 +13,12 @@ from sharding import job
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.limits import LONGEST_GRANT_SECONDS
 from sharding.localhub import repos
-from sharding.storage import hub_guard
-from sharding.storage.hub_answers import checked_commit
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_lookup import Lookup
-from sharding.storage.hub_retry import OddAnswer
-from sharding.storage.hub_source import open_repo
+from sharding.storage.hub import guard as hub_guard
+from sharding.storage.hub.answers import checked_commit
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.lookup import Lookup
+from sharding.storage.hub.retry import OddAnswer
+from sharding.storage.hub.source import open_repo
 from tests.hubs import TOKEN, exists, push, shard
 from tests.inhouse import InHouse
 from tests.storage.steps import SOURCE

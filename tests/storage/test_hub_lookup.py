@@ -6,9 +6,9 @@ import pytest
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError, UsageError
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.storage.hub_answers import Person, person_of
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_lookup import Lookup, propose_name
+from sharding.storage.hub.answers import Person, person_of
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.lookup import Lookup, propose_name
 from tests.localhub.conftest import Server
 
 ALICE = Person("alice", ("alice", "acme"))
@@ -49,9 +49,9 @@ def test_who_signed_in_is_known_with_his_namespaces(lookup: Lookup) -> None:
 def test_the_hub_is_asked_once_a_minute_who_somebody_is(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     now = [0.0]
-    monkeypatch.setattr("sharding.storage.hub_lookup.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sharding.storage.hub.lookup.time.monotonic", lambda: now[0])
     monkeypatch.setattr(
-        "sharding.storage.hub_lookup.Hub", lambda endpoint, token: asked.append(token) or Hub(endpoint, token)
+        "sharding.storage.hub.lookup.Hub", lambda endpoint, token: asked.append(token) or Hub(endpoint, token)
     )
     for seconds, token in ((0, "hf_alice"), (30, "hf_bob"), (60, "hf_alice"), (61, "hf_alice"), (62, "hf_bob")):
         now[0] = seconds
@@ -214,7 +214,7 @@ def test_organisations_where_one_may_only_read_are_not_offered() -> None:
 
 
 def test_a_hub_that_cannot_be_reached_is_an_answer_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.storage.hub_retry.NETWORK_TRIES", 1)
+    monkeypatch.setattr("sharding.storage.hub.retry.NETWORK_TRIES", 1)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between its own attempts as well
     nowhere = Lookup("http://127.0.0.1:9")
     for ask in (nowhere.search, nowhere.card, nowhere.who):

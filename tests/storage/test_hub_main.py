@@ -16,10 +16,10 @@ from sharding.core.events import Planned, Published, ShardFinished
 from sharding.core.values import ShardRecord
 from sharding.job import Event
 from sharding.report.schema import Report
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_destination import HubDestination
-from sharding.storage.hub_main import MainBranch
-from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH, StagingBranch
+from sharding.storage.hub import retry
+from sharding.storage.hub.destination import HubDestination
+from sharding.storage.hub.main import MainBranch
+from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH, StagingBranch
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import arrays, same
 from tests.hubs import TOKEN, branches, download, exists, files_of, push, shard
@@ -107,7 +107,7 @@ def test_a_repo_is_not_shown_with_what_somebody_has_put_there_since(
 
 def test_records_that_are_larger_than_any_are_not_read(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     start(hub, ShardFinished)
-    monkeypatch.setattr("sharding.storage.hub_staging.MAX_REPORT_BYTES", 100)
+    monkeypatch.setattr("sharding.storage.hub.staging.MAX_REPORT_BYTES", 100)
     hub.log.clear()
     with pytest.raises(DestinationError, match="larger than those of any job"):
         list(start(hub, Planned))

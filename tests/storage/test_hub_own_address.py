@@ -10,8 +10,8 @@ from huggingface_hub.utils import get_session
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.storage.hub_guard import mark
-from sharding.storage.hub_retry import OddAnswer
+from sharding.storage.hub.guard import mark
+from sharding.storage.hub.retry import OddAnswer
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse, hub_in_house

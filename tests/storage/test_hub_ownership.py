@@ -12,8 +12,8 @@ from sharding.core.errors import DestinationError
 from sharding.core.events import Planned, Published, ShardFinished
 from sharding.core.values import Discarded
 from sharding.localhub import repos
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub import retry
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.hubs import TOKEN, branches, exists, files_of, shard
 from tests.inhouse import InHouse, ignore_private
 from tests.storage.steps import OF, SOURCE, aim, begin, begun, noted, publish, staged, start

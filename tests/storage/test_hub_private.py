@@ -13,8 +13,8 @@ from huggingface_hub.utils import _http
 
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
 from sharding.core.values import ShardRecord
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_private import XET_SETTINGS, small, uploaded, watch_connections, xet_session
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.private import XET_SETTINGS, small, uploaded, watch_connections, xet_session
 from tests.conftest import ROOT
 from tests.localhub.conftest import Server
 

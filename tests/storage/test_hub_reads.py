@@ -14,10 +14,11 @@ from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, NETWORK_TRIES
 from sharding.core.values import FileEntry
 from sharding.fleet.borrowed import open_lent
 from sharding.localhub import repos
-from sharding.storage import hub_client, hub_source
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_repo import fit_for_commit
-from sharding.storage.hub_source import HubSource, open_repo
+from sharding.storage.hub import client as hub_client
+from sharding.storage.hub import source as hub_source
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.repo import fit_for_commit
+from sharding.storage.hub.source import HubSource, open_repo
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse
 from tests.storage.steps import SOURCE

@@ -14,9 +14,9 @@ from sharding.core.events import ShardFinished, Verified
 from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report
-from sharding.storage import hub_staging
-from sharding.storage.hub_repo import HubRepo
-from sharding.storage.hub_staging import RECORDS, STAGING_BRANCH
+from sharding.storage.hub import staging as hub_staging
+from sharding.storage.hub.repo import HubRepo
+from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from sharding.storage.records import Earlier, parse_earlier, parse_job, staged_line, whole
 from tests.hubs import TOKEN, branches, download, files_of, shard
 from tests.inhouse import InHouse

@@ -5,7 +5,7 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core import limits
-from sharding.storage import hub_retry as retry
+from sharding.storage.hub import retry
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
 
@@ -32,7 +32,7 @@ def test_a_hub_that_counts_requests_is_left_alone_for_as_long_as_it_says(
     monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], seconds: float
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("sharding.storage.hub_retry.time.sleep", slept.append)
+    monkeypatch.setattr("sharding.storage.hub.retry.time.sleep", slept.append)
     answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://127.0.0.1:1"))
     retry.wait_to_retry(HfHubHTTPError("slow down", response=answer), 1)
     assert seconds <= slept[0] <= 1.5 * seconds

@@ -11,10 +11,10 @@ from huggingface_hub import HfApi
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Planned
-from sharding.storage import hub_staging
-from sharding.storage.hub_repo import HubRepo
-from sharding.storage.hub_staging import STAGING_BRANCH
-from sharding.storage.hub_upload import XetShardWriter
+from sharding.storage.hub import staging as hub_staging
+from sharding.storage.hub.repo import HubRepo
+from sharding.storage.hub.staging import STAGING_BRANCH
+from sharding.storage.hub.upload import XetShardWriter
 from tests.hubs import TOKEN, branches, exists, files_of
 from tests.inhouse import InHouse
 from tests.storage.steps import begin, begun, heads, looked, noted, publish, sent, staged, start
@@ -254,9 +254,9 @@ def test_a_deletion_of_the_branch_that_is_refused_is_a_failure(hub: InHouse, nam
 
 
 def test_nothing_is_asked_of_a_hub_until_somebody_looks(hub: InHouse, name: str) -> None:
-    from sharding.storage.hub_client import Hub
-    from sharding.storage.hub_main import MainBranch
-    from sharding.storage.hub_staging import StagingBranch
+    from sharding.storage.hub.client import Hub
+    from sharding.storage.hub.main import MainBranch
+    from sharding.storage.hub.staging import StagingBranch
 
     client = Hub(hub.address, TOKEN)
     repo = HubRepo(client, name)

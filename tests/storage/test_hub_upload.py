@@ -8,8 +8,8 @@ import pytest
 
 from sharding.core.errors import DestinationError
 from sharding.core.values import FileEntry, ShardRecord
-from sharding.storage.hub_repo import has_content, holds
-from sharding.storage.hub_upload import XetShardWriter
+from sharding.storage.hub.repo import has_content, holds
+from sharding.storage.hub.upload import XetShardWriter
 
 DATA = b"the bytes of a shard"
 RECORD = ShardRecord("model.safetensors", len(DATA), sha256(DATA).hexdigest(), {})

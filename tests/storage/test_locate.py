@@ -6,8 +6,9 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError, SourceError, UsageError
-from sharding.storage.hub_client import Hub
-from sharding.storage.locate import find_destination, is_folder, new_repo_id, open_source, parse_repo
+from sharding.storage.hub.client import Hub
+from sharding.storage.locate import find_destination, open_source
+from sharding.storage.names import is_folder, new_repo_id, parse_repo
 from tests.conftest import listing
 from tests.folders import in_cache
 from tests.hubs import TOKEN, shard

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from sharding.storage.hub_answers import person_of
-from sharding.storage.hub_retry import OddAnswer
+from sharding.storage.hub.answers import person_of
+from sharding.storage.hub.retry import OddAnswer
 
 
 def answer(**more: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from sharding.core.errors import DestinationError
 from sharding.core.events import Published, Verified
 from sharding.core.options import Options
 from sharding.localhub import repos
-from sharding.storage.hub_repo import HubRepo
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.repo import HubRepo
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks
 from tests.hubs import TOKEN, after_commits, exists, files_of, push, shard

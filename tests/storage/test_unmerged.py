@@ -142,7 +142,7 @@ def test_a_branch_that_is_gone_leads_nowhere(hub: InHouse) -> None:
 
 def test_beyond_the_bound_a_commit_is_not_known_to_be_reached(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     old = merged(hub)
-    monkeypatch.setattr("sharding.storage.hub_lookup.REACHED_COMMITS", 1)
+    monkeypatch.setattr("sharding.storage.hub.lookup.REACHED_COMMITS", 1)
     assert "is known to lead to" in findings(hub, f"{FAMOUS}@{old}")["unreached-commit"]
 
 
@@ -153,7 +153,7 @@ def test_beyond_the_bound_no_further_branch_is_asked_for(
     commit = branched(hub)
     for n in range(5):
         hub.api().create_branch(FAMOUS, branch=f"a{n}")
-    monkeypatch.setattr(f"sharding.storage.hub_lookup.{bound}", 1)
+    monkeypatch.setattr(f"sharding.storage.hub.lookup.{bound}", 1)
     hub.log.clear()
     assert "unreached-commit" in findings(hub, f"{FAMOUS}@{commit}")
     assert hub.asked("/commits/") <= 2

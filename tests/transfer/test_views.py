@@ -9,12 +9,13 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.gathered import Gathered, in_one_piece
 from sharding.core.lent import LentFile, LentSource
 from sharding.core.values import FileEntry, RepoRef, TensorEntry
-from sharding.storage.hub_client import Hub
+from sharding.storage.hub.client import Hub
+from sharding.storage.locate import open_source
+from sharding.storage.source_view import SourceView
+from sharding.storage.trained_source import TrainedSource
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.source_view import SourceView
 from sharding.transfer.strided_source import GatheringSource
-from sharding.transfer.trained_source import TrainedSource, open_trained
 from tests.fuzz.targets import Memory
 
 FOLDER = "checkpoint-7/"
@@ -204,9 +205,9 @@ def test_a_base_is_for_what_a_training_run_has_saved_without_a_configuration(tmp
     hub = Hub("http://127.0.0.1:9", None)
     base = write(tmp_path / "base", "model.safetensors", "config.json", "vocab.txt")
     run = write(tmp_path / "run", f"{place}.metadata", f"{place}__0_0.distcp")
-    source = open_trained(run, hub, base)
+    source = open_source(run, hub, base)
     assert {entry.path for entry in source.files} == {".metadata", "__0_0.distcp", "config.json", "vocab.txt"}
-    alone = open_trained(run, hub)
+    alone = open_source(run, hub)
     assert {entry.path for entry in alone.files} == {".metadata", "__0_0.distcp"}
     refused = [
         base,
@@ -219,7 +220,7 @@ def test_a_base_is_for_what_a_training_run_has_saved_without_a_configuration(tmp
     (tmp_path / "linked/config.json").symlink_to("/nowhere")
     for folder in refused:
         with pytest.raises(UsageError, match="configuration of its own, or is nothing that a training run has saved"):
-            open_trained(folder, hub, base)
-        assert open_trained(folder, hub).ref.repo_id == Path(folder).name
+            open_source(folder, hub, base)
+        assert open_source(folder, hub).ref.repo_id == Path(folder).name
     with pytest.raises(SourceError):
-        open_trained(run, hub, str(tmp_path / "nowhere"))
+        open_source(run, hub, str(tmp_path / "nowhere"))

@@ -16,9 +16,9 @@ from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.core.values import FileEntry, Verification
 from sharding.report.schema import Report
-from sharding.storage import hub_retry as retry
-from sharding.storage.hub_source import HubSource
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub import retry
+from sharding.storage.hub.source import HubSource
+from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house

@@ -21,14 +21,14 @@ from sharding.core.protocols import Source
 from sharding.core.text import name_some
 from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
-from sharding.storage.hub_answers import person_of
-from sharding.storage.hub_client import SIGN_IN, Hub
-from sharding.storage.hub_main import OF_EVERY_NEW_REPO, MainBranch
-from sharding.storage.hub_private import quietly, uploaded
-from sharding.storage.hub_repo import HubRepo, copied, fit_for_commit
-from sharding.storage.hub_source import HubSource
-from sharding.storage.hub_staging import STAGING_BRANCH, StagingBranch
-from sharding.storage.hub_upload import LfsShardWriter, XetShardWriter
+from sharding.storage.hub.answers import person_of
+from sharding.storage.hub.client import SIGN_IN, Hub
+from sharding.storage.hub.main import OF_EVERY_NEW_REPO, MainBranch
+from sharding.storage.hub.private import quietly, uploaded
+from sharding.storage.hub.repo import HubRepo, copied, fit_for_commit
+from sharding.storage.hub.source import HubSource
+from sharding.storage.hub.staging import STAGING_BRANCH, StagingBranch
+from sharding.storage.hub.upload import LfsShardWriter, XetShardWriter
 
 _NOTHING_SHOWN = "Nothing was written. Ask whoever runs the Hub, or choose a Hub that keeps repos private."
 _GIVE_UP = "Or discard what is staged, which everybody can see meanwhile."

@@ -14,8 +14,8 @@ from sharding.core.limits import COMMIT_SECONDS, MAX_REPORT_BYTES, RANGES_AT_ONC
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import RECORDS_FOLDER
-from sharding.storage.hub_private import small, uploaded, went_to_store
-from sharding.storage.hub_repo import HubRepo, Operation, has_content, has_moved, holds
+from sharding.storage.hub.private import small, uploaded, went_to_store
+from sharding.storage.hub.repo import HubRepo, Operation, has_content, has_moved, holds
 from sharding.storage.records import job_line, parse_job, parse_staged, staged_line, whole
 
 STAGING_BRANCH = "shard-my-repo-staging"

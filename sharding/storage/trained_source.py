@@ -5,33 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from sharding.checkpoint.loaders import is_found_by_name
-from sharding.core.errors import UsageError
 from sharding.core.lent import LentSource
 from sharding.core.protocols import Source
-from sharding.formats.names import is_duplicate, is_training_state, is_weights, trained_folder
-from sharding.storage.hub_client import Hub
-from sharding.storage.locate import open_source
-from sharding.transfer.source_view import SourceView
-
-_CONFIG_NAME = "config.json"
-
-
-def open_trained(text: str, hub: Hub, base: str = "") -> Source:
-    """Return the source that `text` names; with `base`, what that names beside its weights is beside these.
-
-    Raises SourceError, and UsageError for a base where `text` has its own configuration or is of no training run.
-    """
-    source = open_source(text, hub)
-    paths = [*(file.path for file in source.files), *source.links_out]
-    folder = trained_folder(paths)
-    if base and (folder is None or _CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
-        raise UsageError(
-            f"{text} has a configuration of its own, or is nothing that a training run has saved.",
-            "Leave out --base: it is for rank-sharded checkpoints, which have none.",
-        )
-    if folder is None or not (folder or base):
-        return source
-    return TrainedSource(source, folder, open_source(base, hub) if base else None)
+from sharding.formats.names import is_duplicate, is_training_state, is_weights
+from sharding.storage.source_view import SourceView
 
 
 class TrainedSource(SourceView):

@@ -14,10 +14,10 @@ from sharding.core.limits import COMMITTED_BYTES, MAX_REPORT_BYTES
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.formats.names import is_weights
-from sharding.storage.hub_answers import checked_commit, checked_flag, listed_files
-from sharding.storage.hub_client import Hub
-from sharding.storage.hub_private import quietly
-from sharding.storage.hub_retry import OddAnswer
+from sharding.storage.hub.answers import checked_commit, checked_flag, listed_files
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.private import quietly
+from sharding.storage.hub.retry import OddAnswer
 
 Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 

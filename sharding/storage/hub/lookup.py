@@ -12,9 +12,9 @@ from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import PERSON_SECONDS, REACHED_COMMITS, REACHED_REFS
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import RepoRef
-from sharding.storage.hub_answers import Person, parsed, person_of
-from sharding.storage.hub_client import Hub, is_without
-from sharding.storage.locate import new_repo_id, parse_repo
+from sharding.storage.hub.answers import Person, parsed, person_of
+from sharding.storage.hub.client import Hub, is_without
+from sharding.storage.names import new_repo_id, parse_repo
 
 _SUGGESTIONS = 12
 _LONGEST_NAME = 96

@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd
 
 from sharding.core.errors import DestinationError
 from sharding.core.values import FileEntry
-from sharding.storage.hub_private import to_upload
+from sharding.storage.hub.private import to_upload
 
 _HINT = "Start the same job again; it goes on where it stopped."
 

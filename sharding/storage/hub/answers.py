@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from sharding.core.values import FileEntry
-from sharding.storage.hub_retry import OddAnswer
+from sharding.storage.hub.retry import OddAnswer
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile

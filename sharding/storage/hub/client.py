@@ -11,8 +11,8 @@ from sharding import __version__
 from sharding.core.errors import DestinationError, ShardingError
 from sharding.core.lent import Grant
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
-from sharding.storage.hub_answers import Commit, Refs, checked_commit, parsed
-from sharding.storage.hub_retry import GarbledAnswer, OddAnswer, may_pass, refuses_argument, wait_to_retry
+from sharding.storage.hub.answers import Commit, Refs, checked_commit, parsed
+from sharding.storage.hub.retry import GarbledAnswer, OddAnswer, may_pass, refuses_argument, wait_to_retry
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -39,7 +39,7 @@ class Hub:
         """The client of the Hub's own library."""
         from huggingface_hub import HfApi
 
-        from sharding.storage.hub_guard import mark
+        from sharding.storage.hub.guard import mark
 
         name = {"library_name": _NAME, "library_version": __version__}
         return HfApi(endpoint=self.endpoint, token=self._token, headers=mark(self.endpoint), **name)
@@ -49,7 +49,7 @@ class Hub:
         """The headers of a request that no method of `api` makes."""
         from huggingface_hub.utils import build_hf_headers
 
-        from sharding.storage.hub_guard import mark
+        from sharding.storage.hub.guard import mark
 
         name = {"library_name": _NAME, "library_version": __version__}
         headers: dict[str, str] = build_hf_headers(token=self._token, headers=mark(self.endpoint), **name)
@@ -85,7 +85,7 @@ class Hub:
     @cached_property
     def xet(self) -> Any:
         """The session of hf-xet."""
-        from sharding.storage.hub_private import xet_session
+        from sharding.storage.hub.private import xet_session
 
         return xet_session()
 
@@ -94,7 +94,7 @@ class Hub:
 
         Raises a `family` error that says what helps.
         """
-        from sharding.storage.hub_guard import one_question
+        from sharding.storage.hub.guard import one_question
 
         tries = 0
         with self.explained(repo_id, family):
@@ -175,7 +175,7 @@ class Hub:
 
     def address_to_lend(self, repo_id: str, revision: str, path: str) -> str:
         """Return where whoever has no login reads a file for a while, if anywhere. Raises the client's errors."""
-        from sharding.storage.hub_guard import checked_place
+        from sharding.storage.hub.guard import checked_place
 
         url = self.address(repo_id, revision, path)
         metadata = self.api.get_hf_file_metadata(url=url, token=self._token, timeout=ANSWER_TIMEOUT_SECONDS)
@@ -188,7 +188,7 @@ class Hub:
         """
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        from sharding.storage.hub_guard import checked_grant
+        from sharding.storage.hub.guard import checked_grant
 
         response = get_session().get(self._grants(kind, repo_id, revision), headers=self.headers)
         hf_raise_for_status(response)
@@ -205,7 +205,7 @@ class Hub:
         access = self._accesses.get(url)
         if access and access["token_expiry_unix_secs"] > time.time() + ANSWER_TIMEOUT_SECONDS:
             return access
-        from sharding.storage.hub_guard import unmarked
+        from sharding.storage.hub.guard import unmarked
 
         refresh = {"token_refresh_url": url, "token_refresh_headers": unmarked(self.headers)}
         self._accesses[url] = self._reached_with(self.grant(kind, repo_id, revision)) | refresh
@@ -213,7 +213,7 @@ class Hub:
 
     def _reached_with(self, grant: Grant) -> dict[str, Any]:
         """Return how hf-xet reaches the store until `grant` ends."""
-        from sharding.storage.hub_guard import unmarked
+        from sharding.storage.hub.guard import unmarked
 
         headers = {name: text for name, text in unmarked(self.headers).items() if name.lower() != "authorization"}
         return {

@@ -29,8 +29,8 @@ from sharding.core.limits import (
     MAX_PAGES,
 )
 from sharding.core.text import format_bytes
-from sharding.storage.hub_private import replace_client_factory, watch_connections
-from sharding.storage.hub_retry import UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
+from sharding.storage.hub.private import replace_client_factory, watch_connections
+from sharding.storage.hub.retry import UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
 
 _MARK = "X-Shard-My-Repo-Hub"
 """Says of which Hub a question is, from where it is asked to the hook below, which takes it off."""

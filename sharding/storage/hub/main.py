@@ -10,8 +10,8 @@ from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.text import name_some, source_name
 from sharding.core.values import FileEntry, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
-from sharding.storage.hub_repo import HubRepo, Operation, has_content, holds, is_alike
-from sharding.storage.hub_staging import STAGING_BRANCH
+from sharding.storage.hub.repo import HubRepo, Operation, has_content, holds, is_alike
+from sharding.storage.hub.staging import STAGING_BRANCH
 from sharding.storage.records import parse_earlier
 
 OF_EVERY_NEW_REPO = {".gitattributes"}

@@ -1,0 +1,1 @@
+"""A repo of a Hub, read and written."""
