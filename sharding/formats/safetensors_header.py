@@ -25,7 +25,6 @@ _RANK = {dtype: rank for rank, dtype in enumerate(BY_NAME)}
 _HINT = "The file is damaged or was not written by safetensors: download it again, or ask its author."
 
 # With JSON objects read as tuples of pairs and arrays as lists, a repeated key is still visible.
-_Json = Any
 
 
 def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
@@ -126,7 +125,7 @@ def _refuse_constant(word: str) -> float:
     raise ValueError(f"{word} is no JSON number")
 
 
-def _read_document(document: _Json) -> tuple[dict[str, str] | None, dict[str, tuple[str, tuple[int, ...], int, int]]]:
+def _read_document(document: Any) -> tuple[dict[str, str] | None, dict[str, tuple[str, tuple[int, ...], int, int]]]:
     if not isinstance(document, tuple):
         raise ValueError("it is not a JSON object")
     metadata: dict[str, str] | None = None
@@ -145,7 +144,7 @@ def _read_document(document: _Json) -> tuple[dict[str, str] | None, dict[str, tu
     return metadata, entries
 
 
-def _read_metadata(value: _Json) -> dict[str, str] | None:
+def _read_metadata(value: Any) -> dict[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, tuple) or not all(isinstance(text, str) for _, text in value):
@@ -156,7 +155,7 @@ def _read_metadata(value: _Json) -> dict[str, str] | None:
     return dict(value)
 
 
-def _read_tensor(name: str, value: _Json) -> tuple[str, tuple[int, ...], int, int]:
+def _read_tensor(name: str, value: Any) -> tuple[str, tuple[int, ...], int, int]:
     if isinstance(value, list) and len(value) == 3:  # serde reads a struct from an array as well
         value = tuple(zip(_FIELDS, value, strict=True))
     elif not isinstance(value, tuple):
@@ -177,7 +176,7 @@ def _read_tensor(name: str, value: _Json) -> tuple[str, tuple[int, ...], int, in
     return dtype, shape, offsets[0], offsets[1]
 
 
-def _pick_fields(name: str, pairs: Iterable[tuple[str, _Json]]) -> dict[str, _Json]:
+def _pick_fields(name: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     fields = {}
     for key, item in pairs:
         if key not in _FIELDS:
@@ -189,7 +188,7 @@ def _pick_fields(name: str, pairs: Iterable[tuple[str, _Json]]) -> dict[str, _Js
     return fields
 
 
-def _usizes(value: _Json) -> tuple[int, ...] | None:
+def _usizes(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     for number in value:
@@ -207,13 +206,13 @@ def _check_text(text: str) -> None:
         raise ValueError("a text holds half a surrogate pair") from None
 
 
-def _check_ignored(key: str, value: _Json) -> None:
+def _check_ignored(key: str, value: Any) -> None:
     """Refuse in a field that nobody asked for what the reader's JSON parser refuses anywhere."""
     level = [key, value]
     depth = 2  # inside the document and the tensor's object
     while level:
         depth += 1
-        below: list[_Json] = []
+        below: list[Any] = []
         for item in level:
             if isinstance(item, str):
                 _check_text(item)

@@ -9,24 +9,21 @@ import gradio as gr
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.page.form import FEWEST_MACHINES, PIPELINES, Form
 
-Given = Mapping[Any, Any]
-"""What stands in the fields, by field."""
-
 ONE_FILE = "one file"
 """How a visitor writes and reads SINGLE_FILE."""
 
 
-def source_in(form: Form, given: Given) -> str:
+def source_in(form: Form, given: Mapping[Any, Any]) -> str:
     """Return the source that is named, "" where there is none."""
     return (given[form.repo] or "").strip()
 
 
-def base_in(form: Form, given: Given) -> str:
+def base_in(form: Form, given: Mapping[Any, Any]) -> str:
     """Return the model that was trained, "" where none is named."""
     return (given[form.base] or "").strip()
 
 
-def size_in(form: Form, given: Given) -> str:
+def size_in(form: Form, given: Mapping[Any, Any]) -> str:
     """Return the size that is written, "" where there is none."""
     size = (given[form.size] or "").strip()
     return SINGLE_FILE if size.lower() in (ONE_FILE, "1 file", SINGLE_FILE) else size
@@ -37,7 +34,7 @@ def size_told(size: str) -> str:
     return ONE_FILE if size == SINGLE_FILE else size
 
 
-def options_in(form: Form, given: Given) -> Options:
+def options_in(form: Form, given: Mapping[Any, Any]) -> Options:
     """Return what is chosen. Raises UsageError for what is no choice."""
     kind = given[form.strategy]
     return Options(

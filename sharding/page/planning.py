@@ -1,6 +1,6 @@
 """Answer a visitor who looks around: suggest models, plan, draw. Nothing here needs a login."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.choices import Given, base_in, filled_in, options_in, size_in, size_told, source_in
+from sharding.page.choices import base_in, filled_in, options_in, size_in, size_told, source_in
 from sharding.page.form import HIDDEN, PIPELINES, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
@@ -37,9 +37,6 @@ from sharding.planning.dequantize import Offer, dequantized, offer
 from sharding.planning.sizes import size_stops, usual_size
 from sharding.report.report import summarize_source
 
-Update = dict[Any, Any]
-"""New values, or settings, of parts of the form."""
-
 _MOST_VARIANTS = 24
 _LONGEST_SIZE = 40
 _PERMITTED = "The terms of the model allow a public copy"
@@ -57,11 +54,11 @@ class Planning:
         self._site = site
         self._form = form
 
-    def arrive(self, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def arrive(self, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Fill the form in as the link says, and greet who is signed in."""
         wish, form = read_wish(dict(request.query_params)), self._form
         greeting, jobs = self._greet(request, login)
-        update: Update = {
+        update: dict[Any, Any] = {
             form.account: greeting,
             form.advanced: gr.Accordion(open=False),
             form.jobs: jobs,
@@ -103,7 +100,7 @@ class Planning:
         """Say that the headers are being read, which takes a second or two."""
         return message(f"Reading the headers of {repo.strip()} …") if (repo or "").strip() else ""
 
-    def see(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def see(self, given: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Say what the model is, and draw the plan."""
         form, token = self._form, self._site.token(request, login)
         source, variant, base = source_in(form, given), given[form.variant], base_in(form, given)
@@ -164,11 +161,13 @@ class Planning:
         except ShardingError as error:
             return problem(error)
 
-    def draw(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def draw(self, given: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Draw the plan for what is chosen."""
         return self._draw(given, self._site.token(request, login), request)
 
-    def slide(self, given: Given, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def slide(
+        self, given: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
+    ) -> dict[Any, Any]:
         """Draw the plan for the size at which the slider stands."""
         size = str(getattr(chosen, "size", ""))[:_LONGEST_SIZE]
         drawn = self._draw({**given, self._form.size: size}, self._site.token(request, login), request)
@@ -176,8 +175,8 @@ class Planning:
         return {self._form.size: size, **drawn}
 
     def list_tensors(
-        self, given: Given, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
-    ) -> Update:
+        self, given: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
+    ) -> dict[Any, Any]:
         """List the tensors of the column of the map that was chosen."""
         form = self._form
         try:
@@ -188,10 +187,12 @@ class Planning:
         placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
         return {form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
 
-    def _draw(self, given: Given, token: str | None, request: gr.Request, plays: bool = False) -> Update:
+    def _draw(
+        self, given: Mapping[Any, Any], token: str | None, request: gr.Request, plays: bool = False
+    ) -> dict[Any, Any]:
         form, source = self._form, source_in(self._form, given)
         # Another model may be named already, which nothing but the plan is drawn of yet.
-        shown: Update = {
+        shown: dict[Any, Any] = {
             form.machines: gr.Number(visible=given[form.strategy] in PIPELINES),
             form.tensors: "",
             form.seen: (),
@@ -202,7 +203,7 @@ class Planning:
             options = options_in(form, given)
             checkpoint, plan = self._plan(options, given, token, request)
         except ShardingError as error:
-            gone: Update = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
+            gone: dict[Any, Any] = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
             return {form.size_message: problem(error), **gone, **shown}
         after = (tensor for shard in plan.shards for tensor in shard.tensors)
         may = options.dtype != "keep" and may_overflow(dequantized(checkpoint, options).tensors, after)
@@ -222,7 +223,7 @@ class Planning:
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed))),
         }
 
-    def _choices(self, given: Given, checkpoint: Checkpoint) -> tuple[Any, ...]:
+    def _choices(self, given: Mapping[Any, Any], checkpoint: Checkpoint) -> tuple[Any, ...]:
         """Return all that what is shown of a model and its plan follows from."""
         form = self._form
         fields = (
@@ -239,10 +240,12 @@ class Planning:
         )
         return checkpoint.source, *(given[field] for field in fields)
 
-    def _plan(self, options: Options, given: Given, token: str | None, request: gr.Request) -> tuple[Checkpoint, Plan]:
+    def _plan(
+        self, options: Options, given: Mapping[Any, Any], token: str | None, request: gr.Request
+    ) -> tuple[Checkpoint, Plan]:
         return self._desk.plan(source_in(self._form, given), options, token, request.session_hash)
 
-    def _hidden(self) -> Update:
+    def _hidden(self) -> dict[Any, Any]:
         form = self._form
         return {
             form.seen: (),

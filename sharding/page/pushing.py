@@ -1,16 +1,17 @@
 """Take a visitor's order: propose a name for the copy, see that it is free, hand the job to the desk."""
 
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import gradio as gr
 
 from sharding.core.errors import Refused, ReplaceRefused, ShardingError, UsageError
 from sharding.desk import Desk, JobRequest
-from sharding.page.choices import Given, options_in, source_in
+from sharding.page.choices import options_in, source_in
 from sharding.page.form import HIDDEN, PRIVATE, Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import message, problem
-from sharding.page.planning import Update
 from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.storage.hub.lookup import propose_name
@@ -28,7 +29,7 @@ class Pushing:
         self._site = site
         self._form = form
 
-    def propose(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def propose(self, given: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Fill in a namespace and a free name; a name that the visitor wrote stays."""
         form, token, namespace = self._form, self._site.token(request, login), given[self._form.namespace]
         (proposed, short), name = given[form.proposed], given[form.name]
@@ -42,7 +43,7 @@ class Pushing:
                     form.start_message: self._needs_login(),
                 }
             space = namespace if namespace in who.namespaces else who.name
-            update: Update = {form.start: gr.Button(interactive=True), form.start_message: ""}
+            update: dict[Any, Any] = {form.start: gr.Button(interactive=True), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
             with suppress(UsageError):  # the plan says what is wrong
                 wanted = propose_name(space, source_in(form, given), options_in(form, given))
@@ -59,13 +60,15 @@ class Pushing:
             form.name_message: "" if free == wanted else _taken(wanted, free),
         }
 
-    def tell_target(self, given: Given) -> Update:
+    def tell_target(self, given: Mapping[Any, Any]) -> dict[Any, Any]:
         """Say where the copy goes, and who may see it."""
         form, owner, name = self._form, given[self._form.namespace], (given[self._form.name] or "").strip()
         whole = f"{owner}/{name}" if owner and name else ""
         return {form.target: render("target", repo_id=whole, private=given[form.visibility] == PRIVATE)}
 
-    def check_name(self, namespace: str | None, name: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def check_name(
+        self, namespace: str | None, name: str, request: gr.Request, login: gr.OAuthToken | None
+    ) -> dict[Any, Any]:
         """Say whether the name is free."""
         form, token = self._form, self._site.token(request, login)
         wanted = f"{namespace}/{name.strip()}"
@@ -79,7 +82,7 @@ class Pushing:
             return {form.name_message: problem(error)}
         return {form.name_message: _taken(wanted, free)}
 
-    def start(self, given: Given, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def start(self, given: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Hand the job to the desk and turn to its progress; or say beside the button what is wrong."""
         form, token = self._form, self._site.token(request, login)
         source, destination = source_in(form, given), f"{given[form.namespace] or ''}/{given[form.name].strip()}"

@@ -12,7 +12,6 @@ from sharding.drawing.model_map import map_of_copy
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import map_panel, message, problem, tensors_of
-from sharding.page.planning import Update
 from sharding.page.result_panels import can_check, details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.report.fetch import Result
@@ -28,10 +27,10 @@ class Showing:
         self._site = site
         self._form = form
 
-    def show(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def show(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Show the result that a link names, or say in one sentence why there is none."""
         form, token = self._form, self._site.token(request, login)
-        hidden: Update = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
+        hidden: dict[Any, Any] = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
         if not wanted:
             return {form.result: "", **hidden}
         try:
@@ -49,7 +48,7 @@ class Showing:
             form.check_message: message("To read every byte needs a login.") if checkable and token is None else "",
         }
 
-    def check(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def check(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Begin the job that reads every byte of the result and of its source."""
         form, token = self._form, self._site.token(request, login)
         try:

@@ -19,7 +19,6 @@ from sharding.page.form import Form
 from sharding.page.job_panels import heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
-from sharding.page.planning import Update
 from sharding.page.render import render
 from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.site import Site, person
@@ -47,7 +46,7 @@ class Running:
         self._form = form
         self._watchers = Counter[str]()
 
-    async def follow(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> AsyncIterator[Update]:
+    async def follow(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> AsyncIterator[dict[Any, Any]]:
         """Show how a job is, again and again, until it has ended. It goes on without anybody watching."""
         if not job:
             yield {self._form.job: ""}
@@ -72,7 +71,7 @@ class Running:
         finally:
             self._watchers -= Counter([status.owner])
 
-    async def _watch(self, status: JobStatus, token: str | None, request: gr.Request) -> AsyncIterator[Update]:
+    async def _watch(self, status: JobStatus, token: str | None, request: gr.Request) -> AsyncIterator[dict[Any, Any]]:
         now: JobStatus | None = status
         shown, is_drawn = None, False
         while now is not None:
@@ -88,7 +87,7 @@ class Running:
             await asyncio.sleep(2 * VIEW_SECONDS)
             now = self._desk.status(status.id, status.owner)
 
-    def cancel(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def cancel(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Stop the job."""
         try:
             who = person(self._desk, self._site.token(request, login))
@@ -97,7 +96,7 @@ class Running:
             return {self._form.run_message: problem(error)}
         return {self._form.cancel: gr.Button("Cancelling …", interactive=False)}
 
-    def resume(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> Update:
+    def resume(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Begin an interrupted job again, which goes on from the shards that are finished."""
         form, token = self._form, self._site.token(request, login)
         try:
@@ -124,7 +123,7 @@ class Running:
         repo_id = destination_of(job) or ""
         return self._desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
-    def _lost(self, job: str, who: Person | None, token: str | None) -> Update:
+    def _lost(self, job: str, who: Person | None, token: str | None) -> dict[Any, Any]:
         """Say what is to be done about a job that the desk does not know, or not as this visitor's."""
         form, repo_id = self._form, destination_of(job) or ""
         if who is None or token is None:
@@ -139,7 +138,7 @@ class Running:
             return {form.progress: text, form.resume: gr.Button(visible=True)}
         return {form.progress: problem(_NOT_YOURS)}
 
-    def _show(self, status: JobStatus, request: gr.Request) -> Update:
+    def _show(self, status: JobStatus, request: gr.Request) -> dict[Any, Any]:
         form, address = self._form, self._site.address(request)
         update: dict[Any, Any] = {
             form.run_heading: heading_of(status),
@@ -171,7 +170,7 @@ class Running:
             form.result_details: details_panel(report, repo_id, source, trust),
         }
 
-    def _drawn(self, status: JobStatus, token: str | None) -> Update:
+    def _drawn(self, status: JobStatus, token: str | None) -> dict[Any, Any]:
         """Draw the map that fills with colour as files are finished; without the source's headers there is none."""
         if status.request.kind == "verify":
             return {}
