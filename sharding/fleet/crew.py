@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from typing_extensions import override
+
 from sharding.core.errors import (
     DamagedError,
     DestinationError,
@@ -28,7 +30,7 @@ from sharding.transfer.lanes import Done, collected
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import Pace
 from sharding.transfer.stream import Transfer, told_in_order
-from sharding.verify.digests import Digests, Ranges, WholeFile
+from sharding.verify.digests import Digests, Ranges, Reader, WholeFile
 
 
 class Workers(Protocol):
@@ -106,7 +108,7 @@ class _Phase:
         return self._told - told
 
 
-class Crew:
+class Crew(Reader):
     """The workers of one job. What it yields and returns is what one machine would: see `transfer` and `verify`."""
 
     def __init__(self, workers: Workers) -> None:
@@ -137,6 +139,7 @@ class Crew:
 
         return told_in_order(prepared.plan, kept, moving)
 
+    @override
     def make_again(
         self, prepared: Prepared, shards: Sequence[Shard], origin: Source
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
@@ -144,6 +147,7 @@ class Crew:
         done = yield from collected(self._run("check", tasks_to_make(shards, prepared)))
         return {one.record.file: one.record for one in done}
 
+    @override
     def digest_shards(
         self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
@@ -151,6 +155,7 @@ class Crew:
         done = yield from collected(self._run("verify", tasks_to_read("verify", shards, header, source)))
         return {one.record.file: one.record for one in done}
 
+    @override
     def digest_ranges(
         self, source: Source, files: Collection[FileEntry], ranges: Ranges
     ) -> Generator[Progress, None, dict[str, WholeFile]]:
@@ -166,6 +171,7 @@ class Crew:
                 found[shard.file] |= {(one.start_byte, one.end_byte): digests[one.name] for one in shard.tensors}
         return {path: WholeFile(sha256[path], found[path]) for path in layers}
 
+    @override
     def digest_tensors(self, source: Source, tensors: Iterable[TensorEntry]) -> Digests:
         """Have `tensors` read file by file, as `verify.digest_tensors` does it."""
         tensors = list(tensors)
@@ -179,6 +185,7 @@ class Crew:
             for tensor in tensors
         }
 
+    @override
     def digest_files(self, source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
         """Have whole files read, as `verify.digest_files` does it."""
         shards = [Shard(file, (TensorEntry("", "U8", (size,), file, 0, size),), size) for file, size in sizes.items()]

@@ -8,11 +8,14 @@ from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 from typing import Any
 
+from typing_extensions import override
+
 from sharding import __version__
 from sharding.core.environment import prepare_for_ray, ray_address, without_login
 from sharding.core.errors import Refused
 from sharding.core.extras import require
 from sharding.core.limits import ANSWER_SECONDS
+from sharding.fleet.crew import Workers
 from sharding.fleet.parts import Said, parse_said
 
 _OBJECT_STORE_BYTES = 80_000_000
@@ -71,8 +74,8 @@ def _refuse_unreachable(address: str) -> None:
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
-class RayWorkers:
-    """Parts under way on a cluster, each by what `start` has returned. See `crew.Workers`."""
+class RayWorkers(Workers):
+    """Parts under way on a cluster, each by what `start` has returned."""
 
     def __init__(self) -> None:
         """Take the cluster that this process is connected to."""
@@ -89,19 +92,20 @@ class RayWorkers:
         )
 
     @property
+    @override
     def count(self) -> int:
-        """How many parts can be under way: the processors that the cluster has now."""
         return int(self._ray.cluster_resources().get("CPU", 0))
 
+    @override
     def start(self, part: str) -> Any:
-        """Send out a part."""
         return self._enter.remote(part, __version__)
 
+    @override
     def stop(self, part: Any) -> None:
-        """Have the process of a part killed, if it is still under way."""
         with suppress(self._ray.exceptions.RayError, TypeError, ValueError):
             self._ray.cancel(part, force=True)
 
+    @override
     def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, Said | None]]:
         """Wait so long for `parts`, if any, to say something; yield what each says, None where its worker has died.
 

@@ -14,11 +14,13 @@ from io import FileIO
 from pathlib import Path
 from threading import Lock
 
+from typing_extensions import override
+
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS, THREADS
-from sharding.core.protocols import Source
+from sharding.core.protocols import Destination, Source
 from sharding.core.text import format_bytes, name_some, printable, source_name
 from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob, folder_of
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
@@ -41,8 +43,8 @@ _BESIDE = "sharding_file{}.part"
 """What the files beside the shards are called until they are published."""
 
 
-class FolderDestination:
-    """A folder that a checkpoint is written into. See `protocols.Destination`."""
+class FolderDestination(Destination):
+    """A folder that a checkpoint is written into."""
 
     bytes_uploaded = bytes_deduplicated = 0
     shards_at_once = THREADS
@@ -73,28 +75,30 @@ class FolderDestination:
         self._flusher = ThreadPoolExecutor(THREADS, thread_name_prefix="flush")
 
     @property
+    @override
     def disk_bytes_written(self) -> int:
-        """Bytes that this job has written to the disk."""
         return self._written + self._journal.bytes_written
 
     @property
+    @override
     def has_finished_shards(self) -> bool:
-        """Whether a later run would find something to go on from."""
         return bool(self._finished)
 
+    @override
     def check(self, source: RepoRef) -> None:
         """Raise DestinationError where the folder is a file, or holds what a copy of `source` may not replace."""
         with explained(self._folder):
             self._refuse_foreign(source)
 
+    @override
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
-        """Return the shards of plan `plan_id` that an earlier run finished here, by file name. Writes nothing."""
         with explained(self._folder):
             if self._restart:
                 return {}
             records = self._records_of_others(plan_id) | self._journal.read(plan_id)
             return whole(records, lambda record: self._size(record.file) == record.bytes)
 
+    @override
     def prepare(
         self,
         job: StagedJob,
@@ -123,6 +127,7 @@ class FolderDestination:
             for path in stale:
                 path.unlink(missing_ok=True)
 
+    @override
     def open_shard(self, file: str) -> FolderShardWriter:
         """Start a shard. It has no other name than `<file>.part` until the result is published."""
         with explained(self._folder):
@@ -131,25 +136,28 @@ class FolderDestination:
             self._streams = [*(other for other in self._streams if not other.closed), stream]
         return FolderShardWriter(stream, self._flusher)
 
+    @override
     def note(self, record: ShardRecord) -> None:
-        """Note that a shard is safely on the disk."""
         with self._one_at_a_time, explained(self._folder):
             sync_folders([self._staging])
             self._journal.note(record)
             self._written += record.bytes
             self._finished.add(record.file)
 
+    @override
     def lend(self) -> LentDestination:
-        """Return where the folder is, on machines that have it at the same place."""
         return LentDestination(self.ref, self._plan_id, folder=str(self._folder))
 
+    @override
     def open_finished(self, file: str) -> None:
         """Return None: reading would take the processor from what is being written."""
 
+    @override
     def open_staged(self, files: Iterable[str]) -> FolderSource:
         """Return `files` where they lie now: under their part names, or their own if publishing was interrupted."""
         return FolderSource(self.ref.repo_id, {file: self._place(file) for file in files})
 
+    @override
     def publish(
         self,
         records: Mapping[str, ShardRecord],
@@ -196,10 +204,11 @@ class FolderDestination:
             sync_folders([self._folder])
         return Published(self.ref, str(self._folder))
 
+    @override
     def unfinished(self) -> StagedJob | None:
-        """Return the job that the folder's journal is of."""
         return self._journal.job()
 
+    @override
     def discard(self) -> Discarded:
         """Remove the parts, what a job killed in publishing has put down, the journal, and folders this job made.
 
@@ -235,8 +244,8 @@ class FolderDestination:
         shows = [file for file in begun.files if by_removal(file) == shown_by]
         return () if all(os.path.isfile(self._folder / file) for file in shows) else (REPORT_NAME, *begun.files)
 
+    @override
     def close(self) -> None:
-        """Let go of the folder, so that another job may write to it; remove shards that are not finished."""
         self._flusher.shutdown(cancel_futures=True)
         for stream in self._streams:
             stream.close()

@@ -12,10 +12,12 @@ from stat import S_ISLNK, S_ISREG
 from threading import Lock
 
 import psutil
+from typing_extensions import override
 
 from sharding.core.errors import SourceError
 from sharding.core.lent import LentFile, LentSource
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES, MAX_FILES, MAX_HEADER_BYTES
+from sharding.core.protocols import Source
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import DCP_METADATA_NAME, STAGING_FOLDER
@@ -48,12 +50,15 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 """Not over a link, and without a wait where a pipe has come into the place of a file."""
 
 
-class FolderSource:
-    """The files of a folder, each pinned to the state that it had when it was listed. See `protocols.Source`.
+class FolderSource(Source):
+    """The files of a folder, each pinned to the state that it had when it was listed.
 
     That is its size and the time of its last change; where the file system keeps it steady, also its inode. A revision
     has the time when that was changed too, which no program sets, but a backup that links to the file changes.
     """
+
+    requests = 0
+    bytes_read = 0
 
     def __init__(
         self, name: str, paths: Mapping[str, Path], folder: Path | None = None, links_out: Iterable[str] = ()
@@ -70,8 +75,6 @@ class FolderSource:
         self.ranges_at_once = 1
         self.is_private: bool | None = None
         self.unreached: tuple[str, ...] = ()
-        self.requests = 0
-        self.bytes_read = 0
         self._lock = Lock()
         self._paths = paths
         self._is_steady = folder is not None and is_steady(folder)
@@ -117,14 +120,16 @@ class FolderSource:
         steady = (stat.st_ctime_ns, stat.st_ino) if self._is_steady else ()
         return (*_pin(stat), *steady)
 
+    @override
     def path(self, file: str) -> Path:
-        """Return where `file` lies on this disk."""
         return self._paths[file]
 
+    @override
     def closed(self) -> str:
         """Return "": a folder is in no repo."""
         return ""
 
+    @override
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return where `files` lie, on a machine that has the same folders, and the time that each is pinned to."""
         stats = [(file, self._stats[file]) for file in files]
@@ -137,6 +142,7 @@ class FolderSource:
             if _pin(self._stats[one.file]) != (one.bytes, one.modified_ns):
                 raise _changed(one.file)
 
+    @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BATCH_BYTES`.
 

@@ -11,8 +11,11 @@ from io import FileIO
 from pathlib import Path
 from urllib.parse import quote
 
+from typing_extensions import override
+
 from sharding.core.errors import DestinationError
 from sharding.core.limits import FLUSH_BYTES
+from sharding.core.protocols import ShardWriter
 from sharding.core.text import format_bytes
 from sharding.formats.names import STAGING_FOLDER
 
@@ -41,8 +44,8 @@ def record_path(folder: Path, file: str, plan_id: str) -> Path:
     return part_path(folder, file).with_suffix(f".{plan_id[:16]}.record{PART}")
 
 
-class FolderShardWriter:
-    """One `.part` file. See `protocols.ShardWriter`."""
+class FolderShardWriter(ShardWriter):
+    """One `.part` file."""
 
     def __init__(self, stream: FileIO, flusher: ThreadPoolExecutor) -> None:
         """Write to `stream`; start write-back in `flusher`."""
@@ -53,6 +56,7 @@ class FolderShardWriter:
         self._dirty_bytes = 0
         self._flush: Future[None] | None = None
 
+    @override
     def write(self, data: bytes) -> None:
         """Append bytes; start write-back now and then, so that `finish` has little left to wait for."""
         self._sha256.update(data)
@@ -65,8 +69,8 @@ class FolderShardWriter:
             self._dirty_bytes = 0
             self._flush = self._flusher.submit(os.fsync, self._stream.fileno())
 
+    @override
     def finish(self) -> str:
-        """Sync the shard to the disk; return its SHA-256."""
         with explained(self._folder):
             if self._flush:
                 self._flush.result()
@@ -74,6 +78,7 @@ class FolderShardWriter:
             self._stream.close()
         return self._sha256.hexdigest()
 
+    @override
     def abort(self) -> None:
         """Do nothing: a disk does not keep anybody waiting, and `FolderDestination.close` removes the part."""
 

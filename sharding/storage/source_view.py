@@ -5,11 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from typing_extensions import override
+
 from sharding.core.lent import LentSource
 from sharding.core.protocols import Source
 
 
-class SourceView:
+class SourceView(Source):
     """A source that reads from another one; what it shows of it, `read` of the class below says."""
 
     def __init__(self, source: Source) -> None:
@@ -26,23 +28,28 @@ class SourceView:
         self._source = source
 
     @property
+    @override
     def requests(self) -> int:
         """Requests made of the source below."""
         return self._source.requests
 
     @property
+    @override
     def bytes_read(self) -> int:
         """Bytes read of the source below."""
         return self._source.bytes_read
 
+    @override
     def path(self, file: str) -> Path | None:
         """Return where `file` lies on this disk, if it does."""
         return self._source.path(file)
 
+    @override
     def closed(self) -> str:
         """Return the repo below that was public and is not known to be so now, "" if there is none."""
         return self._source.closed()
 
+    @override
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return what another machine needs to read `files` of the source below."""
         return self._source.lend(files)

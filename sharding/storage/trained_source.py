@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from typing_extensions import override
+
 from sharding.checkpoint.loaders import is_found_by_name
 from sharding.core.lent import LentSource
 from sharding.core.protocols import Source
@@ -12,7 +14,7 @@ from sharding.storage.source_view import SourceView
 
 
 class TrainedSource(SourceView):
-    """A source whose `folder` is its top, and what is beside the weights of `base`. See `protocols.Source`."""
+    """A source whose `folder` is its top, and what is beside the weights of `base`."""
 
     def __init__(self, source: Source, folder: str, base: Source | None) -> None:
         """Look at `source`; what it has beside `folder` stays where it is."""
@@ -39,15 +41,18 @@ class TrainedSource(SourceView):
         )
 
     @property
+    @override
     def requests(self) -> int:
         """Requests made of both sources."""
         return self._source.requests + (self.base.requests if self.base else 0)
 
     @property
+    @override
     def bytes_read(self) -> int:
         """Bytes read of both sources."""
         return self._source.bytes_read + (self.base.bytes_read if self.base else 0)
 
+    @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file`. Raises SourceError."""
         source, path = self._places[file]
@@ -57,15 +62,18 @@ class TrainedSource(SourceView):
         """Return whether `file` is the base's."""
         return file in self._places and self._places[file][0] is self.base
 
+    @override
     def path(self, file: str) -> Path | None:
         """Return where `file` lies on this disk, if it does."""
         source, path = self._places[file]
         return source.path(path)
 
+    @override
     def closed(self) -> str:
         """Return which of both was public and is not known to be so now, "" where neither."""
         return self._source.closed() or (self.base.closed() if self.base else "")
 
+    @override
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return what another machine needs to read weight `files`, which are never the base's. Raises SourceError."""
         names = {self._places[file][1]: file for file in files}

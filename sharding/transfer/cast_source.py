@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
+from typing_extensions import override
+
 from sharding.core.errors import OverflowRefused
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.protocols import Source
@@ -80,9 +82,11 @@ class CastSource(SourceView):
             self._tensors.setdefault(pair[1].file, []).append(pair)
         self._ends = {file: [pair[1].end_byte for pair in pairs] for file, pairs in self._tensors.items()}
 
+    @override
     def path(self, file: str) -> None:
         """Return None: no file has these bytes."""
 
+    @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of the tensors of `file` after the cast.
 

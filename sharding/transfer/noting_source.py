@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from threading import Lock
 
+from typing_extensions import override
+
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.protocols import Source
 from sharding.core.values import BytesRead
@@ -23,15 +25,18 @@ class NotingSource(SourceView):
         self._lock = Lock()
 
     @property
+    @override
     def requests(self) -> int:
         """How many ranges were read through it."""
         return self._requests
 
     @property
+    @override
     def bytes_read(self) -> int:
         """How many bytes of them came."""
         return self._bytes_read
 
+    @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file`. Raises SourceError."""
         digest, position = new_tensor_hash(), start_byte

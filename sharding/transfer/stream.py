@@ -14,6 +14,8 @@ from functools import partial
 from threading import Lock
 from typing import Literal
 
+from typing_extensions import override
+
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import BATCHES_AHEAD, THREADS
@@ -99,15 +101,16 @@ def move_shards(
     return lanes.run([partial(move.shard, shard) for shard in shards], move.stop)
 
 
-class _Nowhere:
+class _Nowhere(ShardSink):
     """A sink that keeps nothing. See `protocols.ShardSink`."""
 
     shards_at_once = THREADS
 
+    @override
     def open_shard(self, file: str) -> ShardWriter:
-        """Start a shard."""
         return _Forgotten()
 
+    @override
     def note(self, record: ShardRecord) -> None:
         """Do nothing."""
 
@@ -115,20 +118,21 @@ class _Nowhere:
 NOWHERE = _Nowhere()
 
 
-class _Forgotten:
+class _Forgotten(ShardWriter):
     """A shard of which nothing but its SHA-256 is kept. See `protocols.ShardWriter`."""
 
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()
 
+    @override
     def write(self, data: bytes) -> None:
-        """Hash bytes."""
         self._sha256.update(data)
 
+    @override
     def finish(self) -> str:
-        """Return the SHA-256 of all that was written."""
         return self._sha256.hexdigest()
 
+    @override
     def abort(self) -> None:
         """Do nothing."""
 

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from sharding.core.errors import HeaderError
 from sharding.core.events import Progress
 from sharding.core.extras import is_installed
@@ -65,29 +67,34 @@ class Reader(Protocol):
         ...
 
 
-class ThisMachine:
+class ThisMachine(Reader):
     """Reading here. See `Reader`."""
 
+    @override
     def digest_files(self, source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
         """Read two files at a time."""
         return digest_files(source, sizes)
 
+    @override
     def digest_tensors(self, source: Source, tensors: Iterable[TensorEntry]) -> Digests:
         """Read files in long streams, two at a time."""
         return digest_tensors(source, tensors)
 
+    @override
     def digest_shards(
         self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Read two shards at a time."""
         return digest_shards(shards, header, source)
 
+    @override
     def make_again(
         self, prepared: Prepared, shards: Sequence[Shard], origin: Source
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make two shards at a time."""
         return digest_shards(shards, partial(shard_header, prepared.plan), prepared.making.read_from(origin), "check")
 
+    @override
     def digest_ranges(
         self, source: Source, files: Collection[FileEntry], ranges: Ranges
     ) -> Generator[Progress, None, dict[str, WholeFile]]:

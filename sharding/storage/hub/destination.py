@@ -12,12 +12,13 @@ from uuid import uuid4
 
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
+from typing_extensions import override
 
 from sharding.core.errors import DestinationError
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import THREADS
-from sharding.core.protocols import Source
+from sharding.core.protocols import Destination, Source
 from sharding.core.text import name_some
 from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
@@ -35,8 +36,8 @@ _GIVE_UP = "Or discard what is staged, which everybody can see meanwhile."
 _CLOSED = "{} was public when the job began, and is not known to be so now"
 
 
-class HubDestination:
-    """A repo of a Hub. See `protocols.Destination`."""
+class HubDestination(Destination):
+    """A repo of a Hub."""
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class HubDestination:
         self._staging = StagingBranch(self._repo)
 
     @property
+    @override
     def shards_at_once(self) -> int:
         """How many may be open: without Xet one, whose file takes room on the disk.
 
@@ -87,27 +89,27 @@ class HubDestination:
         return THREADS if self._has_xet and not from_hub else 1
 
     @property
+    @override
     def bytes_uploaded(self) -> int:
-        """Bytes that this job has sent to the store."""
         return sum(writer.bytes_uploaded for writer in self._writers)
 
     @property
+    @override
     def bytes_deduplicated(self) -> int:
-        """Bytes that the store had already."""
         return sum(writer.bytes_deduplicated for writer in self._writers)
 
     @property
+    @override
     def disk_bytes_written(self) -> int:
-        """Bytes that this job has written to this machine's disk."""
         return sum(writer.bytes_written for writer in self._writers if isinstance(writer, LfsShardWriter))
 
     @property
+    @override
     def has_finished_shards(self) -> bool:
-        """Whether a later run would find something to go on from."""
         return bool(self._staging.finished)
 
+    @override
     def check(self, source: RepoRef) -> None:
-        """Raise DestinationError where a copy of `source` may not be written. Changes nothing."""
         if not self._repo.exists():
             self._repo.refuse_without_refs()
             return
@@ -120,6 +122,7 @@ class HubDestination:
             )
         self._main.look(source)
 
+    @override
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
 
@@ -142,6 +145,7 @@ class HubDestination:
         self._job = job
         return records
 
+    @override
     def prepare(
         self,
         job: StagedJob,
@@ -229,6 +233,7 @@ class HubDestination:
         elif self._private is not False and not self._repo.is_private():
             raise DestinationError(f"The Hub made {self.ref.repo_id} public, although asked not to.", _NOTHING_SHOWN)
 
+    @override
     def open_shard(self, file: str) -> XetShardWriter | LfsShardWriter:
         """Start a shard: a stream through hf-xet, with nothing on the disk; without Xet, one temporary file."""
         writer: XetShardWriter | LfsShardWriter
@@ -240,8 +245,8 @@ class HubDestination:
         self._writers.append(writer)
         return writer
 
+    @override
     def lend(self) -> LentDestination:
-        """Return access to the store of the Hub, in which a shard may be put without a login."""
         repo_id = self.ref.repo_id
         if not self._has_xet or self._job is None:
             raise DestinationError(
@@ -251,6 +256,7 @@ class HubDestination:
         grant = self._repo.ask(lambda: self._hub.grant("write", repo_id, STAGING_BRANCH))
         return LentDestination(self.ref, self._job.plan_id, hub=self._hub.endpoint, grant=grant)
 
+    @override
     def open_finished(self, file: str) -> HubSource | None:
         """Return a shard that hf-xet has stored, by the name that it has there: no commit shows it yet."""
         entry = next((writer.stored for writer in self._writers if writer.stored and writer.stored.path == file), None)
@@ -258,11 +264,13 @@ class HubDestination:
             return None
         return HubSource(self._hub, RepoRef("hub", self.ref.repo_id, STAGING_BRANCH), files=(entry,))
 
+    @override
     def open_staged(self, files: Iterable[str]) -> HubSource:
         """Return the staging branch, where the finished shards can be read."""
         self._staging.note()
         return HubSource(self._hub, RepoRef("hub", self.ref.repo_id, STAGING_BRANCH))
 
+    @override
     def publish(
         self,
         records: Mapping[str, ShardRecord],
@@ -292,11 +300,12 @@ class HubDestination:
                 self._staging.delete()
         return Published(self.ref, self._hub.page(self.ref.repo_id), remark)
 
+    @override
     def unfinished(self) -> StagedJob | None:
-        """Return the job that stands on the staging branch. Changes nothing."""
         staged = self._repo.branches().get(STAGING_BRANCH) if self._repo.exists() else None
         return self._staging.job(staged) if staged else None
 
+    @override
     def discard(self) -> Discarded:
         """Remove the staging branch, and the repo where the job that made it has published nothing in it.
 
@@ -337,14 +346,15 @@ class HubDestination:
             remark = f"{remark} Its branch {STAGING_BRANCH} is still there: {error.message}"
         return Discarded(found=True, remark=remark)
 
+    @override
     def close(self) -> None:
-        """Let go of the repo: shards that are not finished are gone."""
         with suppress(DestinationError):  # where the Hub does not answer, these shards are moved again
             self._staging.note()
         for writer in self._writers:
             with suppress(RuntimeError, OSError):  # it is given up in any case
                 writer.abort()
 
+    @override
     def note(self, record: ShardRecord) -> None:
         """Stage a shard whose bytes the Hub's store has."""
         self._staging.add(record)

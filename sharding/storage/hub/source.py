@@ -9,6 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
+from typing_extensions import override
 
 from sharding.core.errors import DamagedError, SourceError
 from sharding.core.lent import LentFile, LentSource
@@ -20,6 +21,7 @@ from sharding.core.limits import (
     RANGES_AT_ONCE,
     READ_TIMEOUT_SECONDS,
 )
+from sharding.core.protocols import Source
 from sharding.core.text import name_problem, shown_name
 from sharding.core.values import FileEntry, RepoRef
 from sharding.formats.names import is_plain
@@ -62,11 +64,13 @@ def _is_hidden(info: "ModelInfo") -> bool | None:
     return bool(info.private or info.gated) or (None if None in (info.private, info.gated) else False)
 
 
-class HubSource:
-    """The files of a Hub repo at one commit. See `protocols.Source`."""
+class HubSource(Source):
+    """The files of a Hub repo at one commit."""
 
     folder: Path | None = None
     links_out: tuple[str, ...] = ()
+    requests = 0
+    bytes_read = 0
 
     def __init__(
         self,
@@ -90,14 +94,14 @@ class HubSource:
         self._hub = hub
         self._lock = Lock()
         self._group: Any = None
-        self.requests = 0
-        self.bytes_read = 0
         self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list)) if files is None else files
         self._by_path = {file.path: file for file in self.files}
 
+    @override
     def path(self, file: str) -> None:
         """Return None: nothing of a Hub repo lies on this disk."""
 
+    @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file`, through Xet where the repo has it.
 
@@ -109,6 +113,7 @@ class HubSource:
         chunks = self._read(entry, start_byte, end_byte)
         return checked(entry, chunks) if (start_byte, end_byte) == (0, entry.bytes) else chunks
 
+    @override
     def closed(self) -> str:
         """Return its name where it was public and is not known to be so now, else ""."""
         repo_id, is_hidden = self.ref.repo_id, None
@@ -118,6 +123,7 @@ class HubSource:
             is_hidden = self._hub.ask(repo_id, SourceError, lambda: _is_hidden(self._hub.api.model_info(repo_id)))
         return "" if is_hidden is False else repo_id
 
+    @override
     def lend(self, files: Iterable[str]) -> LentSource:
         """Return access to `files` in the store, or where they lie; that of what the Hub itself keeps is a login.
 

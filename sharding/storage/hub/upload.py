@@ -8,16 +8,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd
+from typing_extensions import override
 
 from sharding.core.errors import DestinationError
+from sharding.core.protocols import ShardWriter
 from sharding.core.values import FileEntry
 from sharding.storage.hub.private import to_upload
 
 _HINT = "Start the same job again; it goes on where it stopped."
 
 
-class XetShardWriter:
-    """A shard that streams through hf-xet; no byte of it touches the disk. See `protocols.ShardWriter`."""
+class XetShardWriter(ShardWriter):
+    """A shard that streams through hf-xet; no byte of it touches the disk."""
 
     def __init__(self, start: Callable[[], Any], file: str) -> None:
         """Open a stream in what `start` returns: an upload commit of hf-xet 1.8 for this shard alone."""
@@ -30,12 +32,13 @@ class XetShardWriter:
             self._commit = start()
             self._stream = self._commit.start_upload_stream(name=file)
 
+    @override
     def write(self, data: bytes) -> None:
-        """Append bytes; waits while the upload is behind."""
         with self._explained():
             self._stream.write(data)
         self._bytes += len(data)
 
+    @override
     def finish(self) -> str:
         """Complete the upload; return the SHA-256 that hf-xet has computed of what it was given."""
         with self._explained():
@@ -49,8 +52,8 @@ class XetShardWriter:
         self.stored = FileEntry(self._file, self._bytes, stored.sha256, stored.hash)
         return str(stored.sha256)
 
+    @override
     def abort(self) -> None:
-        """Stop uploading, unless all is done."""
         if not self._is_finished:
             self._commit.abort()
 
@@ -65,7 +68,7 @@ class XetShardWriter:
             raise DestinationError(f"The upload of {self._file} broke off: {error}.", _HINT) from error
 
 
-class LfsShardWriter:
+class LfsShardWriter(ShardWriter):
     """A shard for a Hub without Xet: LFS wants its SHA-256 first, so it waits in a nameless temporary file."""
 
     stored = None
@@ -78,8 +81,8 @@ class LfsShardWriter:
         self._file = file
         self._part = tempfile.TemporaryFile(prefix="shard-")  # noqa: SIM115 - closed by finish or abort
 
+    @override
     def write(self, data: bytes) -> None:
-        """Append bytes."""
         self._sha256.update(data)
         try:
             self.bytes_written += self._part.write(data)
@@ -87,6 +90,7 @@ class LfsShardWriter:
             hint = "Without Xet one shard at a time needs that room: free some, or choose a smaller shard size."
             raise DestinationError(f"The temporary folder cannot be written: {error}.", hint) from error
 
+    @override
     def finish(self) -> str:
         """Upload the file, unless the store has its bytes already; return its SHA-256."""
         self._part.seek(0)  # writes out what is held back
@@ -99,8 +103,8 @@ class LfsShardWriter:
         self.abort()
         return self._sha256.hexdigest()
 
+    @override
     def abort(self) -> None:
-        """Remove the temporary file, if it is there."""
         self._part.close()
 
 
