@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.text import format_bytes, name_some, said_of_unreached, said_unchecked, source_name
+from sharding.core.text import count, ends, format_bytes, name_some, said_of_unreached, said_unchecked, source_name
 from sharding.core.values import Checkpoint, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
 from sharding.planning.devices import DevicePlan
@@ -57,7 +57,7 @@ class Terminal:
         name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
         self._say(f"{name}: {checkpoint.architecture or 'no architecture named'}", "bold")
         size = format_bytes(checkpoint.total_bytes)
-        self._say(f"{_count(len(checkpoint.tensors), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
+        self._say(f"{count(len(checkpoint.tensors), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
         self._table([(file.path, tensors_in.get(file.path, 0), file.bytes) for file in checkpoint.weight_files])
         if checkpoint.side_files:
             self._say(f"Beside them: {name_some([file.path for file in checkpoint.side_files], _MOST_NAMES)}")
@@ -70,7 +70,7 @@ class Terminal:
         if plan.dequantized:
             cast = f", dequantized from {plan.dequantized} to {dtype}"
         limit = "" if plan.options.is_single_file else f" of at most {format_bytes(plan.options.max_shard_bytes)}"
-        self._say(f"{_count(len(plan.shards), 'shard')}{limit}, order {order}{cast}", "bold")
+        self._say(f"{count(len(plan.shards), 'shard')}{limit}, order {order}{cast}", "bold")
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
         self._stages(plan)
         self.findings(plan.findings)
@@ -101,16 +101,16 @@ class Terminal:
             case Report():
                 cost = event.resources
                 self._say(
-                    f"{_count(len(event.shards), 'shard')} in {event.destination.repo_id} after {cost.seconds:.1f} s, "
+                    f"{count(len(event.shards), 'shard')} in {event.destination.repo_id} after {cost.seconds:.1f} s, "
                     f"with at most {format_bytes(cost.peak_anon_bytes)} of anonymous memory; "
-                    f"{format_bytes(cost.bytes_read)} read in {_count(cost.read_requests, 'request')}, "
+                    f"{format_bytes(cost.bytes_read)} read in {count(cost.read_requests, 'request')}, "
                     f"{format_bytes(cost.disk_bytes_written)} written, "
                     f"{format_bytes(cost.bytes_uploaded)} uploaded."
                 )
                 if event.fleet:
                     self._fleet(event.fleet)
-                for name, count in islice(event.overflowed.items(), _MOST_ROWS):
-                    self._mention(f"{name}: {count:,} numbers were too large and are infinite now.", "yellow")
+                for name, numbers in islice(event.overflowed.items(), _MOST_ROWS):
+                    self._mention(f"{name}: {numbers:,} numbers were too large and are infinite now.", "yellow")
                 if len(event.overflowed) > _MOST_ROWS:
                     self._mention(f"and {len(event.overflowed) - _MOST_ROWS:,} more such tensors", "yellow")
 
@@ -132,11 +132,11 @@ class Terminal:
             same = f"Equal to the original {cast}" if cast else "Identical"
             if verification.unstated:
                 same = f"Matches what was read{f', {cast}' if cast else ''}"
-            count = _count(verification.tensors, "tensor")
+            tensors = count(verification.tensors, "tensor")
             style = "yellow" if verification.unstated or verification.unreached else "green"
-            self._say(f"{same}: all {count}, {format_bytes(verification.bytes)}.", style)
+            self._say(f"{same}: all {tensors}, {format_bytes(verification.bytes)}.", style)
         else:
-            self._say(f"Different: {_count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
+            self._say(f"Different: {count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
         for place in verification.unreached:
             self._say(said_of_unreached(place), "yellow")
         for mismatch in verification.mismatches[:_MOST_ROWS]:
@@ -163,11 +163,11 @@ class Terminal:
         how += "" if comparison.with_mapping else ", memory mapping off"
         if comparison.memory_limit_bytes:
             how += f", limited to {format_bytes(comparison.memory_limit_bytes)} by {cost.memory_limited_by}"
-        self._say(f"({how}; medians of {_count(len(comparison.original), 'run')}; {comparison.machine})", "dim")
+        self._say(f"({how}; medians of {count(len(comparison.original), 'run')}; {comparison.machine})", "dim")
 
     def devices(self, plan: DevicePlan) -> None:
         """Show which block goes where, and the code that does it."""
-        blocks = f"{_count(plan.blocks, 'block')} ({', '.join(plan.no_split_classes)}) that are never split"
+        blocks = f"{count(plan.blocks, 'block')} ({', '.join(plan.no_split_classes)}) that are never split"
         self._say(f"{plan.class_name}: {blocks}", "bold")
         table = Table(box=None, pad_edge=False)
         for name in ("device", "weights", "budget", "modules", "files"):
@@ -211,7 +211,7 @@ class Terminal:
         task, phase = self._tasks[event.stage], _PHASES[event.stage]
         if event.workers:
             memory = format_bytes(sum(worker.anon_bytes for worker in event.workers))
-            phase += f": {_count(len(event.workers), 'worker')}, {memory}"
+            phase += f": {count(len(event.workers), 'worker')}, {memory}"
         self._bar.update(task, description=phase, completed=event.bytes_done)
 
     def _fleet(self, fleet: FleetCost) -> None:
@@ -255,9 +255,9 @@ class Terminal:
         for name in ("stage", "size", "blocks", "files"):
             table.add_column(name, justify="right" if name == "size" else "left")
         for number, stage in enumerate(stages, start=1):
-            ends = " to ".join(dict.fromkeys([*stage.blocks[:1], *stage.blocks[-1:]])) or "none"
-            files = " to ".join(dict.fromkeys([stage.files[0], stage.files[-1]]))
-            table.add_row(str(number), format_bytes(stage.bytes), _plain(ends, ""), _plain(files, ""))
+            table.add_row(
+                str(number), format_bytes(stage.bytes), _plain(ends(stage.blocks), ""), _plain(ends(stage.files), "")
+            )
         self._results.print(table)
         for number, stage in enumerate(stages, start=1):
             for tied in stage.also_needs:
@@ -290,7 +290,3 @@ def _cells(costs: Sequence[LoadCost]) -> list[str]:
 def _plain(text: str, style: str) -> Text:
     # Names come from files of strangers: neither markup nor terminal control may reach the screen.
     return Text("".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text), style)
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
