@@ -97,7 +97,7 @@ def test_side_files_are_copied_as_they_are(checkpoint: Path, tmp_path: Path) -> 
 
 def test_progress_ends_at_the_total_and_every_shard_is_announced(checkpoint: Path, tmp_path: Path) -> None:
     events = list(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
-    last = {event.stage: event for event in events if isinstance(event, Progress)}
+    last = {event.phase: event for event in events if isinstance(event, Progress)}
     assert all(event.bytes_done == event.bytes_total for event in last.values())
     assert {"transfer", "verify"} <= last.keys()
     shards = [event for event in events if isinstance(event, ShardFinished)]

@@ -206,9 +206,9 @@ class Terminal:
 
     def _progress(self, event: Progress) -> None:
         self._bar.start()
-        if event.stage not in self._tasks:
-            self._tasks[event.stage] = self._bar.add_task(_PHASES[event.stage], total=event.bytes_total)
-        task, phase = self._tasks[event.stage], _PHASES[event.stage]
+        if event.phase not in self._tasks:
+            self._tasks[event.phase] = self._bar.add_task(_PHASES[event.phase], total=event.bytes_total)
+        task, phase = self._tasks[event.phase], _PHASES[event.phase]
         if event.workers:
             memory = format_bytes(sum(worker.anon_bytes for worker in event.workers))
             phase += f": {count(len(event.workers), 'worker')}, {memory}"

@@ -1,10 +1,15 @@
 """What a job yields while it runs; the last event is its result."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.values import Checkpoint, Plan, RepoRef, Verification
+
+Phase = Literal["check", "transfer", "verify"]
+"""What is done with bytes: look at what an earlier run left, write, read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +34,13 @@ class AtWork:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes moved so far in one phase of the job, its `stage`; `seconds_left` is None until a rate is known.
+    """Bytes moved so far in one phase of the job (in JSON its `stage`); `seconds_left` is None until a rate is known.
 
     `anon_bytes` is the memory of the job's process now; `bytes_uploaded` and `bytes_deduplicated` are those of
     its finished shards. They stay 0 where no job but a mere comparison makes progress. `workers` are those of a fleet.
     """
 
-    stage: Literal["check", "transfer", "verify"]
+    phase: Annotated[Phase, Field(alias="stage")]
     bytes_done: Count
     bytes_total: Count
     file: str = ""

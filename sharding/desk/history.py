@@ -56,9 +56,9 @@ class History:
                 self.planned = said
                 return f"Planned: {format_bytes(said.plan.total_bytes)} in {len(said.plan.shards)} shards."
             case Progress():
-                begins = self.progress is None or self.progress.stage != said.stage
+                begins = self.progress is None or self.progress.phase != said.phase
                 self.progress = said
-                return _PHASES[said.stage] if begins else ""
+                return _PHASES[said.phase] if begins else ""
             case ShardFinished():
                 if len(self.shards) >= MAX_FILES:
                     raise ValueError("more shards than a repo may have")

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from typing_extensions import override
 
@@ -19,7 +19,7 @@ from sharding.core.errors import (
     SourceError,
     UsageError,
 )
-from sharding.core.events import AtWork, Progress
+from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import ATTEMPTS, PROGRESS_SECONDS, TOLD_SECONDS, WORKERS_SECONDS
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import FileEntry, FleetCost, NodeCost, Shard, ShardRecord, TensorDigest, TensorEntry
@@ -68,7 +68,7 @@ class _Attempt:
     told: UnderWay | None = None
 
 
-class _Phase:
+class _Queue:
     """The parts of one phase: which wait, which are under way, how far they are."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
@@ -192,54 +192,52 @@ class Crew(Reader):
         done = yield from collected(self._run("check", tasks_to_read("check", shards, lambda _: b"", source)))
         return {one.record.file: one.record.sha256 for one in done}
 
-    def _run(
-        self, stage: Literal["check", "transfer", "verify"], tasks: Sequence[Task]
-    ) -> Iterator[Progress | Done[PartDone]]:
+    def _run(self, phase: Phase, tasks: Sequence[Task]) -> Iterator[Progress | Done[PartDone]]:
         """Yield progress, and what becomes of each of `tasks`. The first error ends all of them."""
-        pace = Pace(stage, sum(task.bytes for task in tasks), time.monotonic(), TOLD_SECONDS)
-        phase = _Phase(tasks)
+        pace = Pace(phase, sum(task.bytes for task in tasks), time.monotonic(), TOLD_SECONDS)
+        queue = _Queue(tasks)
         try:
-            while phase.is_open:
-                has_room = self._send(phase)
-                for part, said in self._workers.wait(list(phase.under_way), 0 if has_room else PROGRESS_SECONDS):
-                    if done := self._heard(phase, part, said):
-                        self._add(done.result, tasks[done.number], of_source=stage == "transfer")
+            while queue.is_open:
+                has_room = self._send(queue)
+                for part, said in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
+                    if done := self._heard(queue, part, said):
+                        self._add(done.result, tasks[done.number], of_source=phase == "transfer")
                         yield done
-                if progress := pace.add(phase.more_bytes(), time.monotonic()):
+                if progress := pace.add(queue.more_bytes(), time.monotonic()):
                     sent, there = self.spent.bytes_uploaded, self.spent.bytes_deduplicated
-                    yield replace(progress, workers=phase.at_work, bytes_uploaded=sent, bytes_deduplicated=there)
+                    yield replace(progress, workers=queue.at_work, bytes_uploaded=sent, bytes_deduplicated=there)
         finally:
-            for part in phase.under_way:
+            for part in queue.under_way:
                 self._workers.stop(part)
 
-    def _send(self, phase: _Phase) -> bool:
+    def _send(self, queue: _Queue) -> bool:
         """Send out the next part where there is a processor for it; return whether there was.
 
         One at a time, as access to a Hub is asked for before: meanwhile others have something to say.
         """
         count, now = self._workers.count, time.monotonic()
-        if phase.waiting and len(phase.under_way) < count:
-            number = phase.waiting.popleft()
-            phase.begun[number] += 1
-            phase.under_way[self._workers.start(part_json(phase.tasks[number].make()))] = _Attempt(number)
-            phase.idle_since = None
+        if queue.waiting and len(queue.under_way) < count:
+            number = queue.waiting.popleft()
+            queue.begun[number] += 1
+            queue.under_way[self._workers.start(part_json(queue.tasks[number].make()))] = _Attempt(number)
+            queue.idle_since = None
             return True
-        if not phase.under_way:
-            phase.idle_since = phase.idle_since or now
-            if now > phase.idle_since + WORKERS_SECONDS:
+        if not queue.under_way:
+            queue.idle_since = queue.idle_since or now
+            if now > queue.idle_since + WORKERS_SECONDS:
                 raise Refused(f"The cluster has had no processor for {WORKERS_SECONDS:.0f} s.", "Add nodes to it.")
         return False
 
-    def _heard(self, phase: _Phase, part: Any, said: Said | None) -> Done[PartDone] | None:
+    def _heard(self, queue: _Queue, part: Any, said: Said | None) -> Done[PartDone] | None:
         """Return what is done; have begun again what is not. Raises the error of a part for which that is no use."""
         if isinstance(said, UnderWay):
-            phase.under_way[part].told = said
+            queue.under_way[part].told = said
             return None
-        number = phase.end(part, is_done=isinstance(said, PartDone))
+        number = queue.end(part, is_done=isinstance(said, PartDone))
         if isinstance(said, PartDone):
             return Done(number, said)
-        _refuse_hopeless(phase.tasks[number].file, said, phase.begun[number])
-        self._repeated.append(phase.tasks[number].file)
+        _refuse_hopeless(queue.tasks[number].file, said, queue.begun[number])
+        self._repeated.append(queue.tasks[number].file)
         return None
 
     def _add(self, done: PartDone, task: Task, of_source: bool) -> None:

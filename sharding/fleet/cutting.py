@@ -70,13 +70,13 @@ def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destinati
 
 
 def tasks_to_read(
-    stage: Literal["check", "verify"], shards: Iterable[Shard], header: Callable[[Shard], bytes], source: Source
+    phase: Literal["check", "verify"], shards: Iterable[Shard], header: Callable[[Shard], bytes], source: Source
 ) -> list[Task]:
     """Return a task for each of `shards`, whose tensors are read from `source` as if to be written."""
 
     def part(shard: Shard) -> Part:
         files = dict.fromkeys(tensor.file for tensor in shard.tensors)
-        return Part(stage, shard, header(shard), source.lend(files))
+        return Part(phase, shard, header(shard), source.lend(files))
 
     return [_task(shard, part) for shard in shards]
 

@@ -6,11 +6,12 @@ to know, and nothing that is anybody's login: access to a store is granted for i
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Base64Bytes, TypeAdapter
 
 from sharding.core.bounds import Count, Line, Seconds
+from sharding.core.events import Phase
 from sharding.core.lent import LentDestination, LentSource
 from sharding.core.values import Shard, ShardRecord
 from sharding.transfer.prepare import Making
@@ -24,7 +25,7 @@ class Part:
     record says what was read of the source.
     """
 
-    stage: Literal["check", "transfer", "verify"]
+    phase: Phase
     shard: Shard
     header: Base64Bytes
     source: LentSource

@@ -48,7 +48,7 @@ def _do(part: Part, worker: Worker) -> Iterator[Said]:
         for event in (
             ()
             if record
-            else move_shards(part.stage, [part.shard], lambda _: part.header, reading, sink or NOWHERE, noted)
+            else move_shards(part.phase, [part.shard], lambda _: part.header, reading, sink or NOWHERE, noted)
         ):
             if isinstance(event, Done):
                 record = event.result

@@ -83,7 +83,7 @@ def _headline(status: JobStatus) -> tuple[str, str]:
 def _phase(status: JobStatus) -> str:
     if status.progress is None:
         return "Reading the headers"
-    return _CHECKING if status.request.kind == "verify" else _PHASES[status.progress.stage]
+    return _CHECKING if status.request.kind == "verify" else _PHASES[status.progress.phase]
 
 
 def _form_of(status: JobStatus) -> str:
@@ -128,7 +128,7 @@ def _bar(status: JobStatus) -> Bar | None:
     uploaded, there = format_bytes(progress.bytes_uploaded), format_bytes(progress.bytes_deduplicated)
     numbers += (("Uploaded", uploaded), ("On the Hub already", there))
     # Every byte is moved once and read again once.
-    verifying = progress.stage == "verify"
+    verifying = progress.phase == "verify"
     percent = int(100 * (0.5 * verifying + (0.5 * done / total if total else 0)))
     left = progress.seconds_left
     if left is not None and not verifying and rate:

@@ -252,7 +252,7 @@ def to_json(value: Any, kind: Any = None) -> Json:
     `kind` is what it is where that is more than its class. A plan, or the one of `value`, has its weight map too.
     """
     known: Any = kind or type(value)
-    document: Json = adapter(known).dump_python(value, mode="json")
+    document: Json = adapter(known).dump_python(value, mode="json", by_alias=True)
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
     if plan is not None:
         told = document if plan is value else document["plan"]

@@ -6,9 +6,9 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
-from sharding.core.events import Progress
+from sharding.core.events import Phase, Progress
 from sharding.core.limits import LAST_SECONDS, PROGRESS_SECONDS, THREADS
 from sharding.core.threads import Threads
 from sharding.transfer.progress import Pace
@@ -27,9 +27,9 @@ class Done(Generic[_Result]):
 class Lanes:
     """A few threads, each of which works off one task after another."""
 
-    def __init__(self, stage: Literal["check", "transfer", "verify"], bytes_total: int, width: int = THREADS) -> None:
+    def __init__(self, phase: Phase, bytes_total: int, width: int = THREADS) -> None:
         """Expect tasks that count `bytes_total` bytes together, and work off `width` at a time."""
-        self._pace = Pace(stage, bytes_total, time.monotonic())
+        self._pace = Pace(phase, bytes_total, time.monotonic())
         self._lock = Lock()
         self._uncounted = 0
         self._width = width

@@ -1,9 +1,8 @@
 """Turn bytes done so far into a rate and a time left."""
 
 from collections import deque
-from typing import Literal
 
-from sharding.core.events import Progress
+from sharding.core.events import Phase, Progress
 from sharding.core.limits import PROGRESS_SECONDS
 
 _SAMPLES = 50
@@ -11,18 +10,18 @@ _SAMPLES = 50
 
 
 class Pace:
-    """The progress of one stage. The clock is the caller's."""
+    """The progress of one phase. The clock is the caller's."""
 
     def __init__(
         self,
-        stage: Literal["check", "transfer", "verify"],
+        phase: Phase,
         bytes_total: int,
         now: float,
         every: float = PROGRESS_SECONDS,
     ) -> None:
         """Start at zero of `bytes_total` bytes at the time `now`; tell `every` so many seconds of any steady clock."""
         self._every = every
-        self._stage: Literal["check", "transfer", "verify"] = stage
+        self._phase: Phase = phase
         self._total = bytes_total
         self._done = 0
         self._samples: deque[tuple[float, int]] = deque([(now, 0)], maxlen=_SAMPLES)
@@ -36,4 +35,4 @@ class Pace:
         first_time, first_bytes = self._samples[0]
         rate = (self._done - first_bytes) / (now - first_time) if now > first_time else 0.0
         left = (self._total - self._done) / rate if rate > 0 else None
-        return Progress(self._stage, self._done, self._total, file, rate, left)
+        return Progress(self._phase, self._done, self._total, file, rate, left)

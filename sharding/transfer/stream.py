@@ -16,7 +16,7 @@ from typing import Literal
 
 from typing_extensions import override
 
-from sharding.core.events import Progress, ShardFinished
+from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import BATCHES_AHEAD, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
@@ -70,18 +70,18 @@ def digest_shards(
     shards: Sequence[Shard],
     header: Callable[[Shard], bytes],
     source: Source,
-    stage: Literal["check", "verify"] = "verify",
+    phase: Literal["check", "verify"] = "verify",
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Read `shards` as if to write them, each behind its `header`, and keep nothing but their records.
 
     Raises SourceError as reading does.
     """
-    records = yield from collected(move_shards(stage, shards, header, source, NOWHERE))
+    records = yield from collected(move_shards(phase, shards, header, source, NOWHERE))
     return {record.file: record for record in records}
 
 
 def move_shards(
-    stage: Literal["check", "transfer", "verify"],
+    phase: Phase,
     shards: Sequence[Shard],
     header: Callable[[Shard], bytes],
     source: Source,
@@ -94,7 +94,7 @@ def move_shards(
 
     Raises SourceError and DestinationError.
     """
-    lanes = Lanes(stage, sum(shard.bytes for shard in shards), sink.shards_at_once)
+    lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
     # A disk needs no thread of its own where another shard keeps the second core busy.
     batches_ahead = BATCHES_AHEAD if source.ranges_at_once > 1 or len(shards) < THREADS else 0
     move = _Move(lanes, header, source, sink, batches_ahead, noted)

@@ -112,7 +112,7 @@ def test_an_event_that_cannot_be_read_hides_nothing_else(shelf: Shelf, tmp_path:
     assert [line.split()[:2] for line in history.log] == [
         ["00:00:01", "Checking"], ["00:00:03", "Reading"], ["00:01:00", "It"]
     ]  # fmt: skip
-    assert history.progress and history.progress.stage == "verify"
+    assert history.progress and history.progress.phase == "verify"
 
 
 def test_a_folder_without_a_record_that_can_be_read_is_no_job(shelf: Shelf, tmp_path: Path) -> None:

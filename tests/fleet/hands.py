@@ -30,9 +30,9 @@ class Hands:
     def start(self, part: str) -> Iterator[str]:
         self.sent.append(part)
         parsed = parse_part(part)
-        self._begun[parsed.stage, parsed.shard.file] += 1
+        self._begun[parsed.phase, parsed.shard.file] += 1
         lines = work(part, "here")
-        self._parts[lines] = parsed, self._begun[parsed.stage, parsed.shard.file]
+        self._parts[lines] = parsed, self._begun[parsed.phase, parsed.shard.file]
         return lines
 
     def stop(self, part: Any) -> None:
@@ -47,7 +47,7 @@ class Hands:
                 yield lines, None
                 continue
             if isinstance(said, PartDone):
-                self.done.append((part.stage, said))
+                self.done.append((part.phase, said))
             yield lines, said
 
 

@@ -100,7 +100,7 @@ def test_what_a_worker_leaves_undone_is_begun_again_and_what_it_has_done_is_not(
         done.spent.bytes_read for stage, done in hands.done if stage == "transfer" and "00001" not in done.record.file
     ]
     assert found and not any(found), "what was written is found by its record"
-    told = [event.bytes_done for event in events if isinstance(event, Progress) and event.stage == "transfer"]
+    told = [event.bytes_done for event in events if isinstance(event, Progress) and event.phase == "transfer"]
     assert told == sorted(told)
 
 
@@ -151,7 +151,7 @@ def test_a_cluster_without_processors_is_waited_for_and_then_left(
 
 def test_what_an_earlier_run_has_kept_is_checked_by_the_workers(checkpoint: Path, tmp_path: Path, led: Led) -> None:
     out = tmp_path / "many"
-    led(Hands(lambda part, *_: part.stage == "verify", count=1))
+    led(Hands(lambda part, *_: part.phase == "verify", count=1))
     with pytest.raises(Refused):
         reshard(checkpoint, out, workers="ray")
     damaged = staged(out) / "model-00003-of-00006.safetensors.part"

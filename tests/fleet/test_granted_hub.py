@@ -93,7 +93,7 @@ def test_a_part_whose_access_ends_gets_other_access_and_is_not_asked_for_ever(
         def start(self, part: str) -> object:
             parsed = parse_part(part)
             assert parsed.source.grant
-            if parsed.stage == "transfer" and "00002" in parsed.shard.file and self.times:
+            if parsed.phase == "transfer" and "00002" in parsed.shard.file and self.times:
                 self.times -= 1
                 parsed = replace(parsed, source=replace(parsed.source, grant=replace(parsed.source.grant, expires=1)))
             return super().start(part_json(parsed))  # type: ignore[return-value]

@@ -64,7 +64,7 @@ def transfer_of(finished: int) -> Callable[..., Iterator[Progress]]:
 def begun(source: Path, place: str, hub: InHouse, monkeypatch: pytest.MonkeyPatch, finished: int) -> Any:
     monkeypatch.setattr(job, "transfer", transfer_of(finished))
     events = job.shard(str(source), place, "60kB", endpoint=hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, Progress) and event.stage == "transfer")
+    next(event for event in events if isinstance(event, Progress) and event.phase == "transfer")
     return events
 
 

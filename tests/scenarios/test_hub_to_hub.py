@@ -331,7 +331,7 @@ def test_progress_says_what_the_job_costs_by_now(hub: Server, source: str, name:
     report = events[-1]
     assert isinstance(report, Report)
     steps = [event for event in events if isinstance(event, Progress)]
-    assert {step.stage for step in steps} == {"transfer", "verify"}
+    assert {step.phase for step in steps} == {"transfer", "verify"}
     assert all(0 < step.anon_bytes <= report.resources.peak_anon_bytes for step in steps)
     uploaded = [step.bytes_uploaded + step.bytes_deduplicated for step in steps]
     assert uploaded == sorted(uploaded)

@@ -133,7 +133,7 @@ def test_nothing_is_read_back_from_a_folder_while_shards_are_written(tmp_path: P
     for options in (Options("200B"), Options("200B", order="natural")):
         events = list(job.shard(str(source), str(tmp_path / "out"), options))
         finished = [n for n, event in enumerate(events) if isinstance(event, ShardFinished)]
-        verified = [n for n, event in enumerate(events) if isinstance(event, Progress) and event.stage == "verify"]
+        verified = [n for n, event in enumerate(events) if isinstance(event, Progress) and event.phase == "verify"]
         assert len(finished) == 3 and verified and max(finished) < min(verified)
 
 
