@@ -24,13 +24,13 @@ ONE_FILE: Mapping[Library, str] = {
 class Loader:
     """How weights in one folder are found.
 
-    `bases` are the names of safetensors files without their ending, the first that is there is taken; `pickled` are
-    the same of `.bin` files, with the base that they get as safetensors, each taken where that base has no others. One
+    `stems` are the names of safetensors files without their ending, the first that is there is taken; `pickled` are
+    the same of `.bin` files, with the stem that they get as safetensors, each taken where that stem has no others. One
     that `is_whole` takes one file and follows no index. One with `any_name` takes a file of whatever name where none of
-    `bases` is there. One that `may_take_more` may be code of the repo, which takes whatever weights lie there.
+    `stems` is there. One that `may_take_more` may be code of the repo, which takes whatever weights lie there.
     """
 
-    bases: tuple[str, ...]
+    stems: tuple[str, ...]
     pickled: Mapping[str, str] = field(default_factory=dict)
     is_whole: bool = False
     any_name: bool = False
@@ -38,20 +38,20 @@ class Loader:
 
 
 _TORCH = {"pytorch_model": "model"}
-DIFFUSION_BASE = "diffusion_pytorch_model"
+DIFFUSION_STEM = "diffusion_pytorch_model"
 """What diffusers calls weights: of these it prefers the index to the one file, of all others every library the file."""
 _ADAPTERS = ("pytorch_lora_weights", "learned_embeds", "pytorch_custom_diffusion_weights")
 _OPEN_CLIP = ("open_clip_model", "open_clip_pytorch_model")
 
 
-def _same(bases: Iterable[str]) -> dict[str, str]:
-    return {base: base for base in bases}
+def _same(stems: Iterable[str]) -> dict[str, str]:
+    return {stem: stem for stem in stems}
 
 
-TRANSFORMERS = Loader(("model", DIFFUSION_BASE), _TORCH | _same([DIFFUSION_BASE]))
+TRANSFORMERS = Loader(("model", DIFFUSION_STEM), _TORCH | _same([DIFFUSION_STEM]))
 """Also where nothing says which library it is."""
 ONE_OF_TRANSFORMERS = replace(TRANSFORMERS, is_whole=True)
-DIFFUSERS = Loader((DIFFUSION_BASE, "model"), _same([DIFFUSION_BASE]) | _TORCH)
+DIFFUSERS = Loader((DIFFUSION_STEM, "model"), _same([DIFFUSION_STEM]) | _TORCH)
 PEFT = Loader(("adapter_model",), _same(["adapter_model"]), is_whole=True)
 DIFFUSERS_ADAPTER = Loader(_ADAPTERS, is_whole=True, any_name=True)
 """LoRA weights and learned embeddings of diffusers: one that is not found by name is the first safetensors file."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from sharding.checkpoint.loaders import DIFFUSION_BASE
+from sharding.checkpoint.loaders import DIFFUSION_STEM
 from sharding.checkpoint.weight_sets import WeightSet
 from sharding.core.values import Library
 
@@ -27,7 +27,7 @@ def why_one_file(library: Library, weight_set: WeightSet, names: Collection[str]
         return ""
     if library == "unknown" and all(map(_ADAPTER.search, names)):
         return "they are those of an adapter"
-    if weight_set.base != DIFFUSION_BASE:
+    if weight_set.stem != DIFFUSION_STEM:
         return ""
     if any(map(_OLD_ATTENTION.search, names)):
         return "diffusers knows the old names of its attention blocks in one file only"

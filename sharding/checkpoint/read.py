@@ -142,7 +142,7 @@ def _read_component(
     pickled = [file for file in files if file.path.endswith(".bin")]
     # A name that is left out is filled in by what loads the copy, or by nobody: so only transformers does.
     is_tied = bool(pickled) and is_tied_again(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
-    is_tied = is_tied and weight_set.base == "model" and not weight_set.is_whole
+    is_tied = is_tied and weight_set.stem == "model" and not weight_set.is_whole
     archives = read_archives(source, pickled, unites_tied=is_tied)
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")], most_tensors)
     tensors = [tensor for header in headers for tensor in header.tensors]
@@ -152,7 +152,7 @@ def _read_component(
     metadata, conflicts = merge_metadata(headers)
     total_parameters = index.total_parameters if index and not disagreements else None
     component = Component(
-        weight_set.folder, weight_set.base, weight_set.variant, weight_set.is_whole, metadata, total_parameters
+        weight_set.folder, weight_set.stem, weight_set.variant, weight_set.is_whole, metadata, total_parameters
     )
     views = [strided for archive in archives for strided in archive.gathered]
     findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
@@ -162,9 +162,9 @@ def _read_component(
 def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tuple[Component, Finding]:
     """Return a component that is not cut, under the name that it has in `weight_set`, and what says why."""
     path = weight_set.single or ""
-    base = path.removeprefix(weight_set.folder).removesuffix(".safetensors")
-    if weight_set.base == "model" and path.endswith(".safetensors") and not weight_set.variant:
-        component = replace(component, base=base)
+    stem = path.removeprefix(weight_set.folder).removesuffix(".safetensors")
+    if weight_set.stem == "model" and path.endswith(".safetensors") and not weight_set.variant:
+        component = replace(component, stem=stem)
     message = f"The tensors of {path} stay in one file: {reason}."
     return replace(component, is_whole=True), Finding("info", "kept-whole", message)
 
@@ -187,14 +187,14 @@ def _read_ranks(
     if weight_set.ranks == [DCP_METADATA_NAME]:
         _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)
         files, found = read_dcp(source, by_path)
-        component = Component(base=weight_set.base, is_whole=weight_set.is_whole)
+        component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole)
         return component, files, found.tensors, found.gathered, found.findings
     files = [by_path[path] for path in weight_set.ranks]
     headers = read_headers(source, files, most_tensors)
     found = read_rank_shards(files, headers)
     told = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
     metadata, conflicts = merge_metadata(told)
-    component = Component(base=weight_set.base, is_whole=weight_set.is_whole, metadata=metadata)
+    component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole, metadata=metadata)
     return component, files, found.tensors, found.gathered, [*found.findings, *conflicts]
 
 

@@ -84,14 +84,14 @@ def named_set(name: str, inside: Container[str]) -> WeightSet:
 def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequence[str]) -> WeightSet | None:
     """Return the set of a folder whose files have none of the names that `loader` looks for."""
     if ranks := [] if folder else _of_ranks(files):
-        base = loader.bases[0] if loader.is_whole and loader.bases else "model"
-        return WeightSet("", base, is_whole=loader.is_whole, ranks=ranks)
+        stem = loader.stems[0] if loader.is_whole and loader.stems else "model"
+        return WeightSet("", stem, is_whole=loader.is_whole, ranks=ranks)
     if loader.any_name:
         names = own_names(loader, folder, files)
         if not names or (loader.pickled and of_other_formats(files, names[0])):
             return None
-        base = names[0].removeprefix(folder).removesuffix(".safetensors")
-        return WeightSet(folder, base, is_whole=True, single=names[0])
+        stem = names[0].removeprefix(folder).removesuffix(".safetensors")
+        return WeightSet(folder, stem, is_whole=True, single=names[0])
     if folder or loader.is_whole or library not in ("transformers", "unknown"):
         return None
     return _unnamed(files)

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from sharding.checkpoint.loaders import DIFFUSION_BASE, TRANSFORMERS, Loader
+from sharding.checkpoint.loaders import DIFFUSION_STEM, TRANSFORMERS, Loader
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
 from sharding.core.values import Finding, folder_of
@@ -21,7 +21,7 @@ class WeightSet:
     """Files that are loaded together from `folder` ("" or ending in "/"): by one name, by an index, or as shards."""
 
     folder: str
-    base: str = "model"
+    stem: str = "model"
     variant: str = ""
     is_whole: bool = False
     index_first: bool = False
@@ -74,17 +74,17 @@ def sets_by_variant(loader: Loader, folder: str, inside: Sequence[str]) -> dict[
     Of each variant those in safetensors come before pickled ones, whose index often stays where they do not.
     """
     pickled = _matching(folder, inside, "bin", tuple(loader.pickled))
-    safe = _matching(folder, inside, "safetensors", loader.bases)
-    for base in loader.bases:
+    safe = _matching(folder, inside, "safetensors", loader.stems)
+    for stem in loader.stems:
         found = {
-            variant: replace(weight_set, base=base)
+            variant: replace(weight_set, stem=stem)
             for (of, variant), weight_set in pickled.items()
-            if loader.pickled[of] == base and (weight_set.single or weight_set.shards)
+            if loader.pickled[of] == stem and (weight_set.single or weight_set.shards)
         }
         found |= {
-            variant: replace(weight_set, index_first=base == DIFFUSION_BASE)
+            variant: replace(weight_set, index_first=stem == DIFFUSION_STEM)
             for (of, variant), weight_set in safe.items()
-            if of == base
+            if of == stem
         }
         if loader.is_whole:  # there are no variants of these
             found = {"": replace(found[""], is_whole=True)} if "" in found else {}
@@ -114,17 +114,17 @@ def has_index_alone(folder: str, inside: Folders) -> bool:
 
 def own_names(loader: Loader, folder: str, inside: Iterable[str]) -> list[str]:
     """Return the safetensors files `inside` a folder that have none of the names that `loader` looks for, no shards."""
-    weights, _ = _names("safetensors", loader.bases)
+    weights, _ = _names("safetensors", loader.stems)
     others = [path for path in inside if path.endswith(".safetensors") and not SHARD_NAME.fullmatch(path)]
     return sorted(path for path in others if not _is_plain(weights.fullmatch(path.removeprefix(folder))))
 
 
 def _matching(
-    folder: str, inside: Iterable[str], suffix: str, bases: tuple[str, ...]
+    folder: str, inside: Iterable[str], suffix: str, stems: tuple[str, ...]
 ) -> dict[tuple[str, str], WeightSet]:
-    """Return the sets of a folder by base and variant."""
+    """Return the sets of a folder by stem and variant."""
     found: dict[tuple[str, str], WeightSet] = {}
-    weights, index = _names(suffix, bases)
+    weights, index = _names(suffix, stems)
     for path in sorted(inside):
         name = path.removeprefix(folder)
         match = weights.fullmatch(name) or index.fullmatch(name)
@@ -132,7 +132,7 @@ def _matching(
             continue
         named = match.groupdict()
         variant = named["variant"] or named["old"] or ""
-        weight_set = found.setdefault((named["base"], variant), WeightSet(folder, named["base"], variant))
+        weight_set = found.setdefault((named["stem"], variant), WeightSet(folder, named["stem"], variant))
         if "index" in named:
             if weight_set.index is None or not named["old"]:  # the old name of an index is the last to be looked for
                 weight_set.index = path
@@ -148,14 +148,14 @@ def _is_plain(match: re.Match[str] | None) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _names(suffix: str, bases: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _names(suffix: str, stems: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return what the names of weights and of their indexes look like.
 
     `old` is where releases of diffusers before 0.32 put the variant.
     """
-    base = f"(?P<base>{'|'.join(bases) or '(?!)'})"
-    weights = rf"{base}(?:\.(?P<variant>[^./]+?))?(?P<number>-\d{{5,}}-of-\d{{5,}})?(?:\.(?P<old>[^./]+))?\.{suffix}"
-    index = rf"{base}\.{suffix}(?:\.(?P<old>[^./]+))?\.(?P<index>index)(?:\.(?P<variant>[^./]+))?\.json"
+    stem = f"(?P<stem>{'|'.join(stems) or '(?!)'})"
+    weights = rf"{stem}(?:\.(?P<variant>[^./]+?))?(?P<number>-\d{{5,}}-of-\d{{5,}})?(?:\.(?P<old>[^./]+))?\.{suffix}"
+    index = rf"{stem}\.{suffix}(?:\.(?P<old>[^./]+))?\.(?P<index>index)(?:\.(?P<variant>[^./]+))?\.json"
     return re.compile(weights), re.compile(index)
 
 
@@ -165,9 +165,9 @@ def _complete(shards: Sequence[str]) -> list[str]:
     for path in shards:
         match = SHARD_NAME.fullmatch(path) or BIN_SHARD_NAME.fullmatch(path)
         assert match is not None
-        sets.setdefault((match["base"], match["rest"], int(match["count"])), set()).add(int(match["number"]))
+        sets.setdefault((match["stem"], match["rest"], int(match["count"])), set()).add(int(match["number"]))
     if len(sets) > 1:
-        names = ", ".join(f"{base} of {count}" for base, _, count in sets)
+        names = ", ".join(f"{stem} of {count}" for stem, _, count in sets)
         raise SourceError(
             f"There are shards of several checkpoints and no index: {names}.", "Remove those that are out of date."
         )

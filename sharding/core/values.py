@@ -112,7 +112,7 @@ class Component:
     """
 
     folder: str = ""
-    base: str = "model"
+    stem: str = "model"
     variant: str = ""
     is_whole: bool = False
     metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
@@ -120,12 +120,12 @@ class Component:
 
     def file(self, suffix: str = "") -> str:
         """Return the path of the weight file whose number is `suffix`, "" for the only one."""
-        return f"{self.folder}{self.base}{self._variant}{suffix}.safetensors"
+        return f"{self.folder}{self.stem}{self._variant}{suffix}.safetensors"
 
     @property
     def index(self) -> str:
         """Path of the index, where there is more than one file."""
-        return f"{self.folder}{self.base}.safetensors.index{self._variant}.json"
+        return f"{self.folder}{self.stem}.safetensors.index{self._variant}.json"
 
     def of_rank(self, rank: int, ranks: int) -> "Component":
         """Return it as the variant of one rank of a pipeline, which has an index and no files of its own.

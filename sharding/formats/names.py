@@ -23,7 +23,7 @@ STAGING_FOLDER = ".shard-my-repo"
 RECORDS_FOLDER = "sharding_records"
 """Folder on a staging branch where a job notes what it has finished."""
 
-SHARD_NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")
+SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")
 BIN_SHARD_NAME = re.compile(SHARD_NAME.pattern.replace("safetensors", "bin"))
 
 RANK_SHARD_NAME = re.compile(

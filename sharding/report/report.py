@@ -114,7 +114,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "tensors": len(checkpoint.tensors),
         "dtypes": dtypes,
         "components": tuple(
-            ComponentSummary(folder=component.folder, base=component.base, metadata=component.metadata)
+            ComponentSummary(folder=component.folder, base=component.stem, metadata=component.metadata)
             for component in checkpoint.components
         ),
         "weight_files": tuple(
