@@ -115,8 +115,8 @@ SingleFile = Annotated[
 Strategy = Annotated[
     str,
     typer.Option(
-        help="size fills each shard; blocks cuts no decoder block; stages:N makes N pipeline stages; pp:N cuts as "
-        "transformers loads a pipeline of N ranks."
+        help="size fills each shard; blocks cuts no decoder block; pp:N cuts as transformers loads a pipeline of N "
+        "ranks."
     ),
 ]
 Rank = Annotated[

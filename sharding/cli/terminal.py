@@ -244,12 +244,13 @@ class Terminal:
 
     def _stages(self, plan: Plan) -> None:
         stages, cut, rank = plan.stages, plan.pipeline, plan.options.rank
-        if cut and rank is not None:
+        if cut is None:
+            return
+        if rank is not None:
             start, end = cut.layers[rank]
             self._say(
                 f"What rank {rank} of {len(cut.layers)} loads: layers {start} to {end - 1} of {cut.layers[-1][1]}."
             )
-        if not stages:
             return
         table = Table(box=None, pad_edge=False)
         for name in ("stage", "size", "blocks", "files"):
@@ -263,8 +264,7 @@ class Terminal:
             for tied in stage.also_needs:
                 used_as = ", ".join(tied.used_as)
                 self._say(f"Stage {number} needs {tied.file} as well: {tied.tensor} in it is {used_as} too.")
-        if cut:
-            self._say(f"Cut where transformers {cut.transformers} cuts: stage 1 is rank 0.")
+        self._say(f"Cut where transformers {cut.transformers} cuts: stage 1 is rank 0.")
 
     def _say(self, text: str, style: str = "") -> None:
         self._results.print(_plain(text, style))

@@ -32,7 +32,7 @@ class ModelHints:
     """What transformers 5.23 would save of a checkpoint that it has loaded, in its order: hints for a plan.
 
     `tied` are groups of names, as files have them, that stand for one tensor; most checkpoints hold one of each.
-    Where it cannot load the checkpoint, `unknown` says why, `saved` is empty and `tied` is what config.json says.
+    Where it cannot load the checkpoint, `unknown` says why, and `saved` and `tied` are empty.
     `pipeline` is how it cuts the model over as many ranks as were asked for, `loads` what each of these needs of the
     files; `uncut` says why it cannot.
     """

@@ -10,7 +10,7 @@ from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
 from sharding.core.text import nearest, parse_bytes
 
 Strategy = str
-"""`size`, `blocks`, `stages:N` with a number of stages, or `pp:N` with a number of ranks."""
+"""`size`, `blocks`, or `pp:N` with a number of ranks."""
 
 Order = Literal["natural", "stored", "transformers"]
 TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
@@ -22,8 +22,8 @@ SINGLE_FILE = "single-file"
 """In the place of a size: one file, however large."""
 
 _LARGEST_BYTES = 2**63 - 1
-_STRATEGY = re.compile(r"size|blocks|stages:(?P<stages>[1-9]\d{0,3})|pp:(?P<ranks>[2-9]|[1-9]\d{1,3})", re.ASCII)
-_STRATEGIES = ("size", "blocks", "stages:N", "pp:N")
+_STRATEGY = re.compile(r"size|blocks|pp:(?P<ranks>[2-9]|[1-9]\d{1,3})", re.ASCII)
+_STRATEGIES = ("size", "blocks", "pp:N")
 _ALSO_CALLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 """What torch calls our dtypes."""
 _Choice = TypeVar("_Choice", bound=str)
@@ -59,8 +59,8 @@ class Options:
     `dequantize` quantized weights become ordinary ones of `dtype`, and "keep" becomes "bf16". Raises UsageError for
     what is no choice.
 
-    >>> options = Options("200MB", strategy="stages:4")
-    >>> options.max_shard_bytes, options.stages
+    >>> options = Options("200MB", strategy="pp:4")
+    >>> options.max_shard_bytes, options.ranks
     (200000000, 4)
     """
 
@@ -78,12 +78,17 @@ class Options:
         """Refuse what is no choice."""
         if self.dequantize and self.dtype == "keep":
             object.__setattr__(self, "dtype", "bf16")
+        if self.strategy.startswith("stage"):
+            raise UsageError(
+                "The strategy stages:N is gone: nothing loads such files as stages.",
+                "Choose pp:N, which transformers loads as a pipeline of N ranks, or blocks.",
+            )
         if not self.is_single_file:
             parse_bytes(str(self.max_shard_size))
         elif self.strategy != "size":
             raise UsageError("A single file is not cut.", "Leave out the strategy, or give a size.")
         if not _STRATEGY.fullmatch(self.strategy):
-            raise _no_such("strategy", self.strategy, _STRATEGIES, " N is 1 or more for stages, 2 or more for pp.")
+            raise _no_such("strategy", self.strategy, _STRATEGIES, " N is 2 or more.")
         chosen("order", self.order, get_args(Order))
         chosen("dtype", self.dtype, get_args(TargetDtype))
         if self.rank is not None and not 0 <= self.rank < self.ranks:
@@ -101,18 +106,10 @@ class Options:
         return _LARGEST_BYTES if self.is_single_file else parse_bytes(str(self.max_shard_size))
 
     @property
-    def stages(self) -> int:
-        """Number of stages of a hand-made pipeline, 0 for a strategy without any."""
-        return self._count("stages")
-
-    @property
     def ranks(self) -> int:
         """Number of ranks of transformers' pipeline, its `pp_size`; 0 for a strategy without any."""
-        return self._count("ranks")
-
-    def _count(self, what: str) -> int:
         match = _STRATEGY.fullmatch(self.strategy)
-        return int(match[what] or 0) if match else 0
+        return int(match["ranks"] or 0) if match else 0
 
     @property
     def asks_class(self) -> bool:

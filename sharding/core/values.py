@@ -250,7 +250,8 @@ class Shard:
 class Plan:
     """Which shard holds what; the shards of one of the `components` stand one after another.
 
-    `stages` are those of a pipeline, where the options ask for one; `pipeline` is where transformers cuts it.
+    `stages` are what each rank of a pipeline loads, where the options ask for one; `pipeline` is where transformers
+    cuts it.
     `dequantized` says how the weights were quantized that are computed, "" where none are.
     """
 
@@ -278,7 +279,7 @@ class Plan:
         """Paths of the indexes that the result needs: one for each component of several shards, one for each rank."""
         shards = Counter(shard.folder for shard in self.shards)
         several = [component for component in self.components if shards[component.folder] > 1]
-        ranks = range(len(self.stages) if self.pipeline else 0)
+        ranks = range(len(self.stages))
         of_ranks = [component.of_rank(rank, len(ranks)) for component in several for rank in ranks]
         return tuple(component.index for component in (*several, *of_ranks))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from sharding.core.errors import Refused
+from sharding.core.errors import Refused, UsageError
 from sharding.core.limits import EVENT_BYTES
 from sharding.desk.history import History
 from sharding.desk.jobs import JobRecord
@@ -110,7 +110,7 @@ class Shelf:
 def _read(folder: Path) -> JobRecord | None:
     try:
         return _RECORD.validate_json((folder / _JOB).read_bytes())
-    except (OSError, ValidationError):
+    except (OSError, ValidationError, UsageError):  # as of a version with other options
         return None
 
 

@@ -84,7 +84,7 @@ def build_indexes(plan: Plan) -> dict[str, bytes]:
         held = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
         inside = [(tensor, file) for tensor, file in held if folder_of(file) == component.folder]
         documents[component.index] = _build_index(component, inside)
-        for rank, stage in enumerate(plan.stages if plan.pipeline else ()):
+        for rank, stage in enumerate(plan.stages):
             files, needed = set(stage.files), {tied.tensor for tied in stage.also_needs}
             loaded = [(tensor, file) for tensor, file in inside if file in files or tensor.name in needed]
             counted = replace(component, total_parameters=sum(tensor.parameters for tensor, _ in loaded))

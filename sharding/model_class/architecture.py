@@ -1,7 +1,6 @@
 """Ask, in a child process on the meta device, what transformers knows of a model."""
 
 import json
-import re
 import signal
 import subprocess
 import time
@@ -20,10 +19,6 @@ from sharding.core.values import Checkpoint, folder_of
 from sharding.formats.dtypes import torch_name
 from sharding.formats.quantization import ordinary_name, quantization_of, without_quantization
 from sharding.model_class.claims import refuse_contradiction
-
-_EMBEDDINGS = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|embed_in|wte|shared)\.weight")
-_HEAD = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|output|embed_out|proj_out|head)\.weight")
-
 
 _TOO_LONG = "transformers took too long to build this model without weights."
 _LEAVE_OUT = "Check its config.json. A plan by size in natural order, without a cast, asks nothing of transformers."
@@ -89,9 +84,8 @@ def hints_for(
 def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds: float) -> ModelHints:
     config = checkpoint.configs[folder]
     inside = [tensor for tensor in checkpoint.tensors if folder_of(tensor.file) == folder]
-    tied = tied_by_config(config, [tensor.name for tensor in inside], folder)
     if '"model_type"' not in config:  # so no class of transformers is looked for
-        return ModelHints(unknown=f"{folder}config.json names no model type.", tied=tied)
+        return ModelHints(unknown=f"{folder}config.json names no model type.")
     refuse_contradiction(config, (tensor.shape for tensor in inside), folder)
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
     asked = {"config": config, "dtype": torch_name(options.dtype), "tensors": tensors, "ranks": options.ranks}
@@ -102,7 +96,7 @@ def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds:
     except ModelRefused:
         raise
     except SourceError as error:
-        return ModelHints(unknown=error.message, tied=tied)
+        return ModelHints(unknown=error.message)
 
 
 def _as_if_ordinary(config: str, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, Any]:
@@ -116,26 +110,6 @@ def _as_if_ordinary(config: str, tensors: Iterable[tuple[str, str, tuple[int, ..
         "tensors": [(ordinary_name(name), dtype, shape) for name, dtype, shape in tensors],
         "is_quantized": True,
     }
-
-
-def tied_by_config(config: str, names: Iterable[str], folder: str = "") -> tuple[tuple[str, ...], ...]:
-    """Return the group of names that `config` (a config.json) ties: the only embeddings, and a head in no file.
-
-    For classes that transformers does not know; nothing where `config` does not say `tie_word_embeddings`.
-
-    >>> tied_by_config('{"tie_word_embeddings": true}', ["model.embed_tokens.weight", "model.layers.0.w"])
-    (('model.embed_tokens.weight', 'lm_head.weight'),)
-    """
-    try:
-        document = json.loads(config)
-    except (ValueError, RecursionError):
-        return ()
-    names = list(names)
-    embeddings = [name for name in names if _EMBEDDINGS.fullmatch(name)]
-    says_so = isinstance(document, dict) and document.get("tie_word_embeddings") is True
-    if not says_so or len(embeddings) != 1 or any(map(_HEAD.fullmatch, names)):
-        return ()
-    return ((embeddings[0], f"{folder}lm_head.weight"),)
 
 
 def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECTURE_SECONDS) -> Any:

@@ -64,7 +64,7 @@ class Endpoints:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
             max_shard_size: the largest file, such as "200MB", "2GB" or "1GiB"; "single-file" for one, of any size
             strategy: "size" fills each file, "blocks" cuts no decoder block, "pp:4" cuts as transformers loads a
-                pipeline of four ranks, "stages:4" makes four equal parts of a hand-made one
+                pipeline of four ranks
             order: "natural" (layer 2 before 10), "stored" (as in the source), "transformers" (as save_pretrained)
             dtype: what weights are cast to, "keep" for not at all
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
@@ -105,7 +105,7 @@ class Endpoints:
             destination: the repo to write, as "owner/name"; it is created if there is none
             max_shard_size: the largest file, such as "200MB", "2GB" or "1GiB"; "single-file" for one, of any size
             strategy: "size" fills each file, "blocks" cuts no decoder block, "pp:4" cuts as transformers loads a
-                pipeline of four ranks, "stages:4" makes four equal parts of a hand-made one
+                pipeline of four ranks
             order: "natural" (layer 2 before 10), "stored" (as in the source), "transformers" (as save_pretrained)
             dtype: what weights are cast to, "keep" for not at all
             allow_overflow: whether a cast may make finite numbers infinite

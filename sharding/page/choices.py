@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.page.form import FEWEST_MACHINES, PIPELINES, Form
+from sharding.page.form import FEWEST_MACHINES, PIPELINE, Form
 
 ONE_FILE = "one file"
 """How a visitor writes and reads SINGLE_FILE."""
@@ -39,7 +39,7 @@ def options_in(form: Form, given: Mapping[Any, Any]) -> Options:
     kind = given[form.strategy]
     return Options(
         max_shard_size=size_in(form, given),
-        strategy=f"{kind}:{int(given[form.machines] or 0)}" if kind in PIPELINES else kind,
+        strategy=f"{kind}:{int(given[form.machines] or 0)}" if kind == PIPELINE else kind,
         order=given[form.order],
         dtype=given[form.dtype],
         variant=given[form.variant],
@@ -56,7 +56,7 @@ def filled_in(form: Form, options: Options) -> dict[Any, Any]:
         form.variant: options.variant,
         form.order: options.order,
         form.strategy: kind,
-        form.machines: gr.Number(value=int(count or FEWEST_MACHINES), visible=kind in PIPELINES),
+        form.machines: gr.Number(value=int(count or FEWEST_MACHINES), visible=kind == PIPELINE),
         form.dtype: "keep" if options == replace(options, dtype="keep") else options.dtype,
         form.overflow: options.allow_overflow,
         form.base: options.base,

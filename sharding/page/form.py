@@ -16,8 +16,8 @@ from sharding.planning.devices import PRESETS
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 
-PIPELINES = ("pp", "stages")
-"""Strategies that want to know for how many machines."""
+PIPELINE = "pp"
+"""The strategy that wants to know for how many machines."""
 FEWEST_MACHINES = 2
 
 _ORDERS = {
@@ -28,8 +28,7 @@ _ORDERS = {
 _STRATEGIES = {
     "size": "Wherever a file is full",
     "blocks": "Between layers",
-    "pp": "For transformers on several machines",
-    "stages": "For a pipeline of your own",
+    PIPELINE: "For transformers on several machines",
 }
 _PRESETS = {
     "colab-t4": "Colab, one T4",
@@ -207,8 +206,8 @@ def _advanced(parts: dict[str, Block]) -> None:
             choices = [(title, strategy) for strategy, title in _STRATEGIES.items()]
             parts["strategy"] = gr.Radio(
                 choices, value="size", label="Where to cut", elem_id="strategy",
-                info="Between layers, where you load layer by layer. For several machines, each loads its own files "
-                "only: cut where torchrun and transformers cut, or into equal parts for a pipeline made by hand.",
+                info="Between layers, where you load layer by layer. For several machines, where torchrun and "
+                "transformers cut: each loads its own files only.",
             )  # fmt: skip
             parts["machines"] = gr.Number(
                 FEWEST_MACHINES, label="Machines", precision=0, minimum=1, visible=False, elem_id="machines"

@@ -14,7 +14,7 @@ from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.choices import base_in, filled_in, options_in, size_in, size_told, source_in
-from sharding.page.form import HIDDEN, PIPELINES, PLAIN, PRIVATE, Form
+from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
     devices_panel,
@@ -193,7 +193,7 @@ class Planning:
         form, source = self._form, source_in(self._form, given)
         # Another model may be named already, which nothing but the plan is drawn of yet.
         shown: dict[Any, Any] = {
-            form.machines: gr.Number(visible=given[form.strategy] in PIPELINES),
+            form.machines: gr.Number(visible=given[form.strategy] == PIPELINE),
             form.tensors: "",
             form.seen: (),
         }

@@ -11,11 +11,7 @@ _WORDS = (
     (r" \(--variant(?: [^)]*)?\)", " under Advanced"),
     (r" \(--base(?: [^)]*)?\)", " below the model"),
     (r"Leave out --base: it is", "Leave it empty: it is"),
-    (r"or --strategy size", "or cut wherever a file is full"),
-    (
-        r"Choose --strategy stages:N for a pipeline of your own, or blocks",
-        "Cut for a pipeline of your own, or between layers",
-    ),
+    (r"Choose --strategy blocks, which cuts between layers", "Cut between layers"),
     (r"allow it \(--allow-overflow\)", "tick Allow overflow under Advanced"),
     (r"--dequantize computes them", "Tick Dequantize, which computes them"),
     (r"discard it with --restart", "cancel it"),
@@ -33,8 +29,8 @@ _PATTERNS = tuple((re.compile(pattern), words) for pattern, words in _WORDS)
 def in_page_words(text: str) -> str:
     """Return a message or a hint without options of the command line.
 
-    >>> in_page_words("Choose fewer stages, or --strategy size.")
-    'Choose fewer stages, or cut wherever a file is full.'
+    >>> in_page_words("Choose --strategy blocks, which cuts between layers.")
+    'Cut between layers.'
     """
     for pattern, words in _PATTERNS:
         text = pattern.sub(words, text)

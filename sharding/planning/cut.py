@@ -1,4 +1,4 @@
-"""Cut a queue of tensors: by size, by blocks, or into the stages of a pipeline first. Pure."""
+"""Cut a queue of tensors: by size, or between blocks. Pure."""
 
 from collections.abc import Mapping, Sequence
 

@@ -16,14 +16,7 @@ from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
 from sharding.planning.companions import with_companions
 from sharding.planning.cut import Units, cut
 from sharding.planning.order import in_order
-from sharding.planning.stages import PlannedStage, cut_pipeline, cut_ranks, of_rank, with_files
-
-_BY_HAND = Finding(
-    "info",
-    "stages-by-hand",
-    "These stages are for pipelines made by hand: that of transformers cuts elsewhere, and loads them wrongly.",
-    "Choose --strategy pp:N for that one.",
-)
+from sharding.planning.stages import cut_ranks, of_rank, with_files
 
 
 def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | None = None) -> Plan:
@@ -92,8 +85,8 @@ def plan_shards(
     tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`; `transformers` follows `hints`,
     which know of weights that are renamed or fused in memory. Strategy `size` is the Hub's own cut: greedy in that
     order, and a tensor larger than the limit alone in a shard, with a finding. `blocks` does the same with blocks
-    in the place of tensors. `stages:N` cuts a pipeline into N stages of balanced bytes first, each with its own files;
-    `pp:N` into what N ranks of transformers' pipeline load. With `options.rank` the `tensors` are what that one loads.
+    in the place of tensors, `pp:N` first cuts into what each of the N ranks of transformers' pipeline loads. With
+    `options.rank` the `tensors` are what that one loads.
 
     `component` says what the shards are called (None: `model`), and whether there may be more than one. A cast is
     none of its business: `tensors` are those after it.
@@ -114,16 +107,10 @@ def plan_shards(
         units = whole_blocks(queue, limit_bytes, known)
     elif options.order == "transformers" and hints:
         units = {saved.name: saved.storage for saved in hints.saved}
-    stages: list[PlannedStage] = []
-    if (options.stages or options.ranks) and is_whole:
+    if options.ranks and is_whole:
         message = f"{component.file()} stays one file, and {options.strategy} cuts a model into several."
         raise UsageError(message, "Leave out the strategy.")
-    if options.stages:
-        natural = in_order(tensors, "natural", component.folder, None)[0]
-        stages = cut_pipeline(natural, options.stages, known, hints.tied if hints else ())
-        findings.append(_BY_HAND)
-    elif options.ranks and options.rank is None:
-        stages = cut_ranks(queue, hints, known)
+    stages = cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
     groups = [[group for part in stage.parts for group in cut(part, limit_bytes, units)] for stage in stages] or [
         cut(queue, limit_bytes, units)
     ]
@@ -138,7 +125,7 @@ def plan_shards(
         total_bytes=total_bytes,
         total_parameters=counted,
         options=options,
-        findings=(*findings, *oversized, *_guessed(stages, hints)),
+        findings=(*findings, *oversized),
         stages=tuple(with_files(stages, [len(group) for group in groups], shards)),
         pipeline=hints.pipeline if hints and options.ranks else None,
     )
@@ -181,14 +168,6 @@ def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Findin
                 f"({format_bytes(max_shard_bytes)}); {shard.file} holds nothing else.",
                 "A tensor is never cut. Choose a larger shard size if the file must stay below it.",
             )
-
-
-def _guessed(stages: Iterable[PlannedStage], hints: ModelHints | None) -> Iterable[Finding]:
-    """Yield what only config.json says of tied weights, where a stage needs them from another."""
-    for name in {name: None for stage in stages for name in stage.needs} if hints and hints.unknown else ():
-        message = f"Only config.json says that the output head is {name}: transformers does not know this model."
-        hint = "If the model has no such head, the machine of the last stage needs nothing of another stage."
-        yield Finding("info", "tied-by-config", message, hint)
 
 
 def _name(shard: Shard) -> str:

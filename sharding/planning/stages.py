@@ -1,4 +1,4 @@
-"""Cut a model into the stages of a pipeline: of balanced bytes, or as transformers loads it. Pure."""
+"""Cut a model into the stages of a pipeline, where transformers cuts it. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from sharding.core.errors import SourceError, UsageError
 from sharding.core.hints import ModelHints
 from sharding.core.values import Shard, Stage, TensorEntry, TiedTensor
 from sharding.planning.blocks import blocks_around
-from sharding.planning.pipeline import Unit, in_pipeline_order, link, unit_that_uses
 
 Needs = Mapping[str, tuple[str, ...]]
 """Names of tensors of other stages to the names of the weights that they are in this one."""
@@ -28,49 +27,6 @@ class PlannedStage:
         return sum(tensor.bytes for part in self.parts for tensor in part)
 
 
-def cut_pipeline(
-    tensors: Sequence[TensorEntry], count: int, known: Mapping[str, str], tied: Iterable[Sequence[str]] = ()
-) -> list[PlannedStage]:
-    """Return the `count` stages of a pipeline of `tensors` (in natural order), the largest as small as it can be.
-
-    `known` are blocks by tensor, `tied` groups of names that stand for one tensor. Raises UsageError where there are
-    fewer blocks.
-    """
-    units = in_pipeline_order(tensors, known)
-    blocks = [unit.block for unit in units if unit.block]
-    if count > len(blocks):
-        raise UsageError(
-            f"{count} stages need as many blocks, and the names of the tensors show {len(blocks)}.",
-            "Choose fewer stages, or --strategy size.",
-        )
-    runs = cut_stages([unit.bytes for unit in units], count)
-    stages = []
-    for run, needs in zip(runs, _needs(units, runs, tied), strict=True):
-        inside = [units[index] for index in run]
-        whole = tuple(unit.block for unit in inside if unit.block)
-        others = tuple(tensor.name for unit in inside if not unit.block for tensor in unit.tensors)
-        stages.append(
-            PlannedStage(whole, others, (tuple(tensor for unit in inside for tensor in unit.tensors),), needs)
-        )
-    return stages
-
-
-def _needs(units: Sequence[Unit], runs: Sequence[range], tied: Iterable[Sequence[str]]) -> list[Needs]:
-    """Return for each of `runs` the tied tensors that are in others, by the names of those that are in no file."""
-    number = {index: stage for stage, run in enumerate(runs) for index in run}
-    stage_of = {tensor.name: number[index] for index, unit in enumerate(units) for tensor in unit.tensors}
-    needs: list[dict[str, tuple[str, ...]]] = [{} for _ in runs]
-    for names in tied:
-        stored = [name for name in names if name in stage_of]
-        for name in names:
-            if name in stage_of or not stored:
-                continue
-            stage = number[unit_that_uses(name, units)]
-            if stage not in {stage_of[other] for other in stored}:
-                needs[stage][stored[0]] = (*needs[stage].get(stored[0], ()), name)
-    return list[Needs](needs)
-
-
 def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
     """Yield the stages, which have `counts` of `shards`, with their files."""
     file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors} if stages else {}
@@ -80,38 +36,6 @@ def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Se
         start += count
         needs = tuple(TiedTensor(name, file_of[name], used_as) for name, used_as in stage.needs.items())
         yield Stage(stage.blocks, stage.others, files, stage.bytes, needs)
-
-
-def cut_stages(sizes: Sequence[int], count: int) -> list[range]:
-    """Return `count` runs of `sizes`, none empty, all in order, whose largest sum is as small as it can be.
-
-    >>> cut_stages([5, 1, 1, 1, 4], 3)
-    [range(0, 1), range(1, 4), range(4, 5)]
-    """
-    low, high = max(sizes), sum(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        if len(_runs(sizes, middle, 1)) <= count:
-            high = middle
-        else:
-            low = middle + 1
-    return _runs(sizes, low, count)
-
-
-def _runs(sizes: Sequence[int], most: int, at_least: int) -> list[range]:
-    """Return runs of at most `most` each, every one as long as that and the number of runs wanted permit."""
-    starts, total = [0], 0
-    for index, size in enumerate(sizes):
-        # Enough must be left that none of the runs wanted is empty.
-        short = len(sizes) - index <= at_least - len(starts)
-        if index > starts[-1] and (total + size > most or short):
-            starts.append(index)
-            total = 0
-        total += size
-    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
-
-
-_INSTEAD = "Choose --strategy stages:N for a pipeline of your own, or blocks."
 
 
 def cut_ranks(tensors: Sequence[TensorEntry], hints: ModelHints | None, known: Mapping[str, str]) -> list[PlannedStage]:
@@ -126,7 +50,7 @@ def cut_ranks(tensors: Sequence[TensorEntry], hints: ModelHints | None, known: M
     for rank in range(len(loads)):
         own = [tensor for tensor in tensors if ranks_of[tensor.name] == (rank,)]
         shared = [tensor for tensor in tensors if len(ranks_of[tensor.name]) > 1 and ranks_of[tensor.name][0] == rank]
-        block_of = {tensor.name: link(blocks_around(tensor.name, known)) for tensor in (*shared, *own)}
+        block_of = {tensor.name: _layer_around(tensor.name, known) for tensor in (*shared, *own)}
         needs = {
             tensor.name: _used_as(tensor.name, hints.tied if hints else (), ranks_of)
             for tensor in tensors
@@ -152,12 +76,21 @@ def of_rank(tensors: Iterable[TensorEntry], hints: ModelHints | None, rank: int)
 def _loads(hints: ModelHints | None) -> tuple[frozenset[str], ...]:
     if hints is None or hints.unknown or not hints.pipeline:
         reason = (hints.unknown or f"{hints.uncut}.") if hints else "There is no config.json, which says what it is."
-        raise SourceError(f"transformers cannot load this model as a pipeline: {reason}", _INSTEAD)
+        raise SourceError(
+            f"transformers cannot load this model as a pipeline: {reason}",
+            "Choose --strategy blocks, which cuts between layers.",
+        )
     if any(start == end for start, end in hints.pipeline.layers):
         layers = hints.pipeline.layers[-1][1]
         message = f"{len(hints.loads)} ranks need as many layers, and {hints.class_name} has {layers} here."
         raise UsageError(message, "Choose fewer ranks.")
     return hints.loads
+
+
+def _layer_around(name: str, known: Mapping[str, str]) -> str:
+    """Return the outermost block around a tensor, "" if that is none of a list: embeddings may be a block as well."""
+    blocks = blocks_around(name, known)
+    return blocks[0] if blocks and blocks[0].rpartition(".")[2].isdecimal() else ""
 
 
 def _ranks_of(name: str, loads: Sequence[frozenset[str]]) -> tuple[int, ...]:

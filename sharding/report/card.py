@@ -196,7 +196,8 @@ def _shards(report: Report) -> Iterable[str]:
 
 
 def _stages(report: Report) -> Iterable[str]:
-    if not report.plan.stages:
+    cut = report.plan.pipeline
+    if cut is None or not report.plan.stages:
         return
     needs = [
         f"- Stage {number} needs `{tied.file}` as well: {_plain(tied.tensor)} in it is "
@@ -206,10 +207,7 @@ def _stages(report: Report) -> Iterable[str]:
     ]
     besides = ", and what is named below the table" if needs else ""
     yield f"## Pipeline stages\n\nA machine that computes one stage needs that stage's files only{besides}."
-    if cut := report.plan.pipeline:
-        yield f"Cut where transformers {cut.transformers} cuts: stage 1 is rank 0.\n"
-    else:
-        yield "They are for pipelines made by hand: that of transformers cuts elsewhere, and loads these wrongly.\n"
+    yield f"Cut where transformers {cut.transformers} cuts: stage 1 is rank 0.\n"
     rows = ["| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|"]
     for number, stage in enumerate(report.plan.stages[:_MOST_ROWS], start=1):
         files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))

@@ -54,7 +54,7 @@ COMMANDS: dict[str, list[str]] = {
     "inspect for programs": ["inspect", "--json"],
     "plan": ["plan", "-s", "1MB"],
     "plan for programs": ["plan", "-s", "1MB", "--json"],
-    "plan of stages": ["plan", "--strategy", "stages:2", "--order", "stored"],
+    "plan of blocks": ["plan", "--strategy", "blocks", "--order", "stored"],
     "plan of one file": ["plan", "--single-file"],
 }
 

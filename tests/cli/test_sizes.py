@@ -54,7 +54,7 @@ def test_of_a_pipeline_a_single_file_is_one_of_each_component(tmp_path: Path) ->
 @pytest.mark.parametrize("command", ["plan", "shard"])
 @pytest.mark.parametrize(
     "more",
-    [["-s", "1GB"], ["--max-shard-size", "5GB"], *(["--strategy", name] for name in ("blocks", "stages:2", "pp:2"))],
+    [["-s", "1GB"], ["--max-shard-size", "5GB"], *(["--strategy", name] for name in ("blocks", "pp:2"))],
     ids=" ".join,
 )
 def test_a_single_file_with_a_size_or_a_strategy_is_wrong_usage(

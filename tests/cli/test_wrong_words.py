@@ -27,6 +27,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "an option without its value": ("plan ./in -s", "-s"),
     "a value too many": ("shard ./in ./out --single-file=3", "'--single-file' does not take a value."),
     "a choice that is none": ("shard ./in ./out --order random", "There is no order 'random'."),
+    "a strategy that is gone": ("shard ./in ./out --strategy stages:4", "The strategy stages:N is gone"),
     "a number that is none": ("compare ./in ./in --rounds x", "--rounds"),
     "a number that is too small": ("compare ./in ./in --rounds 0", "--rounds"),
     "a command that is none": ("frobnicate ./in", "No such command 'frobnicate'."),
@@ -78,7 +79,7 @@ MEANT = {
         **{"keeep": "keep", "int4": "", "fp8": ""},
     },
     "order": {"naturl": "natural", "store": "stored", "transformer": "transformers", "random": ""},
-    "strategy": {"block": "blocks", "sizes": "size", "stage:2": "stages:N", "layers": ""},
+    "strategy": {"block": "blocks", "sizes": "size", "pp:x": "pp:N", "layers": ""},
 }
 """What somebody may write, and what is offered: "" for nothing."""
 

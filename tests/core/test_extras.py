@@ -37,7 +37,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         {"dtype": "fp16"},
         {"strategy": "blocks"},
-        {"strategy": "stages:2"},
+        {"strategy": "pp:2"},
         {"order": "transformers"},
         {"engine": "classic"},
         {"compare_rounds": 1},

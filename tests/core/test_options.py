@@ -17,14 +17,13 @@ WRONG: dict[str, dict[str, Any]] = {
     "less": {"max_shard_size": -5},
     "an order": {"order": "alphabetical"},
     "a strategy": {"strategy": "layers"},
-    "no stages": {"strategy": "stages:0"},
     "no ranks": {"strategy": "pp:0"},
     "a dtype": {"dtype": "int4"},
     "a rank of nothing": {"rank": 0},
     "a rank too many": {"strategy": "pp:2", "rank": 2},
     "a rank too few": {"strategy": "pp:2", "rank": -1},
     "one file in blocks": {"max_shard_size": SINGLE_FILE, "strategy": "blocks"},
-    "one file in stages": {"max_shard_size": SINGLE_FILE, "strategy": "stages:2"},
+    "one file in ranks": {"max_shard_size": SINGLE_FILE, "strategy": "pp:2"},
 }
 RIGHT: dict[str, dict[str, Any]] = {
     "a size": {"max_shard_size": "1GiB"},
@@ -32,7 +31,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "one file": {"max_shard_size": SINGLE_FILE},
     "the first rank": {"strategy": "pp:2", "rank": 0},
     "the last rank": {"strategy": "pp:2", "rank": 1},
-    "one stage": {"strategy": "stages:1"},
+    "ranks": {"strategy": "pp:2"},
     "a dtype": {"dtype": "bf16", "order": "stored", "strategy": "blocks"},
 }
 
@@ -42,6 +41,14 @@ def test_options_that_cannot_be_are_refused_where_they_are_made(given: dict[str,
     with pytest.raises(UsageError) as refusal:
         Options(**given)
     assert refusal.value.message and refusal.value.hint and refusal.value.exit_status == 2
+
+
+@pytest.mark.parametrize("strategy", ["stages:4", "stages:0", "stages:N", "stages", "stage:2"])
+@pytest.mark.parametrize("size", ["5GB", SINGLE_FILE])
+def test_stages_are_wrong_usage_which_names_the_pipeline_of_transformers(strategy: str, size: str) -> None:
+    with pytest.raises(UsageError, match="The strategy stages:N is gone") as refusal:
+        Options(size, strategy=strategy)
+    assert "pp:N" in refusal.value.hint and "blocks" in refusal.value.hint and refusal.value.exit_status == 2
 
 
 @pytest.mark.parametrize("given", RIGHT.values(), ids=RIGHT)

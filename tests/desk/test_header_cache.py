@@ -221,8 +221,9 @@ def test_what_transformers_knows_is_asked_for_each_number_of_ranks(monkeypatch: 
     monkeypatch.setattr(job, "hints_for", lambda checkpoint, options, **_: asked.append(options.strategy) or {})
     models = Models("http://hub")
     found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(),), (), (), ())
-    for strategy in ("pp:2", "blocks", "pp:3", "stages:2", "pp:2"):
-        models.hints(found, Options(strategy=strategy), "alice")
+    ranks = [Options(strategy=strategy) for strategy in ("pp:2", "blocks", "pp:3", "blocks", "pp:2")]
+    for options in [*ranks, Options(order="transformers")]:
+        models.hints(found, options, "alice")
     assert asked == ["pp:2", "blocks", "pp:3"]
 
 

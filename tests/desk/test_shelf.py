@@ -118,7 +118,9 @@ def test_an_event_that_cannot_be_read_hides_nothing_else(shelf: Shelf, tmp_path:
 def test_a_folder_without_a_record_that_can_be_read_is_no_job(shelf: Shelf, tmp_path: Path) -> None:
     kept = record("good")
     shelf.save(kept)
-    for name, text in (("empty", ""), ("strange", "{}"), ("cut", '{"id": "x')):
+    earlier = (place(tmp_path, kept) / "job.json").read_text().replace('"strategy": "size"', '"strategy": "stages:2"')
+    assert "stages:2" in earlier
+    for name, text in (("empty", ""), ("strange", "{}"), ("cut", '{"id": "x'), ("earlier", earlier)):
         (tmp_path / "desk" / name).mkdir()
         (tmp_path / "desk" / name / "job.json").write_text(text)
     (tmp_path / "desk/nothing").mkdir()

@@ -27,6 +27,7 @@ from sharding.drawing.model_map import (
 from sharding.drawing.tensor_kinds import kind_of
 from sharding.planning.plan import plan_checkpoint, plan_shards
 from tests.models import CLASSES, build
+from tests.planning.tensors import in_ranks
 
 
 def checkpoint(sizes: dict[str, int], files: int = 1, scattered: bool = False) -> Checkpoint:
@@ -164,9 +165,14 @@ def test_what_models_of_transformers_hold_is_told_apart(name: str) -> None:
 
 def test_each_machine_stands_under_its_own_files() -> None:
     source = checkpoint(layers(6))
-    plan = plan_checkpoint(source, Options(500, strategy="stages:3"))
+    hints = in_ranks([tensor.name for tensor in source.tensors], 3)
+    plan = plan_checkpoint(source, Options(500, strategy="pp:3"), {"": hints})
     machines = map_of_plan(source, plan).machines
-    assert [machine.title for machine in machines] == ["500 B", "723 B, layers 0 to 2", "724 B, layers 3 to 5"]
+    sizes = [f"{501 + 2 * 241} B", f"{2 * 241} B", f"{2 * 241} B"]
+    parts = ["layers 0 to 1", "layers 2 to 3", "layers 4 to 5"]
+    assert [machine.title for machine in machines] == [
+        f"{size}, {part}" for size, part in zip(sizes, parts, strict=True)
+    ]
     assert sum(machine.width for machine in machines) <= WIDTH
     assert all(one.x + one.width <= other.x for one, other in pairwise(machines))
     assert not map_of_plan(source, plan_checkpoint(source, Options(500))).machines

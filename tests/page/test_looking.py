@@ -85,13 +85,13 @@ def test_changing_a_control_redraws_the_plan_and_nothing_else_and_what_is_wrong_
     expect(page.locator("#size-message").get_by_role("alert")).to_contain_text("'10 apples' is not a size")
 
 
-def test_a_link_fills_the_form_in(space: Site, visit: Visit, small: str) -> None:
-    page = visit(space, f"?repo={small}@main&size=70kB&order=stored&strategy=stages:2&dtype=bf16")
-    expect(page.get_by_label("Model", exact=True)).to_have_value(f"{small}@main")
+def test_a_link_fills_the_form_in(space: Site, visit: Visit, tiny: str) -> None:
+    page = visit(space, f"?repo={tiny}@main&size=70kB&order=stored&strategy=pp:2&dtype=bf16")
+    expect(page.get_by_label("Model", exact=True)).to_have_value(f"{tiny}@main")
     expect(page.get_by_label("Largest file")).to_have_value("70kB")
     advanced(page)
     expect(page.get_by_label("As in today's files")).to_be_checked()
-    expect(page.get_by_role("radio", name="For a pipeline of your own")).to_be_checked()
+    expect(page.get_by_role("radio", name="For transformers on several machines")).to_be_checked()
     expect(page.get_by_label("bf16")).to_be_checked()
     # Another process asks transformers first.
     expect(page.locator("#shards tbody").last.locator("tr")).to_have_count(2)

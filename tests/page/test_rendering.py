@@ -34,6 +34,7 @@ from sharding.storage.hub.lookup import SourceCard
 from sharding.verify.trust import Trust
 from tests.conftest import in_two_files
 from tests.folders import reshard
+from tests.planning.tensors import in_ranks
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 
@@ -133,7 +134,7 @@ def test_the_slider_stands_at_the_size_and_gives_its_reasons() -> None:
 OPTIONS = st.builds(
     Options,
     max_shard_size=st.sampled_from(["200MB", "5GB", "1.5GB", "1GiB", "300kB"]),
-    strategy=st.sampled_from(["size", "blocks", "stages:1", "stages:12"]),
+    strategy=st.sampled_from(["size", "blocks", "pp:2", "pp:12"]),
     order=st.sampled_from(get_args(Order)),
     dtype=st.sampled_from(get_args(TargetDtype)),
     variant=st.sampled_from(["", "fp16", "non_ema"]),
@@ -167,6 +168,11 @@ def test_any_link_at_all_can_be_read(place: dict[str, str], choices: dict[str, s
     assert all(len(text) <= 300 for text in (wish.repo, wish.job, wish.result))
 
 
+def test_a_link_to_stages_of_an_earlier_version_still_says_the_rest() -> None:
+    wish = read_wish({"repo": "me/it", "size": "1GB", "strategy": "stages:2", "order": "stored"})
+    assert wish == Wish("me/it", Options("1GB", order="stored"))
+
+
 def test_a_single_file_is_written_in_words_and_read_again() -> None:
     form: Any = SimpleNamespace(**{name: name for name in Form.__slots__})
     options = Options(SINGLE_FILE)
@@ -184,7 +190,9 @@ def test_a_link_without_a_size_leaves_it_open() -> None:
 
 def test_a_plan_shows_its_stages() -> None:
     tensors = tuple(TensorEntry(f"layers.{n}.{EVIL}", "U8", (10,), "f", 10 * n, 10 * n + 10) for n in range(4))
-    html = panels.shards_panel(plan_shards(tensors, Options(10, strategy="stages:2")), FORECAST)
+    hints = in_ranks([tensor.name for tensor in tensors], 2)
+    html = panels.shards_panel(plan_shards(tensors, Options(10, strategy="pp:2"), hints=hints), FORECAST)
+    assert "Cut where transformers 5.23.0 cuts" in html
     assert "What each machine of a pipeline needs" in html and "layers.2 to layers.3" in html
     assert "model-00003-of-00004.safetensors to model-00004-of-00004.safetensors" in html
     assert "img" not in Tags(html).seen
@@ -192,7 +200,7 @@ def test_a_plan_shows_its_stages() -> None:
 
 
 def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
-    options = Options("1GB", "stages:3", "stored", "fp16", "ema", allow_overflow=True)
+    options = Options("1GB", "pp:3", "stored", "fp16", "ema", allow_overflow=True)
     record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", options, private=True), 1, 0.0, "failed")  # type: ignore[arg-type]
     html = job_panels.job_panel(status_of(record, History()), "http://hub/me/it", "http://page/?job=x")
     (link,) = re.findall('href="([?][^"]*)"', html)

@@ -1,11 +1,13 @@
-"""Tensors of any model, and their plan."""
+"""Tensors of any model, what transformers would know of one that ranks load, and their plan."""
+
+import re
+from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from sharding.core.errors import UsageError
+from sharding.core.hints import ModelHints, PipelineCut
 from sharding.core.options import Options
 from sharding.core.values import Plan, TensorEntry
-from sharding.planning.blocks import blocks_around
 from sharding.planning.plan import plan_shards
 
 
@@ -28,14 +30,21 @@ TENSORS = st.dictionaries(NAMES, st.integers(0, 100), min_size=1, max_size=40).m
 )
 
 
-STRATEGIES = st.sampled_from(["size", "blocks", "stages:1", "stages:2", "stages:5"])
+STRATEGIES = st.sampled_from(["size", "blocks", "pp:2", "pp:5"])
 
 
-def planned(tensors: list[TensorEntry], limit: int, strategy: str) -> Plan | None:
-    """The plan, or None where there are fewer blocks than stages."""
-    try:
-        return plan_shards(tensors, Options(limit, strategy=strategy))
-    except UsageError:
-        blocks = {blocks_around(entry.name, {})[0] for entry in tensors if blocks_around(entry.name, {})}
-        assert int(strategy.partition(":")[2]) > len(blocks)
-        return None
+def in_ranks(names: Iterable[str], count: int) -> ModelHints:
+    """Hints by which each of `count` ranks loads as many layers, one after another, and all of them the rest."""
+    layer_of = {name: int(match[1]) for name in names if (match := re.search(r"\.(\d+)\.", name))}
+    layers = max(count, 1 + max(layer_of.values(), default=0))
+    ends = [-(-rank * layers // count) for rank in range(count + 1)]
+    parts = tuple(zip(ends, ends[1:], strict=False))
+    loads = [frozenset(name for name, layer in layer_of.items() if start <= layer < end) for start, end in parts]
+    return ModelHints("M", pipeline=PipelineCut("5.23.0", parts), loads=tuple(loads))
+
+
+def planned(tensors: list[TensorEntry], limit: int, strategy: str) -> Plan:
+    """The plan, of a pipeline as `in_ranks` says."""
+    options = Options(limit, strategy=strategy)
+    hints = in_ranks([entry.name for entry in tensors], options.ranks) if options.ranks else None
+    return plan_shards(tensors, options, hints=hints)

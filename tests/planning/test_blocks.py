@@ -1,6 +1,5 @@
 """A block stays whole, whether names show it or transformers knows it. No files."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ from sharding import job
 from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
-from sharding.planning.blocks import blocks_around
+from sharding.model_class.architecture import hints_for
+from sharding.planning.blocks import blocks_around, known_blocks
 from sharding.planning.order import natural_key
 from sharding.planning.plan import plan_shards
 from tests import models
@@ -23,8 +23,6 @@ def test_a_block_is_cut_only_if_it_alone_exceeds_the_limit(
     tensors: list[TensorEntry], limit: int, strategy: str
 ) -> None:
     plan = planned(tensors, limit, strategy)
-    if plan is None:
-        return
     inside: dict[str, list[TensorEntry]] = {}
     for entry in tensors:
         for block in blocks_around(entry.name, {}):
@@ -73,7 +71,9 @@ def test_a_scale_is_in_the_block_of_its_weight() -> None:
 @pytest.mark.parametrize("name", ["llama", "mixtral", "t5", "vit", "dinov2", "gpt2", "gpt-neox", "bert"])
 def test_blocks_that_transformers_knows_are_those_that_names_show(name: str, tmp_path: Path) -> None:
     source = models.save(name, tmp_path / "source")
-    by_name = job.plan_checkpoint(job.inspect(str(source)), Options("60kB", strategy="stages:4"))
-    known = job.plan(str(source), Options("60kB", strategy="stages:4"))[1]
-    assert tuple(replace(stage, also_needs=()) for stage in known.stages) == by_name.stages
-    assert sum(len(stage.blocks) for stage in known.stages) >= 12
+    checkpoint, options = job.inspect(str(source)), Options("60kB", strategy="blocks")
+    known = known_blocks(hints_for(checkpoint, options)[""])
+    numbered = {name: block for name, block in known.items() if block.rpartition(".")[2].isdecimal()}
+    by_name = {tensor.name: blocks_around(tensor.name, {})[:1] for tensor in checkpoint.tensors}
+    assert {name: [block] for name, block in numbered.items()} == {n: blocks for n, blocks in by_name.items() if blocks}
+    assert len(set(numbered.values())) >= 12

@@ -121,7 +121,7 @@ def test_a_single_file_has_every_tensor_whatever_its_size(tensors: list[TensorEn
     assert (shard.file, len(shard.tensors), plan.findings) == ("model.safetensors", len(tensors) + 1, ())
 
 
-@pytest.mark.parametrize("strategy", ["blocks", "stages:2"])
+@pytest.mark.parametrize("strategy", ["blocks", "pp:2"])
 def test_a_single_file_cannot_be_cut(strategy: str) -> None:
     with pytest.raises(UsageError, match="A single file is not cut"):
         Options(SINGLE_FILE, strategy=strategy)

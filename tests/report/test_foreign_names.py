@@ -137,7 +137,7 @@ def escaped(text: str) -> str:
 def test_names_on_a_card_are_no_markup(report: Report, name: str) -> None:
     files = [shard.file for shard in report.plan.shards]
     tied = (TiedTensor(name, files[1], (f"{name}.a", f"{name}.b")), TiedTensor(f"other.{name}", files[1], (name,)))
-    told = planned(report, stages=(Stage((), (), (files[0],), 1, tied), Stage((), (), (files[1],), 1, ())))
+    told = planned(piped(report), stages=(Stage((), (), (files[0],), 1, tied), Stage((), (), (files[1],), 1, ())))
     for text in (name, f"{name}.a", f"{name}.b", f"other.{name}"):
         assert f" {escaped(text)} " in card(told) or f" {escaped(text)}," in card(told)
     assert f"Stage 1 needs `{files[1]}` as well: other.{escaped(name)} in it is {escaped(name)} too." in card(told)

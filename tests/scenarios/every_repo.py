@@ -55,7 +55,6 @@ class Way:
 WAYS = (
     Way(source=".bin"),
     Way(strategy="blocks"),
-    Way(strategy="stages:2"),
     Way(dtype="fp16"),
     Way(order="transformers"),
 )

@@ -6,20 +6,27 @@ import re
 import shlex
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed.pipeline_parallel import PipelineStage
 
 from sharding import job
+from sharding.cli.terminal import Terminal
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.demo import samples
+from sharding.desk.forecast import Forecast
+from sharding.page import panels
+from sharding.page.result_panels import details_panel
 from sharding.report.schema import Report, parse_report
+from sharding.verify.trust import Trust
 from tests import models, quantized
 from tests.conftest import environment
 from tests.hubs import TOKEN, download, push
@@ -175,6 +182,43 @@ def test_the_result_for_all_ranks_has_an_index_for_each(tmp_path: Path) -> None:
     assert parse_report((tmp_path / "cut/sharding_report.json").read_bytes()) == report
 
 
+def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Path) -> None:
+    source = pp_cases.save(Case("llama", 2, 5, tied=True), tmp_path / "source")
+    *_, report = job.shard(str(source), str(tmp_path / "cut"), Options("60kB", strategy="pp:2"))
+    assert isinstance(report, Report)
+    file = report.plan.weight_map["model.embed_tokens.weight"]
+    expected = {"tensor": "model.embed_tokens.weight", "file": file, "used_as": ["lm_head.weight"]}
+    told = (tmp_path / "cut/sharding_report.json").read_text()
+    assert [stage["also_needs"] for stage in json.loads(told)["plan"]["stages"]] == [[], [expected]]
+    card = (tmp_path / "cut/README.md").read_text()
+    assert "## Pipeline stages" in card and f"`{report.plan.stages[1].files[0]}`" in card
+    assert f"- Stage 2 needs `{file}` as well: model.embed\\_tokens.weight in it is lm\\_head.weight too." in card
+    plan = planned(source, "pp:2")
+    for html in (
+        panels.shards_panel(plan, Forecast(1.0, True, 1, 0, "")),
+        details_panel(parse_report(told), "me/copy", None, Trust("claims", ())),
+    ):
+        assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in html
+    screen = StringIO()
+    results = Console(file=screen, width=200)
+    Terminal(results, results).plan(plan)
+    assert f"Stage 2 needs {file} as well: model.embed_tokens.weight in it is lm_head.weight too." in screen.getvalue()
+
+
+def test_names_without_the_prefix_of_the_base_model_are_understood(tmp_path: Path) -> None:
+    source = pp_cases.save(Case("llama", 2, 5, tied=True), tmp_path / "source")
+    weights = load_all(source)
+    for path in source.glob("model*"):
+        path.unlink()
+    stored = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+    save_file(stored, source / "model.safetensors", {"format": "pt"})
+    first, last = planned(source, "pp:2").stages
+    assert (first.blocks, last.blocks) == (("layers.0", "layers.1"), ("layers.2", "layers.3", "layers.4"))
+    assert [(needed.tensor, needed.used_as) for needed in last.also_needs] == [
+        ("embed_tokens.weight", ("lm_head.weight",))
+    ]
+
+
 def test_a_part_is_resumed(tmp_path: Path) -> None:
     source = pp_cases.save(Case("llama", 2, 5), tmp_path / "source")
     options = Options("20kB", strategy="pp:2", rank=1)
@@ -259,7 +303,7 @@ def test_what_transformers_cannot_cut_is_refused_by_name(name: str, tmp_path: Pa
     source = models.save(name, tmp_path / "source", layers=4)
     with pytest.raises(SourceError, match=models.class_of(name).__name__) as error:
         planned(source, "pp:2")
-    assert "stages:N" in error.value.hint and "blocks" in error.value.hint
+    assert "blocks" in error.value.hint
 
 
 def test_more_ranks_than_layers_are_refused(tmp_path: Path) -> None:
@@ -268,7 +312,7 @@ def test_more_ranks_than_layers_are_refused(tmp_path: Path) -> None:
         planned(source, "pp:4")
 
 
-@pytest.mark.parametrize(("strategy", "rank"), [("size", 0), ("stages:2", 0), ("pp:2", 2), ("pp:2", -1)], ids=str)
+@pytest.mark.parametrize(("strategy", "rank"), [("size", 0), ("blocks", 0), ("pp:2", 2), ("pp:2", -1)], ids=str)
 def test_a_rank_is_one_of_a_pipeline(strategy: str, rank: int) -> None:
     with pytest.raises(UsageError, match="no rank"):
         Options(strategy=strategy, rank=rank)

@@ -110,8 +110,8 @@ def test_files_of_ranks_are_explained_and_never_called_out_of_date(saved: Path) 
 
 
 def test_what_is_put_together_is_cast_cut_and_verified_as_any_other(base: Path, saved: Path, tmp_path: Path) -> None:
-    reshard(saved / "columns", tmp_path / "ours", "40kB", base=str(base), dtype="bf16", strategy="stages:2")
-    reshard(base, tmp_path / "theirs", "40kB", dtype="bf16", strategy="stages:2")
+    reshard(saved / "columns", tmp_path / "ours", "40kB", base=str(base), dtype="bf16", strategy="pp:2")
+    reshard(base, tmp_path / "theirs", "40kB", dtype="bf16", strategy="pp:2")
     ours, theirs = listing(tmp_path / "ours"), listing(tmp_path / "theirs")
     same = {name for name in theirs if name.startswith("model") or name == "config.json"}
     assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}

@@ -101,7 +101,10 @@ def test_records_that_are_together_too_large_are_refused_and_others_are_read(
     assert "--restart" in refusal.value.hint
 
 
-@pytest.mark.parametrize("options", ['{"max_shard_size": "no size"}', '{"max_shard_size": "-1GB"}', "{}", "7", "[]"])
+@pytest.mark.parametrize(
+    "options",
+    ['{"max_shard_size": "no size"}', '{"max_shard_size": "-1GB"}', '{"strategy": "stages:2"}', "{}", "7", "[]"],
+)
 def test_a_job_with_choices_that_nobody_can_make_is_no_job(options: str) -> None:
     ref = '{"kind": "hub", "repo_id": "a/b", "revision": "c"}'
     line = f'{{"plan_id": "p", "source": {ref}, "options": OPTIONS}}'
