@@ -33,7 +33,7 @@ from sharding.core.limits import (
     TENSOR_DESCRIPTION_BYTES,
 )
 from sharding.core.protocols import Source
-from sharding.core.text import name_some, said_of_unreached
+from sharding.core.text import name_some, unreached_sentence
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, TensorEntry
 from sharding.formats.dcp_safetensors import without_dcp
@@ -127,7 +127,7 @@ def describe_source(source: Source) -> tuple[Finding, ...]:
 
 def _unreached(place: str) -> Finding:
     hint = "Name a branch, a tag or a commit of one of them, unless it is this very commit that you want."
-    return Finding("warning", "unreached-commit", said_of_unreached(place), hint)
+    return Finding("warning", "unreached-commit", unreached_sentence(place), hint)
 
 
 def _read_component(

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.text import count, ends, format_bytes, name_some, said_of_unreached, said_unchecked, source_name
+from sharding.core.text import count, ends, format_bytes, name_some, source_name, unchecked_sentence, unreached_sentence
 from sharding.core.values import Checkpoint, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
 from sharding.planning.devices import DevicePlan
@@ -138,12 +138,12 @@ class Terminal:
         else:
             self._say(f"Different: {count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
         for place in verification.unreached:
-            self._say(said_of_unreached(place), "yellow")
+            self._say(unreached_sentence(place), "yellow")
         for mismatch in verification.mismatches[:_MOST_ROWS]:
             self._say(f"  {mismatch.tensor}: {mismatch.problem}")
         self._say(f"({verification.method}; {verification.seconds:.1f} s)", "dim")
         if verification.unchecked:
-            self._say(said_unchecked(verification.unchecked))
+            self._say(unchecked_sentence(verification.unchecked))
 
     def comparison(self, comparison: Comparison) -> None:
         """Show what loading costs: the verdict, then a table of medians with their spread."""

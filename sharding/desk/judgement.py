@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from sharding.core.errors import SourceError
-from sharding.core.text import said_unchecked
+from sharding.core.text import unchecked_sentence
 from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord
 from sharding.report.fetch import Result
@@ -49,6 +49,7 @@ def _own(record: JobRecord) -> Trust:
         read = f"Every byte of the weights of both was read here on {day}, and every tensor compared."
         cast = "How many numbers became infinite in the cast was not counted."
         return Trust(
-            "read-now", (read, said_unchecked(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else []))
+            "read-now",
+            (read, unchecked_sentence(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else [])),
         )
     return Trust("made-here", (f"It was made here on {day}, and every byte read again before it was published.",))

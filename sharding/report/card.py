@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from sharding.core.text import format_bytes, name_some, said_of_unreached, source_name
+from sharding.core.text import format_bytes, name_some, source_name, unreached_sentence
 from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary, LoadSummary
@@ -89,7 +89,7 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
     if links.result:
         yield f"[![See and check it on its page]({_BADGE})]({links.result})\n"
     for place in report.verification.unreached:
-        yield f"**{_plain(said_of_unreached(place))}**\n"
+        yield f"**{_plain(unreached_sentence(place))}**\n"
     count = len(report.plan.shards)
     files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
     part = f"{_part(report)}: a part of " if report.plan.rank is not None else ""

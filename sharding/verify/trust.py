@@ -10,7 +10,7 @@ from typing import Literal
 
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.core.text import count, format_bytes, name_some, said_of_unreached
+from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Checkpoint, FileEntry
 from sharding.formats.dtypes import BY_OPTION
 from sharding.planning.dequantize import dequantized
@@ -35,7 +35,7 @@ class Trust:
 
 def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
     """Return `trust`, unless it is "contradicted", as "unreached" where there are commits ("owner/name@commit") so."""
-    said = tuple(said_of_unreached(place) for place in dict.fromkeys(unreached))
+    said = tuple(unreached_sentence(place) for place in dict.fromkeys(unreached))
     return Trust("unreached", (*said, *trust.reasons)) if said and trust.level != "contradicted" else trust
 
 
