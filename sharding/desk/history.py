@@ -11,7 +11,7 @@ from sharding.core.values import Verification
 from sharding.desk.jobs import JobRecord, JobStatus
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
-from sharding.report.events import PlanMade, Problem, Said, parse_event
+from sharding.report.events import JobEvent, PlanMade, Problem, parse_event
 from sharding.report.schema import Json, Report
 
 
@@ -49,7 +49,7 @@ class History:
         for line in lines:
             self.say(line, record.ended or record.created)
 
-    def _add(self, said: Said) -> str:
+    def _add(self, said: JobEvent) -> str:
         """Keep what a job said; return what the log says of it."""
         match said:
             case PlanMade():
