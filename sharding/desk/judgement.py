@@ -30,14 +30,14 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
         except SourceError as error:
             why_not = error.message
     held = inspect(copy)
-    found = judge(result.report, result.files, held, original, why_not)
-    if found.level != "contradicted":
+    trust = judge(result.report, result.files, held, original, why_not)
+    if trust.level != "contradicted":
         ours = [record for record in records if (record.result, record.request.source) == (copy, pinned)]
         # One that found a difference counts, whenever that was: the others had read other bytes, or read them wrongly.
         for record in sorted(ours, key=lambda record: record.state == "done")[:1]:
             now = (*held.unreached, *(original.unreached if original else ()))
             return lowered(_own(record), (*record.unreached, *now))
-    return lowered(found, result.report.verification.unreached)  # it says so itself, of its base for example
+    return lowered(trust, result.report.verification.unreached)  # it says so itself, of its base for example
 
 
 def _own(record: JobRecord) -> Trust:
