@@ -400,8 +400,8 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
             try:
                 remark = target.discard().remark
             except Exception as second:  # whatever it is, the first error says more
-                said = second.message if isinstance(second, ShardingError) else repr(second)
-                remark = f"What was begun in {target.ref.repo_id} could not be removed: {said}"
+                reason = second.message if isinstance(second, ShardingError) else repr(second)
+                remark = f"What was begun in {target.ref.repo_id} could not be removed: {reason}"
             if isinstance(error, ShardingError):
                 error.hint = f"{error.hint} {remark}".strip()
         raise

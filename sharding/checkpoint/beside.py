@@ -20,25 +20,25 @@ def weights_beside(
     Other folders are copied as they are: adapters, heads and codecs, with the index that they may have; pickled ones
     only beside a configuration. In a folder of the model that is what a library finds by name.
     """
-    found = set[str]()
+    weights = set[str]()
     for folder, paths in inside.items():
         files = [path for path in paths if not (is_duplicate(path) or is_reserved(path) or is_of_earlier_step(path))]
         if folder in loaders or not folder:
-            found |= _found_by_name(folder, files, loaders.get(folder))
+            weights |= _weights_by_name(folder, files, loaders.get(folder))
         elif folder not in absent:
-            found |= _all_of(files)
-    return frozenset(found)
+            weights |= _all_of(files)
+    return frozenset(weights)
 
 
-def _found_by_name(folder: str, files: Iterable[str], loader: Loader | None) -> set[str]:
+def _weights_by_name(folder: str, files: Iterable[str], loader: Loader | None) -> set[str]:
     files = set(files)
-    found = {path for path in files if is_found_by_name(path.removeprefix(folder))}
-    found -= {path for path in found if as_safetensors(path) != path and as_safetensors(path) in found}
+    weights = {path for path in files if is_found_by_name(path.removeprefix(folder))}
+    weights -= {path for path in weights if as_safetensors(path) != path and as_safetensors(path) in weights}
     if loader and loader.any_name:
-        found |= set(own_names(loader, folder, files))
+        weights |= set(own_names(loader, folder, files))
     if loader and loader.may_take_more:
-        found |= _all_of(files, takes_pickles=True)
-    return found
+        weights |= _all_of(files, takes_pickles=True)
+    return weights
 
 
 def _all_of(files: Iterable[str], takes_pickles: bool = False) -> set[str]:

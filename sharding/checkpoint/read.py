@@ -33,7 +33,7 @@ from sharding.core.limits import (
     TENSOR_DESCRIPTION_BYTES,
 )
 from sharding.core.protocols import Source
-from sharding.core.text import name_some, said_of_unreached
+from sharding.core.text import name_some, unreached_sentence
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, TensorEntry
 from sharding.formats.dcp_safetensors import without_dcp
@@ -61,14 +61,14 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     folders = by_folder(by_path)
     documents, layout = _read_layout(source, by_path, folders)
     refuse_links(source.links_out, layout.folders)
-    found = find_sets(folders, layout, documents.weights_named, variant)
-    components, findings = [], list(found.findings)
+    selection = find_sets(folders, layout, documents.weights_named, variant)
+    components, findings = [], list(selection.findings)
     weight_files: list[FileEntry] = []
     tensors: list[TensorEntry] = []
     gathered: list[Gathered] = []
-    for weight_set in found.sets:
+    for weight_set in selection.sets:
         component, files, inside, views, remarks = _read_component(source, by_path, weight_set, most_tensors)
-        if reason := why_one_file(found.library, weight_set, [tensor.name for tensor in inside]):
+        if reason := why_one_file(selection.library, weight_set, [tensor.name for tensor in inside]):
             component, remark = _in_one_file(component, weight_set, reason)
             remarks.append(remark)
         components.append(component)
@@ -80,11 +80,11 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
             raise _too_many_tensors(source, most_tensors)
     _refuse_unusable(tensors)
     taken = {file.path for file in weight_files} | {
-        weight_set.index for weight_set in found.sets if weight_set.index and weight_set.takes_index
+        weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index
     }
-    of_ranks = {path for weight_set in found.sets for path in weight_set.ranks}
+    of_ranks = {path for weight_set in selection.sets for path in weight_set.ranks}
     side_files, left_out = sort_files(
-        source.files, taken | of_ranks, found.copied, layout.folders.keys(), is_trained=bool(of_ranks)
+        source.files, taken | of_ranks, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
     )
     _refuse_unreadable(source, side_files)
     configs = _configs(source, by_path, [component.folder for component in components])
@@ -95,13 +95,13 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         components=tuple(components),
         weight_files=tuple(weight_files),
         side_files=side_files,
-        copied_weights=tuple(file for file in side_files if file.path in found.copied),
+        copied_weights=tuple(file for file in side_files if file.path in selection.copied),
         findings=(*findings, *left_out),
         architecture=documents.architecture,
-        library=found.library,
+        library=selection.library,
         gathered=tuple(gathered),
         configs=configs,
-        other_variants=found.passed_over,
+        other_variants=selection.passed_over,
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
     )
@@ -127,7 +127,7 @@ def describe_source(source: Source) -> tuple[Finding, ...]:
 
 def _unreached(place: str) -> Finding:
     hint = "Name a branch, a tag or a commit of one of them, unless it is this very commit that you want."
-    return Finding("warning", "unreached-commit", said_of_unreached(place), hint)
+    return Finding("warning", "unreached-commit", unreached_sentence(place), hint)
 
 
 def _read_component(
@@ -186,16 +186,16 @@ def _read_ranks(
     """Return the same of what the ranks of a training run have saved."""
     if weight_set.ranks == [DCP_METADATA_NAME]:
         _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)
-        files, found = read_dcp(source, by_path)
+        files, contents = read_dcp(source, by_path)
         component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole)
-        return component, files, found.tensors, found.gathered, found.findings
+        return component, files, contents.tensors, contents.gathered, contents.findings
     files = [by_path[path] for path in weight_set.ranks]
     headers = read_headers(source, files, most_tensors)
-    found = read_rank_shards(files, headers)
-    told = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
-    metadata, conflicts = merge_metadata(told)
+    contents = read_rank_shards(files, headers)
+    plain_headers = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
+    metadata, conflicts = merge_metadata(plain_headers)
     component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole, metadata=metadata)
-    return component, files, found.tensors, found.gathered, [*found.findings, *conflicts]
+    return component, files, contents.tensors, contents.gathered, [*contents.findings, *conflicts]
 
 
 def named_weights(source: Source) -> list[str]:

@@ -42,17 +42,17 @@ def state_in(paths: Mapping[str, Path]) -> set[str]:
     """
     places = {name: _place(path or tuple(name.split("."))) for name, path in paths.items()}
     keys = {key for _, key, _ in places.values()}
-    is_told = any(paths.values()) or keys <= _STATE | _STATE_OR_MODULE | _WRAPPERS
-    wrapped = {level for level, key, is_inside in places.values() if is_told and is_inside and key in _WRAPPERS}
+    is_known = any(paths.values()) or keys <= _STATE | _STATE_OR_MODULE | _WRAPPERS
+    wrapped = {level for level, key, is_inside in places.values() if is_known and is_inside and key in _WRAPPERS}
     wrapped |= {path[:depth] for path in paths.values() for depth, key in enumerate(path[:-1]) if key in _AROUND}
-    found = {
+    state = {
         name
         for name, (level, key, _) in places.items()
         if key in _STATE or (key in _STATE_OR_MODULE and level in wrapped)
     }
-    rest = {key for name, (_, key, _) in places.items() if name not in found}
+    rest = {key for name, (_, key, _) in places.items() if name not in state}
     # With no model beside it, only an average of weights may be meant as one.
-    return found if rest - _STATE_OR_MODULE or "ema" in rest else set(paths)
+    return state if rest - _STATE_OR_MODULE or "ema" in rest else set(paths)
 
 
 def model_names(paths: Mapping[str, Path]) -> dict[str, str]:

@@ -148,7 +148,7 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
         message = f"The weights of {name} are quantized and these are not: names and shapes are not compared."
         finding = Finding("info", "base-quantized", message)
         return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, finding))
-    ours, theirs = ({tensor.name: tensor for tensor in one.tensors} for one in (checkpoint, ordinary))
+    ours, theirs = ({tensor.name: tensor for tensor in model.tensors} for model in (checkpoint, ordinary))
     _refuse_cut_short(checkpoint, ours, theirs)
     findings = []
     if absent := [name for name in theirs if name not in ours]:
@@ -165,7 +165,7 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
         message = f"{len(other)} tensors have another shape than in {name}: {shapes}."
         hint = "Change config.json of the result (vocab_size, for example) to what was trained."
         findings.append(Finding("warning", "base-shapes", message, hint))
-    dtypes = [Counter(tensor.dtype for tensor in one.values()).most_common(1)[0][0] for one in (ours, theirs)]
+    dtypes = [Counter(tensor.dtype for tensor in tensors.values()).most_common(1)[0][0] for tensors in (ours, theirs)]
     if dtypes[0] != dtypes[1]:
         message = f"The weights are {dtypes[0]}, those of {name} {dtypes[1]}; they are kept as they are."
         findings.append(Finding("info", "base-dtype", message, "Choose a dtype (--dtype) to have them as there."))
@@ -194,26 +194,26 @@ def _refuse_cut_short(checkpoint: Checkpoint, ours: dict[str, TensorEntry], thei
         )
 
 
-def _final_names(given: Mapping[str, str], state: Collection[str]) -> dict[str, str]:
-    """Return the names that tensors get in the result, by those in the files; `given` are without wrappers' keys.
+def _final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, str]:
+    """Return the names that tensors get in the result, by those in the files; `names` are without wrappers' keys.
 
     Raises SourceError where there is only `state` of the training, or two would get the same name.
     """
-    if state and not given:
+    if state and not names:
         raise SourceError(
             "There are no weights in it, only the state of an optimizer and the like.",
             "Give the folder beside it that holds the model.",
         )
     # Where some are below a wrapper's key, no other tells what that wrapper has put into their names.
-    wrapped = {saved: name for saved, name in given.items() if saved != name} or given
+    wrapped = {saved: name for saved, name in names.items() if saved != name} or names
     short = short_names(wrapped.values())
-    names = {saved: short[name] if saved in wrapped else name for saved, name in given.items()}
-    for first, second, name in clashes(names):
+    final_names = {saved: short[name] if saved in wrapped else name for saved, name in names.items()}
+    for first, second, name in clashes(final_names):
         raise SourceError(
             f"{first} and {second} would both be called {name} in the result, and nothing tells which one is meant.",
             "Save only the one that you want, or each by itself, in a folder of its own.",
         )
-    return names
+    return final_names
 
 
 def _renamed(names: Mapping[str, str]) -> Iterable[Finding]:
@@ -231,11 +231,11 @@ def _pieces(files: Sequence[FileEntry], gathered: Sequence[Gathered]) -> Finding
 
 def _left_out(state: Mapping[str, int], others: Sequence[str]) -> Iterable[Finding]:
     """Yield what is said of the tensors of the training's state, and their bytes, and of what is no tensor."""
-    told = []
+    parts = []
     if state:
         size = format_bytes(sum(state.values()))
-        told.append(f"{len(state)} tensors of its state ({size}; {name_some(list(state), 1)})")
+        parts.append(f"{len(state)} tensors of its state ({size}; {name_some(list(state), 1)})")
     if others:
-        told.append(f"{len(others)} entries that are no tensors ({name_some(others, 1)})")
-    if told:
-        yield Finding("info", "training-state", f"Of the training, these are left out: {' and '.join(told)}.")
+        parts.append(f"{len(others)} entries that are no tensors ({name_some(others, 1)})")
+    if parts:
+        yield Finding("info", "training-state", f"Of the training, these are left out: {' and '.join(parts)}.")

@@ -36,9 +36,9 @@ _ELSEWHERE = {
 }
 
 
-def _said_of(files: Sequence[str]) -> tuple[str, str]:
+def _format_and_hint(files: Sequence[str]) -> tuple[str, str]:
     """Return what weights in other formats than safetensors are, and what helps."""
-    known = (said for suffix, said in _ELSEWHERE.items() if any(path.endswith(suffix) for path in files))
+    known = (entry for suffix, entry in _ELSEWHERE.items() if any(path.endswith(suffix) for path in files))
     return next(known, ("weights in another format", "Convert them to safetensors with the library that they are of."))
 
 
@@ -50,7 +50,7 @@ def no_weights(paths: Sequence[str]) -> SourceError:
     tensors = [path for path in paths if path.endswith(".safetensors")]
     others = [path for path in tensors if "/" not in path]
     if len(others) == 1 and (elsewhere := of_other_formats(top, others[0])):
-        what, hint = _said_of(elsewhere)
+        what, hint = _format_and_hint(elsewhere)
         message = f"The model is in {what}: {name_some(elsewhere)}. {others[0]} beside it is another part."
         return SourceError(message, hint)
     if others:
@@ -64,8 +64,8 @@ def no_weights(paths: Sequence[str]) -> SourceError:
             "Download one of the folders and give its path.",
         )
     for suffix, (what, hint) in _ELSEWHERE.items():
-        if found := [path for path in paths if path.endswith(suffix)]:
-            return SourceError(f"There are no safetensors weights, only {what}: {name_some(found)}.", hint)
+        if files := [path for path in paths if path.endswith(suffix)]:
+            return SourceError(f"There are no safetensors weights, only {what}: {name_some(files)}.", hint)
     return SourceError(
         "There are no weights in it.",
         "Weights are model.safetensors, or shards such as model-00001-of-00002.safetensors with an index.",
@@ -88,12 +88,12 @@ def of_other_formats(inside: Iterable[str], path: str) -> list[str]:
 
 def no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
     """Return the refusal of a variant that is not among those `there`; "" is the plain weights."""
-    found = tuple(sorted(there))
-    names = ", ".join(repr(name) if name else "the plain weights" for name in found)
+    variants = tuple(sorted(there))
+    names = ", ".join(repr(name) if name else "the plain weights" for name in variants)
     if variant:
-        return VariantMissing(f"There is no variant {variant!r}.", f"There are: {names}.", found)
+        return VariantMissing(f"There is no variant {variant!r}.", f"There are: {names}.", variants)
     hint = f"Choose one of them (--variant): {names}."
-    return VariantMissing("There are several variants and no plain weights.", hint, found)
+    return VariantMissing("There are several variants and no plain weights.", hint, variants)
 
 
 def component_without_weights(folder: str, others: Sequence[str]) -> SourceError:

@@ -19,7 +19,7 @@ from sharding.formats.names import DCP_METADATA_NAME, RANK_SHARD_NAME, SHARD_NAM
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Selection:
     """The sets of a repo, one a folder; weights that are copied as they are; what a person should know."""
 
     library: Library
@@ -30,7 +30,7 @@ class Found:
     """Variants that could be taken instead, "" for the plain weights."""
 
 
-def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant: str = "") -> Found:
+def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant: str = "") -> Selection:
     """Return the sets of weights of a repo with `layout`, of `variant` wherever a folder has it.
 
     `named` is what config.json names as the weights. Raises SourceError where there are none that can be streamed, a
@@ -58,7 +58,7 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
     taken = {path for chosen in sets for path in (chosen.single, chosen.index, *chosen.shards) if path}
     copied = weights_beside(inside, layout.folders, layout.absent) - taken
     findings = tuple(_remarks(layout.library, sets, passed_over, copied))
-    return Found(layout.library, tuple(sets), copied, findings, tuple(sorted(passed_over)))
+    return Selection(layout.library, tuple(sets), copied, findings, tuple(sorted(passed_over)))
 
 
 def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:

@@ -76,20 +76,20 @@ def sets_by_variant(loader: Loader, folder: str, inside: Sequence[str]) -> dict[
     pickled = _matching(folder, inside, "bin", tuple(loader.pickled))
     safe = _matching(folder, inside, "safetensors", loader.stems)
     for stem in loader.stems:
-        found = {
+        sets = {
             variant: replace(weight_set, stem=stem)
             for (of, variant), weight_set in pickled.items()
             if loader.pickled[of] == stem and (weight_set.single or weight_set.shards)
         }
-        found |= {
+        sets |= {
             variant: replace(weight_set, index_first=stem == DIFFUSION_STEM)
             for (of, variant), weight_set in safe.items()
             if of == stem
         }
         if loader.is_whole:  # there are no variants of these
-            found = {"": replace(found[""], is_whole=True)} if "" in found else {}
-        if found:
-            return found
+            sets = {"": replace(sets[""], is_whole=True)} if "" in sets else {}
+        if sets:
+            return sets
     return {}
 
 
@@ -109,7 +109,7 @@ def has_weights(loader: Loader, folder: str, inside: Folders) -> bool:
 def has_index_alone(folder: str, inside: Folders) -> bool:
     """Return whether `folder` has weights in shards with an index, as transformers and diffusers follow it."""
     sets = sets_by_variant(TRANSFORMERS, folder, inside.get(folder, ())).values()
-    return any(one.index for one in sets) and not any(one.single for one in sets)
+    return any(weight_set.index for weight_set in sets) and not any(weight_set.single for weight_set in sets)
 
 
 def own_names(loader: Loader, folder: str, inside: Iterable[str]) -> list[str]:
@@ -123,7 +123,7 @@ def _matching(
     folder: str, inside: Iterable[str], suffix: str, stems: tuple[str, ...]
 ) -> dict[tuple[str, str], WeightSet]:
     """Return the sets of a folder by stem and variant."""
-    found: dict[tuple[str, str], WeightSet] = {}
+    sets: dict[tuple[str, str], WeightSet] = {}
     weights, index = _names(suffix, stems)
     for path in sorted(inside):
         name = path.removeprefix(folder)
@@ -132,7 +132,7 @@ def _matching(
             continue
         named = match.groupdict()
         variant = named["variant"] or named["old"] or ""
-        weight_set = found.setdefault((named["stem"], variant), WeightSet(folder, named["stem"], variant))
+        weight_set = sets.setdefault((named["stem"], variant), WeightSet(folder, named["stem"], variant))
         if "index" in named:
             if weight_set.index is None or not named["old"]:  # the old name of an index is the last to be looked for
                 weight_set.index = path
@@ -140,7 +140,7 @@ def _matching(
             weight_set.shards.append(path)
         else:
             weight_set.single = path
-    return found
+    return sets
 
 
 def _is_plain(match: re.Match[str] | None) -> bool:

@@ -406,11 +406,11 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-def _size(given: str | None, single_file: bool) -> str:
+def _size(size: str | None, single_file: bool) -> str:
     """Return the size that was asked for. Raises UsageError for two answers to one question."""
-    if given is not None and single_file:
+    if size is not None and single_file:
         raise UsageError("--single-file takes no size.", "Leave out --max-shard-size or --single-file.")
-    return SINGLE_FILE if single_file else DEFAULT_MAX_SHARD_SIZE if given is None else given
+    return SINGLE_FILE if single_file else DEFAULT_MAX_SHARD_SIZE if size is None else size
 
 
 def _interrupt(number: int, _: object) -> NoReturn:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.text import count, ends, format_bytes, name_some, said_of_unreached, said_unchecked, source_name
+from sharding.core.text import count, ends, format_bytes, name_some, source_name, unchecked_sentence, unreached_sentence
 from sharding.core.values import Checkpoint, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
 from sharding.planning.devices import DevicePlan
@@ -127,8 +127,8 @@ class Terminal:
         """Say whether two checkpoints are the same, and where they are not."""
         self._bar.stop()
         if verification.identical:
-            made = "dequantized" if verification.dequantized else "cast"
-            cast = "" if verification.dtype == "keep" else f"{made} to {verification.dtype}"
+            verb = "dequantized" if verification.dequantized else "cast"
+            cast = "" if verification.dtype == "keep" else f"{verb} to {verification.dtype}"
             same = f"Equal to the original {cast}" if cast else "Identical"
             if verification.unstated:
                 same = f"Matches what was read{f', {cast}' if cast else ''}"
@@ -138,12 +138,12 @@ class Terminal:
         else:
             self._say(f"Different: {count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
         for place in verification.unreached:
-            self._say(said_of_unreached(place), "yellow")
+            self._say(unreached_sentence(place), "yellow")
         for mismatch in verification.mismatches[:_MOST_ROWS]:
             self._say(f"  {mismatch.tensor}: {mismatch.problem}")
         self._say(f"({verification.method}; {verification.seconds:.1f} s)", "dim")
         if verification.unchecked:
-            self._say(said_unchecked(verification.unchecked))
+            self._say(unchecked_sentence(verification.unchecked))
 
     def comparison(self, comparison: Comparison) -> None:
         """Show what loading costs: the verdict, then a table of medians with their spread."""
@@ -184,12 +184,12 @@ class Terminal:
 
     def findings(self, findings: Iterable[Finding]) -> None:
         """Show what a person should know."""
-        found = list(findings)
-        for finding in found[:_MOST_ROWS]:
+        rows = list(findings)
+        for finding in rows[:_MOST_ROWS]:
             style = "yellow" if finding.level == "warning" else "dim"
             self._mention(f"{finding.level}: {finding.message} {finding.hint}".rstrip(), style)
-        if found[_MOST_ROWS:]:
-            self._mention(f"and {len(found) - _MOST_ROWS:,} more such remarks", "dim")
+        if rows[_MOST_ROWS:]:
+            self._mention(f"and {len(rows) - _MOST_ROWS:,} more such remarks", "dim")
 
     def error(self, error: ShardingError) -> None:
         """Say what went wrong and what helps."""
@@ -201,8 +201,8 @@ class Terminal:
     def _probed(self, event: Probed) -> None:
         title = "warm-up" if event.round == 0 else f"round {event.round} of {event.rounds}"
         cost = event.cost
-        said = f"{cost.working_seconds:.1f} s, {format_bytes(cost.peak_anon_bytes)} anonymous"
-        self._mention(f"{title}, {event.side}: {said if cost.outcome == 'loaded' else cost.message}", "dim")
+        figures = f"{cost.working_seconds:.1f} s, {format_bytes(cost.peak_anon_bytes)} anonymous"
+        self._mention(f"{title}, {event.side}: {figures if cost.outcome == 'loaded' else cost.message}", "dim")
 
     def _progress(self, event: Progress) -> None:
         self._bar.start()

@@ -115,7 +115,7 @@ def desk_folder() -> Path:
     if text := os.environ.get("SHARD_FOLDER"):
         return Path(text)
     folder = _state_folder()
-    if is_space() and not (folder and _may_be_made(folder)):
+    if is_space() and not (folder and _is_creatable(folder)):
         return Path(tempfile.gettempdir(), _DESK)
     if folder is None:
         raise UsageError("You have no home folder that could hold the jobs of the page.", "Set SHARD_FOLDER.")
@@ -136,7 +136,7 @@ def _state_folder() -> Path | None:
     return folder if folder.is_absolute() else None
 
 
-def _may_be_made(folder: Path) -> bool:
+def _is_creatable(folder: Path) -> bool:
     """Return whether this user may write to `folder`, or to what is there of the folders above it."""
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -92,8 +92,8 @@ class Options:
         chosen("order", self.order, get_args(Order))
         chosen("dtype", self.dtype, get_args(TargetDtype))
         if self.rank is not None and not 0 <= self.rank < self.ranks:
-            told = f"one of {self.ranks} from 0 to {self.ranks - 1}" if self.ranks else "one of a pipeline pp:N"
-            raise UsageError(f"There is no rank {self.rank}.", f"A rank is {told}.")
+            range_text = f"one of {self.ranks} from 0 to {self.ranks - 1}" if self.ranks else "one of a pipeline pp:N"
+            raise UsageError(f"There is no rank {self.rank}.", f"A rank is {range_text}.")
 
     @property
     def is_single_file(self) -> bool:

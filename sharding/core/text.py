@@ -75,19 +75,19 @@ def source_name(kind: str, name: str) -> str:
     return name if kind == "hub" else f"the folder {name}"
 
 
-def said_unchecked(things: Sequence[str]) -> str:
+def unchecked_sentence(things: Sequence[str]) -> str:
     """Return the sentence that names what a comparison leaves open.
 
-    >>> said_unchecked(["code", "configuration", "tokenizer"])
+    >>> unchecked_sentence(["code", "configuration", "tokenizer"])
     'Not checked: code, configuration and tokenizer.'
     """
     return f"Not checked: {', '.join(things[:-1])} and {things[-1]}."
 
 
-def said_of_unreached(place: str) -> str:
+def unreached_sentence(place: str) -> str:
     """Return the sentence about a commit, "owner/name@commit", that is not known to be of its repo.
 
-    >>> said_of_unreached("acme/model@0123456789abcdef")[:82]
+    >>> unreached_sentence("acme/model@0123456789abcdef")[:82]
     'No branch and no tag of acme/model is known to lead to its commit 0123456789ab: it'
     """
     repo_id, _, commit = place.partition("@")
@@ -146,13 +146,13 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} {units[-1]}"
 
 
-def count(number: int, one: str = "", many: str = "") -> str:
+def count(number: int, singular: str = "", plural: str = "") -> str:
     """Return a number with its noun.
 
     >>> count(1, "shard"), count(1200, "shard"), count(2, "entry", "entries")
     ('1 shard', '1,200 shards', '2 entries')
     """
-    return f"{number:,} {one if number == 1 else many or one + 's'}".strip() if one else f"{number:,}"
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}".strip() if singular else f"{number:,}"
 
 
 def parameters(number: int) -> str:

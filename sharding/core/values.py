@@ -193,9 +193,9 @@ class Checkpoint:
     def total_parameters(self) -> int:
         """Number of parameters: what the indexes say, else the elements of all tensors."""
         stated = ((component.folder, component.total_parameters) for component in self.components)
-        said = {folder: count for folder, count in stated if count is not None}
-        counted = (tensor.parameters for tensor in self.tensors if folder_of(tensor.file) not in said)
-        return sum(said.values()) + sum(counted)
+        index_counts = {folder: count for folder, count in stated if count is not None}
+        counted = (tensor.parameters for tensor in self.tensors if folder_of(tensor.file) not in index_counts)
+        return sum(index_counts.values()) + sum(counted)
 
     @property
     def variant(self) -> str:

@@ -215,9 +215,9 @@ class Desk:
         """Return how a job is, or None where there is none of that id that is the viewer's."""
         with self._lock:
             taken = self._jobs.get(job_id)
-            found = self._status(taken) if taken else None
-        found = found or self._ended(job_id)
-        return found if found and found.owner == viewer else None
+            status = self._status(taken) if taken else None
+        status = status or self._ended(job_id)
+        return status if status and status.owner == viewer else None
 
     def watch(self, job_id: str, viewer: str | None) -> Iterator[JobStatus]:
         """Yield how a job is, at once and at each change, until it has ended or the desk is closed."""

@@ -50,12 +50,12 @@ class Headers:
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
             self._drop()
-            found = self._of_anybody(source, variant, base) or self._entries.get(key)
-            if found is None:
+            entry = self._of_anybody(source, variant, base) or self._entries.get(key)
+            if entry is None:
                 mine: Future[Checkpoint] = Future()
                 self._entries[key] = _Entry(mine, self._clock())
-        if found:
-            return result_of(key, found.reading)
+        if entry:
+            return result_of(key, entry.reading)
         try:
             read = partial(job.inspect, variant=variant, base=base, endpoint=self._endpoint, token=token)
             mine.set_result(read(source, most_tensors=MAX_PAGE_TENSORS))

@@ -11,7 +11,7 @@ from sharding.core.values import Verification
 from sharding.desk.jobs import JobRecord, JobStatus
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
-from sharding.report.events import PlanMade, Problem, Said, parse_event
+from sharding.report.events import JobEvent, PlanMade, Problem, parse_event
 from sharding.report.schema import Json, Report
 
 
@@ -49,47 +49,49 @@ class History:
         for line in lines:
             self.say(line, record.ended or record.created)
 
-    def _add(self, said: Said) -> str:
+    def _add(self, event: JobEvent) -> str:
         """Keep what a job said; return what the log says of it."""
-        match said:
+        match event:
             case PlanMade():
-                self.planned = said
-                return f"Planned: {format_bytes(said.plan.total_bytes)} in {len(said.plan.shards)} shards."
+                self.planned = event
+                return f"Planned: {format_bytes(event.plan.total_bytes)} in {len(event.plan.shards)} shards."
             case Progress():
-                begins = self.progress is None or self.progress.phase != said.phase
-                self.progress = said
-                return _PHASES[said.phase] if begins else ""
+                begins = self.progress is None or self.progress.phase != event.phase
+                self.progress = event
+                return _PHASES[event.phase] if begins else ""
             case ShardFinished():
                 if len(self.shards) >= MAX_FILES:
                     raise ValueError("more shards than a repo may have")
-                self.shards.append(said)
-                how = "kept from an earlier run" if said.kept else "finished"
-                return f"Shard {said.number} of {said.shards} {how}: {said.file}, {format_bytes(said.bytes)}."
+                self.shards.append(event)
+                how = "kept from an earlier run" if event.kept else "finished"
+                return f"Shard {event.number} of {event.shards} {how}: {event.file}, {format_bytes(event.bytes)}."
             case Verification():
-                self.verification = said
-                if said.identical:
-                    how = "dequantized" if said.dequantized else "cast"
-                    cast = "" if said.dtype == "keep" else f", {how} to {said.dtype}"
-                    same = "match what was read of the source" if said.unstated else "are bit-identical to the source's"
-                    return f"Verified: all {said.tensors:,} tensors {same}{cast}."
-                return f"Verification found {len(said.mismatches):,} differences; nothing is published."
+                self.verification = event
+                if event.identical:
+                    how = "dequantized" if event.dequantized else "cast"
+                    cast = "" if event.dtype == "keep" else f", {how} to {event.dtype}"
+                    same = (
+                        "match what was read of the source" if event.unstated else "are bit-identical to the source's"
+                    )
+                    return f"Verified: all {event.tensors:,} tensors {same}{cast}."
+                return f"Verification found {len(event.mismatches):,} differences; nothing is published."
             case Probed():
                 # The first round is a warm-up of both.
-                self.loads = ((self.loads or (0, 0))[0] + 1, 2 * (said.rounds + 1))
-                name = "the original" if said.side == "original" else "the copy"
-                size = format_bytes(said.cost.peak_anon_bytes)
-                return f"Loaded {name}, {said.cost.outcome}: at most {size} of anonymous memory."
+                self.loads = ((self.loads or (0, 0))[0] + 1, 2 * (event.rounds + 1))
+                name = "the original" if event.side == "original" else "the copy"
+                size = format_bytes(event.cost.peak_anon_bytes)
+                return f"Loaded {name}, {event.cost.outcome}: at most {size} of anonymous memory."
             case ComparisonSummary():
-                return f"Compared: {said.verdict.sentence}"
+                return f"Compared: {event.verdict.sentence}"
             case Published():
-                self.published = said
-                return f"Published: {said.place} {said.remark}".rstrip()
+                self.published = event
+                return f"Published: {event.place} {event.remark}".rstrip()
             case Report():
-                self.report = said
-                return f"Done; copying and reading again took {duration(said.resources.seconds)}."
+                self.report = event
+                return f"Done; copying and reading again took {duration(event.resources.seconds)}."
             case Problem():
-                self.error = (said.message, said.hint)
-                return said.message
+                self.error = (event.message, event.hint)
+                return event.message
 
 
 def status_of(

@@ -56,8 +56,8 @@ class Shelf:
 
     def records(self) -> list[JobRecord]:
         """Return all jobs that are kept, the oldest first."""
-        found = [record for folder in self._folders() if (record := _read(folder))]
-        return sorted(found, key=lambda record: record.created)
+        records = [record for folder in self._folders() if (record := _read(folder))]
+        return sorted(records, key=lambda record: record.created)
 
     def note(self, job_id: str, event: Json, seconds: float) -> int:
         """Append an event and when it came; return how many bytes that took."""

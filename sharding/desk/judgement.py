@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from sharding.core.errors import SourceError
-from sharding.core.text import said_unchecked
+from sharding.core.text import unchecked_sentence
 from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord
 from sharding.report.fetch import Result
@@ -30,14 +30,14 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
         except SourceError as error:
             why_not = error.message
     held = inspect(copy)
-    found = judge(result.report, result.files, held, original, why_not)
-    if found.level != "contradicted":
+    trust = judge(result.report, result.files, held, original, why_not)
+    if trust.level != "contradicted":
         ours = [record for record in records if (record.result, record.request.source) == (copy, pinned)]
         # One that found a difference counts, whenever that was: the others had read other bytes, or read them wrongly.
         for record in sorted(ours, key=lambda record: record.state == "done")[:1]:
             now = (*held.unreached, *(original.unreached if original else ()))
             return lowered(_own(record), (*record.unreached, *now))
-    return lowered(found, result.report.verification.unreached)  # it says so itself, of its base for example
+    return lowered(trust, result.report.verification.unreached)  # it says so itself, of its base for example
 
 
 def _own(record: JobRecord) -> Trust:
@@ -49,6 +49,7 @@ def _own(record: JobRecord) -> Trust:
         read = f"Every byte of the weights of both was read here on {day}, and every tensor compared."
         cast = "How many numbers became infinite in the cast was not counted."
         return Trust(
-            "read-now", (read, said_unchecked(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else []))
+            "read-now",
+            (read, unchecked_sentence(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else [])),
         )
     return Trust("made-here", (f"It was made here on {day}, and every byte read again before it was published.",))

@@ -73,7 +73,7 @@ def _problem_inside(status: os.stat_result) -> str | None:
 def _has_others(group: int) -> bool:
     """Return whether others may be in `group`: not in root's, nor in the one of this user that many systems make."""
     try:
-        found, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
+        entry, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return group != 0
-    return group != 0 and (found.gr_name != user or bool(set(found.gr_mem) - {user}))
+    return group != 0 and (entry.gr_name != user or bool(set(entry.gr_mem) - {user}))

@@ -147,14 +147,14 @@ class Runner:
         limit = Timer(DISCARD_SECONDS, child.kill)
         limit.start()
         try:
-            said = json.loads(b"".join(child.lines()) or b"{}")
+            answer = json.loads(b"".join(child.lines()) or b"{}")
         except ValueError:
-            said = {}
+            answer = {}
         child.wait()
         limit.cancel()
-        if isinstance(said, dict) and "repo_deleted" in said:
-            return str(said["remark"]) or self._lookup.remark_on_empty(destination, job.token)
-        reason = said["error"]["message"] if isinstance(said, dict) and "error" in said else child.last_words
+        if isinstance(answer, dict) and "repo_deleted" in answer:
+            return str(answer["remark"]) or self._lookup.remark_on_empty(destination, job.token)
+        reason = answer["error"]["message"] if isinstance(answer, dict) and "error" in answer else child.last_words
         return f"What it staged in {destination} could not be removed: {reason}"
 
 

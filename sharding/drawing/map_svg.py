@@ -58,7 +58,7 @@ def draw_map(model_map: ModelMap, title: str) -> str:
     return "\n".join([*drawn, *_legend(model_map, y), "</svg>", ""])
 
 
-def files_told(columns: Iterable[Column]) -> str:
+def files_caption(columns: Iterable[Column]) -> str:
     """Return how many files `columns` are, and the size of the largest, where each file has one of its own."""
     columns = list(columns)
     files, total = sum(column.files for column in columns), format_bytes(sum(column.bytes for column in columns))
@@ -67,7 +67,7 @@ def files_told(columns: Iterable[Column]) -> str:
 
 
 def _strip(name: str, columns: Sequence[Column], cells: Sequence[tuple[Cell, Box | None]], y: float) -> Iterable[str]:
-    yield f'<text x="{_MARGIN}" y="{y + 14}"><tspan class="name">{name}</tspan>  {files_told(columns)}</text>'
+    yield f'<text x="{_MARGIN}" y="{y + 14}"><tspan class="name">{name}</tspan>  {files_caption(columns)}</text>'
     yield f'<g transform="translate({_MARGIN} {y + _CAPTION}) scale(1 {_STRETCH:g})">'
     for column in columns:
         yield f'<rect class="file" x="{column.x:.1f}" width="{column.width:.1f}" height="{HEIGHT:.0f}"/>'

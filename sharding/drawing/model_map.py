@@ -166,14 +166,14 @@ def today_of(tensors: Iterable[TensorEntry], names: Container[str]) -> dict[str,
 
     Those of quantized weights are two or more `tensors`: numbers, and the scales that are called like them.
     """
-    found: dict[str, tuple[str, int]] = {}
+    places: dict[str, tuple[str, int]] = {}
     for tensor in tensors:
         name = tensor.name
         if name not in names:
             name = next((name.removesuffix(end) for end in PARTS if name.endswith(end)), name)
-        file, size = found.get(name, (tensor.file, 0))
-        found[name] = file, size + tensor.bytes
-    return found
+        file, size = places.get(name, (tensor.file, 0))
+        places[name] = file, size + tensor.bytes
+    return places
 
 
 def _map(placed: Sequence[tuple[TensorEntry, str]], files: Sequence[str], original: Checkpoint | None) -> ModelMap:

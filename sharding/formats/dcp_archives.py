@@ -58,21 +58,21 @@ def find_boxes(
     for name, pieces in inside.items():
         pieces.sort(key=lambda piece: piece[1].start_byte)
         _refuse_overlaps(files[name], pieces)
-    found: dict[str, list[Box]] = {entry.name: [] for entry in entries}
+    boxes_of: dict[str, list[Box]] = {entry.name: [] for entry in entries}
     for name, pieces in inside.items():
         for first in range(0, len(pieces), _PIECES_AT_ONCE):
             some = pieces[first : first + _PIECES_AT_ONCE]
             edges = _Edges(source, files[name], (chunk for _, chunk in some))
             for entry, chunk in some:
-                found[entry.name].append(_box(entry, chunk, edges, files[name]))
-    return {name: tuple(boxes) for name, boxes in found.items()}
+                boxes_of[entry.name].append(_box(entry, chunk, edges, files[name]))
+    return {name: tuple(boxes) for name, boxes in boxes_of.items()}
 
 
 def _refuse_overlaps(file: FileEntry, pieces: Sequence[tuple[SavedEntry, SavedChunk]]) -> None:
     """Raise SourceError where two of `pieces`, which are sorted, share bytes: torch writes one after another."""
-    for (one, before), (other, after) in pairwise(pieces):
+    for (entry, before), (other, after) in pairwise(pieces):
         if after.start_byte < before.start_byte + before.bytes:
-            names = name_some(list(dict.fromkeys((one.name[:100], other.name[:100]))))
+            names = name_some(list(dict.fromkeys((entry.name[:100], other.name[:100]))))
             raise SourceError(f"Two pieces in {file.path} overlap, of {names}.", _HINT)
 
 
@@ -145,8 +145,8 @@ def _box(entry: SavedEntry, chunk: SavedChunk, edges: _Edges, file: FileEntry) -
         if not isinstance(tensor, StoredTensor):
             raise PickleRefused("it is no tensor")
         if (tensor.dtype, tensor.shape) != (entry.dtype, chunk.shape):
-            said, found = f"{entry.dtype} {list(chunk.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
-            raise PickleRefused(f"it is {found} where .metadata says {said}")
+            expected, actual = f"{entry.dtype} {list(chunk.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+            raise PickleRefused(f"it is {actual} where .metadata says {expected}")
         place = locate([tensor.storage])[tensor.storage.key]
         lies_in_order(tensor)  # refuses what overlaps itself
         origin = chunk.start_byte + origin_of(entry.name, tensor, place)

@@ -2,7 +2,7 @@
 
 The file is a pickle of `torch.distributed.checkpoint.metadata.Metadata` (torch 2.13, `filesystem.FileSystemWriter`),
 which torch itself reads with an unrestricted `pickle.load`. Here its instructions are followed by the machine of
-`torch_pickle`; classes and functions that it names are never looked up: what they would make is a `_Made`.
+`torch_pickle`; classes and functions that it names are never looked up: what they would make is an `_Instance`.
 """
 
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ def parse_metadata(data: bytes) -> DcpMetadata:
 
 
 @dataclass(slots=True, eq=False)
-class _Made:
+class _Instance:
     """What stands for an object of class `kind`, or for what a function would have returned. Equal to itself only."""
 
     kind: str
@@ -114,24 +114,24 @@ class _Machine(Machine):
         elif function.name == "collections.OrderedDict" and not arguments:
             self._stack[-1] = Ordered()
         else:
-            self._stack[-1] = _Made(function.name, arguments)
+            self._stack[-1] = _Instance(function.name, arguments)
 
     def _make(self) -> None:
         arguments, kind = self._pop_last(2)[::-1]
         if not isinstance(kind, Global) or not isinstance(arguments, tuple):
             raise PickleRefused("it makes an object of what is no class")
-        self._stack.append(_Made(kind.name, arguments))
+        self._stack.append(_Instance(kind.name, arguments))
 
     def _build(self) -> None:
-        state, made = self._stack.pop(), self._stack[-1]
-        if isinstance(made, _Made):
-            made.state = state if type(state) is dict else {"": state}
-        elif type(made) is not Ordered:
+        state, instance = self._stack.pop(), self._stack[-1]
+        if isinstance(instance, _Instance):
+            instance.state = state if type(state) is dict else {"": state}
+        elif type(instance) is not Ordered:
             raise PickleRefused("it sets the state of something that has none")
 
     def _key(self, key: Any) -> Any:
         # Of ours, by identity: no hash that anybody could choose.
-        return key if isinstance(key, _Made) else super()._key(key)
+        return key if isinstance(key, _Instance) else super()._key(key)
 
     def _memoize(self) -> None:
         self._memo[len(self._memo)] = self._stack[-1]
@@ -157,11 +157,11 @@ _Machine.steps = STEPS | {
 
 
 def _is(value: Any, kind: str) -> bool:
-    return isinstance(value, _Made) and value.kind == f"torch.distributed.checkpoint.metadata.{kind}"
+    return isinstance(value, _Instance) and value.kind == f"torch.distributed.checkpoint.metadata.{kind}"
 
 
-def _dictionary(made: _Made, key: str) -> Mapping[Any, Any]:
-    value = made.state.get(key)
+def _dictionary(instance: _Instance, key: str) -> Mapping[Any, Any]:
+    value = instance.state.get(key)
     if not isinstance(value, dict):
         raise PickleRefused(f"its {key} is no dictionary")
     return value
@@ -181,9 +181,13 @@ _Place = tuple[str, int, int]
 
 def _places(stored: Mapping[Any, Any]) -> dict[tuple[str, str], _Place]:
     """Return where each piece lies, by its tensor and its offsets as text: hashes that nobody can choose."""
-    found: dict[tuple[str, str], _Place] = {}
+    places: dict[tuple[str, str], _Place] = {}
     for index, info in stored.items():
-        if not _is(index, "MetadataIndex") or not isinstance(info, _Made) or not info.kind.endswith("._StorageInfo"):
+        if (
+            not _is(index, "MetadataIndex")
+            or not isinstance(info, _Instance)
+            or not info.kind.endswith("._StorageInfo")
+        ):
             raise PickleRefused("its storage_data are of an unknown kind")
         name, offset = index.state.get("fqn"), index.state.get("offset")
         file, start, size = (info.state.get(key) for key in ("relative_path", "offset", "length"))
@@ -195,17 +199,17 @@ def _places(stored: Mapping[Any, Any]) -> dict[tuple[str, str], _Place]:
             raise PickleRefused(f"what it has of {name[:100]} was compressed or changed on the way to {file[:100]}")
         start, size = _lengths((start, size))
         key = name, str(None if offset is None else _lengths(offset))
-        if key in found:
+        if key in places:
             raise PickleRefused(f"it has one piece of {name[:100]} twice")
-        found[key] = file, start, size
-    return found
+        places[key] = file, start, size
+    return places
 
 
-def _entry(name: str, path: tuple[str, ...], made: _Made, places: dict[tuple[str, str], _Place]) -> SavedEntry:
-    shape, properties, chunks = (made.state.get(key) for key in ("size", "properties", "chunks"))
-    if not isinstance(chunks, list) or not chunks or not isinstance(properties, _Made):
+def _entry(name: str, path: tuple[str, ...], instance: _Instance, places: dict[tuple[str, str], _Place]) -> SavedEntry:
+    shape, properties, chunks = (instance.state.get(key) for key in ("size", "properties", "chunks"))
+    if not isinstance(chunks, list) or not chunks or not isinstance(properties, _Instance):
         raise PickleRefused(f"it says too little of {name[:100]}")
-    found = []
+    pieces = []
     for chunk in chunks:
         if not _is(chunk, "ChunkStorageMetadata"):
             raise PickleRefused(f"it says too little of a piece of {name[:100]}")
@@ -213,11 +217,11 @@ def _entry(name: str, path: tuple[str, ...], made: _Made, places: dict[tuple[str
         place = places.pop((name, str(offsets)), None)  # each once, or one piece could be there a million times
         if place is None:
             raise PickleRefused(f"it does not say where the piece of {name[:100]} at {list(offsets)} lies")
-        found.append(SavedChunk(offsets, size, *place))
-    return SavedEntry(name, path, _dtype(properties), _lengths(shape), tuple(found))
+        pieces.append(SavedChunk(offsets, size, *place))
+    return SavedEntry(name, path, _dtype(properties), _lengths(shape), tuple(pieces))
 
 
-def _dtype(properties: _Made) -> str:
+def _dtype(properties: _Instance) -> str:
     """Return torch's name of the dtype: the first of a tuple, or by name where an older torch wrote a dictionary."""
     state = properties.state.get("", properties.state)
     dtype = state[0] if isinstance(state, tuple) and state else state.get("dtype") if isinstance(state, dict) else None

@@ -60,8 +60,8 @@ def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
     >>> missing_names([FileEntry(f"shard-0000{n}-model-00001-of-00001.safetensors", 1) for n in (1, 3)])
     (['shard-00002-model-00001-of-00001.safetensors'], 1)
     """
-    found = {file.path for file in files}
-    parts = [match for path in found if (match := RANK_SHARD_NAME.fullmatch(path))]
+    paths = {file.path for file in files}
+    parts = [match for path in paths if (match := RANK_SHARD_NAME.fullmatch(path))]
     ranks, count = max(int(part["rank"]) for part in parts), parts[0]["count"]
     ranks = min(ranks, 10 * len(parts))
     numbers = sorted({part["number"] for part in parts})
@@ -69,7 +69,7 @@ def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
         f"shard-{rank:05d}-model-{number}-of-{count}.safetensors"
         for rank, number in product(range(1, ranks + 1), numbers)
     )
-    first = list(islice((name for name in names if name not in found), MOST_NAMES))
+    first = list(islice((name for name in names if name not in paths), MOST_NAMES))
     return first, ranks * len(numbers) - sum(1 <= int(part["rank"]) <= ranks for part in parts)
 
 
@@ -83,11 +83,11 @@ def saved_offsets(text: str | None, path: str) -> Mapping[str, tuple[int, ...]]:
         raise SourceError(f"{path} says in {SHARDING_INFO} what is no JSON.", _HINT) from error
     if not isinstance(document, dict):
         raise SourceError(f"{path} says in {SHARDING_INFO} nothing of tensors.", _HINT)
-    return {name: _offsets(name, said, path) for name, said in document.items()}
+    return {name: _offsets(name, record, path) for name, record in document.items()}
 
 
-def _offsets(name: str, said: Any, path: str) -> tuple[int, ...]:
-    offsets = said.get("saved_offsets") if isinstance(said, dict) else None
+def _offsets(name: str, record: Any, path: str) -> tuple[int, ...]:
+    offsets = record.get("saved_offsets") if isinstance(record, dict) else None
     if not isinstance(offsets, list) or not all(type(item) is int and 0 <= item < 1 << 63 for item in offsets):
         raise SourceError(f"{path} does not say in {SHARDING_INFO} where its piece of {name[:100]} begins.", _HINT)
     return tuple(offsets)

@@ -114,12 +114,12 @@ def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
     """
     stems = {_stem(path) for path in ours if path.endswith(".safetensors")}
     folders = {stem.rpartition("/")[0] for stem in stems}
-    found = {path for path in there if path.endswith(".safetensors") and _stem(path) in stems}
-    found |= {
+    paths = {path for path in there if path.endswith(".safetensors") and _stem(path) in stems}
+    paths |= {
         path for path in there if is_index(path) and ".safetensors." in path and path.rpartition("/")[0] in folders
     }
-    found |= {path for path in there if path in ENTRANCES}
-    return found - set(ours)
+    paths |= {path for path in there if path in ENTRANCES}
+    return paths - set(ours)
 
 
 def _stem(path: str) -> str:
@@ -164,9 +164,9 @@ def trained_folder(paths: Collection[str]) -> str | None:
     relevant = [path for path in paths if not is_training_state(path)]
     if any("/" not in path and _is_ordinary(path) for path in relevant):
         return None
-    found = {path[: path.rfind("/") + 1] for path in relevant if is_of_ranks(path.rpartition("/")[2])}
-    known = [folder for folder in ("", _ACCELERATE_FOLDER) if folder in found]
-    return known[0] if known else found.pop() if len(found) == 1 else None
+    folders = {path[: path.rfind("/") + 1] for path in relevant if is_of_ranks(path.rpartition("/")[2])}
+    known = [folder for folder in ("", _ACCELERATE_FOLDER) if folder in folders]
+    return known[0] if known else folders.pop() if len(folders) == 1 else None
 
 
 def _is_ordinary(name: str) -> bool:

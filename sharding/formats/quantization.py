@@ -67,8 +67,8 @@ def quantization_of(config: str) -> Mapping[str, Any] | None:
         return None
     for level in _levels(document):
         for key in _KEYS:
-            if found := level.get(key):
-                return found if isinstance(found, dict) else {}
+            if section := level.get(key):
+                return section if isinstance(section, dict) else {}
     return None
 
 

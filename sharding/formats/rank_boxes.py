@@ -104,10 +104,10 @@ def _refuse_overlaps(name: str, boxes: Sequence[Box], left: int) -> int:
                 groups += parts
                 break
         else:
-            for one, other in combinations(group, 2):
-                left = _spend(name, left, len(one.shape))
-                if _overlap(one, other):
-                    where = sorted({one.file, other.file})
+            for box, other in combinations(group, 2):
+                left = _spend(name, left, len(box.shape))
+                if _overlap(box, other):
+                    where = sorted({box.file, other.file})
                     raise SourceError(f"The same elements of {name} are there twice, in {name_some(where)}.", _AGAIN)
     return left
 
@@ -130,6 +130,6 @@ def _parted(boxes: Iterable[Box], axis: int) -> list[list[Box]]:
     return parts
 
 
-def _overlap(one: Box, other: Box) -> bool:
-    along = zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
+def _overlap(box: Box, other: Box) -> bool:
+    along = zip(box.offsets, box.shape, other.offsets, other.shape, strict=True)
     return all(start < begin + size and begin < start + length for start, length, begin, size in along)

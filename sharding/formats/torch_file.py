@@ -106,17 +106,17 @@ def open_zip(reader: Reader) -> tuple[Any, Locate]:
         raise PickleRefused(f"its data.pkl has {format_bytes(pickle.bytes)}; {format_bytes(MAX_PICKLE_BYTES)} are read")
 
     def locate(storages: Iterable[Storage]) -> dict[str, Place]:
-        found = {}
+        by_key = {}
         for storage in storages:
             record = records.get(f"{folder}/data/{storage.key}")
             if record is None:
                 raise ZipRefused(f"the storage {storage.key[:100]!r} is missing")
-            found[storage.key] = record
-        if len(found) == 1:
-            return {key: Place(_start(reader, record), record.bytes) for key, record in found.items()}
+            by_key[storage.key] = record
+        if len(by_key) == 1:
+            return {key: Place(_start(reader, record), record.bytes) for key, record in by_key.items()}
         with readers(reader.source.ranges_at_once) as pool:
-            starts = pool.map(lambda record: _start(reader, record), found.values())
-            return {key: Place(start, found[key].bytes) for key, start in zip(found, starts, strict=True)}
+            starts = pool.map(lambda record: _start(reader, record), by_key.values())
+            return {key: Place(start, by_key[key].bytes) for key, start in zip(by_key, starts, strict=True)}
 
     return read_pickle(_content(reader, pickle)).value, locate
 

@@ -103,11 +103,16 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def storage_of(given: Any, parts: int) -> Storage:
+def storage_of(reference: Any, parts: int) -> Storage:
     """Return the storage that a persistent id names; the sixth part, in old files, would be a view."""
-    if not isinstance(given, tuple) or len(given) != parts or given[0] != "storage" or given[5:] not in ((), (None,)):
+    if (
+        not isinstance(reference, tuple)
+        or len(reference) != parts
+        or reference[0] != "storage"
+        or reference[5:] not in ((), (None,))
+    ):
         raise PickleRefused("it refers to something else than a storage")
-    kind, key, location, count = given[1:5]
+    kind, key, location, count = reference[1:5]
     named = kind.name if isinstance(kind, Global) else ""
     if (
         (named not in STORAGE_DTYPES and (named != UNTYPED or parts != ID_PARTS))
@@ -137,14 +142,14 @@ def called(function: Any, arguments: Any) -> Any:
 
 
 def _ordered(pairs: Any = ()) -> Ordered:
-    made = Ordered()
+    dictionary = Ordered()
     if not isinstance(pairs, list | tuple):
         raise PickleRefused("it makes a dictionary of what are no pairs")
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise PickleRefused("it makes a dictionary of what are no pairs")
-        made[key_of(pair[0])] = pair[1]
-    return made
+        dictionary[key_of(pair[0])] = pair[1]
+    return dictionary
 
 
 def _tensor(
@@ -188,9 +193,9 @@ def _parameter(data: Any, grad: Any, hooks: Any, state: Any = None) -> StoredTen
 def _typed(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     if not isinstance(kind, Global) or function == Global("torch._tensor._rebuild_from_type_v2"):
         raise PickleRefused("it makes a tensor of no class")
-    made = called(function, arguments)
-    plain = kind.name in _TENSOR_TYPES and isinstance(made, StoredTensor) and not state
-    return made if plain else Other("a tensor with a class or attributes of its own", is_tensor=True)
+    value = called(function, arguments)
+    plain = kind.name in _TENSOR_TYPES and isinstance(value, StoredTensor) and not state
+    return value if plain else Other("a tensor with a class or attributes of its own", is_tensor=True)
 
 
 def _size(lengths: Any = ()) -> tuple[Any, ...]:

@@ -127,14 +127,14 @@ def _wide(fields: tuple[int, ...], extra: bytes) -> tuple[int, int, int]:
         if kind == 1:
             wide = extra[4 : 4 + length]
         extra = extra[4 + length :]
-    found = []
+    values = []
     for narrow in (size, packed, header_start):
         if narrow == _MAX32 and len(wide) >= 8:
-            found.append(int.from_bytes(wide[:8], "little"))
+            values.append(int.from_bytes(wide[:8], "little"))
             wide = wide[8:]
         else:
-            found.append(narrow)
-    return found[2], found[1], found[0]
+            values.append(narrow)
+    return values[2], values[1], values[0]
 
 
 def _safe_name(name: bytes) -> str:

@@ -60,8 +60,8 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
     Raises SourceError where that fails.
     """
     started = time.monotonic()
-    given = (str(folder), str(out), str(max_shard_bytes), dtype or "keep")
-    command = child_command("sharding.loading.classic_child", *given)
+    arguments = (str(folder), str(out), str(max_shard_bytes), dtype or "keep")
+    command = child_command("sharding.loading.classic_child", *arguments)
     # Into a file: what nobody reads would fill a pipe, and the child would wait for ever.
     with TemporaryFile() as errors:
         variables, nothing = child_variables(), subprocess.DEVNULL
@@ -74,9 +74,9 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
             finally:
                 process.kill()
         errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
+        lines = errors.read().decode(errors="replace").strip().splitlines()
     if process.returncode:
-        reason = said[-1][:500] if said else f"it ended with {process.returncode}"
+        reason = lines[-1][:500] if lines else f"it ended with {process.returncode}"
         raise SourceError(f"The classic engine cannot do this checkpoint: {reason}", "Leave --engine out.")
     written_bytes = sum(path.stat().st_size for path in out.iterdir())
     return ClassicCost(time.monotonic() - started, peak_bytes, written_bytes)

@@ -63,7 +63,7 @@ def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost
         ("--timeout", timeout_seconds),
     ]
     command = child_command("sharding.loading.probe", str(folder), "--method", load.method)
-    command += [str(word) for name, given in options if given is not None for word in (name, given)]
+    command += [str(word) for name, value in options if value is not None for word in (name, value)]
     command += ["--no-mmap"] * (not load.with_mapping) + ["--cold"] * load.cold
     done = subprocess.run(command, capture_output=True, text=True, env=child_variables(), stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -95,10 +95,10 @@ def thin(curve: Sequence[Moment], most: int = CURVE_MOMENTS) -> tuple[Moment, ..
     )
 
 
-def _cost(said: dict[str, Any]) -> LoadCost:
-    limit = said.pop("memory_limit")
-    curve = tuple(Moment(*row) for row in said.pop("curve"))
-    known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
+def _cost(document: dict[str, Any]) -> LoadCost:
+    limit = document.pop("memory_limit")
+    curve = tuple(Moment(*row) for row in document.pop("curve"))
+    known = {key: value for key, value in document.items() if key in LoadCost.__dataclass_fields__}
     known["tokens"] = tuple(known.get("tokens", ()))
     known["base_anon_bytes"] = known.get("base_anon_bytes") or 0
     return LoadCost(**known, memory_limited_by=limit["by"] if limit else None, curve=thin(curve))

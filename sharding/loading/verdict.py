@@ -14,14 +14,14 @@ _LEAST_SECONDS = 0.5
 
 def judge(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
     """Return the verdict on runs of the same load of two checkpoints, at least one of each."""
-    one, other = original[0], sharded[0]
+    original_cost, sharded_cost = original[0], sharded[0]
     if {cost.outcome for cost in (*original, *sharded)} != {"loaded"}:
         return _not_loaded(original, sharded)
     if len({cost.logits_sha256 for cost in (*original, *sharded)}) > 1:
         return Verdict("outputs-differ", None, "The two do not compute the same logits: they are not the same model.")
     memory = _difference(original, sharded, lambda cost: cost.peak_anon_bytes, _LEAST_MEMORY_SHARE, _LEAST_MEMORY_BYTES)
     time = _difference(original, sharded, lambda cost: cost.working_seconds, _LEAST_TIME_SHARE, _LEAST_SECONDS)
-    cause = _cause(one, other) if memory <= 0 and time <= 0 else _cause(other, one)
+    cause = _cause(original_cost, sharded_cost) if memory <= 0 and time <= 0 else _cause(sharded_cost, original_cost)
     if not memory and (not time or cause == "unknown"):
         return Verdict("no-difference", None, _no_difference(original, sharded))
     kind: Kind = "gain" if memory <= 0 and time <= 0 else "loss" if memory >= 0 and time >= 0 else "mixed"
@@ -30,7 +30,7 @@ def judge(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
         reasons.append(f"{_memory(sharded)} of anonymous memory instead of {_memory(original)}")
     if time:
         reasons.append(f"{_seconds(sharded)} instead of {_seconds(original)} to load and compute")
-    because = _because(cause, one, other)
+    because = _because(cause, original_cost, sharded_cost)
     return Verdict(kind, cause, f"The sharded copy needs {' and '.join(reasons)}{because}")
 
 
@@ -116,18 +116,22 @@ def _not_loaded(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Ve
     limits = {cost.memory_limited_by for cost in (*original, *sharded)} - {None}
     under = f" under the limit ({limits.pop()})" if limits else ""
     match failed:
-        case [LoadCost() as one, LoadCost() as other]:
-            if one.message == other.message:
-                return Verdict("not-loaded", None, f"Neither loads{under}: {one.message}")
-            return Verdict("not-loaded", None, f"Neither loads{under}: {one.message} And: {other.message}")
-        case [LoadCost() as one, None] if one.outcome != "out-of-memory":
-            return Verdict("gain", None, f"The sharded copy loads, the original does not: {one.message}")
-        case [LoadCost() as one, None]:
-            cause = _cause(one, sharded[0])
-            because = _because(cause, one, sharded[0]) if cause in ("dtype", "format", "file-size") else "."
+        case [LoadCost() as original_cost, LoadCost() as sharded_cost]:
+            if original_cost.message == sharded_cost.message:
+                return Verdict("not-loaded", None, f"Neither loads{under}: {original_cost.message}")
+            return Verdict(
+                "not-loaded", None, f"Neither loads{under}: {original_cost.message} And: {sharded_cost.message}"
+            )
+        case [LoadCost() as original_cost, None] if original_cost.outcome != "out-of-memory":
+            return Verdict("gain", None, f"The sharded copy loads, the original does not: {original_cost.message}")
+        case [LoadCost() as original_cost, None]:
+            cause = _cause(original_cost, sharded[0])
+            because = _because(cause, original_cost, sharded[0]) if cause in ("dtype", "format", "file-size") else "."
             return Verdict("gain", cause, f"The sharded copy loads{under} and the original does not{because}")
-        case [None, LoadCost() as other]:
-            return Verdict("loss", None, f"The original loads{under}, the sharded copy does not: {other.message}")
+        case [None, LoadCost() as sharded_cost]:
+            return Verdict(
+                "loss", None, f"The original loads{under}, the sharded copy does not: {sharded_cost.message}"
+            )
     raise AssertionError("somebody asked why a load failed that did not")
 
 

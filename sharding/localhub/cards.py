@@ -78,9 +78,9 @@ def find_errors(card: str) -> list[str]:
     errors = [f'"{key}" must be a string' for key in _TEXTS if not isinstance(metadata.get(key, ""), str | bool)]
     errors += [wrong for key in _TEXT_LISTS if (wrong := _text_list_error(key, metadata.get(key)))]
     if "license" in metadata:
-        given = metadata["license"]
-        licenses = given if isinstance(given, list) else [given]
-        if not licenses or any(not isinstance(one, str) or one not in LICENSES for one in licenses):
+        value = metadata["license"]
+        licenses = value if isinstance(value, list) else [value]
+        if not licenses or any(not isinstance(name, str) or name not in LICENSES for name in licenses):
             errors.append(f'"license" must be one of [{", ".join(sorted(LICENSES))}]')
     return errors
 
@@ -105,7 +105,7 @@ def card_tags(metadata: dict[str, Any]) -> list[str]:
         ("license", "license:"),
     ):
         value = metadata.get(key)
-        tags += [f"{prefix}{one}" for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+        tags += [f"{prefix}{tag}" for tag in (value if isinstance(value, list) else [value]) if isinstance(tag, str)]
     return list(dict.fromkeys(tags))
 
 
@@ -114,7 +114,7 @@ def _text_list_error(key: str, value: object) -> str | None:
         return None
     if not isinstance(value, list):
         return f'"{key}" must be a string or an array'
-    wrong = next((place for place, one in enumerate(value) if not isinstance(one, str)), None)
+    wrong = next((place for place, item in enumerate(value) if not isinstance(item, str)), None)
     return None if wrong is None else f'"{key}[{wrong}]" must be a string'
 
 

@@ -102,12 +102,12 @@ def commit(call: Call) -> Answer:
         number = db.execute("SELECT count(*) + 1 FROM refs WHERE repo = ? AND type = 'pull'", (repo.number,))
         target = f"refs/pr/{number.fetchone()[0]}" if as_pull else branch.removeprefix("refs/heads/")
         author = caller.name or ""
-        made = write_commit(db, repo, target, head, draft.summary, author, entries, deletions, draft.description)
+        new_commit = write_commit(db, repo, target, head, draft.summary, author, entries, deletions, draft.description)
     page = link(hub, repo.path)
     return {
         "success": True,
-        "commitOid": made.id,
-        "commitUrl": f"{page}/commit/{made.id}",
+        "commitOid": new_commit.id,
+        "commitUrl": f"{page}/commit/{new_commit.id}",
         "hookOutput": "",
         "pullRequestUrl": f"{page}/discussions/{target.removeprefix('refs/pr/')}" if as_pull else None,
     }
@@ -128,29 +128,33 @@ def write_commit(
 
     Raises Refusal: EntryNotFound for a deletion of nothing, 400 for a file below a file.
     """
-    made = records.add_commit(db, repo, parent, title, author, message)
+    new_commit = records.add_commit(db, repo, parent, title, author, message)
     for deletion in deletions:
         if deletion.folder:
-            gone = [entry.path for entry in records.list_entries(db, made, deletion.path.strip("/"))]
+            gone = [entry.path for entry in records.list_entries(db, new_commit, deletion.path.strip("/"))]
         else:
-            gone = [deletion.path] if records.find_entry(db, made, deletion.path) else []
+            gone = [deletion.path] if records.find_entry(db, new_commit, deletion.path) else []
         if not gone:
-            raise entry_not_found(deletion.path, parent.id if parent else made.id)
-        db.executemany('DELETE FROM files WHERE "commit" = ? AND path = ?', [(made.number, path) for path in gone])
+            raise entry_not_found(deletion.path, parent.id if parent else new_commit.id)
+        db.executemany(
+            'DELETE FROM files WHERE "commit" = ? AND path = ?', [(new_commit.number, path) for path in gone]
+        )
     for entry in entries:
-        records.put_entry(db, made, entry)
+        records.put_entry(db, new_commit, entry)
     for entry in entries:
         parts = entry.path.split("/")
         above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-        if records.list_entries(db, made, entry.path) or any(records.find_entry(db, made, path) for path in above):
+        if records.list_entries(db, new_commit, entry.path) or any(
+            records.find_entry(db, new_commit, path) for path in above
+        ):
             raise bad_request(f"{entry.path} cannot be a file and a folder at once.")
     stored = [(repo.number, entry.sha256, entry.size_bytes) for entry in entries if entry.sha256]
     db.executemany(
         "INSERT INTO objects VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET referenced = 1",
         stored,
     )
-    records.point(db, repo, "pull" if branch.startswith("refs/pr/") else "branch", branch, made)
-    return made
+    records.point(db, repo, "pull" if branch.startswith("refs/pr/") else "branch", branch, new_commit)
+    return new_commit
 
 
 def resolve_changes(hub: Hub, repo: Repo, changes: Iterable[Change]) -> tuple[list[Entry], list[Deletion]]:

@@ -23,8 +23,8 @@ class Grants:
     def token(self, right: Right, seconds: int | None = None, name: str = "") -> tuple[str, int]:
         """Return a token of that name ("": one of its own), and the second, as `time.time` counts, of its end."""
         expires = int(time.time()) + (self.seconds if seconds is None else seconds)
-        said = f"{right}_{expires}_{name or secrets.token_hex(8)}"
-        return f"xet_{said}_{self._sign(said)}", expires
+        claims = f"{right}_{expires}_{name or secrets.token_hex(8)}"
+        return f"xet_{claims}_{self._sign(claims)}", expires
 
     def allows(self, authorization: str, right: Right) -> bool:
         """Whether a header `Authorization` has a token that is good for this; who may write may also read."""
@@ -36,8 +36,8 @@ class Grants:
             and int(expires) >= time.time()
         )
 
-    def _sign(self, said: str) -> str:
-        return hmac.new(self.key, said.encode(), "sha256").hexdigest()
+    def _sign(self, claims: str) -> str:
+        return hmac.new(self.key, claims.encode(), "sha256").hexdigest()
 
 
 def name_of_grant(authorization: str) -> str:

@@ -62,8 +62,8 @@ def keys(call: Call) -> Answer:
 
 def authorize(call: Call) -> Answer:
     """Ask which user to be, and send the browser back to the application with a code."""
-    given = {name: values[0] for name, values in call.form().items()} if call.method == "POST" else {}
-    wish = {**dict(call.query.items()), **given}
+    fields = {name: values[0] for name, values in call.form().items()} if call.method == "POST" else {}
+    wish = {**dict(call.query.items()), **fields}
     for name in ("client_id", "redirect_uri"):
         if not wish.get(name):
             raise bad_request(f'"{name}" is required')
@@ -100,8 +100,8 @@ def token(call: Call) -> Answer:
             "DELETE FROM oauth_codes WHERE code = ? RETURNING grant_json, expires_seconds", (form.get("code", ""),)
         ).fetchone()
         grant: Json = json.loads(row[0]) if row and row[1] > time.time() else {}
-        given = (client, form.get("redirect_uri"))
-        good = (grant.get("client_id"), grant.get("redirect_uri")) == given and _proves_challenge(grant, form)
+        pair = (client, form.get("redirect_uri"))
+        good = (grant.get("client_id"), grant.get("redirect_uri")) == pair and _proves_challenge(grant, form)
         if good:
             expires = time.time() + call.hub.settings.oauth_seconds
             values = (access, grant["user"], client, grant["scope"], expires)
@@ -139,9 +139,9 @@ def _signing_key(hub: Hub) -> "RSAKey":
         row = _kept_key(db)
     if row is None:
         parameters: KeyParameters = {"kid": secrets.token_hex(8), "use": "sig", "alg": "RS256"}
-        made = RSAKey.generate_key(2048, parameters, private=True)
+        key = RSAKey.generate_key(2048, parameters, private=True)
         with hub.state.writing() as db:
-            text = json.dumps(made.as_dict(private=True))
+            text = json.dumps(key.as_dict(private=True))
             db.execute("INSERT OR IGNORE INTO secrets VALUES ('id token key', ?)", (text,))
             row = _kept_key(db)
     assert row is not None

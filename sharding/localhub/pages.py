@@ -51,24 +51,28 @@ def repo(call: Call) -> Answer:
     parameters = call.parameters
     try:
         with call.hub.state.reading() as db:
-            found, _ = accounts.reach(db, call, "see")
-            commit = records.find_commit(db, found, parameters.get("revision", "main"))
+            repository, _ = accounts.reach(db, call, "see")
+            commit = records.find_commit(db, repository, parameters.get("revision", "main"))
             entries = records.list_entries(db, commit)
             card = contents.read_text(call.hub, db, commit, "README.md", MAX_CARD_BYTES)
     except Refusal:
         return _missing()
-    base = f"/{quote(found.path)}/resolve/{commit.id}/"
+    base = f"/{quote(repository.path)}/resolve/{commit.id}/"
     rows = "".join(
         f'<tr><td><a href="{base}{quote(entry.path)}">{escape(entry.path)}</a></td>'
         f'<td class="size">{entry.size_bytes:,} bytes</td><td>{"LFS" if entry.sha256 else ""}</td></tr>'
         for entry in entries
     )
-    notes = [found.kind, *(["private"] if found.private else []), *([f"gated ({found.gated})"] if found.gated else [])]
+    notes = [
+        repository.kind,
+        *(["private"] if repository.private else []),
+        *([f"gated ({repository.gated})"] if repository.gated else []),
+    ]
     body = (
         f"<p>{', '.join(notes)}, at commit <code>{commit.id[:10]}</code>: {escape(commit.title)}</p>"
         f"<table>{rows}</table><h2>Card</h2><pre>{escape(card)}</pre>"
     )
-    return HTMLResponse(document(found.id, body))
+    return HTMLResponse(document(repository.id, body))
 
 
 def avatar(call: Call) -> Answer:
@@ -85,11 +89,11 @@ def avatar(call: Call) -> Answer:
 
 def _repo_list(db: sqlite3.Connection, call: Call, owner: str | None) -> str:
     caller = accounts.identify(db, call)
-    repos = [one for kind in records.KINDS for one in records.list_repos(db, kind, owner)]
+    repos = [item for kind in records.KINDS for item in records.list_repos(db, kind, owner)]
     items = "".join(
-        f'<li><a href="/{quote(one.path)}">{escape(one.path)}</a></li>'
-        for one in repos
-        if not accounts.judge(caller, one, "see")
+        f'<li><a href="/{quote(item.path)}">{escape(item.path)}</a></li>'
+        for item in repos
+        if not accounts.judge(caller, item, "see")
     )
     return f"<ul>{items}</ul>" if items else "<p>Nothing here yet.</p>"
 

@@ -113,11 +113,11 @@ def search(call: Call) -> Answer:
         caller = accounts.identify(db, call)
         repos = records.list_repos(db, call.parameters["kind"], call.query.get("author"))
         seen = [repo for repo in repos if words in repo.id.lower() and not accounts.judge(caller, repo, "see")]
-        found: list[Json] = []
+        items: list[Json] = []
         for repo in seen:
             commit = records.find_commit(db, repo, "main")
-            found.append(describe(call.hub, db, repo, commit, expand=expand, brief=not call.asks("full")))
-    return page(call, found, min(max(1, int(limit or 1000)), call.hub.settings.page_items))
+            items.append(describe(call.hub, db, repo, commit, expand=expand, brief=not call.asks("full")))
+    return page(call, items, min(max(1, int(limit or 1000)), call.hub.settings.page_items))
 
 
 def check_access(call: Call) -> Answer:
@@ -150,9 +150,9 @@ def _check_new_id(
 
 
 def _kind(wish: Json) -> Kind:
-    given = wish.get("type") or "model"
+    name = wish.get("type") or "model"
     for kind in records.KINDS:
-        if given == kind:
+        if name == kind:
             return kind
     raise bad_request(f'"type" must be one of [{", ".join(records.KINDS)}]')
 

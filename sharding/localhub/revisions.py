@@ -37,13 +37,13 @@ def paths_info(call: Call) -> Answer:
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         commit = records.find_commit(db, repo, call.parameters["revision"])
-        found: list[Json] = []
+        items: list[Json] = []
         for path in dict.fromkeys(path.strip("/") for path in form.get("paths", [])):
             if entry := records.find_entry(db, commit, path):
-                found.append(_file(call.hub, db, entry, expand))
+                items.append(_file(call.hub, db, entry, expand))
             elif below := records.list_entries(db, commit, path):
-                found.append(_folder(db, path, below, expand))
-    return found
+                items.append(_folder(db, path, below, expand))
+    return items
 
 
 def commits(call: Call) -> Answer:

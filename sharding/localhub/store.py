@@ -108,8 +108,8 @@ class XetStore:
 
         with hf_xet.XetSession().new_upload_commit(endpoint=self.url) as commit:
             uploads = [commit.start_upload_file(str(path)) for path in paths]
-        found = [self.find(upload.result().xet_info.sha256 or "") for upload in uploads]
-        return [file for file in found if file]
+        files = [self.find(upload.result().xet_info.sha256 or "") for upload in uploads]
+        return [file for file in files if file]
 
     def lend_view(self) -> str:
         """Return an endpoint for one reader, good to be opened for `VIEW_SECONDS`."""

@@ -73,12 +73,12 @@ class Rule:
 
 def routes(hub: Hub, rules: Iterable[Rule]) -> list[Route]:
     """Return the routes of the rules, in order; GET answers HEAD as well."""
-    made = []
+    table = []
     for rule in rules:
         for kind in KINDS if "{kind" in rule.path else ("",):
             path = rule.path.replace("/{kind_prefix}", "" if kind == "model" else f"/{kind}s").replace("{kind}", kind)
-            made.append(Route(path, _endpoint(hub, rule.handler, kind), methods=[rule.method]))
-    return made
+            table.append(Route(path, _endpoint(hub, rule.handler, kind), methods=[rule.method]))
+    return table
 
 
 def to_call(hub: Hub, request: Request, kind: str = "", body: bytes = b"") -> Call:

@@ -20,11 +20,11 @@ def cut_over(model: Any, ranks: int, stored: set[str]) -> dict[str, Any]:
     stage = PipelineStage.__new__(PipelineStage)  # its constructor wants the processes themselves
     stage.pp_size = ranks
     count = len(model.base_model.layers)
-    found = {name: stage.find_rank_for_key(name, count, model.base_model_prefix) for name in model.state_dict()}
-    owners = {name: rank for name, rank in found.items() if rank is not None}
+    rank_of = {name: stage.find_rank_for_key(name, count, model.base_model_prefix) for name in model.state_dict()}
+    owners = {name: rank for name, rank in rank_of.items() if rank is not None}
     groups = {name: names for names in tied_names(model) for name in names}
     names_of: list[list[str]] = [[] for _ in range(ranks)]
-    for name in found:
+    for name in rank_of:
         for rank in {owners[other] for other in groups.get(name, [name]) if other in owners}:
             names_of[rank].append(name)
     return {

@@ -39,7 +39,7 @@ class Endpoints:
             variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
             base: the repo of the model that was trained, where the source is what the ranks of a training run saved
         """
-        with _told(source, variant, base):
+        with _api_errors(source, variant, base):
             token = self._site.token(request)
             try:
                 return to_json(summarize_source(self._desk.inspect(source, variant, token, base)))
@@ -71,7 +71,7 @@ class Endpoints:
             base: the repo of the model that was trained, where the source is what the ranks of a training run saved
             dequantize: whether quantized weights (FP8, MXFP4) become ordinary ones of `dtype`, or of bf16
         """
-        with _told(source, strategy, order, dtype, variant, base):
+        with _api_errors(source, strategy, order, dtype, variant, base):
             token = self._site.token(request)
             options = Options(max_shard_size, strategy, order, dtype, variant, base=base, dequantize=dequantize)
             checkpoint, plan = self._desk.plan(source, options, token, _session(request))
@@ -117,7 +117,7 @@ class Endpoints:
             base: the repo of the model that was trained, where the source is what the ranks of a training run saved
             dequantize: whether quantized weights (FP8, MXFP4) become ordinary ones of `dtype`, or of bf16
         """
-        with _told(source, destination, strategy, order, dtype, variant, base):
+        with _api_errors(source, destination, strategy, order, dtype, variant, base):
             caller, token = self._caller(request)
             asked = JobRequest(
                 source=source,
@@ -141,15 +141,15 @@ class Endpoints:
         Args:
             job: the id that `shard` answered with
         """
-        with _told(job):
+        with _api_errors(job):
             status = self._desk.status(job, self._caller(request)[0].name)
             if status is None:
                 raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
-            said = to_json(status)
-            said["request"] |= said["request"].pop("options")
-            if said["published"]:
-                said["published"] |= said["published"].pop("ref")
-            return said
+            document = to_json(status)
+            document["request"] |= document["request"].pop("options")
+            if document["published"]:
+                document["published"] |= document["published"].pop("ref")
+            return document
 
     def result(self, repo: str, request: gr.Request) -> Json:
         """Return the report of a finished job from the repo that it made: what was done, the proof, what it cost.
@@ -162,13 +162,13 @@ class Endpoints:
         Args:
             repo: the result, as "owner/name", "owner/name@revision" or a link to it
         """
-        with _told(repo):
-            found, trust = self._desk.judge(repo, self._site.token(request))
+        with _api_errors(repo):
+            result, trust = self._desk.judge(repo, self._site.token(request))
             return {
-                "repo_id": found.repo_id,
-                "revision": found.revision,
+                "repo_id": result.repo_id,
+                "revision": result.revision,
                 "trust": to_json(trust),
-                "report": to_json(found.report) if trust.level != "contradicted" else None,
+                "report": to_json(result.report) if trust.level != "contradicted" else None,
             }
 
     def _caller(self, request: gr.Request) -> tuple[Person, str]:
@@ -185,7 +185,7 @@ def _session(request: gr.Request) -> str | None:
 
 
 @contextmanager
-def _told(*texts: object) -> Iterator[None]:
+def _api_errors(*texts: object) -> Iterator[None]:
     """Tell the caller what went wrong and what helps; `texts` come from anybody, so that they may be anything."""
     if not all(isinstance(text, str) for text in texts):
         raise gr.Error("A name, a size or a choice is a text.", print_exception=False)

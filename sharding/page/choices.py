@@ -13,39 +13,39 @@ ONE_FILE = "one file"
 """How a visitor writes and reads SINGLE_FILE."""
 
 
-def source_in(form: Form, given: Mapping[Any, Any]) -> str:
+def source_in(form: Form, values: Mapping[Any, Any]) -> str:
     """Return the source that is named, "" where there is none."""
-    return (given[form.repo] or "").strip()
+    return (values[form.repo] or "").strip()
 
 
-def base_in(form: Form, given: Mapping[Any, Any]) -> str:
+def base_in(form: Form, values: Mapping[Any, Any]) -> str:
     """Return the model that was trained, "" where none is named."""
-    return (given[form.base] or "").strip()
+    return (values[form.base] or "").strip()
 
 
-def size_in(form: Form, given: Mapping[Any, Any]) -> str:
+def size_in(form: Form, values: Mapping[Any, Any]) -> str:
     """Return the size that is written, "" where there is none."""
-    size = (given[form.size] or "").strip()
+    size = (values[form.size] or "").strip()
     return SINGLE_FILE if size.lower() in (ONE_FILE, "1 file", SINGLE_FILE) else size
 
 
-def size_told(size: str) -> str:
+def size_label(size: str) -> str:
     """Return a size as a visitor reads it."""
     return ONE_FILE if size == SINGLE_FILE else size
 
 
-def options_in(form: Form, given: Mapping[Any, Any]) -> Options:
+def options_in(form: Form, values: Mapping[Any, Any]) -> Options:
     """Return what is chosen. Raises UsageError for what is no choice."""
-    kind = given[form.strategy]
+    kind = values[form.strategy]
     return Options(
-        max_shard_size=size_in(form, given),
-        strategy=f"{kind}:{int(given[form.machines] or 0)}" if kind == PIPELINE else kind,
-        order=given[form.order],
-        dtype=given[form.dtype],
-        variant=given[form.variant],
-        allow_overflow=given[form.overflow],
-        base=base_in(form, given),
-        dequantize=given[form.dequantize],
+        max_shard_size=size_in(form, values),
+        strategy=f"{kind}:{int(values[form.machines] or 0)}" if kind == PIPELINE else kind,
+        order=values[form.order],
+        dtype=values[form.dtype],
+        variant=values[form.variant],
+        allow_overflow=values[form.overflow],
+        base=base_in(form, values),
+        dequantize=values[form.dequantize],
     )
 
 

@@ -38,11 +38,11 @@ def read_wish(query: Mapping[str, str]) -> Wish:
     >>> wish.repo, wish.options.max_shard_size, wish.options.order, wish.sized
     ('me/model@v2', '300MB', 'natural', True)
     """
-    given = {name: str(value)[:_LONGEST].strip() for name, value in query.items()}
-    repo, revision = given.get("repo", ""), given.get("revision", "")
-    asked: dict[str, Any] = {name: given[name] for name in _USUAL if name in given}
-    asked |= {"max_shard_size": "".join(given["size"].split())} if "size" in given else {}
-    asked |= {name: given.get(name) == "true" for name in _SWITCHES}
+    fields = {name: str(value)[:_LONGEST].strip() for name, value in query.items()}
+    repo, revision = fields.get("repo", ""), fields.get("revision", "")
+    asked: dict[str, Any] = {name: fields[name] for name in _USUAL if name in fields}
+    asked |= {"max_shard_size": "".join(fields["size"].split())} if "size" in fields else {}
+    asked |= {name: fields.get(name) == "true" for name in _SWITCHES}
     options, taken = Options(), set()
     for name, value in asked.items():
         with suppress(UsageError):
@@ -52,10 +52,10 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         repo=f"{repo}@{revision}" if repo and revision and "@" not in repo else repo,
         options=options,
         sized="max_shard_size" in taken,
-        to=given.get("to", ""),
-        private=given.get("private") == "true",
-        job=given.get("job", ""),
-        result=given.get("result", ""),
+        to=fields.get("to", ""),
+        private=fields.get("private") == "true",
+        job=fields.get("job", ""),
+        result=fields.get("result", ""),
     )
 
 

@@ -14,7 +14,7 @@ from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import JobRecord
 from sharding.desk.overview import Overview
 from sharding.drawing.model_map import ModelMap, today_of
-from sharding.page.choices import size_told
+from sharding.page.choices import size_label
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.words import in_page_words
@@ -60,17 +60,18 @@ def problem(error: ShardingError) -> str:
     return message(in_page_words(error.message), in_page_words(error.hint), "error")
 
 
-def facts_panel(told: Inspection, card: SourceCard) -> str:
+def facts_panel(inspection: Inspection, card: SourceCard) -> str:
     """Return what a source is."""
-    dtypes = ", ".join(sorted(told.dtypes, key=lambda dtype: -told.dtypes[dtype])[:4])
+    dtypes = ", ".join(sorted(inspection.dtypes, key=lambda dtype: -inspection.dtypes[dtype])[:4])
+    codes = {finding.code for finding in inspection.findings}
     facts = [
-        f"{parameters(told.total_parameters)} parameters",
-        f"{format_bytes(told.total_bytes)} of {dtypes}",
+        f"{parameters(inspection.total_parameters)} parameters",
+        f"{format_bytes(inspection.total_bytes)} of {dtypes}",
         f"licence {card.license}" if card.license else "no licence stated",
         "gated" if card.gated else "private" if card.private else "open to all",
-        "a commit on no known branch" if any(finding.code == "unreached-commit" for finding in told.findings) else "",
+        "a commit on no known branch" if "unreached-commit" in codes else "",
     ]
-    return render("facts", card=card, facts=[*filter(None, [told.architecture, *facts])])
+    return render("facts", card=card, facts=[*filter(None, [inspection.architecture, *facts])])
 
 
 def overview_panel(overview: Overview, card: SourceCard) -> str:
@@ -81,10 +82,10 @@ def overview_panel(overview: Overview, card: SourceCard) -> str:
 
 def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
     """Return the slider of sizes, which stands at `size`, or beside it where that is none of them."""
-    told = [{"size": size_told(stop.size), "reason": stop.reason} for stop in stops]
+    marks = [{"size": size_label(stop.size), "reason": stop.reason} for stop in stops]
     at = stop_for(stops, size)
     reason = stops[at].reason if stops[at].size == size else ""
-    return render("sizes", stops=told, at=at, size=size_told(size), reason=reason)
+    return render("sizes", stops=marks, at=at, size=size_label(size), reason=reason)
 
 
 def map_panel(model_map: ModelMap, plays: bool = False) -> str:
@@ -129,9 +130,9 @@ def shards_panel(plan: Plan, forecast: Forecast) -> str:
 
 def findings_panel(findings: Sequence[Finding]) -> str:
     """Return what else there is to know: warnings at once, the rest where it is asked for."""
-    told = [replace(finding, hint=in_page_words(finding.hint)) for finding in findings]
-    warnings = [finding for finding in told if finding.level == "warning"]
-    notes = [finding for finding in told if finding.level != "warning"]
+    remarks = [replace(finding, hint=in_page_words(finding.hint)) for finding in findings]
+    warnings = [finding for finding in remarks if finding.level == "warning"]
+    notes = [finding for finding in remarks if finding.level != "warning"]
     return render("findings", warnings=warnings, notes=notes)
 
 

@@ -13,7 +13,7 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.choices import base_in, filled_in, options_in, size_in, size_told, source_in
+from sharding.page.choices import base_in, filled_in, options_in, size_in, size_label, source_in
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
@@ -67,7 +67,7 @@ class Planning:
         if wish.repo:  # otherwise somebody may be typing already
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
-                form.size: size_told(str(wish.options.max_shard_size)) if wish.sized else "",
+                form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else "",
                 form.variants: _variants([wish.options.variant], value=wish.options.variant),
                 **filled_in(form, wish.options),
             }
@@ -100,20 +100,20 @@ class Planning:
         """Say that the headers are being read, which takes a second or two."""
         return message(f"Reading the headers of {repo.strip()} …") if (repo or "").strip() else ""
 
-    def see(self, given: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def see(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Say what the model is, and draw the plan."""
         form, token = self._form, self._site.token(request, login)
-        source, variant, base = source_in(form, given), given[form.variant], base_in(form, given)
+        source, variant, base = source_in(form, values), values[form.variant], base_in(form, values)
         if not source:
             return {**self._hidden(), form.repo_message: ""}
         of_ranks = False
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
             of_ranks = needs_base(checkpoint)
-            given = {**given, form.base: base if of_ranks else ""}
+            values = {**values, form.base: base if of_ranks else ""}
             if of_ranks and base:
                 checkpoint = self._desk.inspect(source, taken, token, base)
-            if given[form.seen] == self._choices(given, checkpoint):
+            if values[form.seen] == self._choices(values, checkpoint):
                 return {form.repo_message: remark}  # asked for once more, as by a click that also leaves the field
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
@@ -125,13 +125,13 @@ class Planning:
         hides = card.gated or card.private
         promise = _PERMITTED if card.gated else _NOT_PRIVATE
         loads = checkpoint.is_plain_model
-        size, usual = size_in(form, given), usual_size(checkpoint.total_bytes)
-        if size in ("", given[form.suggested]):  # not the visitor's own
+        size, usual = size_in(form, values), usual_size(checkpoint.total_bytes)
+        if size in ("", values[form.suggested]):  # not the visitor's own
             size = usual
-        told = size_told(size)
-        seen = {**given, form.variant: taken, form.size: told}
+        label = size_label(size)
+        seen = {**values, form.variant: taken, form.size: label}
         quantized = offer(checkpoint)
-        seen[form.dequantize] = bool(quantized and given[form.dequantize])
+        seen[form.dequantize] = bool(quantized and values[form.dequantize])
         return {
             form.repo_message: remark,
             form.base: gr.Textbox(visible=True) if of_ranks else gr.Textbox("", visible=False),
@@ -141,7 +141,7 @@ class Planning:
             form.variants: _variants({taken, *checkpoint.other_variants}, **another),
             form.variant: gr.Textbox(**another),
             form.facts: facts_panel(summarize_source(checkpoint), card),
-            form.size: gr.Textbox(told) if told != given[form.size] else gr.Textbox(),
+            form.size: gr.Textbox(label) if label != values[form.size] else gr.Textbox(),
             form.suggested: usual,
             form.machine: gr.Column(visible=loads),
             form.devices: "",
@@ -161,47 +161,47 @@ class Planning:
         except ShardingError as error:
             return problem(error)
 
-    def draw(self, given: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def draw(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Draw the plan for what is chosen."""
-        return self._draw(given, self._site.token(request, login), request)
+        return self._draw(values, self._site.token(request, login), request)
 
     def slide(
-        self, given: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
+        self, values: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
     ) -> dict[Any, Any]:
         """Draw the plan for the size at which the slider stands."""
         size = str(getattr(chosen, "size", ""))[:_LONGEST_SIZE]
-        drawn = self._draw({**given, self._form.size: size}, self._site.token(request, login), request)
+        drawn = self._draw({**values, self._form.size: size}, self._site.token(request, login), request)
         drawn.pop(self._form.sizes, None)  # it is in the visitor's hand
         return {self._form.size: size, **drawn}
 
     def list_tensors(
-        self, given: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
+        self, values: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
     ) -> dict[Any, Any]:
         """List the tensors of the column of the map that was chosen."""
         form = self._form
         try:
-            options = options_in(form, given)
-            checkpoint, plan = self._plan(options, given, self._site.token(request, login), request)
+            options = options_in(form, values)
+            checkpoint, plan = self._plan(options, values, self._site.token(request, login), request)
         except ShardingError as error:
             return {form.tensors: problem(error)}
         placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
         return {form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
 
     def _draw(
-        self, given: Mapping[Any, Any], token: str | None, request: gr.Request, plays: bool = False
+        self, values: Mapping[Any, Any], token: str | None, request: gr.Request, plays: bool = False
     ) -> dict[Any, Any]:
-        form, source = self._form, source_in(self._form, given)
+        form, source = self._form, source_in(self._form, values)
         # Another model may be named already, which nothing but the plan is drawn of yet.
         shown: dict[Any, Any] = {
-            form.machines: gr.Number(visible=given[form.strategy] == PIPELINE),
+            form.machines: gr.Number(visible=values[form.strategy] == PIPELINE),
             form.tensors: "",
             form.seen: (),
         }
-        if not source or not size_in(form, given):
+        if not source or not size_in(form, values):
             return {form.size_message: "", **shown}
         try:
-            options = options_in(form, given)
-            checkpoint, plan = self._plan(options, given, token, request)
+            options = options_in(form, values)
+            checkpoint, plan = self._plan(options, values, token, request)
         except ShardingError as error:
             gone: dict[Any, Any] = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
             return {form.size_message: problem(error), **gone, **shown}
@@ -223,7 +223,7 @@ class Planning:
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed))),
         }
 
-    def _choices(self, given: Mapping[Any, Any], checkpoint: Checkpoint) -> tuple[Any, ...]:
+    def _choices(self, values: Mapping[Any, Any], checkpoint: Checkpoint) -> tuple[Any, ...]:
         """Return all that what is shown of a model and its plan follows from."""
         form = self._form
         fields = (
@@ -238,12 +238,12 @@ class Planning:
             form.overflow,
             form.dequantize,
         )
-        return checkpoint.source, *(given[field] for field in fields)
+        return checkpoint.source, *(values[field] for field in fields)
 
     def _plan(
-        self, options: Options, given: Mapping[Any, Any], token: str | None, request: gr.Request
+        self, options: Options, values: Mapping[Any, Any], token: str | None, request: gr.Request
     ) -> tuple[Checkpoint, Plan]:
-        return self._desk.plan(source_in(self._form, given), options, token, request.session_hash)
+        return self._desk.plan(source_in(self._form, values), options, token, request.session_hash)
 
     def _hidden(self) -> dict[Any, Any]:
         form = self._form

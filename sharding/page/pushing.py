@@ -29,10 +29,10 @@ class Pushing:
         self._site = site
         self._form = form
 
-    def propose(self, given: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def propose(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Fill in a namespace and a free name; a name that the visitor wrote stays."""
-        form, token, namespace = self._form, self._site.token(request, login), given[self._form.namespace]
-        (proposed, short), name = given[form.proposed], given[form.name]
+        form, token, namespace = self._form, self._site.token(request, login), values[self._form.namespace]
+        (proposed, short), name = values[form.proposed], values[form.name]
         wanted = ""
         try:
             who = person(self._desk, token)
@@ -46,7 +46,7 @@ class Pushing:
             update: dict[Any, Any] = {form.start: gr.Button(interactive=True), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
             with suppress(UsageError):  # the plan says what is wrong
-                wanted = propose_name(space, source_in(form, given), options_in(form, given))
+                wanted = propose_name(space, source_in(form, values), options_in(form, values))
             if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own
                 return update
             free = self._desk.lookup.free_name(wanted, token)
@@ -60,11 +60,11 @@ class Pushing:
             form.name_message: "" if free == wanted else _taken(wanted, free),
         }
 
-    def tell_target(self, given: Mapping[Any, Any]) -> dict[Any, Any]:
+    def tell_target(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         """Say where the copy goes, and who may see it."""
-        form, owner, name = self._form, given[self._form.namespace], (given[self._form.name] or "").strip()
+        form, owner, name = self._form, values[self._form.namespace], (values[self._form.name] or "").strip()
         whole = f"{owner}/{name}" if owner and name else ""
-        return {form.target: render("target", repo_id=whole, private=given[form.visibility] == PRIVATE)}
+        return {form.target: render("target", repo_id=whole, private=values[form.visibility] == PRIVATE)}
 
     def check_name(
         self, namespace: str | None, name: str, request: gr.Request, login: gr.OAuthToken | None
@@ -82,20 +82,20 @@ class Pushing:
             return {form.name_message: problem(error)}
         return {form.name_message: _taken(wanted, free)}
 
-    def start(self, given: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def start(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Hand the job to the desk and turn to its progress; or say beside the button what is wrong."""
         form, token = self._form, self._site.token(request, login)
-        source, destination = source_in(form, given), f"{given[form.namespace] or ''}/{given[form.name].strip()}"
+        source, destination = source_in(form, values), f"{values[form.namespace] or ''}/{values[form.name].strip()}"
         try:
             wanted = JobRequest(
                 source=source,
                 destination=destination,
-                options=options_in(form, given),
-                private=given[form.visibility] == PRIVATE,
-                confirmed=given[form.permitted],
+                options=options_in(form, values),
+                private=values[form.visibility] == PRIVATE,
+                confirmed=values[form.permitted],
                 # What was said of one copy is not said of another.
-                overwrite=given[form.replace] and given[form.replaced] == (source, destination),
-                compare=given[form.measure],
+                overwrite=values[form.replace] and values[form.replaced] == (source, destination),
+                compare=values[form.measure],
             )
             who = person(self._desk, token)
             if who is None or token is None:

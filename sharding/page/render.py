@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sharding.core import text as words
-from sharding.drawing.map_svg import NAMES, files_told
+from sharding.drawing.map_svg import NAMES, files_caption
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box, ModelMap
 
 MOST_NAMED = 12
@@ -48,8 +48,8 @@ def _templates() -> Environment:
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"source_name": words.source_name}
     templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
-    templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "told": files_told, "corners": _corners}
-    templates.globals |= {"place": _place, "columns": _columns}
+    templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
+    templates.globals |= {"corners": _corners, "place": _place, "columns": _columns}
     return templates
 
 

@@ -15,10 +15,8 @@ _KNOWN: tuple[Level, ...] = ("made-here", "read-now")
 
 def result_panel(report: Report, repo_id: str, page: str, link: str, trust: Trust) -> str:
     """Return the head of a result that may be relied on as far as `trust` says, which is not "contradicted"."""
-    made_from = report.source
-    load = loading_snippets(
-        repo_id, made_from.architecture, made_from.library, made_from.variant, made_from.weights_name
-    )
+    source = report.source
+    load = loading_snippets(repo_id, source.architecture, source.library, source.variant, source.weights_name)
     load = {**pipeline_snippets(report, repo_id), **load}
     return render(
         "result",

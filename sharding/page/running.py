@@ -9,7 +9,7 @@ import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import MAX_WATCHERS, VIEW_SECONDS
-from sharding.core.text import said_unchecked
+from sharding.core.text import unchecked_sentence
 from sharding.core.values import UNCHECKED
 from sharding.desk import Desk, JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
@@ -155,7 +155,7 @@ class Running:
         }
         if status.request.kind == "verify" and status.state == "done":
             link = query_of(Wish(result=status.request.destination))
-            checked = render("checked", link=link, unchecked=said_unchecked(UNCHECKED), unreached=status.unreached)
+            checked = render("checked", link=link, unchecked=unchecked_sentence(UNCHECKED), unreached=status.unreached)
             return {**update, form.outcome: gr.Column(visible=True), form.result: checked, form.result_details: ""}
         if status.report is None or status.state in ACTIVE:
             return update

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from sharding.core.text import format_bytes, name_some, said_of_unreached, source_name
+from sharding.core.text import format_bytes, name_some, source_name, unreached_sentence
 from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary, LoadSummary
@@ -89,13 +89,13 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
     if links.result:
         yield f"[![See and check it on its page]({_BADGE})]({links.result})\n"
     for place in report.verification.unreached:
-        yield f"**{_plain(said_of_unreached(place))}**\n"
+        yield f"**{_plain(unreached_sentence(place))}**\n"
     count = len(report.plan.shards)
     files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
     part = f"{_part(report)}: a part of " if report.plan.rank is not None else ""
     proved = f" in {files}. {_proof(report)}" if report.verification.identical else "."
-    told = f"{part}{_origin(report, links)}{proved}"
-    yield f"{told[0].upper()}{told[1:]}\n"
+    sentence = f"{part}{_origin(report, links)}{proved}"
+    yield f"{sentence[0].upper()}{sentence[1:]}\n"
     if count := report.source.in_pieces:
         yield (
             f"The source is what a training run has saved: {count:,} of its {report.source.tensors:,} tensors lay in "
@@ -138,18 +138,18 @@ def _proof(report: Report) -> str:
         return f"Loaded and saved by transformers and accelerate; all {count} tensors were read again and compared."
     lost, dtype = "", report.plan.dtype
     if report.plan.dequantized:
-        found = f"equalled what was computed of the original's numbers and scales in {dtype}, bit for bit"
+        claim = f"equalled what was computed of the original's numbers and scales in {dtype}, bit for bit"
     elif dtype == "keep":
-        found = "were bit-identical to the original's"
+        claim = "were bit-identical to the original's"
     else:
-        found = f"equalled `tensor.to(dtype)` of the original's, cast to {dtype}, bit for bit"
+        claim = f"equalled `tensor.to(dtype)` of the original's, cast to {dtype}, bit for bit"
     if report.verification.unstated:
-        found += ", as it was read: not all of its files were compared with a hash that the Hub states"
+        claim += ", as it was read: not all of its files were compared with a hash that the Hub states"
     if dtype != "keep":
         infinite = sum(report.overflowed.values())
         lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""
     return (
-        f"Before it was published, every byte was read again: all {count} tensors {found}; "
+        f"Before it was published, every byte was read again: all {count} tensors {claim}; "
         f"`sharding_digests.json` has their BLAKE3.{lost}"
     )
 

@@ -72,9 +72,9 @@ def parse_digests(text: bytes) -> Stored:
     except ValidationError as error:
         message = f"{DIGESTS_NAME} is not valid: {first_problem(error)}."
         raise SourceError(message, "Verify without --quick, which reads the weights.") from error
-    told = digests.tensors.items()
+    entries = digests.tensors.items()
     tensors = {
-        name: TensorDigest(one.dtype, one.shape, one.blake3 if isinstance(one, _Tensor) else one.sha256)
-        for name, one in told
+        name: TensorDigest(entry.dtype, entry.shape, entry.blake3 if isinstance(entry, _Tensor) else entry.sha256)
+        for name, entry in entries
     }
-    return Stored("SHA-256" if any(isinstance(one, _OlderTensor) for _, one in told) else "BLAKE3", tensors)
+    return Stored("SHA-256" if any(isinstance(entry, _OlderTensor) for _, entry in entries) else "BLAKE3", tensors)

@@ -30,7 +30,9 @@ class Problem:
     hint: str
 
 
-Said = PlanMade | Progress | ShardFinished | Verification | Probed | ComparisonSummary | Published | Report | Problem
+JobEvent = (
+    PlanMade | Progress | ShardFinished | Verification | Probed | ComparisonSummary | Published | Report | Problem
+)
 """What can be read of a job."""
 
 _NAMES: dict[type, str] = {
@@ -48,28 +50,28 @@ _KINDS: dict[str, Any] = {name: kind for kind, name in _NAMES.items()} | {"verif
 
 def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report) -> Json:
     """Return one line of `--events`: what happened, under the key `event`, and its particulars."""
-    said: Any = event
+    payload: Any = event
     match event:
         case Planned():
-            said = PlanMade(summarize_source(event.checkpoint), summarize_plan(event.plan))
+            payload = PlanMade(summarize_source(event.checkpoint), summarize_plan(event.plan))
         case Verified():
-            said = event.verification
+            payload = event.verification
         case Compared():
-            said = summarize_comparison(event.comparison)
-    name = _NAMES[type(said)]
-    line = {"event": name, **to_json(said, _KINDS[name])}
+            payload = summarize_comparison(event.comparison)
+    name = _NAMES[type(payload)]
+    line = {"event": name, **to_json(payload, _KINDS[name])}
     if isinstance(event, Probed):
         del line["cost"]["curve"]  # the report has one of each side
     return line
 
 
-def parse_event(line: Json) -> Said:
+def parse_event(line: Json) -> JobEvent:
     """Return what a line of a job says. Raises ValueError where it is none that jobs have."""
-    kind, told = (Problem, line["error"]) if "error" in line else (_KINDS.get(str(line.get("event"))), line)
+    kind, payload = (Problem, line["error"]) if "error" in line else (_KINDS.get(str(line.get("event"))), line)
     if kind is None:
         raise ValueError("no event of a job: there is none of that name")
     try:
-        said: Said = adapter(kind).validate_python(told)
+        event: JobEvent = adapter(kind).validate_python(payload)
     except ValidationError as error:
         raise ValueError(f"no event of a job: {first_problem(error)}") from error
-    return said
+    return event

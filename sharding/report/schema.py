@@ -255,9 +255,9 @@ def to_json(value: Any, kind: Any = None) -> Json:
     document: Json = adapter(known).dump_python(value, mode="json", by_alias=True)
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
     if plan is not None:
-        told = document if plan is value else document["plan"]
-        last = {key: told.pop(key) for key in ("stages", "pipeline", "rank", "findings")}
-        told |= {"weight_map": plan.weight_map, **last}
+        summary = document if plan is value else document["plan"]
+        last = {key: summary.pop(key) for key in ("stages", "pipeline", "rank", "findings")}
+        summary |= {"weight_map": plan.weight_map, **last}
     return document
 
 

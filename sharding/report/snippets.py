@@ -184,8 +184,8 @@ def pipeline_commands(report: Report, place: str) -> str:
 
 def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
     """Return the script and the commands that compute with what is at `place` as a pipeline; none for other cuts."""
-    given = {"pipeline.py": pipeline_script(report, place), "on each machine": pipeline_commands(report, place)}
-    return {name: text for name, text in given.items() if text}
+    snippets = {"pipeline.py": pipeline_script(report, place), "on each machine": pipeline_commands(report, place)}
+    return {name: text for name, text in snippets.items() if text}
 
 
 def how_to_check(report: Report, place: str) -> Mapping[str, str]:

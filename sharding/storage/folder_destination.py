@@ -68,7 +68,7 @@ class FolderDestination(Destination):
         self._plan_id = ""
         self._is_prepared = self._is_begun = False
         self._earlier: list[str] = []
-        self._made: list[Path] = []
+        self._new_folders: list[Path] = []
         self._finished: set[str] = set()
         self._streams: list[FileIO] = []
         self._one_at_a_time = Lock()
@@ -215,19 +215,19 @@ class FolderDestination(Destination):
         A result that is shown stays: an earlier one, or that of a job killed right after. Folders go where nothing
         else is in them.
         """
-        found = self._journal.path.exists()
+        has_journal = self._journal.path.exists()
         with explained(self._folder):
-            if found and not self._journal.is_lost and (self._is_begun or not self._is_prepared):
+            if has_journal and not self._journal.is_lost and (self._is_begun or not self._is_prepared):
                 self._lock()
                 for path in self._parts():
                     path.unlink(missing_ok=True)
-                remove(self._folder, self._half_made())
+                remove(self._folder, self._unfinished_files())
                 self._journal.remove()
             self._remove_staging()
-        for folder in reversed(self._made):
+        for folder in reversed(self._new_folders):
             with suppress(OSError):
                 folder.rmdir()
-        return Discarded(found)
+        return Discarded(has_journal)
 
     def _records_of_others(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return what other machines have finished of plan `plan_id`, of which the journal may not know yet."""
@@ -235,7 +235,7 @@ class FolderDestination(Destination):
         records = (parse_record(path.read_bytes()) for path in paths)
         return {record.file: record for record in records if record}
 
-    def _half_made(self) -> tuple[str, ...]:
+    def _unfinished_files(self) -> tuple[str, ...]:
         """Return the files of a result that the journal's job has begun to publish, and nobody takes for one yet."""
         job, begun = self._journal.job(), report_in(self._folder)
         if job is None or begun is None or begun.plan_id != job.plan_id:
@@ -363,7 +363,7 @@ class FolderDestination(Destination):
         missing = [folder for folder in (self._staging, *self._staging.parents) if not os.path.lexists(folder)]
         for folder in reversed(missing):
             folder.mkdir()
-            self._made.append(folder)
+            self._new_folders.append(folder)
             sync_folders([folder.parent])
 
 

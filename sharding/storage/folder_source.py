@@ -138,9 +138,9 @@ class FolderSource(Source):
 
     def refuse_other(self, lent: LentSource) -> None:
         """Raise SourceError where a file is not, or no longer, the one that was `lent`."""
-        for one in lent.files:
-            if _pin(self._stats[one.file]) != (one.bytes, one.modified_ns):
-                raise _changed(one.file)
+        for entry in lent.files:
+            if _pin(self._stats[entry.file]) != (entry.bytes, entry.modified_ns):
+                raise _changed(entry.file)
 
     @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:

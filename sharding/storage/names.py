@@ -107,9 +107,9 @@ def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> tuple[
     link = link if "://" in link else f"https://{link}"
     link = link.replace("://www.", "://", 1).replace("/commit/", "/tree/", 1)
     try:
-        found = parse_hf_uri(link, endpoint=endpoint)
+        uri = parse_hf_uri(link, endpoint=endpoint)
     except (HfUriError, ValueError):
         return None
-    if found.type != "model":
-        raise family(f"{found.id} is a {found.type}, not a model.", "Name a repo of the kind model.")
-    return found.id, found.revision
+    if uri.type != "model":
+        raise family(f"{uri.id} is a {uri.type}, not a model.", "Name a repo of the kind model.")
+    return uri.id, uri.revision

@@ -55,13 +55,13 @@ def parse_staged(text: bytes, job: StagedJob) -> ShardRecord | None:
         return None
 
 
-def whole(found: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], bool]) -> dict[str, ShardRecord]:
-    """Return the records of `found` whose shards are there.
+def whole(records: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], bool]) -> dict[str, ShardRecord]:
+    """Return those of `records` whose shards are there.
 
     None where one is gone that says what was read: the others may be made of that too.
     """
-    records = {file: record for file, record in found.items() if is_there(record)}
-    return {} if any(record.reads for file, record in found.items() if file not in records) else records
+    present = {file: record for file, record in records.items() if is_there(record)}
+    return {} if any(record.reads for file, record in records.items() if file not in present) else present
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,8 @@ class LongerSource(SourceView, ABC, Generic[_Part]):
         if start_byte < first:
             yield from self._source.read(file, start_byte, min(first, end_byte))
         if end_byte > first:
-            yield from self._made(parts, max(first, start_byte), end_byte)
+            yield from self._part_bytes(parts, max(first, start_byte), end_byte)
 
     @abstractmethod
-    def _made(self, parts: list[_Part], start_byte: int, end_byte: int) -> Iterator[bytes]:
+    def _part_bytes(self, parts: list[_Part], start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield bytes of `parts`, those of one file in their order."""

@@ -33,7 +33,7 @@ class TrainedSource(SourceView):
         for path in inside:
             del self._places[path]
         self._places |= {path.removeprefix(folder): (source, path) for path in inside}
-        entries = {(one, file.path): file for one in (source, base) if one for file in one.files}
+        entries = {(origin, file.path): file for origin in (source, base) if origin for file in origin.files}
         self.files = tuple(
             # Without the hash of the store, where nothing is copied on the server that is called otherwise there.
             entries[place] if place == (source, path) else replace(entries[place], path=path, xet_hash=None)
@@ -78,7 +78,7 @@ class TrainedSource(SourceView):
         """Return what another machine needs to read weight `files`, which are never the base's. Raises SourceError."""
         names = {self._places[file][1]: file for file in files}
         lent = self._source.lend(names)
-        return replace(lent, files=tuple(replace(one, file=names[one.file]) for one in lent.files))
+        return replace(lent, files=tuple(replace(entry, file=names[entry.file]) for entry in lent.files))
 
 
 def _is_beside(path: str) -> bool:

@@ -38,7 +38,7 @@ class DequantizeSource(LongerSource[Computed]):
         ranges = [(part.scales.file, part.scales.start_byte, _scales_end(part)) for part in computed]
         self._scales = Pages(source, ranges)
 
-    def _made(self, parts: list[Computed], start_byte: int, end_byte: int) -> Iterator[bytes]:
+    def _part_bytes(self, parts: list[Computed], start_byte: int, end_byte: int) -> Iterator[bytes]:
         stretches = []
         index = bisect_right(parts, start_byte, key=lambda part: part.start_byte) - 1
         while index < len(parts) and parts[index].start_byte < end_byte:

@@ -31,7 +31,7 @@ class GatheringSource(LongerSource[Gathered]):
         super().__init__(source, gathered)
         self._tiles: Kept[memoryview] = Kept(TILES_BYTES)
 
-    def _made(self, parts: list[Gathered], start_byte: int, end_byte: int) -> Iterator[bytes]:
+    def _part_bytes(self, parts: list[Gathered], start_byte: int, end_byte: int) -> Iterator[bytes]:
         while start_byte < end_byte:
             part = parts[bisect_right(parts, start_byte, key=lambda part: part.start_byte) - 1]
             stop = min(end_byte, part.end_byte)

@@ -48,5 +48,5 @@ def compare_listed(
     return mismatches, ({path: ours[path] for path in alike}, {path: theirs[path] for path in alike})
 
 
-def _differ(one: FileEntry, other: FileEntry) -> bool:
-    return one.bytes != other.bytes or bool(one.sha256 and other.sha256 and one.sha256 != other.sha256)
+def _differ(file: FileEntry, other: FileEntry) -> bool:
+    return file.bytes != other.bytes or bool(file.sha256 and other.sha256 and file.sha256 != other.sha256)

@@ -101,8 +101,8 @@ class ThisMachine(Reader):
         """Read two files at a time, each once."""
         lanes = Lanes("verify", sum(file.bytes for file in files))
         tasks = [partial(_digest_ranges, source, file, ranges[file.path], lanes) for file in files]
-        found = yield from collected(lanes.run(tasks))
-        return dict(zip((file.path for file in files), found, strict=True))
+        whole_files = yield from collected(lanes.run(tasks))
+        return dict(zip((file.path for file in files), whole_files, strict=True))
 
 
 def digest_tensors(source: Source, tensors: Iterable[TensorEntry]) -> Digests:
@@ -112,8 +112,8 @@ def digest_tensors(source: Source, tensors: Iterable[TensorEntry]) -> Digests:
     """
     parts = list(spans(tensors))
     lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
-    found = yield from collected(lanes.run([partial(digest_span, source, span, lanes.count) for span in parts]))
-    return {name: digest for digests in found for name, digest in digests.items()}
+    by_span = yield from collected(lanes.run([partial(digest_span, source, span, lanes.count) for span in parts]))
+    return {name: digest for digests in by_span for name, digest in digests.items()}
 
 
 def digest_files(source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
@@ -132,15 +132,15 @@ def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]
     }
 
 
-def compare(expected: Mapping[str, TensorDigest], found: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:
+def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:
     """Return every tensor in which two checkpoints differ, missing and extra ones among them.
 
     >>> compare({"w": TensorDigest("F32", (1,), "aa")}, {"w": TensorDigest("F32", (1,), "bb")})
     (Mismatch(tensor='w', problem='its bytes differ'),)
     """
     mismatches = []
-    for name in (*expected, *(name for name in found if name not in expected)):
-        planned, written = expected.get(name), found.get(name)
+    for name in (*expected, *(name for name in actual if name not in expected)):
+        planned, written = expected.get(name), actual.get(name)
         if planned is None or written is None:
             mismatches.append(Mismatch(name, "it is missing" if written is None else "it is not in the original"))
         elif (planned.dtype, planned.shape) != (written.dtype, written.shape):
@@ -156,12 +156,12 @@ def check_structure(path: Path, shard: Shard, metadata: Mapping[str, str]) -> tu
     from safetensors import SafetensorError
 
     try:
-        found, found_metadata = (_open if is_installed("numpy") else _parse)(path, shard)
+        actual, actual_metadata = (_open if is_installed("numpy") else _parse)(path, shard)
     except (SafetensorError, HeaderError, OSError) as error:
         return (Mismatch(shard.file, f"safetensors cannot open it: {error}"),)
     planned = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in shard.tensors}
-    mismatches = compare(planned, found)
-    same_metadata = found_metadata == dict(metadata)
+    mismatches = compare(planned, actual)
+    same_metadata = actual_metadata == dict(metadata)
     return mismatches if same_metadata else (*mismatches, Mismatch(shard.file, "its metadata differ"))
 
 
@@ -178,8 +178,8 @@ def _open(path: Path, shard: Shard) -> _Structure:
 
     with safe_open(path, framework="numpy") as file:
         slices = {shard.folder + name: file.get_slice(name) for name in file.offset_keys()}
-        found = {name: TensorDigest(view.get_dtype(), tuple(view.get_shape()), "") for name, view in slices.items()}
-        return found, file.metadata()
+        digests = {name: TensorDigest(view.get_dtype(), tuple(view.get_shape()), "") for name, view in slices.items()}
+        return digests, file.metadata()
 
 
 def _parse(path: Path, shard: Shard) -> _Structure:
@@ -230,7 +230,7 @@ def _digest_file(source: Source, file: str, size: int, lanes: Lanes) -> str:
 
 def _digest_ranges(source: Source, file: FileEntry, ranges: Iterable[tuple[int, int]], lanes: Lanes) -> WholeFile:
     sha256, position = hashlib.sha256(), 0
-    waiting, found = sorted(ranges, reverse=True), dict[tuple[int, int], str]()
+    waiting, hashes = sorted(ranges, reverse=True), dict[tuple[int, int], str]()
     begun: list[tuple[int, int, Any]] = []
     for chunk in source.read(file.path, 0, file.bytes):
         sha256.update(chunk)
@@ -240,7 +240,7 @@ def _digest_ranges(source: Source, file: FileEntry, ranges: Iterable[tuple[int, 
         for start, end, digest in begun:
             digest.update(view[max(start - position, 0) : end - position])
             if end <= after:
-                found[start, end] = digest.hexdigest()
-        begun, position = [one for one in begun if one[1] > after], after
+                hashes[start, end] = digest.hexdigest()
+        begun, position = [entry for entry in begun if entry[1] > after], after
         lanes.count(len(chunk))
-    return WholeFile(sha256.hexdigest(), found)
+    return WholeFile(sha256.hexdigest(), hashes)

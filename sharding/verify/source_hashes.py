@@ -80,12 +80,12 @@ def digest_as_stored(
         if merge_metadata([headers[shard.file] for shard in shards if shard.folder == component.folder])[0]
         != component.metadata
     ]
-    found = {
+    digests = {
         tensor.name: TensorDigest(tensor.dtype, tensor.shape, read[shard.file].tensor_blake3[tensor.name])
         for shard in shards
         for tensor in shard.tensors
     }
-    return found, wrong
+    return digests, wrong
 
 
 def _shard(file: str, tensors: Sequence[TensorEntry]) -> Shard:

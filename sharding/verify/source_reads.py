@@ -23,17 +23,21 @@ def prove_reads(
     file cannot be read.
     """
     files = {file.path: file for file in stated}
-    noted = [one for one in reads if one.file in files]
-    ranges = {path: {(one.start_byte, one.end_byte) for one in noted if one.file == path} for path in files}
+    noted = [read for read in reads if read.file in files]
+    ranges = {path: {(read.start_byte, read.end_byte) for read in noted if read.file == path} for path in files}
     try:
-        found = yield from reader.digest_ranges(origin, files.values(), ranges)
+        whole_files = yield from reader.digest_ranges(origin, files.values(), ranges)
     except DamagedError as error:
         return [Mismatch(origin.ref.repo_id, error.message)]
     wrong = [
         Mismatch(path, "it does not have the SHA-256 that the Hub states")
         for path, file in files.items()
-        if file.sha256 and found[path].sha256 != file.sha256
+        if file.sha256 and whole_files[path].sha256 != file.sha256
     ]
     # Each read by itself: of two of the same range one may have been right.
-    other = {one.file: None for one in noted if found[one.file].ranges[one.start_byte, one.end_byte] != one.blake3}
+    other = {
+        read.file: None
+        for read in noted
+        if whole_files[read.file].ranges[read.start_byte, read.end_byte] != read.blake3
+    }
     return [*wrong, *(Mismatch(path, "what was read of it is not what the Hub states") for path in other)]

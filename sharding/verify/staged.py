@@ -39,10 +39,10 @@ def check_kept(
     plan = prepared.plan
     tensors = {shard.file: {tensor.name for tensor in shard.tensors} for shard in plan.shards}
     # Who may write to the destination may have put down records of anything.
-    found = target.done(plan_id)
+    records = target.done(plan_id)
     done = {
         file: record
-        for file, record in found.items()
+        for file, record in records.items()
         if file in tensors and record.tensor_blake3.keys() == tensors[file]
     }
     if not done:
@@ -53,17 +53,17 @@ def check_kept(
     sha256 = yield from reader.digest_files(staged, unknown)
     kept = {file: record for file, record in done.items() if (known.get(file) or sha256[file]) == record.sha256}
     if origin.ref.kind == "folder" and kept:
-        made = yield from reader.make_again(prepared, [shard for shard in plan.shards if shard.file in kept], origin)
-        kept = {file: record for file, record in kept.items() if _is_same(record, made[file])}
+        fresh = yield from reader.make_again(prepared, [shard for shard in plan.shards if shard.file in kept], origin)
+        kept = {file: record for file, record in kept.items() if _is_same(record, fresh[file])}
     if kept and prepared.noted:  # what those that go were made of, those that stay may be made of too
         file, first = next(iter(kept.items()))
-        lost = [one for other, record in found.items() if other not in kept for one in record.reads]
+        lost = [read for other, record in records.items() if other not in kept for read in record.reads]
         kept[file] = replace(first, reads=(*first.reads, *lost))
     return kept
 
 
-def _is_same(one: ShardRecord, other: ShardRecord) -> bool:
-    return (one.bytes, one.sha256, one.tensor_blake3) == (other.bytes, other.sha256, other.tensor_blake3)
+def _is_same(record: ShardRecord, other: ShardRecord) -> bool:
+    return (record.bytes, record.sha256, record.tensor_blake3) == (other.bytes, other.sha256, other.tensor_blake3)
 
 
 def reading_back(
@@ -106,7 +106,7 @@ def verify_staged(
     for shard in plan.shards:
         if path := staged.path(shard.file):
             problems.extend(check_structure(path, shard, plan.component(shard).metadata))
-    found: dict[str, TensorDigest] = {}
+    digests: dict[str, TensorDigest] = {}
     originals = _in_order_of_source(prepared, origin)
     if not problems:
         headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
@@ -115,7 +115,7 @@ def verify_staged(
             originals = []  # the comparison below says what is missing
         if originals:
             source = prepared.checkpoint
-            found, wrong = yield from digest_as_stored(source, origin, originals, staged, tensors, reader)
+            digests, wrong = yield from digest_as_stored(source, origin, originals, staged, tensors, reader)
             problems.extend(wrong)
         else:
             listed = {file.path: file.sha256 for file in staged.files}
@@ -124,9 +124,10 @@ def verify_staged(
                 for tensor in tensors
                 if tensor in read and listed[tensor.file] == records[tensor.file].sha256
             }
-            found = yield from reader.digest_tensors(staged, [one for one in tensors if one.name not in known])
-            found |= known
-        problems.extend(compare_digests(expected_digests(plan.shards, records), found))
+            unknown = [tensor for tensor in tensors if tensor.name not in known]
+            digests = yield from reader.digest_tensors(staged, unknown)
+            digests |= known
+        problems.extend(compare_digests(expected_digests(plan.shards, records), digests))
     on_disk = any(staged.path(file) for file in records)
     structure = f"structure by {structure_reader()}, " if on_disk else ""
     where = "from the folder, through the page cache" if on_disk else "from the Hub"
@@ -143,7 +144,7 @@ def verify_staged(
     unstated = origin.ref.kind == "hub" and not originals
     if unstated and prepared.noted:
         stated, weights = stated_of(origin, prepared.checkpoint), prepared.checkpoint.weight_files
-        reads = [one for record in records.values() for one in record.reads]
+        reads = [entry for record in records.values() for entry in record.reads]
         wrong = yield from prove_reads(origin, stated, [*reads, *prepared.noted.take()], reader)
         problems.extend(wrong)
         unstated = len(stated) < len(weights)
@@ -158,8 +159,8 @@ def verify_staged(
     if kept and origin.ref.kind == "folder":
         method += f"; {count(len(kept), 'shard')} of an earlier run compared with the source's tensors before"
     seconds, mismatches = meter.seconds - started, tuple(problems)
-    found_in, size, unreached = len(found), plan.total_bytes, prepared.checkpoint.unreached
-    return Verification(found_in, size, seconds, method, mismatches, dtype, plan.dequantized, unstated, unreached)
+    tensor_count, size, unreached = len(digests), plan.total_bytes, prepared.checkpoint.unreached
+    return Verification(tensor_count, size, seconds, method, mismatches, dtype, plan.dequantized, unstated, unreached)
 
 
 def compare_with_original(
@@ -171,13 +172,13 @@ def compare_with_original(
     """
     if not any(file.path.endswith(".safetensors") for file in loadable_files(origin)):
         return verification
-    found = expected_digests(plan.shards, records)
+    digests = expected_digests(plan.shards, records)
     side = Side(origin, read_checkpoint(origin))
     yield from side.read()
     original = side.digests
-    kept = {digest.digest for digest in found.values()}
-    missing = {name for name, digest in original.items() if name not in found and digest.digest in kept}
+    kept = {digest.digest for digest in digests.values()}
+    missing = {name for name, digest in original.items() if name not in digests and digest.digest in kept}
     wanted = {name: digest for name, digest in original.items() if name not in missing}
     method = f"{verification.method.removesuffix(_UNSTATED)}; and every tensor with the original's"
-    mismatches = (*verification.mismatches, *compare_digests(wanted, found), *side.wrong)
+    mismatches = (*verification.mismatches, *compare_digests(wanted, digests), *side.wrong)
     return replace(verification, method=method + side.remark, mismatches=mismatches, unstated=side.unstated)

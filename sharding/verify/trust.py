@@ -10,7 +10,7 @@ from typing import Literal
 
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.core.text import count, format_bytes, name_some, said_of_unreached
+from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Checkpoint, FileEntry
 from sharding.formats.dtypes import BY_OPTION
 from sharding.planning.dequantize import dequantized
@@ -35,8 +35,8 @@ class Trust:
 
 def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
     """Return `trust`, unless it is "contradicted", as "unreached" where there are commits ("owner/name@commit") so."""
-    said = tuple(said_of_unreached(place) for place in dict.fromkeys(unreached))
-    return Trust("unreached", (*said, *trust.reasons)) if said and trust.level != "contradicted" else trust
+    sentences = tuple(unreached_sentence(place) for place in dict.fromkeys(unreached))
+    return Trust("unreached", (*sentences, *trust.reasons)) if sentences and trust.level != "contradicted" else trust
 
 
 def judge(
@@ -117,9 +117,9 @@ def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
     for fact in facts[1:] if source.base else facts:  # the configuration is not its own
         if report.engine == "stream" and getattr(source, fact) != getattr(there, fact):
             yield f"The report says something else of {source.repo_id} than its headers: {fact.replace('_', ' ')}."
-    told = {file.file: (file.bytes, file.tensors) for file in report.source.weight_files}
+    report_files = {file.file: (file.bytes, file.tensors) for file in report.source.weight_files}
     tensors = original.tensors_in
-    if told != {file.path: (file.bytes, tensors.get(file.path, 0)) for file in original.weight_files}:
+    if report_files != {file.path: (file.bytes, tensors.get(file.path, 0)) for file in original.weight_files}:
         yield f"{original.source.repo_id} has other weight files at that commit than the report says."
 
 

@@ -69,9 +69,9 @@ def verify(
     beside = [sum(file.bytes for file in checkpoint.copied_weights) for checkpoint in checkpoints]
     total, done = sum(side.bytes for side in sides) + sum(beside), 0
     for side in sides:
-        yield from _told_of_both(side.read(), done, total)
+        yield from _progress_of_both(side.read(), done, total)
         done += side.bytes
-    others = yield from _told_of_both(compare_beside(sources, checkpoints), done, total)
+    others = yield from _progress_of_both(compare_beside(sources, checkpoints), done, total)
     method = "every tensor of both read, its BLAKE3 compared"
     if dtype != "keep":
         computed = f"computed of its quantized numbers ({how}) and " if how else ""
@@ -79,21 +79,22 @@ def verify(
     method += "".join(side.remark for side in sides if side.remark)
     if any(beside):
         method += f"; SHA-256 of {count(len(checkpoints[0].copied_weights), 'weight file')} beside them compared"
-    wrong = (one for side in sides for one in side.wrong)
+    wrong = (mismatch for side in sides for mismatch in side.wrong)
     mismatches = (*compare_digests(sides[0].digests, sides[1].digests), *wrong, *others)
-    found, size, unstated = len(sides[0].digests), checkpoints[1].total_bytes, any(side.unstated for side in sides)
-    outcome = Verification(found, size, meter.seconds, method, mismatches, dtype, how, unstated)
+    tensor_count, size = len(sides[0].digests), checkpoints[1].total_bytes
+    unstated = any(side.unstated for side in sides)
+    outcome = Verification(tensor_count, size, meter.seconds, method, mismatches, dtype, how, unstated)
     yield Verified(_of_weights(outcome, checkpoints))
 
 
 def _compare_stored(sources: Sequence[Source], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
     """Return what the digests say that this tool has stored with both. Raises SourceError, Refused."""
     stored = [_stored_digests(source, checkpoint) for source, checkpoint in zip(sources, checkpoints, strict=True)]
-    hashes = {one.hash for one in stored}
+    hashes = {side.hash for side in stored}
     if len(hashes) > 1:
         message = f"The stored digests of one are {' and of the other '.join(sorted(hashes))}: they cannot be compared."
         raise Refused(message, "Verify without --quick, which reads the weights.")
-    first, second = (one.tensors for one in stored)
+    first, second = (side.tensors for side in stored)
     method, size = "stored digests compared, no weights read", checkpoints[1].total_bytes
     differ, (ours, theirs) = compare_listed(checkpoints)
     mismatches = (*compare_digests(first, second), *differ)
@@ -108,7 +109,7 @@ def _of_weights(outcome: Verification, checkpoints: Sequence[Checkpoint], more: 
     return replace(outcome, unreached=unreached, unchecked=(*UNCHECKED, *more))
 
 
-def _told_of_both(work: Generator[Progress, None, _T], before: int, total: int) -> Generator[Progress, None, _T]:
+def _progress_of_both(work: Generator[Progress, None, _T], before: int, total: int) -> Generator[Progress, None, _T]:
     """Do `work`, its progress told as that of `total` bytes in both checkpoints, of which `before` are done.
 
     Return what it returns.
@@ -116,16 +117,16 @@ def _told_of_both(work: Generator[Progress, None, _T], before: int, total: int) 
     passed = last = 0
     while True:
         try:
-            told = next(work)
+            progress = next(work)
         except StopIteration as end:
             result: _T = end.value
             return result
-        if told.bytes_done < last:  # what begins anew is another part of the work
+        if progress.bytes_done < last:  # what begins anew is another part of the work
             passed += last
-        last = told.bytes_done
+        last = progress.bytes_done
         done = min(before + passed + last, total)
-        left = (total - done) / told.bytes_per_second if told.bytes_per_second else None
-        yield replace(told, bytes_done=done, bytes_total=total, seconds_left=left)
+        left = (total - done) / progress.bytes_per_second if progress.bytes_per_second else None
+        yield replace(progress, bytes_done=done, bytes_total=total, seconds_left=left)
 
 
 def _stored_digests(source: Source, checkpoint: Checkpoint) -> Stored:

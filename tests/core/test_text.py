@@ -15,8 +15,8 @@ from sharding.core.text import (
     name_some,
     parameters,
     parse_bytes,
-    said_unchecked,
     source_name,
+    unchecked_sentence,
     values_in,
 )
 
@@ -166,7 +166,7 @@ def test_a_phrase_has_the_first_names_and_the_number_of_the_others() -> None:
     ]
     assert name_some(names, 5) == "a, b, c, d, e" and name_some(names, 4) == "a, b, c, d and 1 more"
     assert name_some(names[:3], total=3) == "a, b, c" and name_some(names[:3], total=4) == "a, b, c and 1 more"
-    assert (said_unchecked(["code", "tokenizer"]), said_unchecked(["a", "b", "c"])) == (
+    assert (unchecked_sentence(["code", "tokenizer"]), unchecked_sentence(["a", "b", "c"])) == (
         "Not checked: code and tokenizer.",
         "Not checked: a, b and c.",
     )

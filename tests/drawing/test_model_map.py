@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint, Component, FileEntry, Plan, RepoRef, TensorEntry
-from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_told
+from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_caption
 from sharding.drawing.model_map import (
     HEIGHT,
     MOST_CELLS,
@@ -222,7 +222,7 @@ def test_the_kinds_come_in_the_order_of_their_bytes() -> None:
 def test_files_are_told_with_the_largest_only_where_each_has_a_column_of_its_own() -> None:
     def told(sizes: list[int], steps: int = 1) -> str:
         groups = [sizes[start : start + steps] for start in range(0, len(sizes), steps)]
-        return files_told(Column([""] * len(group), 1, sum(group), 0, 0) for group in groups)
+        return files_caption(Column([""] * len(group), 1, sum(group), 0, 0) for group in groups)
 
     assert told([1500]) == "1 file, 1.5 kB"
     assert told([1500, 500]) == "2 files, 2.0 kB, the largest 1.5 kB"

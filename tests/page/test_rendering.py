@@ -20,7 +20,7 @@ from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.drawing.model_map import map_of_plan
 from sharding.page import job_panels, panels
-from sharding.page.choices import filled_in, options_in, size_told
+from sharding.page.choices import filled_in, options_in, size_label
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import MOST_ROWS, files_of
@@ -152,7 +152,7 @@ def test_a_link_says_what_was_chosen(wish: Wish) -> None:
 def test_fields_that_were_filled_in_ask_for_the_same_again(options: Options) -> None:
     form: Any = SimpleNamespace(**{name: name for name in Form.__slots__})
     shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
-    shown[form.size] = size_told(str(options.max_shard_size))
+    shown[form.size] = size_label(str(options.max_shard_size))
     assert options_in(form, shown) == options
 
 
@@ -177,7 +177,7 @@ def test_a_single_file_is_written_in_words_and_read_again() -> None:
     form: Any = SimpleNamespace(**{name: name for name in Form.__slots__})
     options = Options(SINGLE_FILE)
     shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
-    assert size_told(SINGLE_FILE) == "one file"
+    assert size_label(SINGLE_FILE) == "one file"
     assert options_in(form, shown | {form.size: "One file"}) == options
     assert read_wish(dict(parse_qsl(query_of(Wish("me/it", options))[1:]))) == Wish("me/it", options)
 

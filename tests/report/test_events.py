@@ -11,13 +11,13 @@ from sharding import job
 from sharding.core.events import Planned, Verified
 from sharding.loading.costs import Compared, Comparison, LoadCost, Probed
 from sharding.report.comparison import summarize_comparison
-from sharding.report.events import PlanMade, Said, event_json, parse_event
+from sharding.report.events import JobEvent, PlanMade, event_json, parse_event
 from sharding.report.report import summarize_plan, summarize_source
 from tests.conftest import random_tensors, write_checkpoint
 from tests.report.test_schema import COMPARISONS, LOADS
 
 
-def heard(event: job.Event) -> Said:
+def heard(event: job.Event) -> JobEvent:
     return parse_event(json.loads(json.dumps(event_json(event))))
 
 

@@ -55,8 +55,8 @@ def watch(arguments: Namespace) -> dict[str, Any]:
         finally:
             process.kill()
             status = process.wait()
-        with open(reading) as said:
-            lines = [json.loads(line) for line in said.read().splitlines()]
+        with open(reading) as pipe:
+            lines = [json.loads(line) for line in pipe.read().splitlines()]
         errors.seek(0)
         tail = errors.read()[-2000:].decode(errors="replace").strip()
     facts = {key: fact for line in lines for key, fact in line.items()}

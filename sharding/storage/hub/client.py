@@ -289,8 +289,8 @@ class Hub:
             if isinstance(error.__cause__, OddAnswer):
                 raise self._distrusted(error.__cause__, family) from error
             hint = "Start the same job again; it goes on where it stopped."
-            said = str(error).rstrip(".")
-            raise family(f"The transfer of {repo_id} broke off: {said}.", hint) from error
+            reason = str(error).rstrip(".")
+            raise family(f"The transfer of {repo_id} broke off: {reason}.", hint) from error
 
 
 def is_without(error: Exception) -> bool:
@@ -340,5 +340,5 @@ def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingE
     problem, hint = _BY_STATUS.get(status, ("The Hub has a problem of its own", "Start the same job again later."))
     if "storage limit" in (error.server_message or "").lower():
         problem, hint = "There is no storage left for it on the Hub", _BY_STATUS[413][1]
-    said = [line.rstrip(".") for line in (error.server_message or "").strip().splitlines()]
-    return family(f"{problem}: {repo_id}, status {status}{f', {said[0][:200]}' if said else ''}.", hint)
+    lines = [line.rstrip(".") for line in (error.server_message or "").strip().splitlines()]
+    return family(f"{problem}: {repo_id}, status {status}{f', {lines[0][:200]}' if lines else ''}.", hint)

@@ -238,11 +238,11 @@ class _Backend(NetworkBackend):
     def __init__(self, inner: NetworkBackend) -> None:
         self._inner = inner
 
-    def connect_tcp(self, *given: Any, **named: Any) -> NetworkStream:
-        return _Stream(self._inner.connect_tcp(*given, **named))
+    def connect_tcp(self, *arguments: Any, **options: Any) -> NetworkStream:
+        return _Stream(self._inner.connect_tcp(*arguments, **options))
 
-    def connect_unix_socket(self, *given: Any, **named: Any) -> NetworkStream:
-        return _Stream(self._inner.connect_unix_socket(*given, **named))
+    def connect_unix_socket(self, *arguments: Any, **options: Any) -> NetworkStream:
+        return _Stream(self._inner.connect_unix_socket(*arguments, **options))
 
     def sleep(self, seconds: float) -> None:
         self._inner.sleep(seconds)
@@ -298,8 +298,8 @@ class _Stream(NetworkStream):
     def close(self) -> None:
         self._inner.close()
 
-    def start_tls(self, *given: Any, **named: Any) -> NetworkStream:
-        return _Stream(self._inner.start_tls(*given, **named))
+    def start_tls(self, *arguments: Any, **options: Any) -> NetworkStream:
+        return _Stream(self._inner.start_tls(*arguments, **options))
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)

@@ -124,7 +124,9 @@ class MainBranch:
 
     def _shows(self, records: Iterable[ShardRecord], report: bytes) -> bool:
         files = self._repo.files("main")
-        return has_content(files.get(REPORT_NAME), report) and all(holds(files.get(one.file), one) for one in records)
+        return has_content(files.get(REPORT_NAME), report) and all(
+            holds(files.get(record.file), record) for record in records
+        )
 
     def _has_published(self, job: StagedJob) -> bool:
         """Return whether nothing has happened on `main` since `job` began but that its result was shown."""

@@ -108,15 +108,15 @@ class HubRepo:
             )
         )
         self.before_commit()  # not sooner: what is uploaded is seen by nobody before
-        made = self.hub.api.create_commit(
+        info = self.hub.api.create_commit(
             self.repo_id, operations, commit_message=message, revision=branch, parent_commit=parent
         )
-        return checked_commit(made.oid)
+        return checked_commit(info.oid)
 
     def history(self, commit: str) -> list[tuple[str, str]]:
         """Return the titles and ids of `commit` and those before it, newest first."""
         commits = self.ask(lambda: list(self.hub.commits(self.repo_id, commit)))
-        return [(one.title, one.id) for one in commits]
+        return [(entry.title, entry.id) for entry in commits]
 
     def other_refs(self, known: Collection[str]) -> list[str]:
         """Return the names of branches that are not `known`, and of all tags and pull requests."""

@@ -138,7 +138,7 @@ class HubSource(Source):
             return LentSource(self.ref, tuple(map(self._lend, entries)), self._hub.endpoint, grant)
 
         lent = self._hub.ask(repo_id, SourceError, ask)
-        of_hub = [one.file for one in lent.files if one.place.startswith(f"{self._hub.endpoint}/")]
+        of_hub = [entry.file for entry in lent.files if entry.place.startswith(f"{self._hub.endpoint}/")]
         if of_hub and self.is_private is not False:
             message = f"{repo_id} is private or gated, and its Hub shows {of_hub[0]} to nobody without a login."
             raise SourceError(message, "Other machines get none: work on it without --workers.")

@@ -73,8 +73,8 @@ class StagingBranch:
         with readers(RANGES_AT_ONCE) as pool:
             texts = pool.map(lambda path: self._repo.read(head, path, files[path].bytes), paths)
             records = [parse_staged(text, job) for text in texts]
-        found = {record.file: record for record in records if record}
-        return whole(found, lambda record: holds(files.get(record.file), record))
+        by_file = {record.file: record for record in records if record}
+        return whole(by_file, lambda record: holds(files.get(record.file), record))
 
     def begin(self, job: StagedJob, parent: str) -> None:
         """Make the branch at commit `parent`, and say on it which job it is of, and nothing else.
