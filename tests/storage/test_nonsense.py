@@ -8,12 +8,13 @@ import pytest
 from starlette.responses import JSONResponse
 
 from sharding import job
-from sharding.core.errors import ShardingError
+from sharding.core.errors import ShardingError, SourceError
 from sharding.core.events import Planned
 from sharding.core.limits import NETWORK_TRIES
 from sharding.report.schema import Report
 from sharding.storage.hub import repo as hub_repo
 from sharding.storage.hub import source as hub_source
+from sharding.storage.hub.client import Hub
 from tests.conftest import in_two_files
 from tests.hubs import TOKEN, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
@@ -161,3 +162,13 @@ def test_a_namespace_that_is_listed_is_not_warned_of(hub: InHouse) -> None:
         planned, *_ = job.shard(SOURCE, destination, endpoint=hub.address, token=TOKEN)
         assert isinstance(planned, Planned)
         assert not [one for one in planned.checkpoint.findings if one.code == "namespace"]
+
+
+def test_an_answer_on_the_store_that_is_cut_while_a_file_is_read_ends_in_a_sentence(
+    hub: InHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hub, "least_xet_bytes", 0)
+    for rule, says in (("short:1", "something that makes no sense"), ("null", "an answer that makes no sense")):
+        with hub.failing(f"{rule}@xet-read-token"), pytest.raises(SourceError, match=says) as refusal:
+            shard(hub, SOURCE, MADE)
+        assert f"GET {MODEL}/xet-read-token/" in refusal.value.message

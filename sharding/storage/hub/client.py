@@ -188,11 +188,12 @@ class Hub:
         """
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        from sharding.storage.hub.guard import checked_grant
+        from sharding.storage.hub.guard import checked_grant, one_question
 
-        response = get_session().get(self._grants(kind, repo_id, revision), headers=self.headers)
-        hf_raise_for_status(response)
-        granted = parsed(dict[str, Any], response.json())
+        with one_question():  # while a file is read, nobody else has begun one
+            response = get_session().get(self._grants(kind, repo_id, revision), headers=self.headers)
+            hf_raise_for_status(response)
+            granted = parsed(dict[str, Any], response.json())
         grant = Grant(*(granted.get(key) for key in ("casUrl", "accessToken", "exp")))  # type: ignore[arg-type]
         return checked_grant(grant, self.endpoint)
 

@@ -314,6 +314,9 @@ class HubDestination(Destination):
         self._staging.forget()
         repo_id = self.ref.repo_id
         if not self._repo.exists():
+            if self.findings:
+                message = f"There is no repo {repo_id} that {self._me.name} may see."
+                raise DestinationError(message, "Check the name, and whose login it is.")
             return Discarded(found=False)
         staged = self._repo.branches().get(STAGING_BRANCH)
         if self._is_prepared:
