@@ -14,7 +14,7 @@ pipeline: .venv/installed  ## show one model on two processes, each with its own
 run: .venv/installed  ## serve the page without a network
 	$(BIN)/python -m sharding.demo.offline
 
-# What a change is tried with: some six minutes on two cores. Three processes keep those busy, as tests often wait.
+# What a change is tried with: some seven minutes on two cores. Three processes keep those busy, as tests often wait.
 # tests/conftest.py says which tests stay together.
 test: .venv/tested browser  ## what a change is tried with
 	$(BIN)/python -m pytest -m "not thorough" --numprocesses 3 --dist loadfile --no-loadscope-reorder

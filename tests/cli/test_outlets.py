@@ -42,6 +42,9 @@ ENDS = {
     "discard": (["discard", "./copy"], 0),
 }
 """What is typed, and the status where nobody reads what it prints."""
+LIKE_OTHERS = ("help of a command", "help of localhub", "inspect", "plan", "verify", "verify --json", "discard")
+"""Each a process of half a second, in which nothing is another than in one of those that stay."""
+COMMANDS = [pytest.param(name, marks=[pytest.mark.thorough] * (name in LIKE_OTHERS)) for name in ENDS]
 SENTENCE = "Standard output cannot be written: No space left on device."
 
 
@@ -86,7 +89,7 @@ def is_quiet(stderr: str) -> bool:
     return not any(word in stderr for word in ("Traceback", "Exception ignored", "roken pipe", "fault of the program"))
 
 
-@pytest.mark.parametrize("command", ENDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_where_the_reader_goes_away_the_output_ends_quietly_and_the_status_is_that_of_the_command(
     command: str, place: Path
 ) -> None:
@@ -99,7 +102,7 @@ def test_where_the_reader_goes_away_the_output_ends_quietly_and_the_status_is_th
     assert (place / INDEX).exists() == (command in ("shard", "shard --json"))
 
 
-@pytest.mark.parametrize("command", ENDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_standard_output_that_cannot_be_written_is_a_sentence_and_status_3(command: str, place: Path) -> None:
     with full() as stdout:
         done = run(ENDS[command][0], place, stdout=stdout)
