@@ -225,7 +225,11 @@ def test_localhub_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatc
     missing: set[str] = set()
     served: list[list[str]] = []
     monkeypatch.setattr("sharding.core.extras.is_installed", lambda module: module not in missing)
-    monkeypatch.setitem(sys.modules, "sharding.localhub.__main__", SimpleNamespace(main=served.append))
+
+    def main(words: list[str], **_: object) -> None:
+        served.append(words)
+
+    monkeypatch.setitem(sys.modules, "sharding.localhub.__main__", SimpleNamespace(main=main))
     for module, words, extra in (
         ("uvicorn", [], "localhub"),
         ("joserfc", [], "localhub"),
