@@ -243,8 +243,8 @@ class _TensorDigests:
         self._tensor, self._hash = name, new_tensor_hash()
 
 
-def _read(source: Source, part: ByteRange) -> bytes:
-    chunks = list(source.read(part.file, part.start_byte, part.end_byte))
+def _read(source: Source, span: ByteRange) -> bytes:
+    chunks = list(source.read(span.file, span.start_byte, span.end_byte))
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
