@@ -12,6 +12,7 @@ from typing import TypeVar, get_args
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
+from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, SourceError, UsageError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
@@ -25,16 +26,16 @@ from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
 from sharding.fleet.ray_workers import ray_workers
-from sharding.formats.dtypes import torch_name
 from sharding.loading.chart import draw_memory
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare_loads, compare_staged, how_to_load, refuse_incomparable
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
-from sharding.model_class.architecture import ask_architecture, hints_for
-from sharding.planning.dequantize import dequantized, offering, ordinary
+from sharding.model_class.architecture import ask_architecture
+from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
-from sharding.planning.plan import identify_plan, plan_checkpoint, shard_header
+from sharding.planning.plan import identify_plan, shard_header
+from sharding.planning.planned import planned
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report
 from sharding.report.source_card import read_card
@@ -43,7 +44,7 @@ from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder
 from sharding.storage.trained_source import TrainedSource
-from sharding.transfer.prepare import Prepared, prepared_stream
+from sharding.transfer.prepare import Prepared, overflowed_in
 from sharding.transfer.stream import transfer
 from sharding.verify.digests import ThisMachine
 from sharding.verify.sides import noting, source_to_read
@@ -54,15 +55,12 @@ __all__ = [
     "Options",
     "check",
     "compare",
-    "dequantized",
     "devices",
     "discard",
     "find_unfinished",
-    "hints_for",
     "how_to_load",
     "inspect",
     "plan",
-    "plan_checkpoint",
     "shard",
     "verify",
 ]
@@ -106,8 +104,7 @@ def plan(
     """
     options = _as_options(options)
     checkpoint = inspect(source, variant=options.variant, base=options.base, endpoint=endpoint, token=token)
-    after = dequantized(checkpoint, options)
-    return checkpoint, plan_checkpoint(after, options, hints_for(after, options))
+    return checkpoint, planned(checkpoint, options)
 
 
 def shard(
@@ -153,11 +150,8 @@ def shard(
             checkpoint = _read(origin, options.variant, noted)
             if options.dtype != "keep" and checkpoint.configs:
                 import_meanwhile("torch")  # while another process asks transformers
-            after = dequantized(checkpoint, options)
-            hints = hints_for(after, options)
-            reading = source_to_read(origin, noted, after, options)
-            prepared = prepared_stream(reading, after, plan_checkpoint(after, options, hints), hints)
-            prepared = replace(prepared, checkpoint=checkpoint)
+            plan = planned(checkpoint, options)
+            prepared = Prepared(source_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
         card = read_card(origin)
         checkpoint = replace(prepared.checkpoint, findings=(*prepared.checkpoint.findings, *card.findings))
         plan = prepared.plan
@@ -195,7 +189,7 @@ def shard(
                 resources=resources,
                 destination=target.ref,
                 engine=engine,
-                overflowed=prepared.overflowed(kept),
+                overflowed=overflowed_in(records),
                 comparison=comparison,
                 fleet=crew.cost if crew else None,
             )

@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES
 from sharding.core.options import Options
-from sharding.core.values import FileEntry, RepoRef, TensorEntry
+from sharding.core.values import FileEntry, RepoRef, Tensor
 from sharding.planning.plan import plan_shards, shard_header
 from sharding.transfer.stream import digest_shards
 from sharding.verify.digests import compare, digest_tensors, expected_digests
+from tests.tensors import stored_tensor
 
 _FILE = "model.safetensors"
 _LAYER = {"attention": (2048, 2048), "down": (2048, 5632), "gate": (5632, 2048), "norm": (2048,), "up": (5632, 2048)}
@@ -57,13 +58,13 @@ class Generated:
         """Return None: it lies nowhere."""
 
 
-def tensors_of(size: int) -> Iterator[TensorEntry]:
+def tensors_of(size: int) -> Iterator[Tensor]:
     """Yield the tensors of a model of about `size` bytes, as a safetensors file would have them: ordered by name."""
     shapes = {f"layers.{n}.{name}": shape for n in range(max(1, round(size / 78e6))) for name, shape in _LAYER.items()}
     start = 0
     for name in sorted(shapes):
         rows, columns = (*shapes[name], 1)[:2]
-        yield TensorEntry(name, "BF16", shapes[name], _FILE, start, start := start + 2 * rows * columns)
+        yield stored_tensor(name, "BF16", shapes[name], _FILE, start, start := start + 2 * rows * columns)
 
 
 def main() -> None:

@@ -26,7 +26,6 @@ from sharding.checkpoint.tying import is_tied_again
 from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder
 from sharding.core.errors import SourceError, TooManyTensors
-from sharding.core.gathered import Gathered
 from sharding.core.limits import (
     MAX_INDEX_BYTES,
     MAX_TENSORS,
@@ -35,7 +34,7 @@ from sharding.core.limits import (
 from sharding.core.protocols import Source
 from sharding.core.text import name_some, unreached_sentence
 from sharding.core.threads import readers
-from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, TensorEntry
+from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_safetensors import without_dcp
 from sharding.formats.index import Index, compare_with_index, parse_index
 from sharding.formats.names import DCP_METADATA_NAME
@@ -64,17 +63,15 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     selection = find_sets(folders, layout, documents.weights_named, variant)
     components, findings = [], list(selection.findings)
     weight_files: list[FileEntry] = []
-    tensors: list[TensorEntry] = []
-    gathered: list[Gathered] = []
+    tensors: list[Tensor] = []
     for weight_set in selection.sets:
-        component, files, inside, views, remarks = _read_component(source, by_path, weight_set, most_tensors)
+        component, files, inside, remarks = _read_component(source, by_path, weight_set, most_tensors)
         if reason := why_one_file(selection.library, weight_set, [tensor.name for tensor in inside]):
             component, remark = _in_one_file(component, weight_set, reason)
             remarks.append(remark)
         components.append(component)
         weight_files += files
         tensors += inside
-        gathered += views
         findings += remarks
         if len(tensors) > min(most_tensors, MAX_TENSORS):
             raise _too_many_tensors(source, most_tensors)
@@ -99,7 +96,6 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         findings=(*findings, *left_out),
         architecture=documents.architecture,
         library=selection.library,
-        gathered=tuple(gathered),
         configs=configs,
         other_variants=selection.passed_over,
         of_ranks=bool(of_ranks),
@@ -132,8 +128,8 @@ def _unreached(place: str) -> Finding:
 
 def _read_component(
     source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
-) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
-    """Return a component, its files and tensors, those that are views, and what a person should know of it."""
+) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
+    """Return a component, its files and tensors, and what a person should know of it."""
     if weight_set.ranks:
         return _read_ranks(source, by_path, weight_set, most_tensors)
     findings = weight_set.findings()
@@ -154,9 +150,8 @@ def _read_component(
     component = Component(
         weight_set.folder, weight_set.stem, weight_set.variant, weight_set.is_whole, metadata, total_parameters
     )
-    views = [strided for archive in archives for strided in archive.gathered]
     findings += [*disagreements, *conflicts, *describe_archives(files, archives)]
-    return component, files, tensors, views, findings
+    return component, files, tensors, findings
 
 
 def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tuple[Component, Finding]:
@@ -182,20 +177,20 @@ def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> No
 
 def _read_ranks(
     source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
-) -> tuple[Component, list[FileEntry], list[TensorEntry], list[Gathered], list[Finding]]:
+) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
     """Return the same of what the ranks of a training run have saved."""
     if weight_set.ranks == [DCP_METADATA_NAME]:
         _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)
         files, contents = read_dcp(source, by_path)
         component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole)
-        return component, files, contents.tensors, contents.gathered, contents.findings
+        return component, files, contents.tensors, contents.findings
     files = [by_path[path] for path in weight_set.ranks]
     headers = read_headers(source, files, most_tensors)
     contents = read_rank_shards(files, headers)
     plain_headers = [replace(header, metadata=without_dcp(header.metadata)) for header in headers]
     metadata, conflicts = merge_metadata(plain_headers)
     component = Component(stem=weight_set.stem, is_whole=weight_set.is_whole, metadata=metadata)
-    return component, files, contents.tensors, contents.gathered, [*contents.findings, *conflicts]
+    return component, files, contents.tensors, [*contents.findings, *conflicts]
 
 
 def named_weights(source: Source) -> list[str]:
@@ -258,7 +253,7 @@ def _too_many_tensors(source: Source, most_tensors: int) -> TooManyTensors:
     )
 
 
-def _refuse_unusable(tensors: Iterable[TensorEntry]) -> None:
+def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
     seen: dict[str, str] = {}
     for tensor in tensors:
         if tensor.name in seen:

@@ -5,16 +5,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sharding.checkpoint.state_dict import clashes, model_names, short_names, state_in
+from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
-from sharding.core.gathered import Gathered
 from sharding.core.limits import MAX_DCP_BYTES
 from sharding.core.protocols import Source
 from sharding.core.text import count, format_bytes, name_some, source_name
-from sharding.core.values import Checkpoint, FileEntry, Finding, Header, TensorEntry
+from sharding.core.values import Checkpoint, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_archives import find_boxes
 from sharding.formats.dcp_metadata import parse_metadata
 from sharding.formats.dcp_safetensors import assemble_headers, missing_names
-from sharding.formats.dtypes import BY_TORCH
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.quantization import (
     QUANTIZERS_FILES,
@@ -25,14 +24,15 @@ from sharding.formats.quantization import (
 )
 from sharding.formats.rank_boxes import SavedBoxes, assemble
 from sharding.formats.torch_globals import PickleRefused
+from sharding.recipes.laid import Laid
+from sharding.recipes.stored import Stored
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
     """The weights that ranks have saved, each tensor once, and what a person should know of them."""
 
-    tensors: list[TensorEntry]
-    gathered: list[Gathered]
+    tensors: list[Tensor]
     findings: list[Finding]
 
 
@@ -49,15 +49,14 @@ def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> T
         for tensor in header.tensors:
             if tensor.name in state:
                 left_out[tensor.name] += tensor.bytes
-    tensors, gathered = assemble_headers(files, of_model)
-    tensors = [tensor._replace(name=names[tensor.name]) for tensor in tensors]
-    findings = [_pieces(files, gathered), *_left_out(left_out, ()), *_renamed(names)]
+    tensors = [tensor._replace(name=names[tensor.name]) for tensor in assemble_headers(files, of_model)]
+    findings = [_pieces(files, tensors), *_left_out(left_out, ()), *_renamed(names)]
     missing, number = missing_names(files)
     if number:
         message = f"Not every rank has a file of every number: {name_some(missing, total=number)} would be there."
         hint = "No piece is missing between those that are there; whether one comes after them, only a base can tell."
         findings.append(Finding("warning", "ranks-uneven", message, hint))
-    return Trained(tensors, gathered, findings)
+    return Trained(tensors, findings)
 
 
 def read_dcp(source: Source, by_path: dict[str, FileEntry]) -> tuple[list[FileEntry], Trained]:
@@ -87,12 +86,12 @@ def read_dcp(source: Source, by_path: dict[str, FileEntry]) -> tuple[list[FileEn
     ]
     named = {chunk.file for entry in weights for chunk in entry.chunks}
     files = [by_path[name] for name in sorted(named)]
-    tensors, gathered = assemble(saved, {file.path: file.bytes for file in files})
+    tensors = assemble(saved)
     left_out = {
         entry.name: sum(chunk.bytes for chunk in entry.chunks) for entry in metadata.entries if entry.name in state
     }
-    findings = [_pieces(files, gathered), *_left_out(left_out, metadata.others), *_renamed(names)]
-    return files, Trained(tensors, gathered, findings)
+    findings = [_pieces(files, tensors), *_left_out(left_out, metadata.others), *_renamed(names)]
+    return files, Trained(tensors, findings)
 
 
 def what_is_missing(checkpoint: Checkpoint) -> tuple[Finding, ...]:
@@ -149,7 +148,7 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
         finding = Finding("info", "base-quantized", message)
         return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, finding))
     ours, theirs = ({tensor.name: tensor for tensor in model.tensors} for model in (checkpoint, ordinary))
-    _refuse_cut_short(checkpoint, ours, theirs)
+    _refuse_cut_short(ours, theirs)
     findings = []
     if absent := [name for name in theirs if name not in ours]:
         message = f"{len(absent)} of the {len(theirs)} tensors of {name} are not here: {name_some(absent)}."
@@ -172,18 +171,19 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
     return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, *findings))
 
 
-def _refuse_cut_short(checkpoint: Checkpoint, ours: dict[str, TensorEntry], theirs: dict[str, TensorEntry]) -> None:
-    at = {(tensor.file, tensor.start_byte): name for name, tensor in ours.items()}
-    cut = {at[part.file, part.start_byte]: part for part in checkpoint.gathered if len(part.boxes) > 1}
+def _refuse_cut_short(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    cut = {name: tensor.recipe for name, tensor in ours.items() if isinstance(tensor.recipe, Laid)}
+    cut = {name: recipe for name, recipe in cut.items() if len(recipe.boxes) > 1}
     short = []
-    for name, part in cut.items():
-        wanted = theirs[name].shape if name in theirs else part.shape
-        along = [axis for axis in range(len(part.shape)) if len({box.offsets[axis] for box in part.boxes}) > 1]
-        is_short = len(wanted) == len(part.shape) and all(
+    for name, recipe in cut.items():
+        shape = recipe.shape
+        wanted = theirs[name].shape if name in theirs else shape
+        along = [axis for axis in range(len(shape)) if len({box.offsets[axis] for box in recipe.boxes}) > 1]
+        is_short = len(wanted) == len(shape) and all(
             here == there or (here < there and axis in along)
-            for axis, (here, there) in enumerate(zip(part.shape, wanted, strict=True))
+            for axis, (here, there) in enumerate(zip(shape, wanted, strict=True))
         )
-        if is_short and wanted != part.shape:
+        if is_short and wanted != shape:
             short.append(name)
     if short and len(short) == len(cut):
         first = short[0]
@@ -223,9 +223,10 @@ def _renamed(names: Mapping[str, str]) -> Iterable[Finding]:
         yield Finding("info", "names", message)
 
 
-def _pieces(files: Sequence[FileEntry], gathered: Sequence[Gathered]) -> Finding:
+def _pieces(files: Sequence[FileEntry], tensors: Iterable[Tensor]) -> Finding:
+    number = sum(not isinstance(tensor.recipe, Stored) for tensor in tensors)
     message = f"The weights are as a training run has saved them, in {count(len(files), 'file')} of its ranks"
-    message += f": {count(len(gathered), 'tensor')} lie in pieces, put together as they are read." if gathered else "."
+    message += f": {count(number, 'tensor')} lie in pieces, put together as they are read." if number else "."
     return Finding("info", "ranks", message)
 
 

@@ -121,14 +121,17 @@ BATCHES_AHEAD = 2
 """Batches of a shard fetched before they are needed, so that the network does not wait for the hashes. With the number
 of shards that are moved at a time, `THREADS`, this bounds the memory of a job."""
 
+FETCHED_BYTES = 48 << 20
+"""What all shards of a job together have fetched and not yet written; each may have one batch more."""
+
 TILE_BYTES = 16 << 20
 """What is laid in order at a time of a tensor that does not lie in order: each time its bytes are read through once."""
 
 GATHERED_SPAN_BYTES = 4 << 20
 """What is read at a time for that: of a transpose, rows that lie together, of which a tile takes a few columns."""
 
-TILES_BYTES = 2 * TILE_BYTES + (4 << 20)
-"""Tiles that are kept: one for each thread that reads ahead, and what is small beside it, as scales are."""
+MAX_EXPERT_BYTES = 4 << 20
+"""Scales of one expert in MXFP4, which is transposed as a whole: 16 times that are its numbers. gpt-oss has 518,400."""
 
 PAGE_BYTES = 256 << 10
 PAGES_BYTES = 16 * PAGE_BYTES

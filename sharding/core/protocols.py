@@ -63,8 +63,8 @@ class Source(Protocol):
 class ShardWriter(Protocol):
     """One shard on its way to a sink."""
 
-    def write(self, data: bytes) -> None:
-        """Append bytes."""
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes, which may change once it returns."""
         ...
 
     def finish(self) -> str:

@@ -8,10 +8,9 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from sharding.core.bounds import Count, File, Files, Line, Seconds, Word
-from sharding.core.computed import Computed
-from sharding.core.gathered import Gathered
 from sharding.core.hints import PipelineCut
 from sharding.core.options import Options
+from sharding.core.recipe import Recipe
 
 Library = Literal[
     "transformers",
@@ -51,24 +50,28 @@ class FileEntry:
     git_sha1: str | None = None
 
 
-class TensorEntry(NamedTuple):
-    """Where one tensor's bytes lie: `[start_byte, end_byte)` counted from the start of `file`.
+class Tensor(NamedTuple):
+    """A tensor, and how its bytes come about.
 
-    The name has the folder of its file before it ("unet/conv_in.weight"), so that it is the only one in its repo.
+    The name has the folder of its component before it ("unet/conv_in.weight"), so that it is the only one in its repo.
     In headers and indexes it stands without. (A tuple, because a plan makes a hundred thousand of them.)
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    file: str
-    start_byte: int
-    end_byte: int
+    recipe: Recipe
+    folder: str = ""
 
     @property
     def bytes(self) -> int:
-        """Stored size in bytes."""
-        return self.end_byte - self.start_byte
+        """Size in bytes."""
+        return self.recipe.size_bytes
+
+    @property
+    def file(self) -> str:
+        """The file that its first byte is made of."""
+        return self.recipe.file
 
     @property
     def parameters(self) -> int:
@@ -80,7 +83,7 @@ class TensorEntry(NamedTuple):
 class Header:
     """A parsed safetensors header. `tensors` are in stored order; `data_start` is where their bytes begin."""
 
-    tensors: tuple[TensorEntry, ...]
+    tensors: tuple[Tensor, ...]
     metadata: Mapping[str, str] | None
     data_start: int
 
@@ -145,7 +148,7 @@ class Checkpoint:
     """What the headers of a source say: the tensors in stored order, and the files beside the weights."""
 
     source: RepoRef
-    tensors: tuple[TensorEntry, ...]
+    tensors: tuple[Tensor, ...]
     components: tuple[Component, ...]
     weight_files: tuple[FileEntry, ...]
     side_files: tuple[FileEntry, ...]
@@ -154,8 +157,6 @@ class Checkpoint:
     """Which of the side files are weights, of adapters and the like, that are copied as they are."""
     architecture: str | None = None
     library: Library = "transformers"
-    gathered: tuple[Gathered, ...] = ()
-    """Which of the tensors are read through `strided_source.gathering`."""
     configs: Mapping[str, str] = field(default_factory=dict)
     """The text of config.json in the folder of each component that has one."""
     of_ranks: bool = False
@@ -164,8 +165,6 @@ class Checkpoint:
     """The model that was trained, from which the files beside the weights are."""
     other_variants: tuple[str, ...] = ()
     """Variants that could be taken instead, "" for the plain weights."""
-    computed: tuple[Computed, ...] = ()
-    """Which of the tensors are read through `dequantize_source.dequantizing`."""
     dequantized: str = ""
     """How they are quantized, in words."""
     unreached: tuple[str, ...] = ()
@@ -177,24 +176,21 @@ class Checkpoint:
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
-    def in_pieces(self) -> Mapping[tuple[str, int], frozenset[str]]:
-        """The files of each tensor that lies in several, by the file and byte that its entry says."""
-        files = {(part.file, part.start_byte): frozenset(box.file for box in part.boxes) for part in self.gathered}
-        return {place: held for place, held in files.items() if len(held) > 1}
+    def in_pieces(self) -> tuple[Tensor, ...]:
+        """The tensors that lie in several files."""
+        return tuple(tensor for tensor in self.tensors if len(tensor.recipe.files()) > 1)
 
     @property
     def tensors_in(self) -> Mapping[str, int]:
         """How many tensors, or pieces of them, each weight file holds."""
-        pieces = self.in_pieces
-        places = ((tensor.file, tensor.start_byte) for tensor in self.tensors)
-        return Counter(file for place in places for file in pieces.get(place, place[:1]))
+        return Counter(file for tensor in self.tensors for _, file in tensor.recipe.files())
 
     @property
     def total_parameters(self) -> int:
         """Number of parameters: what the indexes say, else the elements of all tensors."""
         stated = ((component.folder, component.total_parameters) for component in self.components)
         index_counts = {folder: count for folder, count in stated if count is not None}
-        counted = (tensor.parameters for tensor in self.tensors if folder_of(tensor.file) not in index_counts)
+        counted = (tensor.parameters for tensor in self.tensors if tensor.folder not in index_counts)
         return sum(index_counts.values()) + sum(counted)
 
     @property
@@ -237,7 +233,7 @@ class Shard:
     """One file of the result: its tensors in the order their bytes are written, and the header before them."""
 
     file: str
-    tensors: tuple[TensorEntry, ...]
+    tensors: tuple[Tensor, ...]
     bytes: int
 
     @property
@@ -264,6 +260,11 @@ class Plan:
     stages: tuple[Stage, ...] = ()
     pipeline: PipelineCut | None = None
     dequantized: str = ""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, in the order of the shards."""
+        return tuple(tensor for shard in self.shards for tensor in shard.tensors)
 
     @property
     def weight_map(self) -> dict[str, str]:
@@ -342,7 +343,8 @@ class BytesRead(NamedTuple):
 class ShardRecord:
     """A finished shard: file size and SHA-256, and the BLAKE3 of every tensor's bytes. Hashes in hex.
 
-    `reads` are what the job has read of its source since the record before, where it notes that.
+    `reads` are what the job has read of its source since the record before, where it notes that; `overflowed` how many
+    numbers of which tensor a cast has made infinite.
     """
 
     file: str
@@ -350,6 +352,7 @@ class ShardRecord:
     sha256: str
     tensor_blake3: Mapping[str, str]
     reads: tuple[BytesRead, ...] = ()
+    overflowed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

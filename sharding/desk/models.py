@@ -14,7 +14,9 @@ from sharding.core.values import Checkpoint, Plan
 from sharding.desk.header_cache import Headers, fingerprint
 from sharding.desk.overview import Overview, Question, ask_overview
 from sharding.desk.questions import Questions
+from sharding.model_class.architecture import hints_for
 from sharding.planning.devices import DevicePlan
+from sharding.planning.planned import planned
 from sharding.storage.hub.lookup import Lookup
 
 
@@ -54,20 +56,22 @@ class Models:
         UsageError, SourceError, and Refused where too many ask what takes long.
         """
         checkpoint = self.inspect(source, options.variant, token, options.base)
-        caller, after = _caller(token, session), job.dequantized(checkpoint, options)
-        make = partial(job.plan_checkpoint, after, options, self.hints(after, options, caller))
-        if len(checkpoint.tensors) < LARGE_PLAN_TENSORS:
-            return checkpoint, make()
+        caller = _caller(token, session)
         key = "plan", checkpoint.source, checkpoint.base, _variants(checkpoint), options
-        return checkpoint, self._large.ask(key, caller, make, weight=None)
+
+        def run(make: Callable[[], Plan]) -> Plan:
+            is_large = len(checkpoint.tensors) >= LARGE_PLAN_TENSORS
+            return self._large.ask(key, caller, make, weight=None) if is_large else make()
+
+        return checkpoint, planned(checkpoint, options, partial(self.hints, caller=caller), run)
 
     def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
-        """Return what `job.hints_for` does, asked once for weights, a dtype and ranks. Raises as `plan` does."""
+        """Return what `hints_for` does, asked once for weights, a dtype and ranks. Raises as `plan` does."""
         if not options.asks_class:
             return {}
         weights = checkpoint.source, checkpoint.base, _variants(checkpoint)
         key = "hints", *weights, options.dtype, options.ranks, options.dequantize
-        ask = partial(job.hints_for, checkpoint, options, limit_seconds=QUESTION_SECONDS)
+        ask = partial(hints_for, checkpoint, options, limit_seconds=QUESTION_SECONDS)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
     def overview(self, source: str, variant: str, token: str | None, base: str, session: str | None) -> Overview:

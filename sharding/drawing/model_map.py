@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sharding.core.text import count, ends, format_bytes
-from sharding.core.values import Checkpoint, Plan, Stage, TensorEntry
+from sharding.core.values import Checkpoint, Plan, Stage, Tensor
 from sharding.drawing.tensor_kinds import Kind, kind_of, layer_of
 from sharding.planning.order import natural_key
-from sharding.planning.recipe import PARTS
+from sharding.planning.schemes import PARTS
 
 WIDTH, HEIGHT = 1000.0, 100.0
 MOST_CELLS = 800
@@ -62,7 +62,7 @@ class Cell(NamedTuple):
     """
 
     kind: Kind
-    tensor: TensorEntry | None
+    tensor: Tensor | None
     tensors: int
     layers: tuple[str, ...]
     bytes: int
@@ -145,7 +145,7 @@ def _with_machines(drawn: ModelMap, stages: Iterable[Stage]) -> ModelMap:
 class _Group:
     """The tensors of one cell."""
 
-    first: TensorEntry
+    first: Tensor
     layers: dict[str, None]
     tensors: int
     today_bytes: int
@@ -161,7 +161,7 @@ Last, a number of its own where every cell is one tensor. (Plain, because there 
 _Groups = dict[_Place, _Group]
 
 
-def today_of(tensors: Iterable[TensorEntry], names: Container[str]) -> dict[str, tuple[str, int]]:
+def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tuple[str, int]]:
     """Return the file and the bytes, today, of the tensors of a copy with `names`.
 
     Those of quantized weights are two or more `tensors`: numbers, and the scales that are called like them.
@@ -176,7 +176,7 @@ def today_of(tensors: Iterable[TensorEntry], names: Container[str]) -> dict[str,
     return places
 
 
-def _map(placed: Sequence[tuple[TensorEntry, str]], files: Sequence[str], original: Checkpoint | None) -> ModelMap:
+def _map(placed: Sequence[tuple[Tensor, str]], files: Sequence[str], original: Checkpoint | None) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     fine = _grouped(placed, files, files_today, original.tensors if original else ())
     # Pieces of a tensor lie in many files: these are one column.
@@ -196,10 +196,10 @@ def _map(placed: Sequence[tuple[TensorEntry, str]], files: Sequence[str], origin
 
 
 def _grouped(
-    placed: Sequence[tuple[TensorEntry, str]],
+    placed: Sequence[tuple[Tensor, str]],
     files: Sequence[str],
     files_today: Sequence[str],
-    tensors_today: Iterable[TensorEntry],
+    tensors_today: Iterable[Tensor],
 ) -> _Groups:
     """Return the tensors that share files, layer and kind; or each by itself, where there are not too many."""
     there = today_of(tensors_today, {tensor.name for tensor, _ in placed})

@@ -22,14 +22,14 @@ from sharding.core.errors import (
 from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import ATTEMPTS, PROGRESS_SECONDS, TOLD_SECONDS, WORKERS_SECONDS
 from sharding.core.protocols import Destination, Source
-from sharding.core.values import FileEntry, FleetCost, NodeCost, Shard, ShardRecord, TensorDigest, TensorEntry
+from sharding.core.values import FileEntry, FleetCost, NodeCost, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.fleet.cutting import Task, layers_of, tasks_to_make, tasks_to_read
 from sharding.fleet.parts import PartDone, PartEvent, PartFailed, Spent, UnderWay, part_json
-from sharding.transfer.cast_source import CastSource
+from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Done, collected
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import Pace
-from sharding.transfer.stream import Transfer, told_in_order
+from sharding.transfer.stream import ReadingPhase, Transfer, told_in_order
 from sharding.verify.digests import Digests, Ranges, Reader, WholeFile
 
 
@@ -133,26 +133,16 @@ class Crew(Reader):
                     yield event
                     continue
                 target.note(event.result.record)
-                if isinstance(prepared.reading, CastSource):
-                    prepared.reading.overflowed.update(event.result.overflowed)
                 yield Done(event.number, event.result.record)
 
         return told_in_order(prepared.plan, kept, moving)
 
     @override
-    def make_again(
-        self, prepared: Prepared, shards: Sequence[Shard], origin: Source
-    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Have `shards` made as they are to be written, as `ThisMachine` does it."""
-        done = yield from collected(self._run("check", tasks_to_make(shards, prepared)))
-        return {part.record.file: part.record for part in done}
-
-    @override
     def digest_shards(
-        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
+        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source, phase: ReadingPhase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Have `shards` read behind their headers, as `transfer.digest_shards` does it."""
-        done = yield from collected(self._run("verify", tasks_to_read("verify", shards, header, source)))
+        """Have `shards` made behind their headers, as `transfer.digest_shards` does it."""
+        done = yield from collected(self._run(phase, tasks_to_read(phase, shards, header, source)))
         return {part.record.file: part.record for part in done}
 
     @override
@@ -168,14 +158,15 @@ class Crew(Reader):
             for shard in shards:
                 digests = records[shard.file].tensor_blake3
                 sha256.setdefault(shard.file, records[shard.file].sha256)
-                by_range[shard.file] |= {(t.start_byte, t.end_byte): digests[t.name] for t in shard.tensors}
+                places = {tensor.name: place_of(tensor) for tensor in shard.tensors}
+                by_range[shard.file] |= {(at.start_byte, at.end_byte): digests[name] for name, at in places.items()}
         return {path: WholeFile(sha256[path], by_range[path]) for path in layers}
 
     @override
-    def digest_tensors(self, source: Source, tensors: Iterable[TensorEntry]) -> Digests:
+    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         """Have `tensors` read file by file, as `verify.digest_tensors` does it."""
         tensors = list(tensors)
-        files: dict[str, list[TensorEntry]] = {}
+        files: dict[str, list[Tensor]] = {}
         for tensor in tensors:
             files.setdefault(tensor.file, []).append(tensor)
         shards = [Shard(file, tuple(held), sum(tensor.bytes for tensor in held)) for file, held in files.items()]
@@ -188,7 +179,9 @@ class Crew(Reader):
     @override
     def digest_files(self, source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
         """Have whole files read, as `verify.digest_files` does it."""
-        shards = [Shard(file, (TensorEntry("", "U8", (size,), file, 0, size),), size) for file, size in sizes.items()]
+        shards = [
+            Shard(file, (Tensor("", "U8", (size,), Stored(0, file, 0, size)),), size) for file, size in sizes.items()
+        ]
         done = yield from collected(self._run("check", tasks_to_read("check", shards, lambda _: b"", source)))
         return {part.record.file: part.record.sha256 for part in done}
 

@@ -1,14 +1,16 @@
-"""Cut a job into parts: which files and which of its making each needs. Lends what it takes."""
+"""Cut a job into parts, each a slice of its plan. Lends what it takes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from sharding.core.lent import LentSource
 from sharding.core.protocols import Destination, Source
-from sharding.core.values import FileEntry, Shard, TensorEntry
+from sharding.core.values import FileEntry, Shard, Tensor
 from sharding.fleet.parts import Part
 from sharding.planning.plan import shard_header
-from sharding.transfer.prepare import Making, Prepared
+from sharding.recipes.stored import Stored
+from sharding.transfer.prepare import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,51 +22,12 @@ class Task:
     make: Callable[[], Part]
 
 
-class Cutter:
-    """What the shards of a result take of `making`."""
-
-    def __init__(self, making: Making) -> None:
-        """Look through it once, as there may be a hundred thousand tensors and a thousand shards."""
-        self._making = making
-        self._stored = {after.name: stored for stored, after in zip(making.stored, making.after, strict=True)}
-        self._gathered = {(tensor.file, tensor.start_byte): tensor for tensor in making.gathered}
-        self._computed = {(tensor.file, tensor.start_byte): tensor for tensor in making.computed}
-
-    def making(self, tensors: Sequence[TensorEntry]) -> tuple[Making, list[str]]:
-        """Return what `tensors` take, and the files that they are made of."""
-        stored = [self._stored.get(tensor.name, tensor) for tensor in tensors]
-        places = [(tensor.file, tensor.start_byte) for tensor in stored]
-        computed = [self._computed[place] for place in places if place in self._computed]
-        places = [place for place in places if place not in self._computed]
-        places += [(part.file, part.start_byte) for tensor in computed for part in (tensor.packed, tensor.scales)]
-        gathered = [self._gathered[place] for place in dict.fromkeys(places) if place in self._gathered]
-        files = {file: None for file, _ in places} | {box.file: None for tensor in gathered for box in tensor.boxes}
-        if not self._stored:
-            return Making(tuple(gathered), tuple(computed)), list(files)
-        pairs = sorted(zip(stored, tensors, strict=True), key=lambda pair: (pair[1].file, pair[1].start_byte))
-        return (
-            Making(
-                tuple(gathered),
-                tuple(computed),
-                tuple(before for before, _ in pairs),
-                tuple(after for _, after in pairs),
-                self._making.allow_overflow,
-            ),
-            list(files),
-        )
-
-
-def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destination | None = None) -> list[Task]:
-    """Return a task for each of `shards`, to be made as `prepared` and put into `target`, or only to be read again."""
-    cutter = Cutter(prepared.making)
-    notes = prepared.noted is not None
+def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destination) -> list[Task]:
+    """Return a task for each of `shards`, to be made as `prepared` and put into `target`."""
 
     def part(shard: Shard) -> Part:
-        taken, files = cutter.making(shard.tensors)
-        header, lent = shard_header(prepared.plan, shard), prepared.reading.lend(files)
-        if target is None:
-            return Part("check", shard, header, lent, taken)
-        return Part("transfer", shard, header, lent, taken, target.lend(), notes)
+        header, lent = shard_header(prepared.plan, shard), _lent(shard, prepared.reading)
+        return Part("transfer", shard, header, lent, target.lend(), prepared.noted is not None)
 
     return [_task(shard, part) for shard in shards]
 
@@ -72,11 +35,10 @@ def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destinati
 def tasks_to_read(
     phase: Literal["check", "verify"], shards: Iterable[Shard], header: Callable[[Shard], bytes], source: Source
 ) -> list[Task]:
-    """Return a task for each of `shards`, whose tensors are read from `source` as if to be written."""
+    """Return a task for each of `shards`, whose tensors are made of `source` as if to be written."""
 
     def part(shard: Shard) -> Part:
-        files = dict.fromkeys(tensor.file for tensor in shard.tensors)
-        return Part(phase, shard, header(shard), source.lend(files))
+        return Part(phase, shard, header(shard), _lent(shard, source))
 
     return [_task(shard, part) for shard in shards]
 
@@ -93,10 +55,15 @@ def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Sh
             taken += [(position, start)] * (between and start > position) + [(start, end)]
             position = end
         taken += [(position, file.bytes)] * (between and position < file.bytes)
-        tensors = [TensorEntry(f"{a}-{b}", "U8", (b - a,), file.path, a, b) for a, b in taken]
+        tensors = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(0, file.path, a, b)) for a, b in taken]
         yield Shard(file.path, tuple(tensors), sum(tensor.bytes for tensor in tensors))
         left, between = later, False
 
 
 def _task(shard: Shard, part: Callable[[Shard], Part]) -> Task:
     return Task(shard.file, shard.bytes, lambda: part(shard))
+
+
+def _lent(shard: Shard, source: Source) -> tuple[LentSource, ...]:
+    files = {file: None for tensor in shard.tensors for _, file in sorted(tensor.recipe.files())}
+    return (source.lend(files),)

@@ -4,32 +4,63 @@ A part is one file: a shard of the result to be written, or a file to be read on
 to know, and nothing that is anybody's login: access to a store is granted for it alone, and ends by itself.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Base64Bytes, TypeAdapter
+from pydantic import Base64Bytes, PlainSerializer, PlainValidator, TypeAdapter
 
 from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.events import Phase
 from sharding.core.lent import LentDestination, LentSource
-from sharding.core.values import Shard, ShardRecord
-from sharding.transfer.prepare import Making
+from sharding.core.values import Shard, ShardRecord, Tensor
+from sharding.recipes.every import AnyRecipe
+
+
+class _SentTensor(NamedTuple):
+    """A `Tensor` whose recipe can be read from text."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    recipe: AnyRecipe
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class _SentShard:
+    """A `Shard` of such tensors."""
+
+    file: str
+    tensors: tuple[_SentTensor, ...]
+    bytes: int
+
+
+_SHARD = TypeAdapter(_SentShard)
+
+
+def _received(value: Any) -> Shard:
+    if isinstance(value, Shard):
+        return value
+    shard = _SHARD.validate_python(value)
+    return Shard(shard.file, tuple(Tensor(*tensor) for tensor in shard.tensors), shard.bytes)
+
+
+def _sent(shard: Shard) -> Any:
+    return _SHARD.dump_python(_SentShard(shard.file, tuple(map(_SentTensor._make, shard.tensors)), shard.bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Read the tensors of `shard` from `source`, made as `making` says, behind `header`; write them to `target`.
+    """A slice of a plan: make the tensors of `shard`, of `sources`, behind `header`, and write them to `target`.
 
     Without a target they are only read. Its name is the plan that the target is of, and the file. Where it `notes`, its
-    record says what was read of the source.
+    record says what was read of the sources.
     """
 
     phase: Phase
-    shard: Shard
+    shard: Annotated[Shard, PlainValidator(_received), PlainSerializer(_sent)]
     header: Base64Bytes
-    source: LentSource
-    making: Making = field(default_factory=Making)
+    sources: tuple[LentSource, ...]
     target: LentDestination | None = None
     notes: bool = False
 
@@ -77,12 +108,11 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class PartDone:
-    """A part is done; `overflowed` counts by tensor the numbers that a cast has made infinite."""
+    """A part is done."""
 
     worker: Worker
     record: ShardRecord
     spent: Spent
-    overflowed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

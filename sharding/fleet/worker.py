@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -12,7 +12,6 @@ from sharding.core.meter import Meter
 from sharding.core.protocols import Source
 from sharding.fleet.borrowed import LentSink, open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, Spent, UnderWay, Worker, event_line, parse_part
-from sharding.transfer.cast_source import CastSource
 from sharding.transfer.lanes import Done
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import NOWHERE, move_shards
@@ -37,18 +36,13 @@ def work(text: str, node: str) -> Iterator[str]:
 
 def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
     with Meter() as meter, ExitStack() as stack:
-        origin = open_lent(part.source)
-        noted = NotingSource(origin) if part.notes else None
-        reading = part.making.read_from(noted or origin)
+        origins = [open_lent(source) for source in part.sources]
+        reading: list[Source] = [NotingSource(origin) if part.notes else origin for origin in origins]
         sink = stack.enter_context(open_lent_destination(part.target)) if part.target else None
         record = sink.finished(part.shard.file) if sink else None
-        if record and isinstance(reading, CastSource):
-            reading.count_overflow(tensor.name for tensor in part.shard.tensors)
         told = -TOLD_SECONDS
         for event in (
-            ()
-            if record
-            else move_shards(part.phase, [part.shard], lambda _: part.header, reading, sink or NOWHERE, noted)
+            () if record else move_shards(part.phase, [part.shard], lambda _: part.header, reading, sink or NOWHERE)
         ):
             if isinstance(event, Done):
                 record = event.result
@@ -56,10 +50,9 @@ def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
                 told = meter.seconds
                 yield UnderWay(worker, event.bytes_done, told, meter.anon_bytes)
         assert record, "moving ends with a record, or is refused"
-        overflowed = reading.overflowed if isinstance(reading, CastSource) else {}
-        spent = _spent(meter, origin, sink)
+        spent = _spent(meter, origins, sink)
     # Once the meter has stopped: its last sample is the process at the end.
-    yield PartDone(worker, record, replace(spent, peak_anon_bytes=meter.peak_anon_bytes), overflowed)
+    yield PartDone(worker, record, replace(spent, peak_anon_bytes=meter.peak_anon_bytes))
 
 
 def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
@@ -72,15 +65,15 @@ def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
         return True
     if "401 Unauthorized" in str(cause):
         return True
-    grants = (part.source.grant, part.target.grant if part.target else None)
+    grants = (*(source.grant for source in part.sources), part.target.grant if part.target else None)
     return any(grant.expires <= time.time() + GRANT_MARGIN_SECONDS for grant in grants if grant)
 
 
-def _spent(meter: Meter, origin: Source, sink: LentSink | None) -> Spent:
+def _spent(meter: Meter, origins: Iterable[Source], sink: LentSink | None) -> Spent:
     return Spent(
         seconds=meter.seconds,
-        bytes_read=origin.bytes_read,
-        read_requests=origin.requests,
+        bytes_read=sum(origin.bytes_read for origin in origins),
+        read_requests=sum(origin.requests for origin in origins),
         bytes_uploaded=sink.bytes_uploaded if sink else 0,
         bytes_deduplicated=sink.bytes_deduplicated if sink else 0,
     )

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import ClassVar
 
 from sharding.core.errors import SourceError
-from sharding.core.gathered import Box
 from sharding.core.protocols import Source
 from sharding.core.text import name_some
 from sharding.core.threads import readers
@@ -20,6 +19,7 @@ from sharding.formats.torch_checkpoint import lies_in_order, moving_strides, ori
 from sharding.formats.torch_file import Reader, open_zip
 from sharding.formats.torch_globals import PickleRefused, StoredTensor
 from sharding.formats.torch_zip import ZipRefused
+from sharding.recipes.laid import Box
 
 _EDGE_BYTES = 2 << 10
 """What is read of an archive at both ends, once, and what its pickle and its directory may have: with torch 2.13 these

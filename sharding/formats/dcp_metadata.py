@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from sharding.core.dtypes import BY_TORCH
 from sharding.core.limits import MAX_DCP_STEPS, MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from sharding.core.text import name_problem, shown_name
-from sharding.formats.dtypes import BY_TORCH
 from sharding.formats.torch_globals import Global, Ordered, PickleRefused
 from sharding.formats.torch_pickle import STEPS, Machine, text_of
 

@@ -11,11 +11,11 @@ from itertools import islice, product
 from typing import Any
 
 from sharding.core.errors import SourceError
-from sharding.core.gathered import Box, Gathered, strides_of
 from sharding.core.text import MOST_NAMES, name_some
-from sharding.core.values import FileEntry, Header, TensorEntry
+from sharding.core.values import FileEntry, Header, Tensor
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.rank_boxes import SavedBoxes, assemble
+from sharding.recipes.laid import Box, strides_of
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 _OF_DCP = (SHARDING_INFO, "DCP_VERSION")
@@ -23,8 +23,8 @@ _OF_DCP = (SHARDING_INFO, "DCP_VERSION")
 _HINT = "Files of this name are written by torch's HuggingFaceStorageWriter: save again, or ask its author."
 
 
-def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> tuple[list[TensorEntry], list[Gathered]]:
-    """Return the tensors of all ranks, each once, and which of them are put together; their order is that of the files.
+def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> list[Tensor]:
+    """Return the tensors of all ranks, each once; their order is that of the files.
 
     Raises SourceError where a piece is missing or there twice, or a header does not say where its pieces belong.
     """
@@ -33,10 +33,8 @@ def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> t
     for file, header in zip(files, headers, strict=True):
         offsets = saved_offsets((header.metadata or {}).get(SHARDING_INFO), file.path)
         for tensor in header.tensors:
-            first = (0,) * len(tensor.shape)
-            box = Box(
-                tensor.file, tensor.start_byte, offsets.get(tensor.name, first), tensor.shape, strides_of(tensor.shape)
-            )
+            offset, origin = offsets.get(tensor.name, (0,) * len(tensor.shape)), next(tensor.recipe.reads()).start_byte
+            box = Box(tensor.file, origin, offset, tensor.shape, strides_of(tensor.shape))
             dtype = dtypes.setdefault(tensor.name, tensor.dtype)
             if dtype != tensor.dtype:
                 raise SourceError(f"{tensor.name} is {dtype} in one file and {tensor.dtype} in another.", _HINT)
@@ -44,7 +42,7 @@ def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> t
     saved = (SavedBoxes(name, dtypes[name], None, tuple(pieces)) for name, pieces in boxes.items())
     missing, count = missing_names(files)
     hint = f"{name_some(missing, total=count)} {'is' if count == 1 else 'are'} not there. " if count else ""
-    return assemble(saved, {file.path: file.bytes for file in files}, hint)
+    return assemble(saved, hint)
 
 
 def without_dcp(metadata: Mapping[str, str] | None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from sys import intern
 
 from sharding.core.errors import SourceError
 from sharding.core.text import name_problem, name_some, shown_name
-from sharding.core.values import Component, Finding, Plan, TensorEntry, folder_of
+from sharding.core.values import Component, Finding, Plan, Tensor, folder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def parse_index(text: bytes, path: str) -> Index:
     return Index(weight_map, count if type(count) is int and count >= 0 else None)
 
 
-def compare_with_index(index: Index, tensors: Iterable[TensorEntry], tied: Iterable[str] = ()) -> list[Finding]:
+def compare_with_index(index: Index, tensors: Iterable[Tensor], tied: Iterable[str] = ()) -> list[Finding]:
     """Return findings for every way in which an index disagrees with the headers of the files it lists.
 
     `tied` are names that are left out because another stands for the same tensor.
@@ -92,7 +92,7 @@ def build_indexes(plan: Plan) -> dict[str, bytes]:
     return {path: documents[path] for path in plan.indexes}
 
 
-def _build_index(component: Component, held: Sequence[tuple[TensorEntry, str]]) -> bytes:
+def _build_index(component: Component, held: Sequence[tuple[Tensor, str]]) -> bytes:
     weight_map = {
         tensor.name.removeprefix(component.folder): file.removeprefix(component.folder) for tensor, file in held
     }

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import BY_NAME
+from sharding.core.dtypes import BY_NAME
+from sharding.core.values import Tensor
 
 _KEYS = ("quantization_config", "compression_config")
 """The second is what releases of compressed-tensors before 0.8 wrote."""
@@ -24,24 +24,24 @@ QUANTIZERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_confi
 """What AutoGPTQ, AWQ and ModelOpt write beside weights that they have quantized; some programs load by them."""
 
 
-def is_packed(tensor: TensorEntry) -> bool:
+def is_packed(tensor: Tensor) -> bool:
     """Return whether the name or the dtype of a tensor tells that it is quantized, or what belongs to such a one."""
     return BY_NAME[tensor.dtype].bits < 8 or _QUANTIZED.search(tensor.name) is not None
 
 
-def is_quantized(tensor: TensorEntry) -> bool:
+def is_quantized(tensor: Tensor) -> bool:
     """Return whether a tensor is packed, or of a dtype that only quantized weights have."""
     return is_packed(tensor) or tensor.dtype.startswith("F8_")
 
 
-def holds_quantized(tensor: TensorEntry) -> bool:
+def holds_quantized(tensor: Tensor) -> bool:
     """Return whether a tensor has the numbers of a quantized weight: scales and buffers of bytes are none."""
     of_bytes = tensor.dtype in ("U8", "I8") and tensor.name.endswith((".weight", "_blocks"))
     of_words = tensor.name.endswith((".qweight", ".weight_packed", ".qdata"))
     return of_bytes or of_words or tensor.dtype.startswith("F8_") or BY_NAME[tensor.dtype].bits < 8
 
 
-def may_be_quantized(tensor: TensorEntry) -> bool:
+def may_be_quantized(tensor: Tensor) -> bool:
     """Return whether a tensor is quantized or of bytes, as the numbers of MXFP4 and of most other methods are."""
     return is_quantized(tensor) or tensor.dtype in ("U8", "I8")
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 
+from sharding.core.dtypes import BY_NAME, tensor_bytes
 from sharding.core.errors import SourceError
-from sharding.core.gathered import Box, Gathered, strides_of
 from sharding.core.limits import MAX_BOX_LOOKS, MAX_DIMENSIONS
+from sharding.core.recipe import Recipe
 from sharding.core.text import name_some
-from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import BY_NAME, tensor_bytes
+from sharding.core.values import Tensor
+from sharding.recipes.laid import Box, Laid, strides_of
+from sharding.recipes.stored import Stored
 
 _AGAIN = "Copy the files of all ranks of one save into one folder; none may be of another."
 
@@ -25,15 +27,12 @@ class SavedBoxes:
     boxes: tuple[Box, ...]
 
 
-def assemble(
-    saved: Iterable[SavedBoxes], ends: dict[str, int], hint: str = ""
-) -> tuple[list[TensorEntry], list[Gathered]]:
-    """Return the tensors, each once, and those among them that are put together of pieces.
+def assemble(saved: Iterable[SavedBoxes], hint: str = "") -> list[Tensor]:
+    """Return the tensors, each once, put together of its pieces.
 
-    `ends` are the sizes of the files: there the latter lie, one after another, each in the file of its first piece.
     `hint` says which files may be missing. Raises SourceError where pieces do not fill a tensor, or overlap.
     """
-    entries, gathered = list[TensorEntry](), list[Gathered]()
+    tensors = list[Tensor]()
     looks = MAX_BOX_LOOKS
     for tensor in saved:
         boxes = sorted((box for box in tensor.boxes if prod(box.shape)), key=lambda box: box.offsets)
@@ -43,21 +42,18 @@ def assemble(
             size = tensor_bytes(tensor.dtype, shape)
         except ValueError as error:
             raise SourceError(f"{tensor.name} cannot be put together: {error}.", _AGAIN) from error
-        home = boxes[0] if boxes else tensor.boxes[0]
-        if len(boxes) == 1 and _is_in_order(boxes[0]) or not boxes:
-            start = home.origin
-        else:
+        recipe: Recipe = Stored(0, tensor.boxes[0].file, tensor.boxes[0].origin, tensor.boxes[0].origin + size)
+        if len(boxes) == 1 and _is_in_order(boxes[0]):
+            recipe = Stored(0, boxes[0].file, boxes[0].origin, boxes[0].origin + size)
+        elif boxes:
             if BY_NAME[tensor.dtype].bits % 8:
                 raise SourceError(
                     f"{tensor.name} is of dtype {tensor.dtype}, whose pieces end within bytes.",
                     "Save it with its trainer in a dtype of whole bytes.",
                 )
-            start = ends[home.file]
-            ends[home.file] = start + size
-            item_bytes = BY_NAME[tensor.dtype].bits // 8
-            gathered.append(Gathered(home.file, start, start + size, item_bytes, shape, tuple(boxes)))
-        entries.append(TensorEntry(tensor.name, tensor.dtype, shape, home.file, start, start + size))
-    return entries, gathered
+            recipe = Laid(tuple(boxes), shape, BY_NAME[tensor.dtype].bits // 8)
+        tensors.append(Tensor(tensor.name, tensor.dtype, shape, recipe))
+    return tensors
 
 
 def _is_in_order(box: Box) -> bool:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
+from sharding.core.dtypes import BY_NAME, USIZE_END, tensor_bytes
 from sharding.core.errors import HeaderError
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
 from sharding.core.text import name_problem, shown_name
-from sharding.core.values import Header, TensorEntry, folder_of
-from sharding.formats.dtypes import BY_NAME, USIZE_END, tensor_bytes
+from sharding.core.values import Header, Tensor, folder_of
+from sharding.recipes.stored import Stored
 
 LENGTH_BYTES = 8
 """The header's length comes first, as an unsigned 64-bit little-endian number."""
@@ -50,7 +51,7 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
 
     `header` holds the file from its first byte to the header's end or beyond; `file_bytes` is the size
     of the whole file, which the tensors must fill without hole or overlap. The folder of `file` stands before the
-    tensors' names, as in every `TensorEntry`.
+    tensors' names, as in every `Tensor`.
 
     Raises HeaderError exactly when the safetensors reader would refuse the file, and for a tensor whose name has more
     than `MAX_NAME_CHARACTERS`.
@@ -71,19 +72,20 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
     folder = folder_of(file)
     return Header(
         tensors=tuple(
-            TensorEntry(folder + name, dtype, shape, file, end + a, end + b) for name, dtype, shape, a, b in tensors
+            Tensor(folder + name, dtype, shape, Stored(0, file, end + a, end + b), folder)
+            for name, dtype, shape, a, b in tensors
         ),
         metadata=metadata,
         data_start=end,
     )
 
 
-def in_file_order(tensors: Iterable[TensorEntry]) -> list[TensorEntry]:
+def in_file_order(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return `tensors` in the order in which the safetensors writer stores them: widest dtype first, then name."""
     return sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype], tensor.name))
 
 
-def build_header(tensors: Iterable[TensorEntry], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:
+def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:
     """Return the first bytes of a file in `folder` that holds `tensors` one after another, in the order given.
 
     Byte for byte what safetensors writes: metadata first, compact JSON, non-ASCII kept, padded with

@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from sharding.core.dtypes import BY_TORCH, item_bytes
 from sharding.core.errors import SourceError
-from sharding.core.gathered import Gathered, in_one_piece
 from sharding.core.limits import MAX_EXPANDED_BYTES, MAX_NAMES_OF_A_TENSOR
 from sharding.core.protocols import Source
+from sharding.core.recipe import Recipe
 from sharding.core.text import format_bytes, name_problem, name_some, shown_name
 from sharding.core.threads import readers
-from sharding.core.values import FileEntry, Finding, TensorEntry, folder_of
-from sharding.formats.dtypes import BY_TORCH, item_bytes
+from sharding.core.values import FileEntry, Finding, Tensor, folder_of
 from sharding.formats.torch_file import Locate, Place, open_bin
 from sharding.formats.torch_globals import Other, PickleRefused, StoredTensor
 from sharding.formats.torch_zip import ZipRefused
+from sharding.recipes.laid import Box, Laid
+from sharding.recipes.stored import Stored
 
 _HINT = "Ask its author for safetensors, or load it in a sandbox of your own and save it again."
 
@@ -35,13 +37,12 @@ _HEAD_BIASES = re.compile(r"(?:^|[./])(?:predictions|(?:\w+_)?head)\.(?:decoder\
 class Archive:
     """What a `.bin` file holds: each tensor once, in stored order, and what else there is to say.
 
-    `gathered` says how the bytes of those tensors are had that do not lie in order. `tied` maps names that are left
+    `tied` maps names that are left
     out to the name that stands for the same tensor. `ignored` names what is left out, `is_wrapped` says that the
     tensors were found under `state_dict`, beside which all is left out.
     """
 
-    tensors: tuple[TensorEntry, ...]
-    gathered: tuple[Gathered, ...]
+    tensors: tuple[Tensor, ...]
     tied: Mapping[str, str]
     ignored: tuple[str, ...]
     is_wrapped: bool
@@ -85,9 +86,9 @@ def describe_archives(files: Iterable[FileEntry], archives: Sequence[Archive]) -
     if tied:
         pairs = name_some([f"{name} (as {kept})" for name, kept in tied.items()])
         yield Finding("info", "tied", f"Tied weights are written once, as transformers does; left out: {pairs}.")
-    views = [strided for archive in archives for strided in archive.gathered]
+    views = [tensor for archive in archives for tensor in archive.tensors if not isinstance(tensor.recipe, Stored)]
     if views:
-        size = format_bytes(sum(strided.end_byte - strided.start_byte for strided in views))
+        size = format_bytes(sum(tensor.bytes for tensor in views))
         message = f"{len(views)} views (transposed, cut out or expanded) of {size} are written row by row."
         yield Finding("info", "views", message)
     ignored = [name for archive in archives for name in archive.ignored]
@@ -168,22 +169,16 @@ def _lay_out(
     most_more = (MAX_NAMES_OF_A_TENSOR - 1) * file.bytes + MAX_EXPANDED_BYTES
     if sum(sizes.values()) > file.bytes + most_more:
         raise PickleRefused(f"its tensors share bytes: apart they have over {format_bytes(most_more)} more")
-    entries: list[TensorEntry] = []
-    gathered: list[Gathered] = []
-    beyond = file.bytes
+    entries: list[Tensor] = []
     for name, tensor in kept.items():
         start = origin_of(name, tensor, places[tensor.storage.key])
+        recipe: Recipe = Stored(0, file.path, start, start + sizes[name])
         if not lies_in_order(tensor):
-            gathered.append(_gathered(file, tensor, start, beyond, beyond + sizes[name]))
-            start, beyond = beyond, beyond + sizes[name]
+            box = Box(file.path, start, (0,) * len(tensor.shape), tensor.shape, moving_strides(tensor))
+            recipe = Laid((box,), tensor.shape, item_bytes(tensor.dtype))
         dtype = BY_TORCH[tensor.dtype].name
-        entries.append(TensorEntry(name, dtype, tensor.shape, file.path, start, start + sizes[name]))
-    return Archive(tuple(entries), tuple(gathered), tied, ignored, is_wrapped)
-
-
-def _gathered(file: FileEntry, tensor: StoredTensor, origin: int, start: int, end: int) -> Gathered:
-    boxes = in_one_piece(file.path, origin, tensor.shape, moving_strides(tensor))
-    return Gathered(file.path, start, end, item_bytes(tensor.dtype), tensor.shape, boxes)
+        entries.append(Tensor(name, dtype, tensor.shape, recipe, folder_of(file.path)))
+    return Archive(tuple(entries), tied, ignored, is_wrapped)
 
 
 def moving_strides(tensor: StoredTensor) -> tuple[int, ...]:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sharding.core.dtypes import item_bytes
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_DIRECTORY_BYTES, MAX_PICKLE_BYTES
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry
-from sharding.formats.dtypes import item_bytes
 from sharding.formats.torch_globals import PickleRefused, Storage
 from sharding.formats.torch_pickle import PickleCut, read_pickle
 from sharding.formats.torch_zip import (

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sharding.core.dtypes import BY_TORCH
 from sharding.core.limits import MAX_DIMENSIONS
-from sharding.formats.dtypes import BY_TORCH
 
 _INT32_END = 1 << 31
 ID_PARTS = 5

@@ -15,6 +15,7 @@ from sharding.checkpoint.loaders import TRANSFORMERS
 from sharding.checkpoint.read import describe_source, read_checkpoint
 from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.weight_sets import by_folder
+from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import SourceError
 from sharding.core.extras import require
@@ -24,7 +25,6 @@ from sharding.core.options import Options
 from sharding.core.protocols import Source
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Shard
-from sharding.formats.dtypes import torch_name
 from sharding.loading.costs import ClassicCost
 from sharding.loading.local_copy import download_bytes, lay_out
 from sharding.loading.measure import Load, free_memory_bytes

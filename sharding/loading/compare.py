@@ -9,6 +9,7 @@ from typing import get_args
 
 from sharding.checkpoint.documents import read_small
 from sharding.checkpoint.loadable import loadable_files
+from sharding.core.dtypes import torch_name
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.extras import require
 from sharding.core.limits import MEMORY_SHARE
@@ -16,7 +17,6 @@ from sharding.core.options import chosen
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import format_bytes, name_some, parse_bytes, source_name
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
-from sharding.formats.dtypes import torch_name
 from sharding.formats.index import build_indexes
 from sharding.formats.names import is_weights
 from sharding.loading.classic import refuse_too_large, run_classic

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sharding.checkpoint.documents import read_json
 from sharding.checkpoint.read import read_headers
+from sharding.core.dtypes import BY_TORCH, CASTABLE
 from sharding.core.protocols import Source
-from sharding.core.values import FileEntry, TensorEntry
-from sharding.formats.dtypes import BY_TORCH, CASTABLE
+from sharding.core.values import FileEntry, Tensor
 from sharding.loading.costs import Prediction
 from sharding.loading.measure import Load
 
@@ -41,7 +41,7 @@ def predict(
     return Prediction(BASE_ANON_BYTES + (cast or stored) + largest_file_bytes, BASE_FILE_BYTES)
 
 
-def stored_dtypes(tensors: Iterable[TensorEntry]) -> dict[str, int]:
+def stored_dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
     """Return the bytes of each dtype."""
     dtypes: dict[str, int] = {}
     for tensor in tensors:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import Any
 
+from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ModelRefused, SourceError
 from sharding.core.extras import require
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, folder_of
-from sharding.formats.dtypes import torch_name
+from sharding.core.values import Checkpoint
 from sharding.formats.quantization import ordinary_name, quantization_of, without_quantization
 from sharding.model_class.claims import refuse_contradiction
 
@@ -83,7 +83,7 @@ def hints_for(
 
 def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds: float) -> ModelHints:
     config = checkpoint.configs[folder]
-    inside = [tensor for tensor in checkpoint.tensors if folder_of(tensor.file) == folder]
+    inside = [tensor for tensor in checkpoint.tensors if tensor.folder == folder]
     if '"model_type"' not in config:  # so no class of transformers is looked for
         return ModelHints(unknown=f"{folder}config.json names no model type.")
     refuse_contradiction(config, (tensor.shape for tensor in inside), folder)

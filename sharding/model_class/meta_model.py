@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from sharding.core.allowance import memory_allowance
+from sharding.core.dtypes import BY_NAME
 from sharding.core.limits import MAX_DESCRIPTION_BYTES, MODEL_MEMORY_BYTES
 from sharding.core.text import format_bytes
-from sharding.formats.dtypes import BY_NAME
 from sharding.model_class.model_pipeline import cut_over, in_files, tied_names
 from sharding.model_class.transformers_class import Unsupported, model_class
 

@@ -8,7 +8,7 @@ import gradio as gr
 
 from sharding.core.errors import ShardingError
 from sharding.core.text import count, duration, format_bytes, parameters
-from sharding.core.values import Checkpoint, Finding, Plan, TensorEntry
+from sharding.core.values import Checkpoint, Finding, Plan, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import JobRecord
@@ -93,7 +93,7 @@ def map_panel(model_map: ModelMap, plays: bool = False) -> str:
     return render("map", map=model_map, plays=plays)
 
 
-def tensors_panel(title: str, tensors: Iterable[tuple[TensorEntry, str]]) -> str:
+def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]]) -> str:
     """Return the tensors of a column of the map, each with the other file that it is in."""
     listed = list(tensors)
     return render("tensors", title=title, tensors=listed[:_MOST_TENSORS], more=max(len(listed) - _MOST_TENSORS, 0))
@@ -165,7 +165,7 @@ def files_of(plan: Plan | PlanSummary) -> Files:
 
 
 def tensors_of(
-    drawn: ModelMap, placed: Sequence[tuple[TensorEntry, str]], today: Iterable[TensorEntry], chosen: gr.EventData
+    drawn: ModelMap, placed: Sequence[tuple[Tensor, str]], today: Iterable[Tensor], chosen: gr.EventData
 ) -> str:
     """Return the list for a column: its `side` ("today" or "after") and its number are in what the script tells.
 

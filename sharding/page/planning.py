@@ -33,7 +33,7 @@ from sharding.page.panels import (
 from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.planning.cast import may_overflow
-from sharding.planning.dequantize import Offer, dequantized, offer
+from sharding.planning.dequantize import Offer, offer
 from sharding.planning.sizes import size_stops, usual_size
 from sharding.report.report import summarize_source
 
@@ -206,7 +206,7 @@ class Planning:
             gone: dict[Any, Any] = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
             return {form.size_message: problem(error), **gone, **shown}
         after = (tensor for shard in plan.shards for tensor in shard.tensors)
-        may = options.dtype != "keep" and may_overflow(dequantized(checkpoint, options).tensors, after)
+        may = may_overflow(after)
         loads = checkpoint.is_plain_model and not options.dequantize
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from sharding.core.hints import ModelHints
-from sharding.core.values import TensorEntry
+from sharding.core.values import Tensor
 
 
 def known_blocks(hints: ModelHints | None) -> dict[str, str]:
@@ -25,10 +25,11 @@ def blocks_around(name: str, known: Mapping[str, str]) -> list[str]:
     return [known[name], *(block for block in numbered if block.startswith(f"{known[name]}."))]
 
 
-def whole_blocks(tensors: Iterable[TensorEntry], limit_bytes: int, known: Mapping[str, str]) -> dict[str, str]:
+def whole_blocks(tensors: Iterable[Tensor], limit_bytes: int, known: Mapping[str, str]) -> dict[str, str]:
     """Return tensor name to the largest block around it that fits into `limit_bytes`; a tensor in none is left out.
 
-    >>> layers = [TensorEntry(f"h.0.{n}.w", "U8", (6,), "f", 0, 6) for n in range(2)]
+    >>> from sharding.recipes.stored import Stored
+    >>> layers = [Tensor(f"h.0.{n}.w", "U8", (6,), Stored(0, "f", 0, 6)) for n in range(2)]
     >>> whole_blocks(layers, 12, {}), whole_blocks(layers, 6, {})
     ({'h.0.0.w': 'h.0', 'h.0.1.w': 'h.0'}, {'h.0.0.w': 'h.0.0', 'h.0.1.w': 'h.0.1'})
     """

@@ -1,47 +1,52 @@
-"""Decide which dtype every tensor of a copy has, and where its bytes lie after the cast. Pure."""
+"""Decide which dtype every tensor of a copy has. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE
 from sharding.core.errors import SourceError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.text import name_some
-from sharding.core.values import Checkpoint, Finding, TensorEntry, folder_of
-from sharding.formats.dtypes import BY_NAME, BY_OPTION, CASTABLE, tensor_bytes
+from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats.quantization import is_packed, method_of, quantization_of
-from sharding.planning.recipe import can_help
+from sharding.planning.schemes import can_help
+from sharding.recipes.cast import Cast, Uncast
 
 _NO_CONFIG = ModelHints(unknown="there is no config.json.")
 
 
-def cast_tensors(tensors: Sequence[TensorEntry], dtype: str, hints: Hints) -> tuple[TensorEntry, ...]:
-    """Return `tensors` as they are after a cast to `dtype`, file for file one after another from byte 0.
+def cast_tensors(
+    tensors: Iterable[Tensor], dtype: str, hints: Hints, *, may_overflow: bool = False
+) -> tuple[Tensor, ...]:
+    """Return `tensors` as they are after a cast to `dtype`, in which finite numbers `may_overflow`.
 
     A tensor gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it, which keep some modules
     in fp32; one that `hints` do not know gets `dtype`.
 
-    >>> [after] = cast_tensors([TensorEntry("w", "F32", (3,), "f", 8, 20)], "bf16", {})
-    >>> after.dtype, after.start_byte, after.end_byte
-    ('BF16', 0, 6)
+    >>> from sharding.recipes.stored import Stored
+    >>> [after] = cast_tensors([Tensor("w", "F32", (3,), Stored(0, "f", 8, 20))], "bf16", {})
+    >>> after.dtype, after.bytes
+    ('BF16', 6)
     """
     kept = {saved.name: saved.dtype for known in hints.values() for saved in known.saved}
-    ends: dict[str, int] = {}
     after = []
     for tensor in tensors:
         target = tensor.dtype
         if target in CASTABLE:
             target = kept.get(tensor.name, "")
             target = target if target in CASTABLE else BY_OPTION[dtype].name
-        start = ends.get(tensor.file, 0)
-        end = ends[tensor.file] = start + tensor_bytes(target, tensor.shape)
-        after.append(TensorEntry(tensor.name, target, tensor.shape, tensor.file, start, end))
+        if target != tensor.dtype:
+            assert isinstance(tensor.recipe, Uncast), tensor
+            recipe = Cast(tensor.recipe, tensor.dtype, target, may_overflow)
+            tensor = Tensor(tensor.name, target, tensor.shape, recipe, tensor.folder)
+        after.append(tensor)
     return tuple(after)
 
 
-def cast_findings(after: Iterable[TensorEntry], dtype: str, hints: Hints) -> tuple[Finding, ...]:
+def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Finding, ...]:
     """Return what a person should know of a cast whose outcome is `after`."""
     kept: dict[str, list[str]] = {}
     for tensor in after:
-        names = kept.setdefault(folder_of(tensor.file), [])
+        names = kept.setdefault(tensor.folder, [])
         if tensor.dtype in CASTABLE and tensor.dtype != BY_OPTION[dtype].name:
             names.append(tensor.name)
     findings = []
@@ -60,18 +65,15 @@ def cast_findings(after: Iterable[TensorEntry], dtype: str, hints: Hints) -> tup
     return tuple(findings)
 
 
-def may_overflow(stored: Iterable[TensorEntry], after: Iterable[TensorEntry]) -> bool:
-    """Return whether a cast of the tensors `stored` to `after`, in any order, may make finite numbers infinite.
+def may_overflow(tensors: Iterable[Tensor]) -> bool:
+    """Return whether a cast of any of `tensors` may make finite numbers infinite.
 
-    >>> may_overflow([TensorEntry("w", "BF16", (3,), "f", 0, 6)], [TensorEntry("w", "F16", (3,), "f", 0, 6)])
+    >>> from sharding.recipes.stored import Stored
+    >>> may_overflow([Tensor("w", "F16", (3,), Cast(Stored(0, "f", 0, 6), "BF16", "F16"))])
     True
     """
-    before = {tensor.name: tensor.dtype for tensor in stored}
-    return any(
-        BY_NAME[before[tensor.name]].largest > BY_NAME[tensor.dtype].largest
-        for tensor in after
-        if tensor.dtype != before[tensor.name]
-    )
+    casts = (tensor.recipe for tensor in tensors if isinstance(tensor.recipe, Cast))
+    return any(BY_NAME[cast.stored].largest > BY_NAME[cast.dtype].largest for cast in casts)
 
 
 def refuse_cast(checkpoint: Checkpoint) -> None:

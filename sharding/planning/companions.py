@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from sharding.core.hints import ModelHints, SavedTensor
-from sharding.core.values import TensorEntry
+from sharding.core.values import Tensor
 from sharding.formats.quantization import holds_quantized, is_quantized
 from sharding.planning.order import natural_key
 
@@ -16,13 +16,14 @@ _CACHE = re.compile(r"\.([kvq])_(?:scale|zero_point)$")
 """What compressed-tensors has for the cache of keys and values; it stands beside the projection, not inside it."""
 
 
-def with_companions(hints: ModelHints, tensors: Iterable[TensorEntry]) -> ModelHints:
+def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
     """Return `hints` that know what belongs to a quantized weight among `tensors`, which no class saves.
 
     It stands right after its weight, several in natural order; it is in the block of that, and every rank that loads
     the weight loads it.
 
-    >>> stored = [TensorEntry("q.weight", "F8_E4M3", (1,), "f", 0, 1), TensorEntry("q.scale", "F32", (), "f", 1, 5)]
+    >>> from sharding.recipes.stored import Stored
+    >>> stored = [Tensor(n, d, (1,), Stored(0, "f", 0, 1)) for n, d in (("q.weight", "F8_E4M3"), ("q.scale", "F32"))]
     >>> hints = ModelHints("M", (SavedTensor("q.weight", "BF16", 0), SavedTensor("norm.weight", "BF16", 1)))
     >>> [saved.name for saved in with_companions(hints, stored).saved]
     ['q.weight', 'q.scale', 'norm.weight']
@@ -40,20 +41,21 @@ def with_companions(hints: ModelHints, tensors: Iterable[TensorEntry]) -> ModelH
     )
 
 
-def companions(tensors: Iterable[TensorEntry], known: Container[str]) -> dict[str, list[TensorEntry]]:
+def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, list[Tensor]]:
     """Return what of `tensors` belongs to a quantized weight, by the name of that, which is `known`; in natural order.
 
     The weight need not be stored by that name: GPTQ has `q.qweight`, `q.qzeros` and `q.scales` for `q.weight`. Where
     nothing beside a name is quantized, what looks like a companion is none.
 
-    >>> stored = [TensorEntry(f"{name}.scale", "F32", (), "f", 0, 4) for name in ("q", "k")]
-    >>> stored += [TensorEntry("q.weight", "F8_E4M3", (1,), "f", 4, 5), TensorEntry("k.weight", "F32", (), "f", 5, 9)]
+    >>> from sharding.recipes.stored import Stored
+    >>> stored = [Tensor(f"{name}.scale", "F32", (), Stored(0, "f", 0, 4)) for name in ("q", "k")]
+    >>> stored += [Tensor(f"{n}.weight", d, (1,), Stored(0, "f", 4, 5)) for n, d in (("q", "F8_E4M3"), ("k", "F32"))]
     >>> beside = companions(stored, {"q.weight", "k.weight"})
     >>> {weight: [tensor.name for tensor in group] for weight, group in beside.items()}
     {'q.weight': ['q.scale']}
     """
     tensors = list(tensors)
-    beside: dict[str, list[TensorEntry]] = {}
+    beside: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.name in known:
             continue
@@ -83,13 +85,11 @@ def _weights_of(name: str) -> Iterator[str]:
         yield f"{module}.{cache[1]}_proj.weight"
 
 
-def _is_quantized(tensor: TensorEntry) -> bool:
+def _is_quantized(tensor: Tensor) -> bool:
     return is_quantized(tensor) or holds_quantized(tensor) or tensor.name.endswith("_qdata")
 
 
-def _with_those_of_each(
-    saved: tuple[SavedTensor, ...], beside: Mapping[str, list[TensorEntry]]
-) -> Iterator[SavedTensor]:
+def _with_those_of_each(saved: tuple[SavedTensor, ...], beside: Mapping[str, list[Tensor]]) -> Iterator[SavedTensor]:
     """Yield `saved`, after each what is `beside` it: in its block, and in memory of its own."""
     storage = max((tensor.storage for tensor in saved), default=-1)
     for tensor in saved:

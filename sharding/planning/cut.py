@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from sharding.core.values import TensorEntry
+from sharding.core.values import Tensor
 
 Units = Mapping[str, object]
 """Tensor name to what it is a part of that may not be cut. A tensor that is not in it stands alone."""
 
 
-def cut(queue: Sequence[TensorEntry], max_shard_bytes: int, units: Units) -> list[list[TensorEntry]]:
+def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Units) -> list[list[Tensor]]:
     """Return `queue` in groups of at most `max_shard_bytes` as the Hub's splitter cuts it, units as one piece."""
     by_name = {tensor.name: tensor for tensor in queue}
     sizes: dict[object, int] = {}

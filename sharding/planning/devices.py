@@ -7,7 +7,7 @@ from typing import Any
 
 from sharding.core.errors import UsageError
 from sharding.core.text import parse_bytes
-from sharding.core.values import TensorEntry
+from sharding.core.values import Tensor
 from sharding.model_class.architecture import Architecture
 
 PRESETS = {
@@ -71,7 +71,7 @@ def parse_budgets(text: str) -> dict[str, int]:
 
 
 def plan_devices(
-    architecture: Architecture, tensors: Iterable[TensorEntry], budgets: Mapping[str, int], name: str, dtype: str | None
+    architecture: Architecture, tensors: Iterable[Tensor], budgets: Mapping[str, int], name: str, dtype: str | None
 ) -> DevicePlan:
     """Return the plan that accelerate's device map in `architecture` makes for a checkpoint of `tensors`."""
     file_of = {tensor.name: tensor.file for tensor in tensors}

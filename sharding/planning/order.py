@@ -5,15 +5,15 @@ from functools import lru_cache
 from sharding.core.errors import SourceError
 from sharding.core.hints import ModelHints
 from sharding.core.text import name_some
-from sharding.core.values import Finding, TensorEntry
+from sharding.core.values import Finding, Tensor
 
 _LONGEST_NUMBER = 18
 """Digits of a name read as a number; no layer has a longer one, and Python refuses to read some that do."""
 
 
 def in_order(
-    tensors: list[TensorEntry], order: str, folder: str, hints: ModelHints | None
-) -> tuple[list[TensorEntry], list[Finding]]:
+    tensors: list[Tensor], order: str, folder: str, hints: ModelHints | None
+) -> tuple[list[Tensor], list[Finding]]:
     """Return `tensors` (as stored, of the component in `folder`) in `order`, and what there is to know of that.
 
     Raises SourceError where `hints` do not know the order of transformers.

@@ -9,7 +9,7 @@ from sharding.core.errors import UsageError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
-from sharding.core.values import Checkpoint, Component, Finding, Plan, RepoRef, Shard, TensorEntry, folder_of
+from sharding.core.values import Checkpoint, Component, Finding, Plan, RepoRef, Shard, Tensor
 from sharding.formats.safetensors_header import build_header, in_file_order
 from sharding.planning.blocks import known_blocks, whole_blocks
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
@@ -30,7 +30,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     hints = hints or {}
     if options.dtype != "keep":
         refuse_cast(checkpoint)
-        tensors = cast_tensors(tensors, options.dtype, hints)
+        tensors = cast_tensors(tensors, options.dtype, hints, may_overflow=options.allow_overflow)
         findings = cast_findings(tensors, options.dtype, hints)
     # After the cast, which is done with what transformers knows alone.
     hints = _complete(hints, tensors)
@@ -40,22 +40,22 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     return replace(plan, findings=findings + plan.findings, dequantized=checkpoint.dequantized)
 
 
-def _complete(hints: Hints, tensors: Iterable[TensorEntry]) -> Hints:
+def _complete(hints: Hints, tensors: Iterable[Tensor]) -> Hints:
     """Return `hints` that know what belongs to quantized weights too."""
-    inside: dict[str, list[TensorEntry]] = {folder: [] for folder in hints}
+    inside: dict[str, list[Tensor]] = {folder: [] for folder in hints}
     for tensor in tensors if hints else ():
-        inside.setdefault(folder_of(tensor.file), []).append(tensor)
+        inside.setdefault(tensor.folder, []).append(tensor)
     return {folder: with_companions(known, inside[folder]) for folder, known in hints.items()}
 
 
 def plan_components(
-    components: Iterable[Component], tensors: Iterable[TensorEntry], options: Options, hints: Hints | None = None
+    components: Iterable[Component], tensors: Iterable[Tensor], options: Options, hints: Hints | None = None
 ) -> Plan:
     """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
     components = tuple(components)
-    inside: dict[str, list[TensorEntry]] = {component.folder: [] for component in components}
+    inside: dict[str, list[Tensor]] = {component.folder: [] for component in components}
     for tensor in tensors:
-        inside[folder_of(tensor.file)].append(tensor)
+        inside[tensor.folder].append(tensor)
     plans = [
         plan_shards(inside[component.folder], options, component, (hints or {}).get(component.folder))
         for component in components
@@ -73,7 +73,7 @@ def plan_components(
 
 
 def plan_shards(
-    tensors: Iterable[TensorEntry],
+    tensors: Iterable[Tensor],
     options: Options,
     component: Component | None = None,
     hints: ModelHints | None = None,
@@ -91,7 +91,8 @@ def plan_shards(
     `component` says what the shards are called (None: `model`), and whether there may be more than one. A cast is
     none of its business: `tensors` are those after it.
 
-    >>> layers = [TensorEntry(f"layer.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in (0, 10, 2)]
+    >>> from sharding.recipes.stored import Stored
+    >>> layers = [Tensor(f"layer.{n}", "U8", (6,), Stored(0, "f", 6 * n, 6 * n + 6)) for n in (0, 10, 2)]
     >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, Options(12)).shards]
     [['layer.0', 'layer.2'], ['layer.10']]
     """
@@ -131,7 +132,7 @@ def plan_shards(
     )
 
 
-def _named(groups: Sequence[Iterable[TensorEntry]], component: Component) -> list[Shard]:
+def _named(groups: Sequence[Iterable[Tensor]], component: Component) -> list[Shard]:
     shards = []
     for number, group in enumerate(groups, start=1):
         suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.hints import ModelHints
-from sharding.core.values import Shard, Stage, TensorEntry, TiedTensor
+from sharding.core.values import Shard, Stage, Tensor, TiedTensor
 from sharding.planning.blocks import blocks_around
 
 Needs = Mapping[str, tuple[str, ...]]
@@ -18,7 +18,7 @@ class PlannedStage:
 
     blocks: tuple[str, ...]
     others: tuple[str, ...]
-    parts: tuple[tuple[TensorEntry, ...], ...]
+    parts: tuple[tuple[Tensor, ...], ...]
     needs: Needs
 
     @property
@@ -38,7 +38,7 @@ def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Se
         yield Stage(stage.blocks, stage.others, files, stage.bytes, needs)
 
 
-def cut_ranks(tensors: Sequence[TensorEntry], hints: ModelHints | None, known: Mapping[str, str]) -> list[PlannedStage]:
+def cut_ranks(tensors: Sequence[Tensor], hints: ModelHints | None, known: Mapping[str, str]) -> list[PlannedStage]:
     """Return what each rank of the pipeline that `hints` know is to hold of `tensors` (in natural order).
 
     What several ranks load is stored with the first of them, in files of its own. `known` are blocks by tensor.
@@ -67,7 +67,7 @@ def cut_ranks(tensors: Sequence[TensorEntry], hints: ModelHints | None, known: M
     return stages
 
 
-def of_rank(tensors: Iterable[TensorEntry], hints: ModelHints | None, rank: int) -> tuple[TensorEntry, ...]:
+def of_rank(tensors: Iterable[Tensor], hints: ModelHints | None, rank: int) -> tuple[Tensor, ...]:
     """Return those of `tensors` that `rank` loads. Raises as `cut_ranks` does."""
     loads = _loads(hints)
     return tuple(tensor for tensor in tensors if rank in _ranks_of(tensor.name, loads))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sharding.checkpoint.documents import CONFIG_NAME, WEIGHTS_NAMED, read_small
+from sharding.core.dtypes import CASTABLE, torch_name
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
 from sharding.core.limits import MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
@@ -13,7 +14,6 @@ from sharding.core.protocols import Source
 from sharding.core.text import values_in
 from sharding.core.values import Checkpoint, Plan, ShardRecord, folder_of
 from sharding.drawing.map_svg import draw_plan
-from sharding.formats.dtypes import CASTABLE, torch_name
 from sharding.formats.index import build_indexes
 from sharding.formats.model_card import ModelCard
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME

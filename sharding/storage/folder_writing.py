@@ -57,7 +57,7 @@ class FolderShardWriter(ShardWriter):
         self._flush: Future[None] | None = None
 
     @override
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append bytes; start write-back now and then, so that `finish` has little left to wait for."""
         self._sha256.update(data)
         view = memoryview(data)

@@ -1,44 +1,56 @@
 """Read what is needed in small pieces, again and again, a page at a time: the scales of weights."""
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from typing_extensions import override
 
 from sharding.core.limits import JOIN_GAP_BYTES, PAGE_BYTES, PAGES_BYTES
 from sharding.core.protocols import Source
+from sharding.core.recipe import Extent, Recipe
+from sharding.core.recipe import Kept as KeptInputs
+from sharding.recipes.feed import Feed
+from sharding.recipes.stored import Stored
 from sharding.transfer.kept import Kept
 
 
-class Pages:
-    """Some ranges of the files of a source, of which the pages that were read last are kept, for all threads."""
+class Pages(KeptInputs):
+    """Some extents of sources, of which the pages that were read last are kept, for all threads."""
 
-    def __init__(self, source: Source, ranges: Iterable[tuple[str, int, int]]) -> None:
-        """Read `ranges` of `source`, each a file and its bytes `[start, end)`; neighbours share pages."""
-        self._source = source
-        self._regions: dict[str, list[list[int]]] = {}
-        for file, start, end in sorted(ranges):
-            regions = self._regions.setdefault(file, [])
+    def __init__(self, sources: Sequence[Source], extents: Iterable[Extent]) -> None:
+        """Read `extents` of `sources`; neighbours share pages."""
+        self._sources = sources
+        self._regions: dict[tuple[int, str], list[list[int]]] = {}
+        for source, file, start, end in sorted(extents):
+            regions = self._regions.setdefault((source, file), [])
             if regions and start - regions[-1][1] <= JOIN_GAP_BYTES:
                 regions[-1][1] = max(regions[-1][1], end)
             else:
                 regions.append([start, end])
         self._kept: Kept[bytes] = Kept(PAGES_BYTES)
 
-    def read(self, file: str, start_byte: int, end_byte: int) -> bytes:
-        """Return the bytes `[start_byte, end_byte)` of `file`, which are of one of the ranges. Raises SourceError."""
-        regions = self._regions[file]
-        first, last = regions[bisect_right(regions, start_byte, key=lambda region: region[0]) - 1]
+    @override
+    def read(self, recipe: Recipe, start_byte: int, end_byte: int) -> bytes:
+        """Return the bytes `[start_byte, end_byte)` of what `recipe` makes, whose reads are among the extents."""
+        if not isinstance(recipe, Stored):  # in pieces, as ranks have saved it
+            return self._kept.get(recipe, recipe.size_bytes, lambda: self._whole(recipe))[start_byte:end_byte]
+        place = recipe.source, recipe.file
+        at, end = recipe.start_byte + start_byte, recipe.start_byte + end_byte
+        regions = self._regions[place]
+        first, last = regions[bisect_right(regions, at, key=lambda region: region[0]) - 1]
         pieces = []
-        at = start_byte
-        while at < end_byte:
+        while at < end:
             page = first + (at - first) // PAGE_BYTES * PAGE_BYTES
-            data = self._page(file, page, min(page + PAGE_BYTES, last))
-            pieces.append(data[at - page : end_byte - page])
+            data = self._page(Extent(*place, page, min(page + PAGE_BYTES, last)))
+            pieces.append(data[at - page : end - page])
             at = page + PAGE_BYTES
         return b"".join(pieces)
 
-    def _page(self, file: str, start_byte: int, end_byte: int) -> bytes:
-        return self._kept.get(
-            (file, start_byte),
-            end_byte - start_byte,
-            lambda: b"".join(self._source.read(file, start_byte, end_byte)),
-        )
+    def _page(self, extent: Extent) -> bytes:
+        source, file, start, end = extent
+        return self._kept.get(extent, end - start, lambda: b"".join(self._sources[source].read(file, start, end)))
+
+    def _whole(self, recipe: Recipe) -> bytes:
+        reads = (self._sources[source].read(file, start, end) for source, file, start, end in recipe.reads())
+        inputs = Feed(chunk for chunks in reads for chunk in chunks)
+        return b"".join(chunk.data for chunk in recipe.make(inputs, self))

@@ -1,8 +1,8 @@
-"""Stream the tensors of a source into the shards of a destination: one pass, with digests on the way.
+"""Make the tensors of a plan, as their recipes say, into the shards of a destination: one pass, hashed on the way.
 
-Two shards are moved at a time, each by one thread that reads, hashes and writes one batch after another; from a network
-other threads fetch ahead what comes next. A job holds at most `BATCHES_AHEAD + 1` batches of each of the two, whatever
-the size of the model.
+Two shards are made at a time, each by one thread that makes, hashes and writes; from a network other threads fetch
+ahead what comes next. What is fetched and not yet written is bounded for all of them together, whatever the size of
+the model.
 """
 
 import hashlib
@@ -16,17 +16,31 @@ from typing import Literal
 
 from typing_extensions import override
 
+from sharding.core.dtypes import BY_NAME
+from sharding.core.errors import OverflowRefused
 from sharding.core.events import Phase, Progress, ShardFinished
+from sharding.core.extras import require
 from sharding.core.hashing import new_tensor_hash
-from sharding.core.limits import BATCHES_AHEAD, THREADS
+from sharding.core.limits import BATCH_BYTES, BATCHES_AHEAD, FETCHED_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
+from sharding.core.recipe import Extent
 from sharding.core.threads import Threads
-from sharding.core.values import Plan, Shard, ShardRecord
+from sharding.core.values import Plan, Shard, ShardRecord, Tensor
 from sharding.planning.plan import shard_header
+from sharding.recipes.cast import Cast
+from sharding.recipes.feed import Feed
 from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.noting_source import NotingSource
+from sharding.transfer.pages import Pages
 from sharding.transfer.prepare import Prepared
-from sharding.transfer.read_batches import Batch, ByteRange, read_batches
+from sharding.transfer.read_batches import Batch, read_batches
+from sharding.transfer.room import Room
+
+_LARGE_BYTES = 256 << 10
+"""Pieces of this size and more are written as they are."""
+
+ReadingPhase = Literal["check", "verify"]
+"""What is made to be looked at, and not to be written."""
 
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
@@ -34,12 +48,13 @@ Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
     """Write every shard that is not in `kept`; yield progress; return the records of all, by file name.
 
-    Finished shards last even if the generator is closed or fails. What was noted of the source stands in the records.
-    Raises SourceError and DestinationError as reading and writing do.
+    Finished shards last even if the generator is closed or fails. Raises as `move_shards` does.
     """
-    plan, reading, noted = prepared.plan, prepared.reading, prepared.noted
+    plan = prepared.plan
     header = partial(shard_header, plan)
-    return told_in_order(plan, kept, lambda todo: move_shards("transfer", todo, header, reading, destination, noted))
+    return told_in_order(
+        plan, kept, lambda todo: move_shards("transfer", todo, header, [prepared.reading], destination)
+    )
 
 
 def told_in_order(
@@ -71,13 +86,13 @@ def digest_shards(
     shards: Sequence[Shard],
     header: Callable[[Shard], bytes],
     source: Source,
-    phase: Literal["check", "verify"] = "verify",
+    phase: ReadingPhase = "verify",
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Read `shards` as if to write them, each behind its `header`, and keep nothing but their records.
 
     Raises SourceError as reading does.
     """
-    records = yield from collected(move_shards(phase, shards, header, source, NOWHERE))
+    records = yield from collected(move_shards(phase, shards, header, [source], NOWHERE))
     return {record.file: record for record in records}
 
 
@@ -85,20 +100,19 @@ def move_shards(
     phase: Phase,
     shards: Sequence[Shard],
     header: Callable[[Shard], bytes],
-    source: Source,
+    sources: Sequence[Source],
     sink: ShardSink,
-    noted: NotingSource | None = None,
 ) -> Iterator[Progress | Done[ShardRecord]]:
-    """Read `shards` of `source`, each behind its `header`, into `sink`; yield progress, and the record of each.
+    """Make `shards` of `sources`, each behind its `header`, into `sink`; yield progress, and the record of each.
 
-    `noted` is what `source` reads from, if that remembers what it reads.
-
-    Raises SourceError and DestinationError.
+    What sources note of what is read of them stands in the records. Raises SourceError and DestinationError,
+    OverflowRefused where a finite number becomes infinite and may not, and Refused where a library is missing.
     """
+    needed = {need for shard in shards for tensor in shard.tensors if (need := tensor.recipe.needs())}
+    for what, modules in sorted(needed):
+        require(what, modules)
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
-    # A disk needs no thread of its own where another shard keeps the second core busy.
-    batches_ahead = BATCHES_AHEAD if source.ranges_at_once > 1 or len(shards) < THREADS else 0
-    move = _Move(lanes, header, source, sink, batches_ahead, noted)
+    move = _Move(lanes, shards, header, sources, sink)
     return lanes.run([partial(move.shard, shard) for shard in shards], move.stop)
 
 
@@ -126,7 +140,7 @@ class _Forgotten(ShardWriter):
         self._sha256 = hashlib.sha256()
 
     @override
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self._sha256.update(data)
 
     @override
@@ -144,39 +158,56 @@ class _Move:
     def __init__(
         self,
         lanes: Lanes,
+        shards: Sequence[Shard],
         header: Callable[[Shard], bytes],
-        source: Source,
+        sources: Sequence[Source],
         sink: ShardSink,
-        batches_ahead: int,
-        noted: NotingSource | None,
     ) -> None:
         self._lanes = lanes
         self._header = header
-        self._source = source
+        self._sources = sources
         self._sink = sink
-        self._batches_ahead = batches_ahead
-        self._noted = noted
-        self._asking = Threads(source.ranges_at_once, thread_name_prefix="range")
+        self._ranges_at_once = max(source.ranges_at_once for source in sources)
+        # A disk needs no thread of its own where another shard keeps the second core busy.
+        self._batches_ahead = BATCHES_AHEAD if self._ranges_at_once > 1 or len(shards) < THREADS else 0
+        self._room = Room(FETCHED_BYTES)
+        self._kept = Pages(
+            sources, (kept for shard in shards for tensor in shard.tensors for kept in tensor.recipe.keeps())
+        )
+        self._asking = Threads(self._ranges_at_once, thread_name_prefix="range")
         self._fetching = Threads(THREADS, thread_name_prefix="fetch")
         self._in_work: set[ShardWriter] = set()
-        self._one_note = Lock() if noted else nullcontext()
+        self._noted = [source for source in sources if isinstance(source, NotingSource)]
+        self._one_note = Lock() if self._noted else nullcontext()
 
     def shard(self, shard: Shard) -> ShardRecord:
         """Return the record of a shard once it is finished."""
         writer = self._sink.open_shard(shard.file)
         self._in_work.add(writer)
         header = self._header(shard)
-        tensors, size = _TensorDigests(shard), len(header)
-        writer.write(header)
-        for batch, data in self._fetched(shard):
-            tensors.update(batch, data)
-            writer.write(data)
-            size += len(data)
-            self._lanes.count(len(data), shard.file)
+        output, inputs = _Output(writer), Feed(self._fetched(shard))
+        output.write(header)
+        digests, overflowed, size = dict[str, str](), dict[str, int](), len(header)
+        for tensor in shard.tensors:
+            digest, infinite = new_tensor_hash(), 0
+            for data, count in tensor.recipe.make(inputs, self._kept):
+                infinite += count
+                if infinite and not _may_overflow(tensor):
+                    continue  # the rest is counted for the refusal
+                digest.update(data)
+                output.write(data)
+                size += len(data)
+                self._lanes.count(len(data), shard.file)
+            if infinite and not _may_overflow(tensor):
+                raise _refusal(tensor, infinite)
+            digests[tensor.name] = digest.hexdigest()
+            if infinite:
+                overflowed[tensor.name] = infinite
+        output.flush()
         sha256 = writer.finish()
         with self._one_note:  # what was read so far stands in this record, or in one that is noted already
-            reads = self._noted.take() if self._noted else ()
-            record = ShardRecord(shard.file, size, sha256, tensors.finish(), reads)
+            reads = tuple(read for noted in self._noted for read in noted.take())
+            record = ShardRecord(shard.file, size, sha256, digests, reads, overflowed)
             self._sink.note(record)
         self._in_work.discard(writer)
         return record
@@ -189,69 +220,72 @@ class _Move:
         for writer in list(self._in_work):
             writer.abort()
 
-    def _fetched(self, shard: Shard) -> Iterator[tuple[Batch, bytes]]:
-        ahead: deque[tuple[Batch, Future[bytes]]] = deque()
-        for batch in read_batches(shard.tensors, self._source.batch_bytes, self._source.join_gap_bytes):
-            if not self._batches_ahead:
-                yield batch, self._fetch(batch)
-                continue
-            ahead.append((batch, self._fetching.submit(self._fetch, batch)))
-            if len(ahead) > self._batches_ahead:
-                first, data = ahead.popleft()
-                yield first, self._lanes.result(self._fetching, data)
-        while ahead:
-            first, data = ahead.popleft()
-            yield first, self._lanes.result(self._fetching, data)
-
-    def _fetch(self, batch: Batch) -> bytes:
-        """Return the bytes of a batch's pieces, one after another."""
-        several = len(batch.ranges) > 1 and self._source.ranges_at_once > 1
-        read = partial(_read, self._source)
-        buffers = list((self._asking.map if several else map)(read, batch.ranges))
-        if len(buffers) == 1 and _in_place(batch, len(buffers[0])):
-            return buffers[0]
-        return b"".join(
-            memoryview(buffers[piece.range_index])[piece.start_byte : piece.end_byte] for piece in batch.pieces
+    def _fetched(self, shard: Shard) -> Iterator[memoryview]:
+        """Yield what the recipes of a shard read, in the order of use."""
+        extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
+        batches = read_batches(
+            extents,
+            max(source.batch_bytes for source in self._sources),
+            max(source.join_gap_bytes for source in self._sources),
         )
+        if not self._batches_ahead:
+            for batch in batches:
+                yield from batch.used(self._fetch(batch))
+            return
+        ahead: deque[tuple[Batch, Future[Sequence[bytes]]]] = deque()
+        waiting = next(batches, None)
+        while waiting or ahead:
+            while (
+                waiting
+                and len(ahead) <= self._batches_ahead
+                and self._room.take(waiting.fetched_bytes, is_due=not ahead)
+            ):
+                ahead.append((waiting, self._fetching.submit(self._fetch, waiting)))
+                waiting = next(batches, None)
+            batch, future = ahead.popleft()
+            yield from batch.used(self._lanes.result(self._fetching, future))
+            del future
+            self._room.give_back(batch.fetched_bytes)
+
+    def _fetch(self, batch: Batch) -> Sequence[bytes]:
+        several = len(batch.ranges) > 1 and self._ranges_at_once > 1
+        return list((self._asking.map if several else map)(self._read, batch.ranges))
+
+    def _read(self, extent: Extent) -> bytes:
+        chunks = list(self._sources[extent.source].read(extent.file, extent.start_byte, extent.end_byte))
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-class _TensorDigests:
-    """The digests of a shard's tensors, whose bytes come in order."""
+class _Output:
+    """What is written to one shard: small pieces together, as each call takes its time."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._hash = new_tensor_hash()
-        self._tensor: str | None = None
-        empty = self._hash.hexdigest()
-        self._digests = {tensor.name: empty for tensor in shard.tensors}
+    def __init__(self, writer: ShardWriter) -> None:
+        self._writer = writer
+        self._held = bytearray()
 
-    def update(self, batch: Batch, data: bytes) -> None:
-        view, start = memoryview(data), 0
-        for piece in batch.pieces:
-            if piece.tensor != self._tensor:
-                self._next(piece.tensor)
-            end = start + piece.end_byte - piece.start_byte
-            self._hash.update(view[start:end])
-            start = end
+    def write(self, data: bytes | memoryview) -> None:
+        if len(data) >= _LARGE_BYTES:
+            self.flush()
+            self._writer.write(data)
+            return
+        self._held += data
+        if len(self._held) >= BATCH_BYTES:
+            self.flush()
 
-    def finish(self) -> dict[str, str]:
-        self._next(None)
-        return self._digests
-
-    def _next(self, name: str | None) -> None:
-        if self._tensor is not None:
-            self._digests[self._tensor] = self._hash.hexdigest()
-        self._tensor, self._hash = name, new_tensor_hash()
+    def flush(self) -> None:
+        if self._held:
+            self._writer.write(bytes(self._held))
+            self._held.clear()
 
 
-def _read(source: Source, span: ByteRange) -> bytes:
-    chunks = list(source.read(span.file, span.start_byte, span.end_byte))
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+def _may_overflow(tensor: Tensor) -> bool:
+    return isinstance(tensor.recipe, Cast) and tensor.recipe.may_overflow
 
 
-def _in_place(batch: Batch, size: int) -> bool:
-    position = 0
-    for piece in batch.pieces:
-        if piece.start_byte != position:
-            return False
-        position = piece.end_byte
-    return position == size
+def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
+    instead = "Choose bf16, which has the range of fp32," if tensor.dtype == "F16" else "Keep the dtype,"
+    return OverflowRefused(
+        f"{tensor.name} has {infinite:,} finite {'number' if infinite == 1 else 'numbers'} too large for "
+        f"{BY_NAME[tensor.dtype].torch}, which would become infinite.",
+        f"{instead} or allow it (--allow-overflow): the report then counts them.",
+    )

@@ -15,12 +15,11 @@ from sharding.core.extras import is_installed
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
-from sharding.core.values import FileEntry, Mismatch, Shard, ShardRecord, TensorDigest, TensorEntry
+from sharding.core.values import FileEntry, Mismatch, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
-from sharding.planning.plan import shard_header
+from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected
-from sharding.transfer.prepare import Prepared
-from sharding.transfer.stream import digest_shards
+from sharding.transfer.stream import ReadingPhase, digest_shards
 
 Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
@@ -44,20 +43,14 @@ class Reader(Protocol):
         """Read whole files (name to size); yield progress; return the SHA-256 of each, in hex, by name."""
         ...
 
-    def digest_tensors(self, source: Source, tensors: Iterable[TensorEntry]) -> Digests:
+    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         """Read `tensors` (in stored order); yield progress; return their digests by name."""
         ...
 
     def digest_shards(
-        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
+        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source, phase: ReadingPhase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Read `shards` as if to write them, each behind its `header`; yield progress; return their records."""
-        ...
-
-    def make_again(
-        self, prepared: Prepared, shards: Sequence[Shard], origin: Source
-    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Make `shards` of `origin` as they are to be written; yield progress; return their records."""
+        """Make `shards` as if to write them, each behind its `header`; yield progress; return their records."""
         ...
 
     def digest_ranges(
@@ -76,23 +69,16 @@ class ThisMachine(Reader):
         return digest_files(source, sizes)
 
     @override
-    def digest_tensors(self, source: Source, tensors: Iterable[TensorEntry]) -> Digests:
+    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         """Read files in long streams, two at a time."""
         return digest_tensors(source, tensors)
 
     @override
     def digest_shards(
-        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source
-    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Read two shards at a time."""
-        return digest_shards(shards, header, source)
-
-    @override
-    def make_again(
-        self, prepared: Prepared, shards: Sequence[Shard], origin: Source
+        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source, phase: ReadingPhase = "verify"
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make two shards at a time."""
-        return digest_shards(shards, partial(shard_header, prepared.plan), prepared.making.read_from(origin), "check")
+        return digest_shards(shards, header, source, phase)
 
     @override
     def digest_ranges(
@@ -105,7 +91,7 @@ class ThisMachine(Reader):
         return dict(zip((file.path for file in files), whole_files, strict=True))
 
 
-def digest_tensors(source: Source, tensors: Iterable[TensorEntry]) -> Digests:
+def digest_tensors(source: Source, tensors: Iterable[Tensor]) -> Digests:
     """Read every tensor of `tensors` (in stored order); yield progress; return their digests by name.
 
     Files are read in long streams, two at a time. Raises SourceError where bytes cannot be had.
@@ -190,22 +176,26 @@ def _parse(path: Path, shard: Shard) -> _Structure:
     return {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in header.tensors}, header.metadata
 
 
-def spans(tensors: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
+def spans(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yield `tensors` (in stored order) in groups that lie one after another in a file, to be read in one stream."""
-    span: list[TensorEntry] = []
+    span: list[Tensor] = []
+    start = end = Stored(0, "", 0, 0)
     for tensor in tensors:
-        follows = span and (tensor.file, tensor.start_byte) == (span[-1].file, span[-1].end_byte)
-        if span and not (follows and tensor.end_byte - span[0].start_byte <= SPAN_BYTES):
+        here = place_of(tensor)
+        follows = span and (here.file, here.start_byte) == (end.file, end.end_byte)
+        if span and not (follows and here.end_byte - start.start_byte <= SPAN_BYTES):
             yield span
             span = []
+        start, end = start if span else here, here
         span.append(tensor)
     if span:
         yield span
 
 
-def digest_span(source: Source, span: list[TensorEntry], count: Callable[[int], None]) -> dict[str, TensorDigest]:
+def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]) -> dict[str, TensorDigest]:
     """Read tensors that lie one after another; call `count` with how many bytes are done; return digests by name."""
-    chunks = source.read(span[0].file, span[0].start_byte, span[-1].end_byte)
+    first, last = place_of(span[0]), place_of(span[-1])
+    chunks = source.read(first.file, first.start_byte, last.end_byte)
     digests = {}
     rest = memoryview(b"")
     for tensor in span:

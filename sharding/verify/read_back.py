@@ -11,13 +11,14 @@ from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.protocols import Destination, Source
 from sharding.core.threads import readers
-from sharding.core.values import Plan, Shard, ShardRecord, TensorDigest, TensorEntry
+from sharding.core.values import Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.formats.safetensors_header import parse_header
 from sharding.planning.plan import shard_header
+from sharding.recipes.stored import place_of
 from sharding.transfer.stream import Transfer
 from sharding.verify.digests import digest_span, spans
 
-ReadBack = dict[TensorEntry, TensorDigest]
+ReadBack = dict[Tensor, TensorDigest]
 """Digests of tensors of the result, each where it was read."""
 
 
@@ -36,7 +37,7 @@ def read_back_meanwhile(
         if over.is_set():
             raise CancelledError
 
-    def read(source: Source, span: list[TensorEntry]) -> ReadBack:
+    def read(source: Source, span: list[Tensor]) -> ReadBack:
         go_on(0)
         try:
             digests = digest_span(source, span, go_on)
@@ -63,10 +64,10 @@ def read_back_meanwhile(
     return records, {tensor: digest for future in done for tensor, digest in future.result().items()}
 
 
-def _stored(plan: Plan, shard: Shard, file_bytes: int) -> tuple[TensorEntry, ...]:
+def _stored(plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
     return parse_header(shard_header(plan, shard), file_bytes, shard.file).tensors
 
 
-def _is_worth(span: list[TensorEntry]) -> bool:
+def _is_worth(span: list[Tensor]) -> bool:
     # Shorter ones go over plain HTTP, which knows committed files only.
-    return span[-1].end_byte - span[0].start_byte >= XET_LEAST_BYTES
+    return place_of(span[-1]).end_byte - place_of(span[0]).start_byte >= XET_LEAST_BYTES

@@ -1,14 +1,15 @@
 """Read one of two checkpoints that are compared, and hold it to what a Hub states of it."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 
 from sharding.core.events import Progress
-from sharding.core.options import Options
+from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, FileEntry, Mismatch, TensorDigest
+from sharding.core.recipe import Extent
+from sharding.core.values import Checkpoint, FileEntry, Mismatch, Plan, Shard, Tensor, TensorDigest
+from sharding.recipes.stored import are_stored
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.prepare import Making
-from sharding.verify.digests import ThisMachine, digest_tensors
+from sharding.verify.digests import ThisMachine, digest_tensors, expected_digests
 from sharding.verify.source_hashes import digest_as_stored, stated_files
 from sharding.verify.source_reads import prove_reads
 
@@ -25,26 +26,24 @@ def stated_of(source: Source, checkpoint: Checkpoint) -> list[FileEntry]:
     return [files[file.path] for file in checkpoint.weight_files if file.path in files]
 
 
-def source_to_read(origin: Source, noted: NotingSource | None, checkpoint: Checkpoint, options: Options) -> Source:
+def source_to_read(origin: Source, noted: NotingSource | None, checkpoint: Checkpoint, plan: Plan) -> Source:
     """Return `noted` where nothing else will show that what is read of `origin` is what a Hub states; else `origin`.
 
     Tensors that are moved as they are can be read as its files again. One rank reads a part of the files only.
     """
-    is_moved = options.dtype == "keep" and not checkpoint.gathered and bool(stated_files(origin.files, checkpoint))
-    return origin if is_moved or noted is None or options.rank is not None else noted
+    is_moved = are_stored(plan.tensors) and bool(stated_files(origin.files, checkpoint))
+    return origin if is_moved or noted is None or plan.options.rank is not None else noted
 
 
 class Side:
     """One of two checkpoints that are compared: its tensors are read, and what a Hub states of them is held to that."""
 
-    def __init__(self, source: Source, checkpoint: Checkpoint, making: Making | None = None) -> None:
-        """Take `checkpoint` of `source`, its tensors made as `making` says, if that is more than putting together."""
+    def __init__(self, source: Source, checkpoint: Checkpoint, plan: Plan | None = None) -> None:
+        """Take `checkpoint` of `source`, its tensors made as `plan` says, if it is not compared as it is."""
         self._source, self._checkpoint = source, checkpoint
-        self._making = making or Making(checkpoint.gathered)
-        is_moved = making is None and not checkpoint.gathered
-        self._as_stored = stated_files(source.files, checkpoint) if is_moved else []
+        self._tensors = sorted(plan.tensors, key=_first_read) if plan else list(checkpoint.tensors)
+        self._as_stored = stated_files(source.files, checkpoint) if plan is None else []
         self._noted = None if self._as_stored else noting(source)
-        self._tensors = self._making.after or checkpoint.tensors
         self.digests: Mapping[str, TensorDigest] = {}
         self.wrong: list[Mismatch] = []
         self.unstated = source.ref.kind == "hub" and not self._as_stored and not self._noted
@@ -68,9 +67,33 @@ class Side:
             self.digests, self.wrong = yield from reading
             self.remark = f"; {len(self._as_stored)} files of {source.ref.repo_id} compared with the Hub's SHA-256"
             return
-        view = self._making.read_from(self._noted or source)
-        self.digests = yield from digest_tensors(view, self._tensors)
+        if are_stored(self._tensors):
+            self.digests = yield from digest_tensors(self._noted or source, self._tensors)
+            reads = list(self._noted.take()) if self._noted else []
+        else:
+            groups = list(_in_groups(self._tensors))
+            records = yield from here.digest_shards(groups, lambda _: b"", self._noted or source)
+            self.digests = expected_digests(groups, records)
+            reads = [read for record in records.values() for read in record.reads]
         if self._noted:
-            self.wrong = yield from prove_reads(source, self._stated, self._noted.take(), here)
+            self.wrong = yield from prove_reads(source, self._stated, reads, here)
             self.unstated = len(self._stated) < len(checkpoint.weight_files)
             self.remark = f"; {len(self._stated)} files of {source.ref.repo_id} read whole for the Hub's hash"
+
+
+def _first_read(tensor: Tensor) -> Extent:
+    """Return where a tensor begins, so that it is read in the order of its source."""
+    return next(tensor.recipe.reads(), Extent(0, tensor.file, 0, 0))
+
+
+def _in_groups(tensors: Iterable[Tensor]) -> Iterator[Shard]:
+    """Yield `tensors` in groups that are made side by side."""
+    group, size, number = list[Tensor](), 0, 0
+    for tensor in tensors:
+        group.append(tensor)
+        size += tensor.bytes
+        if size >= SPAN_BYTES:
+            yield Shard(str(number), tuple(group), size)
+            group, size, number = [], 0, number + 1
+    if group:
+        yield Shard(str(number), tuple(group), size)

@@ -10,22 +10,26 @@ from collections.abc import Generator, Iterable, Sequence
 from sharding.checkpoint.read import merge_metadata
 from sharding.core.events import Progress
 from sharding.core.protocols import Source
-from sharding.core.values import Checkpoint, FileEntry, Header, Mismatch, Shard, TensorDigest, TensorEntry
+from sharding.core.values import Checkpoint, FileEntry, Header, Mismatch, Shard, Tensor, TensorDigest
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.safetensors_header import parse_header
+from sharding.recipes.stored import are_stored, place_of
 from sharding.verify.digests import Reader
 
 
 def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
-    """Return the weight files of `checkpoint` with the SHA-256 that `files` state for each.
+    """Return the weight files of `checkpoint`, whose tensors are as they lie, with the SHA-256 that `files` state.
 
-    Empty where one of them is not stated, or holds something else than a header and tensors from there to its end, or
-    is one rank's, whose names and metadata are not those of the result.
+    Empty where a tensor is made of several pieces, or one of the files is not stated, or holds something else than a
+    header and tensors from there to its end, or is one rank's, whose names and metadata are not those of the result.
     """
+    if not are_stored(checkpoint.tensors):
+        return []
     starts: dict[str, int] = {}
     filled: dict[str, int] = {}
     for tensor in checkpoint.tensors:
-        starts[tensor.file] = min(tensor.start_byte, starts.get(tensor.file, tensor.start_byte))
+        start = place_of(tensor).start_byte
+        starts[tensor.file] = min(start, starts.get(tensor.file, start))
         filled[tensor.file] = filled.get(tensor.file, 0) + tensor.bytes
     ends = {path: start + filled[path] for path, start in starts.items()}
     stated = {file.path: file for file in files if file.sha256 and file.path.endswith(".safetensors")}
@@ -41,7 +45,7 @@ def digest_as_stored(
     origin: Source,
     stated: Sequence[FileEntry],
     staged: Source,
-    tensors: Iterable[TensorEntry],
+    tensors: Iterable[Tensor],
     reader: Reader,
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
     """Have `tensors`, those of `checkpoint` where they lie in `staged`, read as the files of `origin` hold them.
@@ -51,7 +55,7 @@ def digest_as_stored(
     """
     place = {tensor.name: tensor for tensor in tensors}
     files = {file.path: file for file in stated}
-    originals: dict[str, list[TensorEntry]] = {path: [] for path in files}
+    originals: dict[str, list[Tensor]] = {path: [] for path in files}
     for tensor in checkpoint.tensors:
         originals[tensor.file].append(tensor)
     headers: dict[str, Header] = {}
@@ -59,7 +63,7 @@ def digest_as_stored(
 
     def header(shard: Shard) -> bytes:
         original = originals[shard.file]
-        end = min((tensor.start_byte for tensor in original), default=files[shard.file].bytes)
+        end = min((place_of(tensor).start_byte for tensor in original), default=files[shard.file].bytes)
         text = b"".join(origin.read(shard.file, 0, end))
         parsed = parse_header(text, files[shard.file].bytes, shard.file)
         if list(parsed.tensors) != original:
@@ -88,5 +92,5 @@ def digest_as_stored(
     return digests, wrong
 
 
-def _shard(file: str, tensors: Sequence[TensorEntry]) -> Shard:
+def _shard(file: str, tensors: Sequence[Tensor]) -> Shard:
     return Shard(file, tuple(tensors), sum(tensor.bytes for tensor in tensors))

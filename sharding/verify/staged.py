@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from sharding.checkpoint.loadable import loadable_files
 from sharding.checkpoint.read import read_checkpoint, read_headers
@@ -10,6 +11,8 @@ from sharding.core.meter import Meter
 from sharding.core.protocols import Destination, Source
 from sharding.core.text import count
 from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
+from sharding.planning.plan import shard_header
+from sharding.recipes.stored import are_stored
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.stream import Transfer
 from sharding.verify.digests import (
@@ -53,7 +56,8 @@ def check_kept(
     sha256 = yield from reader.digest_files(staged, unknown)
     kept = {file: record for file, record in done.items() if (known.get(file) or sha256[file]) == record.sha256}
     if origin.ref.kind == "folder" and kept:
-        fresh = yield from reader.make_again(prepared, [shard for shard in plan.shards if shard.file in kept], origin)
+        shards = [shard for shard in plan.shards if shard.file in kept]
+        fresh = yield from reader.digest_shards(shards, partial(shard_header, plan), origin, "check")
         kept = {file: record for file, record in kept.items() if _is_same(record, fresh[file])}
     if kept and prepared.noted:  # what those that go were made of, those that stay may be made of too
         file, first = next(iter(kept.items()))
@@ -77,7 +81,7 @@ def reading_back(
 
 def _in_order_of_source(prepared: Prepared, origin: Source) -> list[FileEntry]:
     """Return the files of the source in whose order the result is read, [] where it is in its own."""
-    is_all = prepared.reading is origin and prepared.plan.options.rank is None
+    is_all = prepared.reading is origin and are_stored(prepared.plan.tensors) and prepared.plan.options.rank is None
     return stated_files(origin.files, prepared.checkpoint) if is_all else []
 
 

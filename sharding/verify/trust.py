@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Checkpoint, FileEntry
-from sharding.formats.dtypes import BY_OPTION
 from sharding.planning.dequantize import dequantized
 from sharding.report.report import summarize_source
 from sharding.report.schema import Report

@@ -16,13 +16,10 @@ from sharding.core.protocols import Source
 from sharding.core.text import count, source_name
 from sharding.core.values import UNCHECKED, Checkpoint, Verification
 from sharding.formats.names import DIGESTS_NAME
-from sharding.model_class.architecture import hints_for
-from sharding.planning.cast import refuse_cast
-from sharding.planning.dequantize import dequantized
+from sharding.planning.planned import planned
 from sharding.report.digests import Stored, parse_digests
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
-from sharding.transfer.prepare import making_of
 from sharding.verify.beside import compare_beside, compare_listed
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
@@ -62,10 +59,8 @@ def verify(
         return
     sides = [Side(source, checkpoint) for source, checkpoint in zip(sources, checkpoints, strict=True)]
     if dtype != "keep":
-        after = dequantized(checkpoints[0], options)
-        refuse_cast(after)
-        making, how = making_of(after, options, hints_for(after, options)), after.dequantized
-        sides[0] = Side(sources[0], checkpoints[0], making)
+        plan = planned(checkpoints[0], options)
+        sides[0], how = Side(sources[0], checkpoints[0], plan), plan.dequantized
     beside = [sum(file.bytes for file in checkpoint.copied_weights) for checkpoint in checkpoints]
     total, done = sum(side.bytes for side in sides) + sum(beside), 0
     for side in sides:

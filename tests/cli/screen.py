@@ -17,11 +17,12 @@ from sharding.core.values import (
     Plan,
     RepoRef,
     Shard,
-    TensorEntry,
+    Tensor,
     Verification,
 )
 from sharding.loading.costs import Comparison, LoadCost, Prediction, Verdict
 from sharding.planning.devices import DeviceLoad, DevicePlan
+from tests.tensors import stored_tensor
 
 GB = 1_000_000_000
 
@@ -55,8 +56,8 @@ def screen() -> Screen:
     return Screen(out, err, Terminal(results, passing))
 
 
-def entry(name: str, file: str, size: int = 4, start: int = 0) -> TensorEntry:
-    return TensorEntry(name, "U8", (size,), file, start, start + size)
+def entry(name: str, file: str, size: int = 4, start: int = 0) -> Tensor:
+    return stored_tensor(name, "U8", (size,), file, start, start + size)
 
 
 def plan_of(files: Sequence[str], **more: object) -> Plan:

@@ -12,14 +12,15 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.limits import CACHED_CHECKPOINTS, CACHED_SECONDS
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, Component, RepoRef
 from sharding.desk import Desk, Settings
 from sharding.desk.header_cache import Headers
 from sharding.desk.models import Models
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
+from tests.tensors import stored_tensor
 
-TENSORS = tuple(TensorEntry(f"t.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in range(10))
+TENSORS = tuple(stored_tensor(f"t.{n}", "U8", (6,), "f", 6 * n, 6 * n + 6) for n in range(10))
 
 
 class Readings:

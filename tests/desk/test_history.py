@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from sharding.core.events import Planned
 from sharding.core.limits import LOG_LINES
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, FileEntry, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, FileEntry, RepoRef
 from sharding.desk.forecast import bytes_per_second, forecast, measure_hashing, seconds_left, seconds_until_start
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.planning.plan import plan_shards
 from sharding.report.events import event_json
 from sharding.report.schema import to_json
+from tests.tensors import stored_tensor
 
 NOON = 12 * 3600.0
 PROGRESS = {
@@ -132,7 +133,7 @@ def test_the_log_is_bounded() -> None:
 
 
 def test_the_weight_map_is_left_out_since_the_shards_say_it() -> None:
-    tensor = TensorEntry("wte", "U8", (6,), "f", 0, 6)
+    tensor = stored_tensor("wte", "U8", (6,), "f", 0, 6)
     checkpoint = Checkpoint(RepoRef("hub", "a/b", "c" * 40), (tensor,), (), (FileEntry("f", 6),), (), ())
     line = event_json(Planned(checkpoint, plan_shards([tensor], Options("6"))))
     assert json.dumps(line).count('"wte"') == 2

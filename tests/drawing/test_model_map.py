@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.values import Checkpoint, Component, FileEntry, Plan, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, Component, FileEntry, Plan, RepoRef, Tensor
 from sharding.drawing.map_svg import COLOURS, draw_map, draw_plan, files_caption
 from sharding.drawing.model_map import (
     HEIGHT,
@@ -28,6 +28,7 @@ from sharding.drawing.tensor_kinds import kind_of
 from sharding.planning.plan import plan_checkpoint, plan_shards
 from tests.models import CLASSES, build
 from tests.planning.tensors import in_ranks
+from tests.tensors import stored_tensor
 
 
 def checkpoint(sizes: dict[str, int], files: int = 1, scattered: bool = False) -> Checkpoint:
@@ -37,7 +38,7 @@ def checkpoint(sizes: dict[str, int], files: int = 1, scattered: bool = False) -
     for index, (name, size) in enumerate(sizes.items()):
         number = index % files if scattered else index * files // len(sizes)
         file = f"model-{number + 1:05d}-of-{files:05d}.safetensors"
-        tensors.append(TensorEntry(name, "U8", (size,), file, ends[file], ends[file] + size))
+        tensors.append(stored_tensor(name, "U8", (size,), file, ends[file], ends[file] + size))
         ends[file] += size
     entries = tuple(FileEntry(file, size) for file, size in ends.items())
     source = RepoRef("hub", "samples/model", "a" * 40)
@@ -179,8 +180,8 @@ def test_each_machine_stands_under_its_own_files() -> None:
 
 
 def test_quantized_weights_lie_today_where_their_numbers_and_scales_do() -> None:
-    def entry(name: str, file: str, start: int, size: int) -> TensorEntry:
-        return TensorEntry(name, "U8", (size,), file, start, start + size)
+    def entry(name: str, file: str, start: int, size: int) -> Tensor:
+        return stored_tensor(name, "U8", (size,), file, start, start + size)
 
     source = checkpoint({"model.layers.0.mlp.experts.up_blocks": 160, "model.layers.0.mlp.experts.up_scales": 10})
     tensors = (*source.tensors, entry("logit_scale", source.tensors[0].file, 170, 4))

@@ -23,6 +23,7 @@ from tests.folders import reshard
 from tests.hubs import TOKEN, push, shard
 from tests.inhouse import hub_in_house
 from tests.localhub.conftest import Server
+from tests.tensors import stored_tensor
 
 FILE = "model-00001-of-00002.safetensors"
 
@@ -67,9 +68,8 @@ def test_access_that_is_over_is_told_from_a_damaged_source(
 
 
 def _reading(lent: object) -> Part:
-    from sharding.core.values import TensorEntry
 
-    shard = Shard(FILE, (TensorEntry("w", "U8", (9,), FILE, 0, 9),), 9)
+    shard = Shard(FILE, (stored_tensor("w", "U8", (9,), FILE, 0, 9),), 9)
     return Part("verify", shard, b"", lent)  # type: ignore[arg-type]
 
 

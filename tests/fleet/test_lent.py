@@ -12,11 +12,12 @@ import pytest
 from sharding.core.errors import SourceError
 from sharding.core.lent import Grant, LentDestination, LentSource
 from sharding.core.limits import GRANT_MARGIN_SECONDS
-from sharding.core.values import RepoRef, Shard, TensorEntry
+from sharding.core.values import RepoRef, Shard
 from sharding.fleet.borrowed import open_lent
 from sharding.fleet.parts import Part, PartDone, PartFailed, UnderWay, parse_event, part_json
 from sharding.fleet.worker import work
 from sharding.storage.folder_source import open_folder
+from tests.tensors import stored_tensor
 
 FILE, OTHER = "model.safetensors", "more.safetensors"
 
@@ -63,7 +64,7 @@ def test_a_node_without_that_folder_is_refused(lent: LentSource, tmp_path: Path)
 
 
 def outcome_of(source: LentSource, target: LentDestination | None) -> PartFailed:
-    shard = Shard(FILE, (TensorEntry("w", "U8", (10,), FILE, 0, 10),), 10)
+    shard = Shard(FILE, (stored_tensor("w", "U8", (10,), FILE, 0, 10),), 10)
     part = Part("transfer" if target else "verify", shard, b"", source, target=target)
     (said,) = [parse_event(line) for line in work(part_json(part), "far away")]
     assert isinstance(said, PartFailed)
@@ -102,7 +103,7 @@ def test_a_worker_says_how_far_it_is_and_its_outcome_last(
 ) -> None:
     def said(every: float) -> list[Any]:
         monkeypatch.setattr("sharding.fleet.worker.TOLD_SECONDS", every)
-        tensors = tuple(TensorEntry(f"w{n}", "U8", (1,), FILE, n, n + 1) for n in range(10))
+        tensors = tuple(stored_tensor(f"w{n}", "U8", (1,), FILE, n, n + 1) for n in range(10))
         part = Part("verify", Shard(FILE, tensors, 10), b"", lent)
         return [parse_event(line) for line in work(part_json(part), "far away")]
 

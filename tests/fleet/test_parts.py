@@ -5,11 +5,11 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from sharding.core.computed import Computed
 from sharding.core.gathered import Gathered
+
 from sharding.core.lent import Grant, LentDestination, LentFile, LentSource
-from sharding.core.values import RepoRef, Shard, ShardRecord, TensorEntry
+from sharding.core.values import RepoRef, Shard, ShardRecord
 from sharding.fleet.cutting import Cutter
 from sharding.fleet.parts import (
     Part,
@@ -25,11 +25,12 @@ from sharding.fleet.parts import (
     part_json,
 )
 from sharding.transfer.prepare import Making
+from tests.tensors import stored_tensor
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20)
 NUMBERS = st.integers(0, 2**62)
 SHAPES = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
-ENTRIES = st.builds(TensorEntry, WORDS, WORDS, SHAPES, WORDS, NUMBERS, NUMBERS)
+ENTRIES = st.builds(stored_tensor, WORDS, WORDS, SHAPES, WORDS, NUMBERS, NUMBERS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
 REFS = st.builds(RepoRef, st.sampled_from(["folder", "hub"]), WORDS, WORDS)
 SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS)
@@ -98,10 +99,10 @@ def test_a_shard_takes_what_its_tensors_are_made_of_and_no_more(cast: bool) -> N
     from sharding.core.gathered import Box, in_one_piece
 
     shape = (2, 2)
-    plain = TensorEntry("plain", "F32", shape, "a", 0, 16)
-    view = TensorEntry("view", "F32", shape, "a", 100, 116)
-    scaled = TensorEntry("scaled", "BF16", shape, "b", 200, 208)
-    other = TensorEntry("other", "F32", shape, "z", 0, 16)
+    plain = stored_tensor("plain", "F32", shape, "a", 0, 16)
+    view = stored_tensor("view", "F32", shape, "a", 100, 116)
+    scaled = stored_tensor("scaled", "BF16", shape, "b", 200, 208)
+    other = stored_tensor("other", "F32", shape, "z", 0, 16)
     boxes = (*in_one_piece("c", 0, shape, (1, 2)), Box("d", 0, (0, 0), (0, 0), (1, 1)))
     turned = in_one_piece("e", 0, shape, (1, 2))
     gathered = (

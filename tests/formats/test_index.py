@@ -9,15 +9,16 @@ import pytest
 from sharding.core.errors import SourceError
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
 from sharding.formats.index import build_indexes
 from sharding.job import inspect
 from sharding.planning.plan import plan_checkpoint, plan_shards
 from tests.folders import reshard
+from tests.tensors import stored_tensor
 
 
-def tensor(name: str, size: int) -> TensorEntry:
-    return TensorEntry(name, "U8", (size,), "f", 0, size)
+def tensor(name: str, size: int) -> Tensor:
+    return stored_tensor(name, "U8", (size,), "f", 0, size)
 
 
 def test_the_index_holds_totals_and_a_sorted_weight_map() -> None:
@@ -103,7 +104,7 @@ def test_a_count_of_parameters_is_believed_where_the_index_is_right_and_counted_
 def test_the_index_of_a_rank_lists_and_counts_what_that_rank_loads() -> None:
     """Also what it shares with another rank, and not what the whole index says of all."""
     names = ["embed", "h.0", "h.1", "h.2", "head"]
-    entries = tuple(TensorEntry(name, "F32", (n + 1,), "f", 0, 4 * (n + 1)) for n, name in enumerate(names))
+    entries = tuple(stored_tensor(name, "F32", (n + 1,), "f", 0, 4 * (n + 1)) for n, name in enumerate(names))
     loads = (frozenset(names[:3]), frozenset(["embed", *names[3:]]))
     hints = ModelHints(
         "M",

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from sharding.core.gathered import Box, strides_of
 
 from sharding.core.errors import SourceError
-from sharding.core.gathered import Box, strides_of
 from sharding.formats.rank_boxes import SavedBoxes, assemble
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import HeaderError
-from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import BY_NAME
 from sharding.formats.safetensors_header import build_header, header_end, in_file_order, parse_header
+from tests.tensors import stored_tensor
 
 Outcome = tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str] | None]
 
@@ -227,7 +227,7 @@ def test_every_dtype_has_the_width_that_safetensors_gives_it(tmp_path: Path) -> 
 
 def test_the_writer_order_of_dtypes_is_that_of_safetensors() -> None:
     ranks = list(BY_NAME)
-    entries = [TensorEntry("z" if rank % 2 else "a", dtype, (8,), "f", 0, 0) for rank, dtype in enumerate(ranks)]
+    entries = [stored_tensor("z" if rank % 2 else "a", dtype, (8,), "f", 0, 0) for rank, dtype in enumerate(ranks)]
     assert [entry.dtype for entry in in_file_order(reversed(entries))] == ranks
 
 
@@ -244,7 +244,7 @@ def test_a_false_length_is_refused_before_anything_is_read() -> None:
 
 def test_a_header_beyond_100_mb_is_not_written() -> None:
     with pytest.raises(HeaderError, match="100 MB"):
-        build_header([TensorEntry("n" * 100_000_001, "U8", (1,), "f", 0, 1)], None)
+        build_header([stored_tensor("n" * 100_000_001, "U8", (1,), "f", 0, 1)], None)
 
 
 @pytest.mark.parametrize(

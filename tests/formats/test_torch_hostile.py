@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._utils import _rebuild_tensor_v2
 
+from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
-from sharding.formats.dtypes import BY_TORCH
 from sharding.formats.torch_checkpoint import Archive, read_archive
 from tests.fuzz.seeds import archives, rezipped, saved
 from tests.fuzz.targets import Memory

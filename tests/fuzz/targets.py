@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
+from sharding.transfer.strided_source import gathering
+
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError
-from sharding.core.values import Checkpoint, FileEntry, Header, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, FileEntry, Header, RepoRef
 from sharding.formats.dcp_safetensors import assemble_headers
 from sharding.formats.index import parse_index
 from sharding.formats.safetensors_header import parse_header
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.report.schema import parse_report
-from sharding.transfer.strided_source import gathering
+from tests.tensors import stored_tensor
 
 _FILE = "pytorch_model.bin"
 _MOST_READ_BYTES = 1 << 16
@@ -90,7 +92,7 @@ def sharding_info(data: bytes) -> None:
         path = f"shard-{rank:05d}-model-00001-of-00001.safetensors"
         shapes = {"a": (2, 3), "b": (4,), "c": ()}
         tensors = tuple(
-            TensorEntry(name, "U8", shape, path, 100 * number, 100 * number + prod(shape))
+            stored_tensor(name, "U8", shape, path, 100 * number, 100 * number + prod(shape))
             for number, (name, shape) in enumerate(shapes.items())
         )
         headers.append(Header(tensors, {"DCP_SHARDING_INFO": text.decode(errors="replace")}, 0))

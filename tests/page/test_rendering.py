@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options, Order, TargetDtype
-from sharding.core.values import Checkpoint, Component, FileEntry, Finding, FleetCost, NodeCost, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, Component, FileEntry, Finding, FleetCost, NodeCost, RepoRef
 from sharding.desk.forecast import Forecast
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
@@ -35,6 +35,7 @@ from sharding.verify.trust import Trust
 from tests.conftest import in_two_files
 from tests.folders import reshard
 from tests.planning.tensors import in_ranks
+from tests.tensors import stored_tensor
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 
@@ -65,7 +66,7 @@ def said(line: str) -> History:
 def checkpoint(files: dict[str, int], name: str = "w") -> Checkpoint:
     """One tensor of so many bytes in each file."""
     tensors = tuple(
-        TensorEntry(f"{name}{n}", "U8", (size,), file, 0, size) for n, (file, size) in enumerate(files.items())
+        stored_tensor(f"{name}{n}", "U8", (size,), file, 0, size) for n, (file, size) in enumerate(files.items())
     )
     entries = tuple(FileEntry(file, size) for file, size in files.items())
     return Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), (), architecture=EVIL)
@@ -189,7 +190,7 @@ def test_a_link_without_a_size_leaves_it_open() -> None:
 
 
 def test_a_plan_shows_its_stages() -> None:
-    tensors = tuple(TensorEntry(f"layers.{n}.{EVIL}", "U8", (10,), "f", 10 * n, 10 * n + 10) for n in range(4))
+    tensors = tuple(stored_tensor(f"layers.{n}.{EVIL}", "U8", (10,), "f", 10 * n, 10 * n + 10) for n in range(4))
     hints = in_ranks([tensor.name for tensor in tensors], 2)
     html = panels.shards_panel(plan_shards(tensors, Options(10, strategy="pp:2"), hints=hints), FORECAST)
     assert "Cut where transformers 5.23.0 cuts" in html
@@ -228,7 +229,7 @@ def test_findings_are_told_in_their_own_words_the_warnings_first() -> None:
 def test_the_details_of_a_plan_say_what_it_will_take() -> None:
     text = " ".join(
         Tags(
-            panels.shards_panel(plan_shards([TensorEntry("w", "U8", (1,), "f", 0, 1)], Options(1)), FORECAST)
+            panels.shards_panel(plan_shards([stored_tensor("w", "U8", (1,), "f", 0, 1)], Options(1)), FORECAST)
         ).text.split()
     )
     assert "at least 1 min 15 s" in text and "100.0 MB" in text and "As measured." in text
@@ -260,7 +261,7 @@ def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:
     parts += ["self_attn.q_proj", "self_attn.o_proj", "input_layernorm"]
     names = [f"model.layers.{layer}.{part}.weight" for layer in range(1000) for part in parts]
     tensors = tuple(
-        TensorEntry(name, "BF16", (64, 64), f"model-{n // 600:05d}.safetensors", 0, 8192)
+        stored_tensor(name, "BF16", (64, 64), f"model-{n // 600:05d}.safetensors", 0, 8192)
         for n, name in enumerate(names)
     )
     entries = tuple(FileEntry(file, 1) for file in dict.fromkeys(tensor.file for tensor in tensors))

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from sharding.core.hints import ModelHints, PipelineCut
 from sharding.core.options import Options
-from sharding.core.values import Plan, TensorEntry
+from sharding.core.values import Plan, Tensor
 from sharding.planning.plan import plan_shards
+from tests.tensors import stored_tensor
 
 
-def tensor(name: str, size: int) -> TensorEntry:
-    return TensorEntry(name, "U8", (size,), "f", 0, size)
+def tensor(name: str, size: int) -> Tensor:
+    return stored_tensor(name, "U8", (size,), "f", 0, size)
 
 
 NAMES = st.one_of(
@@ -43,7 +44,7 @@ def in_ranks(names: Iterable[str], count: int) -> ModelHints:
     return ModelHints("M", pipeline=PipelineCut("5.23.0", parts), loads=tuple(loads))
 
 
-def planned(tensors: list[TensorEntry], limit: int, strategy: str) -> Plan:
+def planned(tensors: list[Tensor], limit: int, strategy: str) -> Plan:
     """The plan, of a pipeline as `in_ranks` says."""
     options = Options(limit, strategy=strategy)
     hints = in_ranks([entry.name for entry in tensors], options.ranks) if options.ranks else None

@@ -9,21 +9,20 @@ from hypothesis import strategies as st
 from sharding import job
 from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
 from sharding.model_class.architecture import hints_for
 from sharding.planning.blocks import blocks_around, known_blocks
 from sharding.planning.order import natural_key
 from sharding.planning.plan import plan_shards
 from tests import models
 from tests.planning.tensors import STRATEGIES, TENSORS, planned, tensor
+from tests.tensors import stored_tensor
 
 
 @given(tensors=TENSORS, limit=st.integers(1, 300), strategy=STRATEGIES.filter(lambda strategy: strategy != "size"))
-def test_a_block_is_cut_only_if_it_alone_exceeds_the_limit(
-    tensors: list[TensorEntry], limit: int, strategy: str
-) -> None:
+def test_a_block_is_cut_only_if_it_alone_exceeds_the_limit(tensors: list[Tensor], limit: int, strategy: str) -> None:
     plan = planned(tensors, limit, strategy)
-    inside: dict[str, list[TensorEntry]] = {}
+    inside: dict[str, list[Tensor]] = {}
     for entry in tensors:
         for block in blocks_around(entry.name, {}):
             inside.setdefault(block, []).append(entry)
@@ -33,7 +32,7 @@ def test_a_block_is_cut_only_if_it_alone_exceeds_the_limit(
 
 
 @given(tensors=TENSORS, limit=st.integers(1, 300))
-def test_blocks_follow_the_natural_order(tensors: list[TensorEntry], limit: int) -> None:
+def test_blocks_follow_the_natural_order(tensors: list[Tensor], limit: int) -> None:
     plan = plan_shards(tensors, Options(limit, strategy="blocks"))
     position = {shard.file: number for number, shard in enumerate(plan.shards)}
     fitting = [shard for shard in plan.shards if shard.bytes < limit]
@@ -54,9 +53,9 @@ def test_what_transformers_never_splits_is_a_block_even_without_a_number() -> No
 
 def test_a_scale_is_in_the_block_of_its_weight() -> None:
     stored = [
-        TensorEntry("model.patches.a.weight", "F8_E4M3", (5,), "f", 0, 5),
-        TensorEntry("model.patches.a.weight_scale_inv", "F32", (1,), "f", 5, 9),
-        TensorEntry("model.patches.b.weight", "BF16", (5,), "f", 9, 19),
+        stored_tensor("model.patches.a.weight", "F8_E4M3", (5,), "f", 0, 5),
+        stored_tensor("model.patches.a.weight_scale_inv", "F32", (1,), "f", 5, 9),
+        stored_tensor("model.patches.b.weight", "BF16", (5,), "f", 9, 19),
     ]
     names = [tensor.name for tensor in stored if "scale" not in tensor.name]
     hints = ModelHints("M", tuple(SavedTensor(name, "BF16", n, "model.patches") for n, name in enumerate(names)))

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import save_file
 
 from sharding import job
+from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.core.values import TensorEntry
-from sharding.formats.dtypes import CASTABLE
 from sharding.planning.cast import may_overflow
 from tests import models
 from tests.casts import cast, save_mixed
 from tests.folders import tensors
+from tests.tensors import stored_tensor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -46,7 +46,7 @@ def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhe
 ) -> None:
     before, after = (getattr(torch, CASTABLE[dtype].torch) for dtype in (stored, target))
     largest = torch.tensor(torch.finfo(before).max, dtype=before)
-    one, other, steps = (TensorEntry(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, target, "I64"))
+    one, other, steps = (stored_tensor(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, target, "I64"))
     found = may_overflow([one._replace(name="w"), steps], [steps, other._replace(name="w")])
     assert found == bool(largest.to(after).isinf())
 

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from sharding.core.errors import UsageError
 from sharding.core.options import Options
-from sharding.core.values import TensorEntry
+from sharding.core.values import Tensor
 from sharding.planning.blocks import blocks_around
 from tests.planning.tensors import STRATEGIES, TENSORS, in_ranks, planned
 
 
 @given(tensors=TENSORS, limit=st.integers(1, 300), strategy=STRATEGIES)
 def test_every_tensor_is_in_one_shard_none_is_empty_and_the_limit_holds(
-    tensors: list[TensorEntry], limit: int, strategy: str
+    tensors: list[Tensor], limit: int, strategy: str
 ) -> None:
     plan = planned(tensors, limit, strategy)
     placed = sorted(entry.name for shard in plan.shards for entry in shard.tensors)
@@ -23,9 +23,7 @@ def test_every_tensor_is_in_one_shard_none_is_empty_and_the_limit_holds(
 
 
 @given(tensors=TENSORS, limit=st.integers(1, 300), count=st.integers(2, 6))
-def test_stages_hold_everything_once_each_in_files_of_its_own(
-    tensors: list[TensorEntry], limit: int, count: int
-) -> None:
+def test_stages_hold_everything_once_each_in_files_of_its_own(tensors: list[Tensor], limit: int, count: int) -> None:
     plan = planned(tensors, limit, f"pp:{count}")
     assert len(plan.stages) == count
     assert [file for stage in plan.stages for file in stage.files] == [shard.file for shard in plan.shards]

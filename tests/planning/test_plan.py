@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from sharding.core.errors import UsageError
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.values import Checkpoint, Component, RepoRef, TensorEntry
+from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
 from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards, shard_header
+from tests.tensors import stored_tensor
 
 REF = RepoRef("folder", "model", "1")
 
 
-def tensor(name: str, size: int) -> TensorEntry:
-    return TensorEntry(name, "U8", (size,), "f", 0, size)
+def tensor(name: str, size: int) -> Tensor:
+    return stored_tensor(name, "U8", (size,), "f", 0, size)
 
 
 tensor_lists = st.lists(
@@ -26,7 +27,7 @@ tensor_lists = st.lists(
 
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150), order=st.sampled_from(["natural", "stored"]))
-def test_every_tensor_lands_in_exactly_one_shard(tensors: list[TensorEntry], limit: int, order: str) -> None:
+def test_every_tensor_lands_in_exactly_one_shard(tensors: list[Tensor], limit: int, order: str) -> None:
     plan = plan_shards(tensors, Options(limit, order=order))  # type: ignore[arg-type]
     placed = [entry for shard in plan.shards for entry in shard.tensors]
     assert sorted(placed, key=lambda entry: entry.name) == sorted(tensors, key=lambda entry: entry.name)
@@ -35,7 +36,7 @@ def test_every_tensor_lands_in_exactly_one_shard(tensors: list[TensorEntry], lim
 
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150))
-def test_a_shard_exceeds_the_limit_only_for_a_tensor_that_does(tensors: list[TensorEntry], limit: int) -> None:
+def test_a_shard_exceeds_the_limit_only_for_a_tensor_that_does(tensors: list[Tensor], limit: int) -> None:
     plan = plan_shards(tensors, Options(limit))
     oversized = {shard.file for shard in plan.shards if shard.bytes > limit}
     assert all(len(shard.tensors) == 1 for shard in plan.shards if shard.file in oversized)
@@ -43,12 +44,12 @@ def test_a_shard_exceeds_the_limit_only_for_a_tensor_that_does(tensors: list[Ten
 
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150))
-def test_no_shard_is_empty(tensors: list[TensorEntry], limit: int) -> None:
+def test_no_shard_is_empty(tensors: list[Tensor], limit: int) -> None:
     assert all(shard.tensors for shard in plan_shards(tensors, Options(limit)).shards)
 
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150), order=st.sampled_from(["natural", "stored"]))
-def test_shards_follow_the_order_asked_for(tensors: list[TensorEntry], limit: int, order: str) -> None:
+def test_shards_follow_the_order_asked_for(tensors: list[Tensor], limit: int, order: str) -> None:
     plan = plan_shards(tensors, Options(limit, order=order))  # type: ignore[arg-type]
     from transformers.core_model_loading import dot_natural_key
 
@@ -61,7 +62,7 @@ def test_shards_follow_the_order_asked_for(tensors: list[TensorEntry], limit: in
 
 
 @given(tensors=tensor_lists, limit=st.integers(1, 150))
-def test_each_next_shard_begins_because_the_last_one_was_full(tensors: list[TensorEntry], limit: int) -> None:
+def test_each_next_shard_begins_because_the_last_one_was_full(tensors: list[Tensor], limit: int) -> None:
     plan = plan_shards(tensors, Options(limit, order="stored"))
     position = {entry.name: number for number, entry in enumerate(tensors)}
     full = [shard for shard in plan.shards if shard.bytes <= limit]
@@ -114,8 +115,8 @@ def test_an_unknown_order_is_refused() -> None:
 
 
 @given(tensors=tensor_lists)
-def test_a_single_file_has_every_tensor_whatever_its_size(tensors: list[TensorEntry]) -> None:
-    huge = TensorEntry("huge", "F32", (10**12,), "f", 0, 4 * 10**12)
+def test_a_single_file_has_every_tensor_whatever_its_size(tensors: list[Tensor]) -> None:
+    huge = stored_tensor("huge", "F32", (10**12,), "f", 0, 4 * 10**12)
     plan = plan_shards([*tensors, huge], Options(SINGLE_FILE))
     [shard] = plan.shards
     assert (shard.file, len(shard.tensors), plan.findings) == ("model.safetensors", len(tensors) + 1, ())
@@ -139,9 +140,9 @@ def test_a_rank_loads_what_stands_beside_its_quantized_weights(
 ) -> None:
     """Beside one that is not quantized it is a stranger, which every rank gets, unless its name says otherwise."""
     weights = [f"layers.{number}.q.weight" for number in range(len(layers))]
-    entries = [TensorEntry(name, dtype, (1,), "f", 0, 1 if dtype != "BF16" else 2) for name in weights]
+    entries = [stored_tensor(name, dtype, (1,), "f", 0, 1 if dtype != "BF16" else 2) for name in weights]
     beside = [[f"layers.{number}.{name}" for name in names] for number, names in enumerate(layers)]
-    entries += [TensorEntry(name, "F32", (1,), "f", 0, 4) for names in beside for name in names]
+    entries += [stored_tensor(name, "F32", (1,), "f", 0, 4) for names in beside for name in names]
     half = len(layers) // 2
     hints = ModelHints(
         "M",
@@ -164,7 +165,7 @@ def test_every_tensor_beyond_the_limit_is_named_beside_what_a_cast_has_to_say() 
     sizes = {"a": 4, "large": 10, "b": 2, "larger": 12, "exact": 8}
     entries, end = [], 0
     for name, count in sizes.items():
-        entries.append(TensorEntry(name, "F32", (count,), "f", end, end := end + 4 * count))
+        entries.append(stored_tensor(name, "F32", (count,), "f", end, end := end + 4 * count))
     checkpoint = Checkpoint(REF, tuple(entries), (Component(),), (), (), ())
     for dtype, width, cast in (("keep", 4, []), ("bf16", 2, ["cast-without-class"])):
         plan = plan_checkpoint(checkpoint, Options(8 * width, order="stored", dtype=dtype))  # type: ignore[arg-type]

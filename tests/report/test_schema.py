@@ -26,7 +26,6 @@ from sharding.core.values import (
     Resources,
     ShardRecord,
     Stage,
-    TensorEntry,
     TiedTensor,
     Verification,
 )
@@ -38,6 +37,7 @@ from sharding.report.schema import Report, parse_report, to_json
 from sharding.report.write import to_bytes
 from sharding.verify.trust import Trust
 from tests.conftest import random_tensors, write_checkpoint
+from tests.tensors import stored_tensor
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def reports(draw: st.DrawFn) -> Report:
     ]
     names = draw(st.lists(TEXT, min_size=1, max_size=9, unique=True))
     tensors = tuple(
-        TensorEntry(name, "U8", (8,), files[n % len(files)], 8 * n, 8 * n + 8) for n, name in enumerate(names)
+        stored_tensor(name, "U8", (8,), files[n % len(files)], 8 * n, 8 * n + 8) for n, name in enumerate(names)
     )
     checkpoint = Checkpoint(
         *[draw(FOLDERS | HUBS), tensors, (Component(metadata=draw(st.dictionaries(TEXT, TEXT))),)],

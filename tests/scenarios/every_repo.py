@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from sharding import job
+from sharding.core.dtypes import torch_name
 from sharding.core.options import Options
-from sharding.formats.dtypes import torch_name
 from tests import pipelines
 from tests.conftest import ROOT, listing
 from tests.scenarios import architectures

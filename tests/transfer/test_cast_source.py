@@ -12,18 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from sharding.transfer.cast_source import CastSource, cast_chunk
 
 from sharding import job
 from sharding.checkpoint.read import read_checkpoint
+from sharding.core.dtypes import BY_OPTION, CASTABLE
 from sharding.core.errors import OverflowRefused, UsageError
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.formats.dtypes import BY_OPTION, CASTABLE
 from sharding.planning.cast import cast_tensors
 from sharding.report.schema import Report
 from sharding.report.write import configured
 from sharding.storage.folder_source import open_folder
-from sharding.transfer.cast_source import CastSource, cast_chunk
 from tests import models
 from tests.casts import MIXED, cast, save_mixed
 from tests.conftest import listing

@@ -11,19 +11,20 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from sharding.core.computed import Computed, Numbers
-from sharding.core.errors import SourceError
 from sharding.core.gathered import Box, Gathered
-from sharding.core.options import Options
-from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef, TensorEntry
-from sharding.planning.dequantize import dequantized
 from sharding.transfer.dequantize_source import DequantizeSource
+
+from sharding.core.errors import SourceError
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef
+from sharding.planning.dequantize import dequantized
 from sharding.transfer.kept import Kept
 from sharding.transfer.prepare import making_of
 from tests.folders import bits
 from tests.fuzz.targets import Memory
 from tests.quantized import compressed, plain_fp4, spread
+from tests.tensors import stored_tensor
 
 FILE = "pytorch_model.bin"
 """What the memory source calls its only file."""
@@ -41,7 +42,7 @@ def in_memory(tensors: dict[str, torch.Tensor], config: str) -> tuple[Memory, Ch
     names |= {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
     entries, end = [], 0
     for name, tensor in tensors.items():
-        entries.append(TensorEntry(name, names[tensor.dtype], tuple(tensor.shape), FILE, end, end + tensor.nbytes))
+        entries.append(stored_tensor(name, names[tensor.dtype], tuple(tensor.shape), FILE, end, end + tensor.nbytes))
         end += tensor.nbytes
     source = Memory(b"".join(map(bytes_of, tensors.values())))
     files = (FileEntry(FILE, end),)
@@ -295,7 +296,7 @@ def test_experts_in_pieces_of_ranks_are_computed_as_if_they_lay_together(axis: i
     for name, (shape, boxes) in zip(("e.up_blocks", "e.up_scales"), gathered, strict=True):
         size = prod(shape)
         parts.append(Gathered(FILE, end, end + size, 1, shape, boxes))
-        entries.append(TensorEntry(name, "U8", shape, FILE, end, end + size))
+        entries.append(stored_tensor(name, "U8", shape, FILE, end, end + size))
         end += size
     files = (FileEntry(FILE, len(data)),)
     config = '{"quantization_config": {"quant_method": "mxfp4"}}'

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from threading import Barrier, Event, Thread
 
 import pytest
+from sharding.transfer.feed import Feed, scratch
 
 from sharding.core.errors import SourceError
-from sharding.transfer.feed import Feed, scratch
 from sharding.transfer.kept import Kept
 from sharding.transfer.pages import Pages
 from tests.fuzz.targets import Memory

@@ -6,16 +6,16 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-
 from sharding.core.computed import Computed, Numbers
-from sharding.core.errors import Refused
 from sharding.core.gathered import Box, Gathered, in_one_piece
-from sharding.core.protocols import Source
-from sharding.core.values import TensorEntry
 from sharding.transfer.dequantize_source import dequantizing
-from sharding.transfer.prepare import Making
 from sharding.transfer.strided_source import gathering
+
+from sharding.core.errors import Refused
+from sharding.core.protocols import Source
+from sharding.transfer.prepare import Making
 from tests.fuzz.targets import Memory
+from tests.tensors import stored_tensor
 
 FILE = "pytorch_model.bin"
 
@@ -98,7 +98,7 @@ def test_tensors_are_put_together_then_computed_and_then_cast() -> None:
     numbers = Computed(
         FILE, 18, 42, "F32", (2, 3), "fp8", Numbers(FILE, 12, "F8_E4M3", (2, 3)), Numbers(FILE, 8, "F32", (1,)), (2, 3)
     )
-    stored, after = TensorEntry("w", "F32", (2, 3), FILE, 18, 42), TensorEntry("w", "F16", (2, 3), FILE, 0, 12)
+    stored, after = stored_tensor("w", "F32", (2, 3), FILE, 18, 42), stored_tensor("w", "F16", (2, 3), FILE, 0, 12)
     making = Making((laid,), (numbers,), (stored,), (after,), allow_overflow=True)
     product_of_both = packed.float() * 1000
     reading = making.read_from(Counting(data))

@@ -10,12 +10,13 @@ from blake3 import blake3
 
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.limits import BATCHES_AHEAD
-from sharding.core.values import Shard, ShardRecord, TensorEntry
+from sharding.core.values import Shard, ShardRecord
 from sharding.transfer.lanes import Done
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import digest_shards, move_shards
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
+from tests.tensors import stored_tensor
 
 LONG = 30.0
 """Seconds for what comes at once, unless something is broken."""
@@ -80,7 +81,10 @@ def some_shards(count: int, size: int = 64) -> tuple[Memory, list[Shard]]:
     shards = [
         Shard(
             f"out{n}",
-            (TensorEntry(f"e{n}", "U8", (0,), f"in{n}", 0, 0), TensorEntry(f"t{n}", "U8", (size,), f"in{n}", 0, size)),
+            (
+                stored_tensor(f"e{n}", "U8", (0,), f"in{n}", 0, 0),
+                stored_tensor(f"t{n}", "U8", (size,), f"in{n}", 0, size),
+            ),
             size,
         )
         for n in range(count)

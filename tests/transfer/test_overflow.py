@@ -6,19 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sharding.transfer.cast_source import CastSource
 
 from sharding import job
 from sharding.core.errors import OverflowRefused
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options
-from sharding.core.values import Shard, TensorEntry
+from sharding.core.values import Shard, Tensor
 from sharding.planning.cast import cast_tensors
 from sharding.report.schema import Report, parse_report
-from sharding.transfer.cast_source import CastSource
 from sharding.transfer.stream import digest_shards
 from tests.conftest import write_checkpoint
 from tests.folders import arrays, result_of
 from tests.fuzz.targets import Memory
+from tests.tensors import stored_tensor
 
 LARGE, SMALL = 1e6, 1.5
 FILE = "model.safetensors"
@@ -36,11 +37,11 @@ class Apart(Memory):
             yield from super().read(file, at, min(at + 1001, end_byte))
 
 
-def casting(tensors: dict[str, np.ndarray], *, allow: bool = True) -> tuple[CastSource, dict[str, TensorEntry]]:
+def casting(tensors: dict[str, np.ndarray], *, allow: bool = True) -> tuple[CastSource, dict[str, Tensor]]:
     """What casts `tensors` to fp16, and where each is then."""
     stored, end = [], 0
     for name, array in tensors.items():
-        stored.append(TensorEntry(name, "F32", array.shape, FILE, end, end + array.nbytes))
+        stored.append(stored_tensor(name, "F32", array.shape, FILE, end, end + array.nbytes))
         end += array.nbytes
     after = cast_tensors(stored, "fp16", {})
     source = Apart(b"".join(array.tobytes() for array in tensors.values()))
@@ -53,7 +54,7 @@ def numbers(count: int, *large: int) -> np.ndarray:
     return array
 
 
-def read(reading: CastSource, entry: TensorEntry, first: int, last: int) -> bytes:
+def read(reading: CastSource, entry: Tensor, first: int, last: int) -> bytes:
     """Read the elements `[first, last)` of a tensor."""
     return b"".join(reading.read(FILE, entry.start_byte + 2 * first, entry.start_byte + 2 * last))
 

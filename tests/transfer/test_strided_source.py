@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sharding.core.gathered import Box, Gathered, in_one_piece, strides_of
+from sharding.transfer.strided_source import GatheringSource
 
 from sharding.core.errors import SourceError
-from sharding.core.gathered import Box, Gathered, in_one_piece, strides_of
 from sharding.formats.torch_checkpoint import read_archive
 from sharding.storage.folder_source import open_folder
-from sharding.transfer.strided_source import GatheringSource
 from tests.folders import bits
 from tests.fuzz.targets import Memory
 

@@ -4,19 +4,20 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from sharding.core.gathered import Gathered, in_one_piece
+from sharding.transfer.cast_source import CastSource
+from sharding.transfer.strided_source import GatheringSource
 
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.gathered import Gathered, in_one_piece
 from sharding.core.lent import LentFile, LentSource
-from sharding.core.values import FileEntry, RepoRef, TensorEntry
+from sharding.core.values import FileEntry, RepoRef
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
 from sharding.storage.source_view import SourceView
 from sharding.storage.trained_source import TrainedSource
-from sharding.transfer.cast_source import CastSource
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.strided_source import GatheringSource
 from tests.fuzz.targets import Memory
+from tests.tensors import stored_tensor
 
 FOLDER = "checkpoint-7/"
 HASHES = {"sha256": "a" * 64, "xet_hash": "b" * 64, "git_sha1": "c" * 40}
@@ -88,8 +89,8 @@ def test_a_view_says_of_its_source_what_the_source_says(view: str, is_private: b
 
 def test_no_file_of_this_disk_is_given_for_bytes_that_are_made() -> None:
     source = Told("one", "w")
-    stored = (TensorEntry("a", "F32", (1,), "w", 0, 4),)
-    for after in ((TensorEntry("a", "F16", (1,), "w", 0, 2),), stored):
+    stored = (stored_tensor("a", "F32", (1,), "w", 0, 4),)
+    for after in ((stored_tensor("a", "F16", (1,), "w", 0, 2),), stored):
         assert CastSource(source, stored, after).path("w") is None
         assert CastSource(NotingSource(source), stored, after).path("w") is None
 

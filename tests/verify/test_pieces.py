@@ -13,11 +13,12 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.events import Progress
 from sharding.core.protocols import Source
-from sharding.core.values import FileEntry, Shard, TensorEntry
+from sharding.core.values import FileEntry, Shard, Tensor
 from sharding.storage.folder_source import FolderSource
 from sharding.verify.digests import ThisMachine, digest_span
 from tests.conftest import in_two_files
 from tests.folders import result_of
+from tests.tensors import stored_tensor
 
 DATA = {f"{name}.bin": bytes((7 * n + salt) % 251 for n in range(5000)) for salt, name in enumerate("abcd")}
 ENDS = (3, 10, 10, 4000, 5000)
@@ -46,9 +47,9 @@ class Pieces(FolderSource):
             yield piece
 
 
-def entries(file: str) -> list[TensorEntry]:
+def entries(file: str) -> list[Tensor]:
     spans = zip((0, *ENDS), ENDS, strict=False)
-    return [TensorEntry(f"{file}/{n}", "U8", (b - a,), file, a, b) for n, (a, b) in enumerate(spans)]
+    return [stored_tensor(f"{file}/{n}", "U8", (b - a,), file, a, b) for n, (a, b) in enumerate(spans)]
 
 
 TENSORS = [tensor for file in DATA for tensor in entries(file)]

@@ -33,9 +33,9 @@ class XetShardWriter(ShardWriter):
             self._stream = self._commit.start_upload_stream(name=file)
 
     @override
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         with self._explained():
-            self._stream.write(data)
+            self._stream.write(bytes(data))
         self._bytes += len(data)
 
     @override
@@ -82,7 +82,7 @@ class LfsShardWriter(ShardWriter):
         self._part = tempfile.TemporaryFile(prefix="shard-")  # noqa: SIM115 - closed by finish or abort
 
     @override
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self._sha256.update(data)
         try:
             self.bytes_written += self._part.write(data)

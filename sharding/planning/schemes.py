@@ -27,8 +27,8 @@ PARTS = ("_scale_inv", "_scale", "_blocks", "_scales")
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """How the weights of a component are quantized: the `encoding` of `core.computed`, and where their scales are.
+class Scheme:
+    """How the weights of a component are quantized, and where their scales are.
 
     `words` tell a person. A weight is called what its numbers are without `packed`, and they without that and with
     `scale` are its scales. `blocks` are those that a weight may have, `dropped` the ends of names of what
@@ -45,11 +45,11 @@ class Recipe:
     rounds_to_scale: bool = False
 
 
-def recipe_of(quantization: Mapping[str, Any]) -> Recipe:
-    """Return the recipe for what a config.json says of quantization. Raises SourceError, naming any other method."""
+def scheme_of(quantization: Mapping[str, Any]) -> Scheme:
+    """Return the scheme for what a config.json says of quantization. Raises SourceError, naming any other method."""
     method = method_of(quantization)
     if method == "mxfp4":
-        return Recipe("mxfp4, one scale for each 32 numbers", "fp4", "_blocks", "_scales", ())
+        return Scheme("mxfp4, one scale for each 32 numbers", "fp4", "_blocks", "_scales", ())
     if method == "fp8":
         return _fine_grained(quantization)
     if method == "compressed-tensors":
@@ -58,9 +58,9 @@ def recipe_of(quantization: Mapping[str, Any]) -> Recipe:
 
 
 def can_help(quantization: Mapping[str, Any]) -> bool:
-    """Return whether there is a recipe."""
+    """Return whether weights quantized so can be dequantized."""
     try:
-        recipe_of(quantization)
+        scheme_of(quantization)
     except SourceError:
         return False
     return True
@@ -72,8 +72,8 @@ def refusal(what: str, method: str = "") -> SourceError:
     return SourceError(f"Weights quantized with {what} are not dequantized here.", hint)
 
 
-def _fine_grained(quantization: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of `FineGrainedFP8Config` (transformers 5.23), which is that of DeepSeek-V3."""
+def _fine_grained(quantization: Mapping[str, Any]) -> Scheme:
+    """Return the scheme of `FineGrainedFP8Config` (transformers 5.23), which is that of DeepSeek-V3."""
     if quantization.get("expert_dtype", "fp8") != "fp8":
         raise refusal("fp8 with experts in fp4", "fp8")
     size = quantization.get("weight_block_size", (128, 128))
@@ -81,14 +81,14 @@ def _fine_grained(quantization: Mapping[str, Any]) -> Recipe:
     if block == (1, 32):
         raise refusal("mxfp8")
     words = "fp8, one scale a tensor" if size is None else f"fp8, one scale for each {block[0]} x {block[1]}"
-    return Recipe(words, "fp8", "", "_scale_inv", (block, (0, 0)), ("activation_scale", "input_scale"))
+    return Scheme(words, "fp8", "", "_scale_inv", (block, (0, 0)), ("activation_scale", "input_scale"))
 
 
 _STRATEGIES = {"tensor": "one scale a tensor", "channel": "one scale a channel", "block": "one scale for each block"}
 
 
-def _compressed(quantization: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of compressed-tensors 0.20 (`NaiveQuantizationCompressor.decompress`) for its FP8."""
+def _compressed(quantization: Mapping[str, Any]) -> Scheme:
+    """Return the scheme of compressed-tensors 0.20 (`NaiveQuantizationCompressor.decompress`) for its FP8."""
     method = "compressed-tensors"
     groups = quantization.get("config_groups")
     groups = list(groups.values()) if isinstance(groups, dict) else []
@@ -119,7 +119,7 @@ def _compressed(quantization: Mapping[str, Any]) -> Recipe:
     if quantization.get("kv_cache_scheme"):
         dropped += ["k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point"]
     summary = f"compressed-tensors float-quantized (fp8), {' or '.join(words)}"
-    return Recipe(summary, "fp8", "", "_scale", (*blocks, (0, 0)), tuple(dropped), rounds_to_scale=True)
+    return Scheme(summary, "fp8", "", "_scale", (*blocks, (0, 0)), tuple(dropped), rounds_to_scale=True)
 
 
 def _block(size: Any, method: str) -> Block:

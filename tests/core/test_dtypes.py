@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 from sharding.core import options
-from sharding.formats.dtypes import BY_NAME, BY_OPTION, BY_TORCH, CASTABLE
+from sharding.core.dtypes import BY_NAME, BY_OPTION, BY_TORCH, CASTABLE
 
 
 def test_every_dtype_is_as_wide_as_torch_has_it() -> None:

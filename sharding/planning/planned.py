@@ -1,0 +1,27 @@
+"""Make the plan that was asked for."""
+
+from collections.abc import Callable
+from functools import partial
+
+from sharding.core.hints import Hints
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, Plan
+from sharding.model_class.architecture import hints_for
+from sharding.planning.dequantize import dequantized
+from sharding.planning.plan import plan_checkpoint
+
+
+def planned(
+    checkpoint: Checkpoint,
+    options: Options,
+    ask: Callable[[Checkpoint, Options], Hints] = hints_for,
+    run: Callable[[Callable[[], Plan]], Plan] = lambda make: make(),
+) -> Plan:
+    """Return the plan for a copy of `checkpoint` with `options`: which tensor goes where, made how.
+
+    `ask` says what transformers knows of its class, which takes seconds where it is needed. `run` does the rest, which
+    takes seconds for a hundred thousand tensors. Raises UsageError, SourceError, and Refused where a library is
+    missing.
+    """
+    after = dequantized(checkpoint, options)
+    return run(partial(plan_checkpoint, after, options, ask(after, options)))

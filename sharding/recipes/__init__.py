@@ -1,0 +1,1 @@
+"""How the bytes of a tensor are made, one way a room."""

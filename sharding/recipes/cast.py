@@ -1,0 +1,108 @@
+"""Cast numbers to another dtype, bit for bit as `tensor.to(dtype)` of torch 2.13 does in one thread."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from sharding.core.dtypes import BY_NAME, CASTABLE
+from sharding.core.limits import BATCH_BYTES
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept
+from sharding.recipes.feed import fed_by
+from sharding.recipes.fp8 import Fp8
+from sharding.recipes.laid import Lying
+from sharding.recipes.mxfp4 import Mxfp4
+from sharding.recipes.stored import Stored
+
+_PIECE_ELEMENTS = 32768
+"""What torch 2.13 converts in the thread that asks (`at::internal::GRAIN_SIZE`): more would start as many as cores.
+What is cast at a time is a multiple of it: torch converts what is left at the end of a run another way, which shows in
+the payloads of NaNs (fp16 to fp32)."""
+
+
+Uncast = Lying | Fp8 | Mxfp4
+"""What may be cast."""
+
+
+class Cast(NamedTuple):
+    """What `of` makes, of dtype `stored`, as `dtype`, both named as in safetensors.
+
+    `may_overflow` says that finite numbers may become infinite. A tuple, as a plan makes a hundred thousand of them.
+    """
+
+    of: Uncast
+    stored: str
+    dtype: str
+    may_overflow: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it makes."""
+        return self.of.size_bytes * BY_NAME[self.dtype].bits // BY_NAME[self.stored].bits
+
+    @property
+    def file(self) -> str:
+        """The file that its first byte is made of."""
+        return self.of.file
+
+    def files(self) -> frozenset[tuple[int, str]]:
+        """Return the files of what is cast."""
+        return self.of.files()
+
+    def reads(self) -> Iterator[Extent]:
+        """Yield what is read for what is cast."""
+        return self.of.reads()
+
+    def keeps(self) -> Iterator[Extent]:
+        """Yield what is kept for what is cast."""
+        return self.of.keeps()
+
+    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+        """Yield it cast, with the count of what was finite and no longer is."""
+        source = inputs if isinstance(self.of, Stored) else fed_by(self.of.make(inputs, kept))
+        stored, dtype = CASTABLE[self.stored], CASTABLE[self.dtype]
+        left = self.of.size_bytes
+        at_a_time = BATCH_BYTES * 8 // max(stored.bits, dtype.bits) * stored.bits // 8
+        room = bytearray()
+        while left:
+            data = source.take(min(left, at_a_time))
+            left -= len(data)
+            room = room or bytearray(len(data) * dtype.bits // stored.bits)
+            yield cast(data, self.stored, self.dtype, memoryview(room)[: len(data) * dtype.bits // stored.bits])
+
+    def words(self, shape: tuple[int, ...]) -> str:
+        """Return what is cast.
+
+        >>> Cast(Stored(0, "f", 8, 20), "F32", "BF16").words((3,))
+        'cast(F32 [3], f bytes 8–20)'
+        """
+        return f"cast({self.stored} {list(shape)}, {self.of.words(shape)})"
+
+    def key(self) -> bytes:
+        """Return it as bytes."""
+        return f"c{self.stored} {self.dtype} {self.may_overflow:d} ".encode() + self.of.key()
+
+    def needs(self) -> tuple[str, tuple[str, ...]]:
+        """Return what it takes."""
+        return self.of.needs() or (f"A cast to {CASTABLE[self.dtype].option}", ("torch", "numpy"))
+
+
+def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
+    """Return the elements in `data`, of dtype `stored`, as `dtype`, in `room`, and how many have become infinite."""
+    import torch
+
+    before = torch.frombuffer(data, dtype=getattr(torch, CASTABLE[stored].torch))
+    after = torch.frombuffer(room, dtype=getattr(torch, CASTABLE[dtype].torch))
+    for source, piece in zip(before.split(_PIECE_ELEMENTS), after.split(_PIECE_ELEMENTS), strict=True):
+        # By way of float32 torch is twice as quick, and gives the same bits: every bfloat16 is one.
+        piece.copy_(source.float() if (stored, dtype) == ("BF16", "F16") else source)
+    overflowed = int((after.isinf() & before.isfinite()).sum()) if _has_infinity(after, dtype) else 0
+    return Chunk(room, overflowed)
+
+
+def _has_infinity(piece: Any, dtype: str) -> bool:
+    import torch
+
+    # Asked of the bits by numpy, which is many times quicker than torch.isinf.
+    width = CASTABLE[dtype].bits
+    bits = piece.view(getattr(torch, f"int{width}")).numpy()
+    all_but_the_sign = (1 << width - 1) - 1
+    return bool(((bits & all_but_the_sign) == CASTABLE[dtype].infinity).any())

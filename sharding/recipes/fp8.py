@@ -1,0 +1,157 @@
+"""FP8 weights times their scales: a grid of blocks, one for each row, or a single one."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from sharding.core.dtypes import BY_NAME, tensor_bytes
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept
+from sharding.recipes.feed import fed_by
+from sharding.recipes.laid import Lying
+from sharding.recipes.stored import Stored
+
+_PIECE_ELEMENTS = 32768
+"""What is computed at a time: it stays in a processor's cache, and torch converts no more in the thread that asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """The numbers (E4M3) that `packed` makes, of `shape`, times those of `scales`; each product is rounded to `dtype`.
+
+    There is one scale, of `scales_dtype`, for each `block` of the last two dimensions, of which the last ones are cut
+    short; or a single one. That of row i and column j is number (i // block rows, j // block columns), as in
+    `weight_dequant` of DeepSeek-V3 (inference/kernel.py): float32(weight) * float32(scale). Dtypes are named as in
+    safetensors.
+    """
+
+    packed: Lying
+    scales: Lying
+    scales_dtype: str
+    shape: tuple[int, ...]
+    block: tuple[int, int]
+    dtype: str
+    kind: Literal["fp8"] = "fp8"
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it makes."""
+        return tensor_bytes(self.dtype, self.shape)
+
+    @property
+    def file(self) -> str:
+        """The file of the first number."""
+        return self.packed.file
+
+    def files(self) -> frozenset[tuple[int, str]]:
+        """Return the files of the numbers and of their scales."""
+        return self.packed.files() | self.scales.files()
+
+    def reads(self) -> Iterator[Extent]:
+        """Yield what is read for the numbers."""
+        return self.packed.reads()
+
+    def keeps(self) -> Iterator[Extent]:
+        """Yield the scales."""
+        return self.scales.reads()
+
+    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+        """Yield the products, row after row."""
+        import numpy as np
+
+        source = inputs if isinstance(self.packed, Stored) else fed_by(self.packed.make(inputs, kept))
+        rows, columns = (1, 1, *self.shape)[-2:]
+        height, table, grid = self.block[0], _table(), _Scales(self, kept)
+        at, end = 0, prod(self.shape)
+        while at < end:
+            row, column = divmod(at, columns)
+            if column or columns > _PIECE_ELEMENTS:
+                count, length = 1, min(columns - column, _PIECE_ELEMENTS)
+            else:
+                below = rows - row % rows
+                if height > 1:  # those of a row of blocks have the same scales
+                    below = min(below, height - row % rows % height)
+                count, length = min(below, _PIECE_ELEMENTS // columns), columns
+            numbers = table.take(np.frombuffer(source.take(count * length), np.uint8)).reshape(count, length)
+            scales = grid.of(range(row, row + (count if height == 1 else 1)), column, column + length)
+            with np.errstate(all="ignore"):  # what is infinite is so for torch too
+                np.multiply(numbers, scales, out=numbers)
+            yield Chunk(memoryview(_rounded(numbers, self.dtype)).cast("B"))
+            at += count * length
+
+    def words(self, shape: tuple[int, ...]) -> str:
+        """Return what is multiplied."""
+        height, width = self.block
+        what = f"F8_E4M3 {list(self.shape)}, {self.packed.words(self.shape)}"
+        return f"dequantize({what}; a {self.scales_dtype} scale for {height}×{width}, {self.scales.words(())})"
+
+    def key(self) -> bytes:
+        """Return it as bytes."""
+        numbers = struct.pack(f"<{len(self.shape) + 2}q", *self.block, *self.shape)
+        return f"8{self.scales_dtype} {self.dtype} ".encode() + numbers + self.packed.key() + self.scales.key()
+
+    def needs(self) -> tuple[str, tuple[str, ...]]:
+        """Return what it takes."""
+        return "Dequantizing", ("torch", "numpy")
+
+
+class _Scales:
+    """The scales of a weight: a grid for each matrix of it, or one number for all."""
+
+    def __init__(self, of: Fp8, kept: Kept) -> None:
+        self._of = of
+        self._kept = kept
+        self._rows, columns = (1, 1, *of.shape)[-2:]
+        self._height, self._width = (
+            -(-length // size) for length, size in zip((self._rows, columns), of.block, strict=True)
+        )
+        self._bytes = BY_NAME[of.scales_dtype].bits // 8
+        self._is_single = of.scales.size_bytes == self._bytes
+        self._last: tuple[Any, Any] = (None, None)
+
+    def of(self, rows: range, start: int, end: int) -> Any:
+        """Return what the columns `[start, end)` of `rows`, as counted through all matrices, are multiplied by.
+
+        Of several rows, which are of one matrix, all columns are asked for. The array has a row for each, and a column
+        for each or one for all.
+        """
+        import numpy as np
+
+        if self._is_single:
+            return self._read(0, 1)
+        block_rows, block_columns = self._of.block
+        matrix, inside = divmod(rows.start, self._rows)
+        first, last = start // block_columns, -(-end // block_columns)
+        at = (matrix * self._height + inside // block_rows) * self._width
+        key = at, len(rows), first, last
+        if self._last[0] != key:
+            scales = self._read(at + first, at + (len(rows) - 1) * self._width + last).reshape(len(rows), last - first)
+            self._last = key, np.repeat(scales, block_columns, axis=1) if last - first > 1 else scales
+        scales, skip = self._last[1], start - first * block_columns
+        return scales if scales.shape[1] == 1 else scales[:, skip : skip + end - start]
+
+    def _read(self, first: int, last: int) -> Any:
+        import torch
+
+        data = self._kept.read(self._of.scales, first * self._bytes, last * self._bytes)
+        dtype = getattr(torch, BY_NAME[self._of.scales_dtype].torch)
+        return torch.frombuffer(bytearray(data), dtype=dtype).float().numpy()
+
+
+def _rounded(values: Any, dtype: str) -> Any:
+    if dtype == "F32":
+        return values
+    import torch
+
+    flat = torch.from_numpy(values.reshape(-1))
+    rounded = flat.to(getattr(torch, BY_NAME[dtype].torch))
+    # Which NaN it is would depend on where in a run it stands: torch converts what is left at its end another way.
+    return rounded.masked_fill_(flat.isnan(), float("nan")).view(torch.int16).numpy()
+
+
+def _table() -> Any:
+    """Return the float32 of each of the 256 bytes of float8_e4m3fn."""
+    import torch
+
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()

@@ -1,0 +1,230 @@
+"""Tensors that do not lie in order, or in several pieces: views, transposes, what each rank has of one."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from mmap import mmap
+from typing import Any, Literal
+
+from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept
+from sharding.core.values import Tensor
+from sharding.recipes.stored import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A piece of a tensor. Its first element is element `offsets` of the tensor, and lies at byte `origin` of `file`.
+
+    Element `i, j, …` lies `item_bytes * (i * strides[0] + j * strides[1] + …)` bytes further on.
+    """
+
+    file: str
+    origin: int
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    source: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A tensor of `shape` that is put together of `boxes`. Every element, of `item_bytes`, is in exactly one."""
+
+    boxes: tuple[Box, ...]
+    shape: tuple[int, ...]
+    item_bytes: int
+    kind: Literal["laid"] = "laid"
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it has."""
+        return prod(self.shape) * self.item_bytes
+
+    @property
+    def file(self) -> str:
+        """The file of the first box."""
+        return self.boxes[0].file
+
+    def files(self) -> frozenset[tuple[int, str]]:
+        """Return the files of all boxes."""
+        return frozenset((box.source, box.file) for box in self.boxes)
+
+    def reads(self) -> Iterator[Extent]:
+        """Yield the boxes where they follow one another; else what each tile takes, in spans of a few megabytes.
+
+        Of a transpose every tile takes nearly all.
+        """
+        if in_order := self._in_order():
+            yield from in_order
+            return
+        for tile in _tiles(self.shape, self.item_bytes):
+            for box, part in self._inside(tile):
+                yield from _spans(self.item_bytes, box, *part)
+
+    def keeps(self) -> Iterator[Extent]:
+        """Yield nothing."""
+        return iter(())
+
+    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+        """Yield the bytes as they came where the boxes follow one another; else tile after tile."""
+        if self._in_order():
+            yield from map(Chunk, inputs.pieces(self.size_bytes))
+            return
+        import numpy as np
+
+        for offsets, shape in _tiles(self.shape, self.item_bytes):
+            # Mapped, so that it goes back to the system as soon as it is dropped.
+            room = mmap(-1, prod(shape) * self.item_bytes)
+            tile = np.frombuffer(room, f"u{self.item_bytes}").reshape(shape)
+            for box, (starts, lengths, first) in self._inside((offsets, shape)):
+                there = tuple(slice(a - at, a - at + n) for a, n, at in zip(starts, lengths, offsets, strict=True))
+                _fill(self.item_bytes, box, tile[there], first, inputs)
+            data = memoryview(room)
+            for start in range(0, len(data), BATCH_BYTES):
+                yield Chunk(data[start : start + BATCH_BYTES])
+
+    def words(self, shape: tuple[int, ...]) -> str:
+        """Return of how many pieces it is put together, and of which files."""
+        names = ", ".join(sorted(name for _, name in self.files()))
+        return f"lay({len(self.boxes)} {'piece' if len(self.boxes) == 1 else 'pieces'} of {names})"
+
+    def key(self) -> bytes:
+        """Return it as bytes."""
+        parts = [b"l", _numbers((self.item_bytes, *self.shape))]
+        for box in self.boxes:
+            numbers = _numbers((box.source, box.origin, *box.offsets, *box.shape, *box.strides))
+            parts += [numbers, box.file.encode(), b"\0"]
+        return b"".join([*parts, b"."])
+
+    def needs(self) -> tuple[str, tuple[str, ...]] | None:
+        """Return what it takes where the boxes do not follow one another."""
+        if self._in_order():
+            return None
+        return "Writing what does not lie in order (transposed, cut out, expanded, cut by columns)", ("numpy",)
+
+    def _in_order(self) -> list[Extent]:
+        """Return where the boxes lie, if they follow one another in the tensor, each in order; else nothing."""
+        position, extents = 0, list[Extent]()
+        for box in self.boxes:
+            offset = sum(at * stride for at, stride in zip(box.offsets, strides_of(self.shape), strict=True))
+            if offset != position or not _follows(box, self.shape):
+                return []
+            position += prod(box.shape)
+            end = box.origin + prod(box.shape) * self.item_bytes
+            extents.append(Extent(box.source, box.file, box.origin, end))
+        return extents
+
+    def _inside(self, tile: "_Tile") -> Iterator[tuple[Box, "_Part"]]:
+        """Yield which part of which box is inside `tile`."""
+        for box in self.boxes:
+            starts = [max(at, begin) for at, begin in zip(tile[0], box.offsets, strict=True)]
+            ends = [
+                min(at + length, begin + inside)
+                for at, length, begin, inside in zip(*tile, box.offsets, box.shape, strict=True)
+            ]
+            if all(start < end for start, end in zip(starts, ends, strict=True)):
+                first = sum((a - b) * stride for a, b, stride in zip(starts, box.offsets, box.strides, strict=True))
+                yield box, (tuple(starts), tuple(b - a for a, b in zip(starts, ends, strict=True)), first)
+
+
+Lying = Stored | Laid
+"""Bytes as they lie, whatever is made of them."""
+
+
+def as_it_lies(tensor: Tensor) -> Lying:
+    """Return the recipe of a tensor that is not computed."""
+    assert isinstance(tensor.recipe, Lying), tensor
+    return tensor.recipe
+
+
+_Tile = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where a tile begins in its tensor, and its shape."""
+
+_Part = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Where a part of a box begins in the tensor, its shape, and its first element as counted from the first of the box."""
+
+
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a tensor whose elements lie one after another.
+
+    >>> strides_of((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides = [1]
+    for length in reversed(shape[1:]):
+        strides.append(strides[-1] * length)
+    return tuple(reversed(strides[: len(shape)]))
+
+
+def _follows(box: Box, shape: Sequence[int]) -> bool:
+    """Return whether a box lies in its tensor as in its file: beyond the first, every dimension is whole."""
+    expected = 1
+    for length, stride, own in zip(*map(reversed, (box.shape, strides_of(shape), box.strides)), strict=True):
+        if length > 1:
+            if not stride == own == expected:
+                return False
+            expected *= length
+    return True
+
+
+def _tiles(shape: tuple[int, ...], item_bytes: int) -> Iterator[_Tile]:
+    """Yield the tiles of a tensor, of at most `TILE_BYTES`: whole inner dimensions, a stretch of one, one index of each
+    outer.
+
+    >>> list(_tiles((2, 3), 8 << 20))
+    [((0, 0), (1, 2)), ((0, 2), (1, 1)), ((1, 0), (1, 2)), ((1, 2), (1, 1))]
+    """
+    most, cut, inner = max(1, TILE_BYTES // item_bytes), len(shape), 1
+    while cut and inner * shape[cut - 1] <= most:
+        cut -= 1
+        inner *= shape[cut]
+    if not cut:
+        yield (0,) * len(shape), shape
+        return
+    length, rows = shape[cut - 1], most // inner
+    for outer in range(prod(shape[: cut - 1])):
+        offsets = [0] * len(shape)
+        for axis in reversed(range(cut - 1)):
+            outer, offsets[axis] = divmod(outer, shape[axis])
+        for start in range(0, length, rows):
+            offsets[cut - 1] = start
+            yield tuple(offsets), (1,) * (cut - 1) + (min(rows, length - start),) + shape[cut:]
+
+
+def _spans(item_bytes: int, box: Box, starts: tuple[int, ...], shape: tuple[int, ...], first: int) -> Iterator[Extent]:
+    """Yield the bytes around a part of a box, that of `shape` whose first element is the `first`th of the box."""
+    lengths = [(length - 1) * stride for length, stride in zip(shape, box.strides, strict=True)]
+    count = sum(lengths) + 1
+    if count * item_bytes <= GATHERED_SPAN_BYTES:
+        start = box.origin + first * item_bytes
+        yield Extent(box.source, box.file, start, start + count * item_bytes)
+        return
+    axis = lengths.index(max(lengths))
+    half = shape[axis] // 2
+    for begin, length in ((0, half), (half, shape[axis] - half)):
+        part = (*shape[:axis], length, *shape[axis + 1 :])
+        yield from _spans(item_bytes, box, starts, part, first + begin * box.strides[axis])
+
+
+def _fill(item_bytes: int, box: Box, tile: Any, first: int, inputs: Inputs) -> None:
+    """Fill `tile` with a part of a box, of `inputs`, in the order of `_spans`."""
+    import numpy as np
+
+    lengths = [(length - 1) * stride for length, stride in zip(tile.shape, box.strides, strict=True)]
+    count = sum(lengths) + 1
+    if count * item_bytes <= GATHERED_SPAN_BYTES:
+        steps = [stride * item_bytes for stride in box.strides]
+        data = np.frombuffer(inputs.take(count * item_bytes), tile.dtype)
+        tile[...] = np.lib.stride_tricks.as_strided(data, tile.shape, steps)
+        return
+    axis = lengths.index(max(lengths))
+    half = tile.shape[axis] // 2
+    before = (slice(None),) * axis
+    _fill(item_bytes, box, tile[(*before, slice(half))], first, inputs)
+    _fill(item_bytes, box, tile[(*before, slice(half, None))], first + half * box.strides[axis], inputs)
+
+
+def _numbers(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<H{len(numbers)}q", len(numbers), *numbers)

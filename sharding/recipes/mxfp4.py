@@ -1,0 +1,96 @@
+"""MXFP4 weights of experts times their scales, transposed, as the class of gpt-oss saves them."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept
+from sharding.recipes.feed import fed_by
+from sharding.recipes.laid import Lying
+from sharding.recipes.stored import Stored
+
+GROUP = 32
+"""Numbers that share a scale."""
+
+GROUP_BYTES = GROUP // 2
+
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""E2M1, by its four bits (OCP Microscaling Formats 1.0, table 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """A float32 tensor (experts, 32 * groups, rows) of `packed` (experts, rows, groups, 16), two numbers in a byte.
+
+    The lower half of a byte comes first. `scales` are (experts, rows, groups) of bytes, each 127 more than an exponent
+    of two. As `convert_moe_packed_tensors` of transformers 5.23, which takes `ldexp(number, byte - 127)`; twice the
+    number and half the power are the same, and no byte's power is beyond float32.
+    """
+
+    packed: Lying
+    scales: Lying
+    experts: int
+    rows: int
+    groups: int
+    kind: Literal["mxfp4"] = "mxfp4"
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it makes."""
+        return self.experts * self.rows * self.groups * GROUP * 4
+
+    @property
+    def file(self) -> str:
+        """The file of the first number."""
+        return self.packed.file
+
+    def files(self) -> frozenset[tuple[int, str]]:
+        """Return the files of the numbers and of their scales."""
+        return self.packed.files() | self.scales.files()
+
+    def reads(self) -> Iterator[Extent]:
+        """Yield what is read for the numbers."""
+        return self.packed.reads()
+
+    def keeps(self) -> Iterator[Extent]:
+        """Yield the scales."""
+        return self.scales.reads()
+
+    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+        """Yield the products of one expert after another, a group of 32 numbers of all rows at a time."""
+        import numpy as np
+
+        source = inputs if isinstance(self.packed, Stored) else fed_by(self.packed.make(inputs, kept))
+        pairs, powers, count = _pairs(), np.ldexp(np.float32(1), np.arange(256) - 128), self.rows * self.groups
+        for expert in range(self.experts):
+            packed = np.frombuffer(source.take(count * GROUP_BYTES), np.uint8).reshape(self.rows, self.groups, -1)
+            data = kept.read(self.scales, expert * count, (expert + 1) * count)
+            scales = powers.take(np.frombuffer(data, np.uint8)).reshape(self.rows, self.groups, 1)
+            for group in range(self.groups):
+                numbers = pairs.take(packed[:, group]).view(np.float32).reshape(self.rows, GROUP)
+                with np.errstate(all="ignore"):  # what is infinite is so for torch too
+                    np.multiply(numbers, scales[:, group], out=numbers)
+                yield Chunk(np.ascontiguousarray(numbers.T).data.cast("B"))
+
+    def words(self, shape: tuple[int, ...]) -> str:
+        """Return what is multiplied."""
+        packed, scales = self.packed.words(()), self.scales.words(())
+        return f"dequantize(MXFP4 of {self.experts} experts, {packed}; a scale for 32, {scales})"
+
+    def key(self) -> bytes:
+        """Return it as bytes."""
+        return b"4" + struct.pack("<3q", self.experts, self.rows, self.groups) + self.packed.key() + self.scales.key()
+
+    def needs(self) -> tuple[str, tuple[str, ...]]:
+        """Return what it takes."""
+        return "Dequantizing", ("torch", "numpy")
+
+
+def _pairs() -> Any:
+    """Return for each byte twice its two numbers, the lower half first, as the 64 bits of two float32."""
+    import numpy as np
+
+    numbers = 2 * np.array(_FP4, np.float32)
+    byte = np.arange(256)
+    return np.stack([numbers[byte & 15], numbers[byte >> 4]], 1).reshape(-1).view(np.uint64)

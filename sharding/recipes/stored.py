@@ -1,0 +1,61 @@
+"""Bytes as they lie in one file."""
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept
+from sharding.core.values import Tensor
+
+
+class Stored(Extent):
+    """Bytes `[start_byte, end_byte)` of a file. A tuple, as a plan makes a hundred thousand of them."""
+
+    __slots__ = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes they are."""
+        return self.end_byte - self.start_byte
+
+    def files(self) -> frozenset[tuple[int, str]]:
+        """Return the one file."""
+        return frozenset([(self.source, self.file)])
+
+    def reads(self) -> Iterator[Extent]:
+        """Yield itself."""
+        yield self
+
+    def keeps(self) -> Iterator[Extent]:
+        """Yield nothing."""
+        return iter(())
+
+    def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
+        """Yield the bytes as they came."""
+        return map(Chunk, inputs.pieces(self.size_bytes))
+
+    def words(self, shape: tuple[int, ...]) -> str:
+        """Return where they lie.
+
+        >>> Stored(0, "model.safetensors", 8, 16).words((2,))
+        'model.safetensors bytes 8–16'
+        """
+        other = f" of source {self.source}" if self.source else ""
+        return f"{self.file}{other} bytes {self.start_byte}–{self.end_byte}"
+
+    def key(self) -> bytes:
+        """Return it as bytes."""
+        return struct.pack("<cHqq", b"s", self.source, self.start_byte, self.end_byte) + self.file.encode() + b"\0"
+
+    def needs(self) -> None:
+        """Return None."""
+
+
+def place_of(tensor: Tensor) -> Stored:
+    """Return where the bytes of a tensor lie that was read of a header."""
+    assert isinstance(tensor.recipe, Stored), tensor
+    return tensor.recipe
+
+
+def are_stored(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all of `tensors` are bytes as they lie in one file."""
+    return all(isinstance(tensor.recipe, Stored) for tensor in tensors)
