@@ -36,9 +36,6 @@ from sharding.transfer.prepare import Prepared
 from sharding.transfer.read_batches import Batch, read_batches
 from sharding.transfer.room import Room
 
-_LARGE_BYTES = 256 << 10
-"""Pieces of this size and more are written as they are."""
-
 ReadingPhase = Literal["check", "verify"]
 """What is made to be looked at, and not to be written."""
 
@@ -257,14 +254,14 @@ class _Move:
 
 
 class _Output:
-    """What is written to one shard: small pieces together, as each call takes its time."""
+    """What is written to one shard: small pieces together, as each call takes its time, large ones as they are."""
 
     def __init__(self, writer: ShardWriter) -> None:
         self._writer = writer
         self._held = bytearray()
 
     def write(self, data: bytes | memoryview) -> None:
-        if len(data) >= _LARGE_BYTES:
+        if len(data) >= BATCH_BYTES // 8:
             self.flush()
             self._writer.write(data)
             return
