@@ -240,9 +240,11 @@ class _Move:
                 ahead.append((waiting, self._fetching.submit(self._fetch, waiting)))
                 waiting = next(batches, None)
             batch, future = ahead.popleft()
-            yield from batch.used(self._lanes.result(self._fetching, future))
-            del future
-            self._room.give_back(batch.fetched_bytes)
+            try:
+                yield from batch.used(self._lanes.result(self._fetching, future))
+            finally:  # who has the last byte of a shard asks for no more
+                del future
+                self._room.give_back(batch.fetched_bytes)
 
     def _fetch(self, batch: Batch) -> Sequence[bytes]:
         several = len(batch.ranges) > 1 and self._ranges_at_once > 1
