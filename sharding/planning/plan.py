@@ -149,7 +149,7 @@ def shard_header(plan: Plan, shard: Shard) -> bytes:
 def identify_plan(plan: Plan, source: RepoRef) -> str:
     """Return a digest of `plan` and the state of its source: equal means that the results are equal, byte for byte."""
     # What stands in records among it: a job that is resumed does not mix two kinds of them.
-    sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision, "blake3, reads")).encode())
+    sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision, "blake3, reads, overflowed")).encode())
     if plan.options.dtype != "keep":
         sha256.update(repr((plan.options.dtype, plan.options.allow_overflow)).encode())
     if plan.options.dequantize:
