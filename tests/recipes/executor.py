@@ -15,7 +15,7 @@ FILE = "pytorch_model.bin"
 """What the memory source calls its only file."""
 
 
-class _Writer(ShardWriter):
+class CollectingWriter(ShardWriter):
     """A shard in memory."""
 
     def __init__(self) -> None:
@@ -31,16 +31,16 @@ class _Writer(ShardWriter):
         """Do nothing."""
 
 
-class _Sink(ShardSink):
+class CollectingSink(ShardSink):
     """A sink in memory."""
 
     shards_at_once = 2
 
     def __init__(self) -> None:
-        self.writers: dict[str, _Writer] = {}
+        self.writers: dict[str, CollectingWriter] = {}
 
-    def open_shard(self, file: str) -> _Writer:
-        return self.writers.setdefault(file, _Writer())
+    def open_shard(self, file: str) -> CollectingWriter:
+        return self.writers.setdefault(file, CollectingWriter())
 
     def note(self, record: ShardRecord) -> None:
         """Do nothing."""
@@ -70,7 +70,7 @@ def shard_of(tensors: Sequence[Tensor], file: str = "out") -> Shard:
 
 def moved(shards: Sequence[Shard], *sources: Source) -> tuple[dict[str, bytes], dict[str, ShardRecord]]:
     """The bytes of shards without headers, and their records, by file."""
-    sink = _Sink()
+    sink = CollectingSink()
     events = move_shards("transfer", shards, lambda _: b"", sources, sink)
     records = {event.result.file: event.result for event in events if isinstance(event, Done)}
     return {file: bytes(writer.data) for file, writer in sink.writers.items()}, records
