@@ -14,6 +14,7 @@ from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES
 from sharding.core.options import Options
 from sharding.core.values import FileEntry, RepoRef, Tensor
 from sharding.planning.plan import plan_shards, shard_header
+from sharding.recipes.stored import place_of
 from sharding.transfer.stream import digest_shards
 from sharding.verify.digests import compare, digest_tensors, expected_digests
 from tests.tensors import stored_tensor
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--max-shard-size", default="200MB")
     arguments = parser.parse_args()
     tensors = list(tensors_of(arguments.bytes))
-    source = Generated(tensors[-1].end_byte)
+    source = Generated(place_of(tensors[-1]).end_byte)
     plan = plan_shards(tensors, Options(arguments.max_shard_size))
     records = _end(digest_shards(plan.shards, partial(shard_header, plan), source))
     assert list(records) == [shard.file for shard in plan.shards]
