@@ -39,7 +39,7 @@ from sharding.planning.planned import planned
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report
 from sharding.report.source_card import read_card
-from sharding.report.write import rewritten_configs, write_beside
+from sharding.report.write import write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder
@@ -159,7 +159,7 @@ def shard(
             refuse_incomparable(checkpoint, origin)
         yield Planned(replace(checkpoint, findings=(*checkpoint.findings, *target.findings)), plan)
 
-        plan_id = identify_plan(plan, prepared.reading.ref)
+        plan_id = identify_plan(plan)
         kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
@@ -176,10 +176,9 @@ def shard(
             yield Verified(verification)
 
             resources = _resources(meter, prepared, target, crew)
-            configs = rewritten_configs(origin, checkpoint, options)
             comparison = None
             if compare_rounds and verification.identical:
-                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, configs)
+                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, plan.written)
             report = make_report(
                 checkpoint=checkpoint,
                 plan=plan,
@@ -194,7 +193,7 @@ def shard(
                 fleet=crew.cost if crew else None,
             )
             if verification.identical:
-                beside = write_beside(report, checkpoint, plan, records, origin, card, hub) | configs
+                beside = write_beside(report, checkpoint, plan, records, origin, card, hub)
                 side_files = [file for file in checkpoint.side_files if file.path not in beside]
                 yield target.publish(records, side_files, origin, beside)
             else:

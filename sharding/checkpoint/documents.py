@@ -11,16 +11,15 @@ from sharding.core.protocols import Source
 from sharding.core.text import format_bytes, name_problem, values_in
 from sharding.core.values import FileEntry
 from sharding.formats.model_card import parse_card
+from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED
 from sharding.formats.names import CARD_NAME
 
-CONFIG_NAME = "config.json"
 PIPELINE_NAME = "model_index.json"
 MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 OPEN_CLIP_NAME = "open_clip_config.json"
 SPACY_NAME = "meta.json"
 ADAPTER_NAME = "adapter_config.json"
-WEIGHTS_NAMED = "transformers_weights"
 
 _ROUTERS = ("Router", "Asym")
 """Modules of sentence-transformers (6.2) that have modules of their own in folders below; the second is the old one."""

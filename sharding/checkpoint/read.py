@@ -7,8 +7,6 @@ from dataclasses import replace
 from threading import Lock
 
 from sharding.checkpoint.documents import (
-    CONFIG_NAME,
-    WEIGHTS_NAMED,
     Documents,
     config_text,
     parsed,
@@ -37,6 +35,7 @@ from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_safetensors import without_dcp
 from sharding.formats.index import Index, compare_with_index, parse_index
+from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
@@ -84,7 +83,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         source.files, taken | of_ranks, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
     )
     _refuse_unreadable(source, side_files)
-    configs = _configs(source, by_path, [component.folder for component in components])
+    configs = read_configs(source, by_path, [component.folder for component in components])
     _refuse_other_names(configs, taken)
     checkpoint = Checkpoint(
         source=source.ref,
@@ -296,7 +295,7 @@ def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Find
     return merged, [Finding("warning", "metadata-conflict", message)]
 
 
-def _configs(source: Source, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
+def read_configs(source: Source, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
     """Return the text of the configuration in each of `folders`."""
     texts = {folder: config_text(source, by_path.get(folder + CONFIG_NAME)) for folder in folders}
     return {folder: text.decode(errors="replace") for folder, text in texts.items() if text is not None}

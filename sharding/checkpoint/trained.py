@@ -129,6 +129,7 @@ def as_trained(checkpoint: Checkpoint) -> Checkpoint:
     return replace(
         checkpoint,
         configs=configs,
+        reconfigured=frozenset(folder for folder in configs if configs[folder] != checkpoint.configs[folder]),
         side_files=tuple(file for file in checkpoint.side_files if file.path not in unfit),
         findings=(*checkpoint.findings, *findings),
     )

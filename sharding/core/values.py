@@ -158,7 +158,9 @@ class Checkpoint:
     architecture: str | None = None
     library: Library = "transformers"
     configs: Mapping[str, str] = field(default_factory=dict)
-    """The text of config.json in the folder of each component that has one."""
+    """The text of config.json in the folder of each component that has one, as it is true of the tensors."""
+    reconfigured: frozenset[str] = frozenset()
+    """The folders in which that is not what the file says."""
     of_ranks: bool = False
     """Whether the ranks of a training run have saved it, so that no library loads it as it is."""
     base: RepoRef | None = None
@@ -248,7 +250,8 @@ class Plan:
 
     `stages` are what each rank of a pipeline loads, where the options ask for one; `pipeline` is where transformers
     cuts it.
-    `dequantized` says how the weights were quantized that are computed, "" where none are.
+    `dequantized` says how the weights were quantized that are computed, "" where none are. `sources` are those whose
+    numbers stand in the recipes, `written` the files of the source that the copy has anew, by path.
     """
 
     shards: tuple[Shard, ...]
@@ -260,6 +263,8 @@ class Plan:
     stages: tuple[Stage, ...] = ()
     pipeline: PipelineCut | None = None
     dequantized: str = ""
+    sources: tuple[RepoRef, ...] = ()
+    written: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

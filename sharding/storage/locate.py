@@ -6,14 +6,13 @@ from pathlib import Path
 
 from sharding.core.errors import DestinationError, UsageError
 from sharding.core.protocols import Destination, Source
+from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import trained_folder
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
 from sharding.storage.names import is_folder, new_repo_id, parse_repo
 from sharding.storage.trained_source import TrainedSource
-
-_CONFIG_NAME = "config.json"
 
 
 def open_source(text: str, hub: Hub, base: str = "") -> Source:
@@ -26,7 +25,7 @@ def open_source(text: str, hub: Hub, base: str = "") -> Source:
     source = _open(text, hub)
     paths = [*(file.path for file in source.files), *source.links_out]
     folder = trained_folder(paths)
-    if base and (folder is None or _CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
+    if base and (folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
         raise UsageError(
             f"{text} has a configuration of its own, or is nothing that a training run has saved.",
             "Leave out --base: it is for rank-sharded checkpoints, which have none.",
