@@ -14,7 +14,7 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, SourceError, UsageError
+from sharding.core.errors import DestinationError, OverflowRefused, Refused, ShardingError, SourceError, UsageError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.extras import import_meanwhile, require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
@@ -119,6 +119,7 @@ def shard(
     engine: Engine = "stream",
     compare_rounds: int = 0,
     workers: WorkersOf | None = None,
+    expect: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Event, None, None]:
@@ -131,8 +132,8 @@ def shard(
     in a folder that this tool did not write, `restart` discards what an earlier run left. `engine` "classic" loads the
     whole model and saves it again. `compare_rounds` is how often original and result are each loaded before the result
     is published, for the report and the card. `workers` "ray" has other machines move and read the bytes, those of the
-    cluster at RAY_ADDRESS; they are given no login. Raises UsageError, SourceError, DestinationError, and Refused where
-    an extra is missing.
+    cluster at RAY_ADDRESS; they are given no login. `expect` is the `plan_id` that the plan must have. Raises
+    UsageError, SourceError, DestinationError, and Refused where an extra is missing or the plan is another one.
     """
     options = _as_options(options)
     _refuse_contradictions(options, destination, engine, compare_rounds, workers)
@@ -160,6 +161,11 @@ def shard(
         yield Planned(replace(checkpoint, findings=(*checkpoint.findings, *target.findings)), plan)
 
         plan_id = identify_plan(plan)
+        if expect and plan_id != expect:
+            raise Refused(
+                f"The plan is {plan_id}, and you expect {expect}.",
+                "The source has changed since, or the options are others: look at the plan again.",
+            )
         kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
