@@ -1,37 +1,12 @@
 """Open on one machine what a job on another one has lent."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from sharding.core.lent import LentDestination, LentSource
 from sharding.core.protocols import ShardSink, Source
-from sharding.core.values import FileEntry, ShardRecord
-from sharding.fleet.shared_folder import SharedFolder
+from sharding.core.values import FileEntry
+from sharding.storage.folder_sink import FolderSink
 from sharding.storage.folder_source import FolderSource
-
-
-class LentSink(ShardSink, Protocol):
-    """A destination as one of several machines sees it."""
-
-    @property
-    def bytes_uploaded(self) -> int:
-        """Bytes that were sent to a store."""
-        ...
-
-    @property
-    def bytes_deduplicated(self) -> int:
-        """Bytes that the store had already."""
-        ...
-
-    def finished(self, file: str) -> ShardRecord | None:
-        """Return the record of a shard that another attempt has left there."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it: shards that are not finished are gone."""
-        ...
 
 
 def open_lent(lent: LentSource) -> Source:
@@ -49,17 +24,13 @@ def open_lent(lent: LentSource) -> Source:
     return HubSource(GrantedHub(lent), lent.ref, files=files)
 
 
-@contextmanager
-def open_lent_destination(lent: LentDestination) -> Iterator[LentSink]:
-    """Yield where shards go. Raises DestinationError where a folder is not that of the job."""
-    sink: LentSink
+def open_lent_destination(lent: LentDestination) -> ShardSink:
+    """Return where shards go. Raises DestinationError where a folder is not that of the job."""
     if lent.folder:
-        sink = SharedFolder(Path(lent.folder), lent.plan_id)
-    else:
-        from sharding.fleet.granted_hub import GrantedStore
+        sink = FolderSink(Path(lent.folder), lent.plan_id)
+        sink.refuse_other()
+        return sink
+    from sharding.fleet.granted_hub import GrantedHub
+    from sharding.storage.hub.upload import StoreSink
 
-        sink = GrantedStore(lent)
-    try:
-        yield sink
-    finally:
-        sink.close()
+    return StoreSink(GrantedHub(lent), lent.ref.repo_id)

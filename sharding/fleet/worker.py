@@ -3,14 +3,14 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from sharding.core.errors import GrantExpired, ShardingError, unforeseen
 from sharding.core.limits import GRANT_MARGIN_SECONDS, TOLD_SECONDS
 from sharding.core.meter import Meter
-from sharding.core.protocols import Source
-from sharding.fleet.borrowed import LentSink, open_lent, open_lent_destination
+from sharding.core.protocols import ShardSink, Source
+from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartFailed, Said, Spent, UnderWay, Worker, parse_part, said_json
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.lanes import Done
@@ -40,15 +40,13 @@ def _do(part: Part, worker: Worker) -> Iterator[Said]:
         origin = open_lent(part.source)
         noted = NotingSource(origin) if part.notes else None
         reading = part.making.read_from(noted or origin)
-        sink = stack.enter_context(open_lent_destination(part.target)) if part.target else None
-        record = sink.finished(part.shard.file) if sink else None
+        sink = stack.enter_context(closing(open_lent_destination(part.target) if part.target else NOWHERE))
+        record = sink.finished(part.shard.file)
         if record and isinstance(reading, CastSource):
             reading.count_overflow(tensor.name for tensor in part.shard.tensors)
         told = -TOLD_SECONDS
         for event in (
-            ()
-            if record
-            else move_shards(part.phase, [part.shard], lambda _: part.header, reading, sink or NOWHERE, noted)
+            () if record else move_shards(part.phase, [part.shard], lambda _: part.header, reading, sink, noted)
         ):
             if isinstance(event, Done):
                 record = event.result
@@ -76,11 +74,11 @@ def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
     return any(grant.expires <= time.time() + GRANT_MARGIN_SECONDS for grant in grants if grant)
 
 
-def _spent(meter: Meter, origin: Source, sink: LentSink | None) -> Spent:
+def _spent(meter: Meter, origin: Source, sink: ShardSink) -> Spent:
     return Spent(
         seconds=meter.seconds,
         bytes_read=origin.bytes_read,
         read_requests=origin.requests,
-        bytes_uploaded=sink.bytes_uploaded if sink else 0,
-        bytes_deduplicated=sink.bytes_deduplicated if sink else 0,
+        bytes_uploaded=sink.bytes_uploaded,
+        bytes_deduplicated=sink.bytes_deduplicated,
     )
