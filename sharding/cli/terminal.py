@@ -14,8 +14,9 @@ from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.text import count, ends, format_bytes, name_some, source_name, unchecked_sentence, unreached_sentence
 from sharding.core.values import Checkpoint, Discarded, Finding, FleetCost, Plan, Verification
-from sharding.loading.costs import Compared, Comparison, LoadCost, Probed, Spread
+from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
+from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import Report
 
 _MOST_ROWS = 40
@@ -152,18 +153,13 @@ class Terminal:
         if comparison.reason_not_measured:
             self._mention(f"Not measured: {comparison.reason_not_measured}", "yellow")
             return
-        table = Table(box=None, pad_edge=False)
-        for name in ("", "files", "time", "anonymous memory", "mapped files"):
-            table.add_column(name)
-        for name, costs in (("original", comparison.original), ("sharded", comparison.sharded)):
-            table.add_row(name, *_cells(costs))
+        summary = summarize_comparison(comparison)
+        headings, *rows = summary.table
+        table = Table(*headings, box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*row)
         self._results.print(table)
-        cost = comparison.original[0]
-        how = f"{comparison.method}, {comparison.dtype_asked or 'dtype as stored'}, cache {cost.cache}"
-        how += "" if comparison.with_mapping else ", memory mapping off"
-        if comparison.memory_limit_bytes:
-            how += f", limited to {format_bytes(comparison.memory_limit_bytes)} by {cost.memory_limited_by}"
-        self._say(f"({how}; medians of {count(len(comparison.original), 'run')}; {comparison.machine})", "dim")
+        self._say(summary.how, "dim")
 
     def devices(self, plan: DevicePlan) -> None:
         """Show which block goes where, and the code that does it."""
@@ -271,20 +267,6 @@ class Terminal:
 
     def _mention(self, text: str, style: str) -> None:
         self._passing.print(_plain(text, style))
-
-
-def _cells(costs: Sequence[LoadCost]) -> list[str]:
-    """Return what a row of a comparison says after its name."""
-    failed = next((cost for cost in costs if cost.outcome != "loaded"), None)
-    files = f"{costs[0].files} {costs[0].format}"
-    if failed:
-        return [files, failed.outcome]
-    seconds = Spread.of([cost.working_seconds for cost in costs])
-    cells = [files, f"{seconds.median:.1f} s ({seconds.low:.1f}..{seconds.high:.1f})"]
-    for sizes in ([cost.peak_anon_bytes for cost in costs], [cost.peak_file_bytes for cost in costs]):
-        gigabytes = Spread.of([size / 1e9 for size in sizes])
-        cells.append(f"{gigabytes.median:.2f} GB ({gigabytes.low:.2f}..{gigabytes.high:.2f})")
-    return cells
 
 
 def _plain(text: str, style: str) -> Text:

@@ -24,7 +24,7 @@ from sharding.core.limits import ATTEMPTS, PROGRESS_SECONDS, TOLD_SECONDS, WORKE
 from sharding.core.protocols import Destination, Source
 from sharding.core.values import FileEntry, FleetCost, NodeCost, Shard, ShardRecord, TensorDigest, TensorEntry
 from sharding.fleet.cutting import Task, layers_of, tasks_to_make, tasks_to_read
-from sharding.fleet.parts import PartDone, PartFailed, Said, Spent, UnderWay, part_json
+from sharding.fleet.parts import PartDone, PartEvent, PartFailed, Spent, UnderWay, part_json
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.lanes import Done, collected
 from sharding.transfer.prepare import Prepared
@@ -52,7 +52,7 @@ class Workers(Protocol):
         """End a part, if it is still under way."""
         ...
 
-    def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, Said | None]]:
+    def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, PartEvent | None]]:
         """Wait so long for `parts`, if any, to say something; yield what each says, None where its worker has died.
 
         Raises Refused where a worker cannot do parts of this job.
@@ -62,10 +62,10 @@ class Workers(Protocol):
 
 @dataclass(slots=True)
 class _Attempt:
-    """Part `number`, sent out, and what was last heard of it."""
+    """Part `number`, sent out, and the last news of it."""
 
     number: int
-    told: UnderWay | None = None
+    state: UnderWay | None = None
 
 
 class _Queue:
@@ -77,7 +77,7 @@ class _Queue:
         self.begun = [0] * len(tasks)
         self.under_way: dict[Any, _Attempt] = {}
         self.idle_since: float | None = None
-        self._finished = self._told = 0
+        self._finished = self._counted = 0
 
     @property
     def is_open(self) -> bool:
@@ -85,11 +85,11 @@ class _Queue:
 
     @property
     def at_work(self) -> tuple[AtWork, ...]:
-        told = ((self.tasks[one.number].file, one.told) for one in self.under_way.values())
+        states = ((self.tasks[attempt.number].file, attempt.state) for attempt in self.under_way.values())
         return tuple(
-            AtWork(one.worker.node, one.worker.pid, file, one.bytes_done, one.seconds, one.anon_bytes)
-            for file, one in told
-            if one
+            AtWork(state.worker.node, state.worker.pid, file, state.bytes_done, state.seconds, state.anon_bytes)
+            for file, state in states
+            if state
         )
 
     def end(self, part: Any, *, is_done: bool) -> int:
@@ -103,9 +103,9 @@ class _Queue:
 
     def more_bytes(self) -> int:
         """Return how many bytes are done beyond the last answer; what was lost is not counted twice."""
-        done = self._finished + sum(one.told.bytes_done for one in self.under_way.values() if one.told)
-        told, self._told = self._told, max(done, self._told)
-        return self._told - told
+        done = self._finished + sum(attempt.state.bytes_done for attempt in self.under_way.values() if attempt.state)
+        before, self._counted = self._counted, max(done, self._counted)
+        return self._counted - before
 
 
 class Crew(Reader):
@@ -145,7 +145,7 @@ class Crew(Reader):
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Have `shards` made as they are to be written, as `ThisMachine` does it."""
         done = yield from collected(self._run("check", tasks_to_make(shards, prepared)))
-        return {one.record.file: one.record for one in done}
+        return {part.record.file: part.record for part in done}
 
     @override
     def digest_shards(
@@ -153,7 +153,7 @@ class Crew(Reader):
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Have `shards` read behind their headers, as `transfer.digest_shards` does it."""
         done = yield from collected(self._run("verify", tasks_to_read("verify", shards, header, source)))
-        return {one.record.file: one.record for one in done}
+        return {part.record.file: part.record for part in done}
 
     @override
     def digest_ranges(
@@ -161,15 +161,15 @@ class Crew(Reader):
     ) -> Generator[Progress, None, dict[str, WholeFile]]:
         """Have `files` read, a part each; once more for what overlaps, as a part hashes one range after another."""
         layers = {file.path: list(layers_of(file, ranges[file.path])) for file in files}
-        sha256, found = dict[str, str](), {file.path: dict[tuple[int, int], str]() for file in files}
+        sha256, by_range = dict[str, str](), {file.path: dict[tuple[int, int], str]() for file in files}
         for depth in range(max(map(len, layers.values()), default=0)):
             shards = [shard for held in layers.values() for shard in held[depth : depth + 1]]
             records = yield from self.digest_shards(shards, lambda _: b"", source)
             for shard in shards:
                 digests = records[shard.file].tensor_blake3
                 sha256.setdefault(shard.file, records[shard.file].sha256)
-                found[shard.file] |= {(one.start_byte, one.end_byte): digests[one.name] for one in shard.tensors}
-        return {path: WholeFile(sha256[path], found[path]) for path in layers}
+                by_range[shard.file] |= {(t.start_byte, t.end_byte): digests[t.name] for t in shard.tensors}
+        return {path: WholeFile(sha256[path], by_range[path]) for path in layers}
 
     @override
     def digest_tensors(self, source: Source, tensors: Iterable[TensorEntry]) -> Digests:
@@ -178,7 +178,7 @@ class Crew(Reader):
         files: dict[str, list[TensorEntry]] = {}
         for tensor in tensors:
             files.setdefault(tensor.file, []).append(tensor)
-        shards = [Shard(file, tuple(held), sum(one.bytes for one in held)) for file, held in files.items()]
+        shards = [Shard(file, tuple(held), sum(tensor.bytes for tensor in held)) for file, held in files.items()]
         records = yield from self.digest_shards(shards, lambda _: b"", source)
         return {
             tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[tensor.file].tensor_blake3[tensor.name])
@@ -190,7 +190,7 @@ class Crew(Reader):
         """Have whole files read, as `verify.digest_files` does it."""
         shards = [Shard(file, (TensorEntry("", "U8", (size,), file, 0, size),), size) for file, size in sizes.items()]
         done = yield from collected(self._run("check", tasks_to_read("check", shards, lambda _: b"", source)))
-        return {one.record.file: one.record.sha256 for one in done}
+        return {part.record.file: part.record.sha256 for part in done}
 
     def _run(self, phase: Phase, tasks: Sequence[Task]) -> Iterator[Progress | Done[PartDone]]:
         """Yield progress, and what becomes of each of `tasks`. The first error ends all of them."""
@@ -199,8 +199,8 @@ class Crew(Reader):
         try:
             while queue.is_open:
                 has_room = self._send(queue)
-                for part, said in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
-                    if done := self._heard(queue, part, said):
+                for part, event in self._workers.wait(list(queue.under_way), 0 if has_room else PROGRESS_SECONDS):
+                    if done := self._heard(queue, part, event):
                         self._add(done.result, tasks[done.number], of_source=phase == "transfer")
                         yield done
                 if progress := pace.add(queue.more_bytes(), time.monotonic()):
@@ -228,15 +228,15 @@ class Crew(Reader):
                 raise Refused(f"The cluster has had no processor for {WORKERS_SECONDS:.0f} s.", "Add nodes to it.")
         return False
 
-    def _heard(self, queue: _Queue, part: Any, said: Said | None) -> Done[PartDone] | None:
+    def _heard(self, queue: _Queue, part: Any, event: PartEvent | None) -> Done[PartDone] | None:
         """Return what is done; have begun again what is not. Raises the error of a part for which that is no use."""
-        if isinstance(said, UnderWay):
-            queue.under_way[part].told = said
+        if isinstance(event, UnderWay):
+            queue.under_way[part].state = event
             return None
-        number = queue.end(part, is_done=isinstance(said, PartDone))
-        if isinstance(said, PartDone):
-            return Done(number, said)
-        _refuse_hopeless(queue.tasks[number].file, said, queue.begun[number])
+        number = queue.end(part, is_done=isinstance(event, PartDone))
+        if isinstance(event, PartDone):
+            return Done(number, event)
+        _refuse_hopeless(queue.tasks[number].file, event, queue.begun[number])
         self._repeated.append(queue.tasks[number].file)
         return None
 
@@ -253,16 +253,16 @@ class Crew(Reader):
         )
 
 
-def _refuse_hopeless(file: str, said: PartFailed | None, begun: int) -> None:
-    """Raise what ended a part, the worker dying where nothing was said, unless another try is worth it."""
-    if said is None and begun >= ATTEMPTS:
+def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
+    """Raise what ended a part, the worker dying without a failure, unless another try is worth it."""
+    if failure is None and begun >= ATTEMPTS:
         raise Refused(
             f"The worker of {file} has died, {begun} times over.",
             "Look into what Ray says of its node, most of all of its memory. What is finished is kept.",
         )
-    if said and (not said.again or begun >= ATTEMPTS):
-        kind = _KINDS.get(said.kind, ShardingError)
-        raise kind(said.message, f"{said.hint} That was on node {said.worker.node}.".lstrip())
+    if failure and (not failure.again or begun >= ATTEMPTS):
+        kind = _KINDS.get(failure.kind, ShardingError)
+        raise kind(failure.message, f"{failure.hint} That was on node {failure.worker.node}.".lstrip())
 
 
 _KINDS = {

@@ -27,8 +27,8 @@ class Cutter:
         """Look through it once, as there may be a hundred thousand tensors and a thousand shards."""
         self._making = making
         self._stored = {after.name: stored for stored, after in zip(making.stored, making.after, strict=True)}
-        self._gathered = {(one.file, one.start_byte): one for one in making.gathered}
-        self._computed = {(one.file, one.start_byte): one for one in making.computed}
+        self._gathered = {(tensor.file, tensor.start_byte): tensor for tensor in making.gathered}
+        self._computed = {(tensor.file, tensor.start_byte): tensor for tensor in making.computed}
 
     def making(self, tensors: Sequence[TensorEntry]) -> tuple[Making, list[str]]:
         """Return what `tensors` take, and the files that they are made of."""
@@ -36,9 +36,9 @@ class Cutter:
         places = [(tensor.file, tensor.start_byte) for tensor in stored]
         computed = [self._computed[place] for place in places if place in self._computed]
         places = [place for place in places if place not in self._computed]
-        places += [(part.file, part.start_byte) for one in computed for part in (one.packed, one.scales)]
+        places += [(part.file, part.start_byte) for tensor in computed for part in (tensor.packed, tensor.scales)]
         gathered = [self._gathered[place] for place in dict.fromkeys(places) if place in self._gathered]
-        files = {file: None for file, _ in places} | {box.file: None for one in gathered for box in one.boxes}
+        files = {file: None for file, _ in places} | {box.file: None for tensor in gathered for box in tensor.boxes}
         if not self._stored:
             return Making(tuple(gathered), tuple(computed)), list(files)
         pairs = sorted(zip(stored, tensors, strict=True), key=lambda pair: (pair[1].file, pair[1].start_byte))

@@ -96,8 +96,8 @@ class PartFailed:
     again: bool = False
 
 
-Said = UnderWay | PartDone | PartFailed
-_SAID: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (UnderWay, PartDone, PartFailed)}
+PartEvent = UnderWay | PartDone | PartFailed
+_EVENTS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (UnderWay, PartDone, PartFailed)}
 _PART = TypeAdapter(Part)
 
 
@@ -111,14 +111,14 @@ def parse_part(text: str) -> Part:
     return _PART.validate_json(text)
 
 
-def said_json(said: Said) -> str:
-    """Return what is said of a part as a line: the name of its kind, and JSON."""
-    name = type(said).__name__
-    return f"{name} {_SAID[name].dump_json(said).decode()}"
+def event_line(event: PartEvent) -> str:
+    """Return an event of a part as a line: the name of its kind, and JSON."""
+    name = type(event).__name__
+    return f"{name} {_EVENTS[name].dump_json(event).decode()}"
 
 
-def parse_said(line: str) -> Said:
-    """Return what `said_json` wrote."""
+def parse_event(line: str) -> PartEvent:
+    """Return what `event_line` wrote."""
     name, _, text = line.partition(" ")
-    said: Said = _SAID[name].validate_json(text)
-    return said
+    event: PartEvent = _EVENTS[name].validate_json(text)
+    return event

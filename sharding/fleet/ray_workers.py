@@ -16,7 +16,7 @@ from sharding.core.errors import Refused
 from sharding.core.extras import require
 from sharding.core.limits import ANSWER_SECONDS
 from sharding.fleet.crew import Workers
-from sharding.fleet.parts import Said, parse_said
+from sharding.fleet.parts import PartEvent, parse_event
 
 _OBJECT_STORE_BYTES = 80_000_000
 """The least that Ray takes: what is said of parts is short and needs none of it."""
@@ -106,7 +106,7 @@ class RayWorkers(Workers):
             self._ray.cancel(part, force=True)
 
     @override
-    def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, Said | None]]:
+    def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, PartEvent | None]]:
         """Wait so long for `parts`, if any, to say something; yield what each says, None where its worker has died.
 
         Raises Refused where this package is another on a node.
@@ -126,7 +126,7 @@ class RayWorkers(Workers):
                     f"On node {node} shard-my-repo is {line or 'not installed'}, and here it is {__version__}.",
                     "Install the same on all nodes: a runtime environment of Ray may do it.",
                 )
-            yield part, parse_said(line)
+            yield part, parse_event(line)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from sharding.core.limits import GRANT_MARGIN_SECONDS, TOLD_SECONDS
 from sharding.core.meter import Meter
 from sharding.core.protocols import ShardSink, Source
 from sharding.fleet.borrowed import open_lent, open_lent_destination
-from sharding.fleet.parts import Part, PartDone, PartFailed, Said, Spent, UnderWay, Worker, parse_part, said_json
+from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, Spent, UnderWay, Worker, event_line, parse_part
 from sharding.transfer.cast_source import CastSource
 from sharding.transfer.lanes import Done
 from sharding.transfer.noting_source import NotingSource
@@ -25,17 +25,17 @@ def work(text: str, node: str) -> Iterator[str]:
     """
     worker, part = Worker(node, os.getpid()), parse_part(text)
     try:
-        for said in _do(part, worker):
-            yield said_json(said)
+        for event in _do(part, worker):
+            yield event_line(event)
     except ShardingError as error:
         again = _is_worth_another_try(error, part)
-        yield said_json(PartFailed(worker, type(error).__name__, error.message, error.hint, again))
+        yield event_line(PartFailed(worker, type(error).__name__, error.message, error.hint, again))
     except Exception as error:
         fault = unforeseen(error)
-        yield said_json(PartFailed(worker, type(fault).__name__, fault.message, fault.hint))
+        yield event_line(PartFailed(worker, type(fault).__name__, fault.message, fault.hint))
 
 
-def _do(part: Part, worker: Worker) -> Iterator[Said]:
+def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
     with Meter() as meter, ExitStack() as stack:
         origin = open_lent(part.source)
         noted = NotingSource(origin) if part.notes else None

@@ -76,12 +76,12 @@ def may_overflow(stored: Iterable[TensorEntry], after: Iterable[TensorEntry]) ->
 
 def refuse_cast(checkpoint: Checkpoint) -> None:
     """Raise SourceError where a checkpoint is quantized, so that it cannot be cast."""
-    said = [found for found in map(quantization_of, checkpoint.configs.values()) if found is not None]
+    stated = [config for config in map(quantization_of, checkpoint.configs.values()) if config is not None]
     telling = [tensor.name for tensor in checkpoint.tensors if is_packed(tensor)]
-    if said or telling:
-        how = f" with {method_of(said[0])}" if said else f", as {name_some(telling, 1)} tells"
+    if stated or telling:
+        how = f" with {method_of(stated[0])}" if stated else f", as {name_some(telling, 1)} tells"
         hint = "Keep the dtype, or take the repo that it was quantized from."
-        if said and all(map(can_help, said)):
+        if stated and all(map(can_help, stated)):
             hint = "--dequantize computes them with their scales. Or keep the dtype."
         raise SourceError(
             f"This checkpoint is quantized{how}: its numbers mean nothing without their scales, so it is not cast.",

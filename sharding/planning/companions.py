@@ -91,9 +91,9 @@ def _with_those_of_each(
     saved: tuple[SavedTensor, ...], beside: Mapping[str, list[TensorEntry]]
 ) -> Iterator[SavedTensor]:
     """Yield `saved`, after each what is `beside` it: in its block, and in memory of its own."""
-    storage = max((one.storage for one in saved), default=-1)
-    for one in saved:
-        yield one
-        for tensor in beside.get(one.name, ()):
+    storage = max((tensor.storage for tensor in saved), default=-1)
+    for tensor in saved:
+        yield tensor
+        for companion in beside.get(tensor.name, ()):
             storage += 1
-            yield SavedTensor(tensor.name, tensor.dtype, storage, one.block)
+            yield SavedTensor(companion.name, companion.dtype, storage, tensor.block)

@@ -35,11 +35,11 @@ def dequantized(checkpoint: Checkpoint, options: Options) -> Checkpoint:
     """
     if not options.dequantize:
         return checkpoint
-    found = {folder: quantization_of(config) for folder, config in checkpoint.configs.items()}
-    recipes = {folder: recipe_of(said) for folder, said in found.items() if said is not None}
+    schemes = {folder: quantization_of(config) for folder, config in checkpoint.configs.items()}
+    recipes = {folder: recipe_of(scheme) for folder, scheme in schemes.items() if scheme is not None}
     if not recipes:
         _refuse_unknown(checkpoint)
-    made = _Made(checkpoint, recipes)
+    result = _Ordinary(checkpoint, recipes)
     configs = {
         folder: without_quantization(config) if folder in recipes else config
         for folder, config in checkpoint.configs.items()
@@ -50,10 +50,10 @@ def dequantized(checkpoint: Checkpoint, options: Options) -> Checkpoint:
     ]
     return replace(
         checkpoint,
-        tensors=tuple(made.tensors),
+        tensors=tuple(result.tensors),
         components=tuple(components),
-        gathered=(*checkpoint.gathered, *made.gathered),
-        computed=tuple(made.computed),
+        gathered=(*checkpoint.gathered, *result.gathered),
+        computed=tuple(result.computed),
         configs=configs,
         dequantized="; ".join(dict.fromkeys(recipe.words for recipe in recipes.values())),
     )
@@ -88,12 +88,12 @@ def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
 
 def offering(checkpoint: Checkpoint) -> Checkpoint:
     """Return `checkpoint` with a finding that says so where its weights can be dequantized."""
-    found = offer(checkpoint)
-    if found is None:
+    offered = offer(checkpoint)
+    if offered is None:
         return checkpoint
     message = (
-        f"Its weights are quantized with {found.words}: {format_bytes(found.bytes_before)}, "
-        f"or {format_bytes(found.bytes_after)} once they are ordinary bf16 again."
+        f"Its weights are quantized with {offered.words}: {format_bytes(offered.bytes_before)}, "
+        f"or {format_bytes(offered.bytes_after)} once they are ordinary bf16 again."
     )
     hint = "--dequantize computes them for tools that know no such weights, or to train them."
     return replace(checkpoint, findings=(*checkpoint.findings, Finding("info", "quantized", message, hint)))
@@ -109,7 +109,7 @@ def _refuse_unknown(checkpoint: Checkpoint) -> None:
     raise UsageError("This checkpoint is not quantized.", "Leave out --dequantize; --dtype alone casts it.")
 
 
-class _Made:
+class _Ordinary:
     """The tensors of a checkpoint after all, and what of them is computed and gathered."""
 
     def __init__(self, checkpoint: Checkpoint, recipes: Mapping[str, Recipe]) -> None:
@@ -121,37 +121,38 @@ class _Made:
         for part in checkpoint.gathered:
             self._ends[part.file] = max(self._ends.get(part.file, 0), part.end_byte)
         by_name = {tensor.name: tensor for tensor in checkpoint.tensors}
-        found: list[tuple[TensorEntry, TensorEntry, Recipe] | TensorEntry] = []
+        kinds: list[tuple[TensorEntry, TensorEntry, Recipe] | TensorEntry] = []
         used: set[str] = set()
         for tensor in checkpoint.tensors:
             recipe = recipes.get(folder_of(tensor.file))
             scales = by_name.get(_scales_of(tensor.name, recipe)) if recipe and _is_weight(tensor, recipe) else None
             if recipe is None or scales is None:
-                found.append(tensor)
+                kinds.append(tensor)
                 continue
-            found.append((tensor, scales, recipe))
+            kinds.append((tensor, scales, recipe))
             used |= {scales.name, *_beside(tensor.name, recipe)}
         # What is gathered lies before what is computed: it is read through the view below.
-        pairs = [one for one in found if not isinstance(one, TensorEntry)]
+        pairs = [kind for kind in kinds if not isinstance(kind, TensorEntry)]
         if not pairs:
             words = ", ".join(recipe.words for recipe in recipes.values())
             raise SourceError(
                 f"config.json says {words}, and no weight here is.", "Put the config.json beside it that belongs to it."
             )
         laid = {packed.name: self._numbers(packed, scales, recipe) for packed, scales, recipe in pairs}
-        for one in found:
-            if not isinstance(one, TensorEntry):
-                self._compute(one[0], *laid[one[0].name], one[2])
-            elif one.name not in used:
-                recipe = recipes.get(folder_of(one.file))
-                if recipe and _is_dropped(one.name, recipe):
+        for kind in kinds:
+            if not isinstance(kind, TensorEntry):
+                packed, _, recipe = kind
+                self._compute(packed, *laid[packed.name], recipe)
+            elif kind.name not in used:
+                rule = recipes.get(folder_of(kind.file))
+                if rule and _is_dropped(kind.name, rule):
                     continue
-                if recipe and (is_quantized(one) or _is_half(one, recipe)):
+                if rule and (is_quantized(kind) or _is_half(kind, rule)):
                     raise SourceError(
-                        f"{one.name} is not quantized as config.json says, which is {recipe.words}.",
+                        f"{kind.name} is not quantized as config.json says, which is {rule.words}.",
                         "Weights that are quantized in several ways are not dequantized here.",
                     )
-                self.tensors.append(one)
+                self.tensors.append(kind)
 
     def _numbers(self, packed: TensorEntry, scales: TensorEntry, recipe: Recipe) -> tuple[Numbers, Numbers]:
         """Return where the numbers of a weight and its scales lie in order. Raises SourceError."""
@@ -235,7 +236,7 @@ def _of_expert(boxes: tuple[Box, ...], expert: int) -> Iterator[Box]:
     for box in boxes:
         inside = expert - box.offsets[0]
         if 0 <= inside < box.shape[0]:
-            moved = [(one[2], one[1], *one[3:]) for one in (box.offsets, box.shape, box.strides)]
+            moved = [(of[2], of[1], *of[3:]) for of in (box.offsets, box.shape, box.strides)]
             yield Box(box.file, box.origin + inside * box.strides[0], *moved)
 
 
@@ -266,7 +267,7 @@ def _block_of(packed: TensorEntry, scales: Numbers, recipe: Recipe) -> tuple[int
 
 
 def _odd(packed: TensorEntry, scales: TensorEntry | Numbers, recipe: Recipe) -> SourceError:
-    told = f"{packed.name} is {packed.dtype} {list(packed.shape)} and its scales {scales.dtype} {list(scales.shape)}"
+    what_is = f"{packed.name} is {packed.dtype} {list(packed.shape)} and its scales {scales.dtype} {list(scales.shape)}"
     return SourceError(
-        f"{told}, which is not what config.json says: {recipe.words}.", "Download it again, or ask who quantized it."
+        f"{what_is}, which is not what config.json says: {recipe.words}.", "Download it again, or ask who quantized it."
     )

@@ -60,8 +60,8 @@ def parse_budgets(text: str) -> dict[str, int]:
     """
     budgets: dict[str, int] = {}
     for budget in PRESETS.get(text.strip().lower(), text).split(","):
-        device, found, size = budget.strip().partition("=")
-        if not found or not _DEVICE.fullmatch(device) or device in budgets:
+        device, equals, size = budget.strip().partition("=")
+        if not equals or not _DEVICE.fullmatch(device) or device in budgets:
             raise UsageError(
                 f"{budget.strip()!r} is not a budget of one device.",
                 f"Write --budget cuda:0=16GB,cpu=12GB, or a preset: {', '.join(PRESETS)}.",

@@ -94,33 +94,39 @@ def _compressed(quantization: Mapping[str, Any]) -> Recipe:
     groups = list(groups.values()) if isinstance(groups, dict) else []
     groups = [group for group in groups if isinstance(group, dict)]
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
-    formats = {str(found)[:50] for found in (quantization.get("format"), *(group.get("format") for group in groups))}
+    formats = {str(name)[:50] for name in (quantization.get("format"), *(group.get("format") for group in groups))}
     formats = formats - {"None"} or {"no format"}
     if other := sorted(formats - {"float-quantized"}):
         raise refusal(f"{method} {other[0]}", method)
     if not weights or len(weights) < len(groups):
         raise refusal(f"{method} that does not say how", method)
     for key in ("sparsity_config", "transform_config"):
-        found = quantization.get(key)
-        if found and not (isinstance(found, dict) and found.get("format", "") == "dense"):
+        config = quantization.get(key)
+        if config and not (isinstance(config, dict) and config.get("format", "") == "dense"):
             raise refusal(f"{method} and a {key}", method)
     blocks: list[Block] = []
     words: dict[str, None] = {}
-    for one in weights:
-        strategy = str(one.get("strategy"))[:50]
-        is_fp8 = (one.get("type"), one.get("num_bits"), one.get("symmetric", True)) == ("float", 8, True)
+    for scheme in weights:
+        strategy = str(scheme.get("strategy"))[:50]
+        is_fp8 = (scheme.get("type"), scheme.get("num_bits"), scheme.get("symmetric", True)) == ("float", 8, True)
         if not is_fp8 or strategy not in _STRATEGIES:
             raise refusal(f"{method} other than fp8 with {', '.join(_STRATEGIES)} scales", method)
-        blocks.append({"tensor": (0, 0), "channel": (1, 0)}.get(strategy) or _block(one.get("block_structure"), method))
+        blocks.append(
+            {"tensor": (0, 0), "channel": (1, 0)}.get(strategy) or _block(scheme.get("block_structure"), method)
+        )
         words[_STRATEGIES[strategy]] = None
     dropped = ["input_scale", "input_zero_point", "output_scale", "output_zero_point"]
     if quantization.get("kv_cache_scheme"):
         dropped += ["k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point"]
-    told = f"compressed-tensors float-quantized (fp8), {' or '.join(words)}"
-    return Recipe(told, "fp8", "", "_scale", (*blocks, (0, 0)), tuple(dropped), rounds_to_scale=True)
+    summary = f"compressed-tensors float-quantized (fp8), {' or '.join(words)}"
+    return Recipe(summary, "fp8", "", "_scale", (*blocks, (0, 0)), tuple(dropped), rounds_to_scale=True)
 
 
 def _block(size: Any, method: str) -> Block:
-    if isinstance(size, list | tuple) and len(size) == 2 and all(type(one) is int and 0 < one < 2**31 for one in size):
+    if (
+        isinstance(size, list | tuple)
+        and len(size) == 2
+        and all(type(side) is int and 0 < side < 2**31 for side in size)
+    ):
         return size[0], size[1]
     raise refusal(f"{method} in blocks of {str(size)[:50]}", method)

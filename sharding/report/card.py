@@ -9,7 +9,7 @@ from urllib.parse import quote
 from sharding.core.text import format_bytes, name_some, source_name, unreached_sentence
 from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
-from sharding.report.comparison import ComparisonSummary, LoadSummary
+from sharding.report.comparison import ComparisonSummary
 from sharding.report.schema import Report
 from sharding.report.snippets import how_to_check, loading_code, pipeline_commands, pipeline_script
 
@@ -225,28 +225,14 @@ def _stages(report: Report) -> Iterable[str]:
 
 def _comparison(comparison: ComparisonSummary) -> Iterable[str]:
     yield f"## What loading costs\n\n{_plain(comparison.verdict.sentence)}\n"
-    original, sharded = comparison.original, comparison.sharded
-    if original is None or sharded is None:
+    if not comparison.table:
         yield f"Not measured here: {_plain(comparison.reason_not_measured)}\n"
         return
     yield f"![Memory over time while the original and this copy are loaded and compute]({PICTURE_NAME})\n"
-    rows = ["| | files | load and compute | peak anonymous memory | peak file-mapped |", "|---|---|---:|---:|---:|"]
-    rows += [_row("original", original), _row("this copy", sharded)]
-    yield "\n".join(rows) + "\n"
-    how = f"`{comparison.method}`, {comparison.dtype or 'dtype as stored'}, cache {original.cache}"
-    limit = f", within {format_bytes(comparison.memory_limit_bytes)}" if comparison.memory_limit_bytes else ""
-    runs = f"{original.runs} runs each" if original.runs > 1 else "one run each"
-    yield f"Medians of {runs}, in fresh processes ({how}{limit}; {comparison.machine}).\n"
-
-
-def _row(title: str, loads: LoadSummary) -> str:
-    files = f"{loads.files} {loads.format}"
-    if loads.outcome != "loaded":
-        return f"| {title} | {files} | {loads.outcome} | | |"
-    seconds = loads.working_seconds
-    time = f"{seconds.median:.1f} s ({seconds.low:.1f}–{seconds.high:.1f})"
-    anon, file = format_bytes(loads.peak_anon_bytes.median), format_bytes(loads.peak_file_bytes.median)
-    return f"| {title} | {files} | {time} | {anon} | {file} |"
+    headings, *sides = comparison.table
+    lines = ("---", "---", *["---:"] * (len(headings) - 2))
+    rows = (row + ("",) * (len(headings) - len(row)) for row in (headings, lines, *sides))
+    yield "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{comparison.how}\n"
 
 
 def _making(report: Report, links: Links) -> Iterable[str]:

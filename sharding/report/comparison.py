@@ -1,4 +1,4 @@
-"""Sum up what loading the original and the copy has cost, as reports have it, and draw it. Pure."""
+"""Sum up what loading the original and the copy has cost, for reports and for whoever shows them. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sharding.core.bounds import Count, Line, Word
 from sharding.core.limits import CURVE_MOMENTS
+from sharding.core.text import count, format_bytes
 from sharding.loading.chart import draw_memory
 from sharding.loading.costs import ClassicCost, Comparison, LoadCost, Moment, Prediction, Spread, Verdict, middle_run
 
@@ -73,6 +74,28 @@ class ComparisonSummary:
         """Memory over time as an SVG, which shows nothing but numbers; None where nothing was loaded."""
         return draw_memory(self.original.curve, self.sharded.curve) if self.original and self.sharded else None
 
+    @property
+    def table(self) -> tuple[tuple[str, ...], ...]:
+        """The headings, then a row a side: medians with their spread, or the outcome; nothing if nothing was loaded."""
+        if not self.original or not self.sharded:
+            return ()
+        headings = ("", "files", "load and compute", "anonymous memory", "mapped files")
+        return (headings, ("original", *_cells(self.original)), ("sharded copy", *_cells(self.sharded)))
+
+    @property
+    def how(self) -> str:
+        """The sentence that says how the figures of the table were measured, "" if nothing was loaded."""
+        if not self.original:
+            return ""
+        settings = [self.method, self.dtype or "dtype as stored", f"cache {self.original.cache}"]
+        if not self.memory_mapping:
+            settings.append("memory mapping off")
+        if self.memory_limit_bytes:
+            by = self.original.memory_limited_by
+            settings.append(f"limited to {format_bytes(self.memory_limit_bytes)}{by and f' by {by}' or ''}")
+        runs = count(self.original.runs, "run")
+        return f"Medians of {runs} each, in fresh processes ({', '.join(settings)}; {self.machine})."
+
 
 def summarize_comparison(comparison: Comparison) -> ComparisonSummary:
     """Return a comparison with the figures of its runs together."""
@@ -115,3 +138,20 @@ def _loads(costs: Sequence[LoadCost]) -> LoadSummary | None:
         **same,
         **figures,
     )
+
+
+def _cells(loads: LoadSummary) -> tuple[str, ...]:
+    files = f"{loads.files:,} {loads.format}"
+    if loads.outcome != "loaded":
+        return (files, loads.outcome)
+    memory = (loads.peak_anon_bytes, loads.peak_file_bytes)
+    return (
+        files,
+        _with_spread(loads.working_seconds, 1, "s", 1),
+        *(_with_spread(peak, 1e9, "GB", 2) for peak in memory),
+    )
+
+
+def _with_spread(figure: Spread, unit: float, name: str, digits: int) -> str:
+    middle, low, high = (f"{value / unit:.{digits}f}" for value in (figure.median, figure.low, figure.high))
+    return f"{middle} {name} ({low}-{high})"

@@ -39,11 +39,11 @@ def cast_chunk(
     for source, piece in zip(before.split(_PIECE_ELEMENTS), after.split(_PIECE_ELEMENTS), strict=True):
         # By way of float32 torch is twice as quick, and gives the same bits: every bfloat16 is one.
         piece.copy_(source.float() if (stored, target) == ("BF16", "F16") else source)
-    found = after.view(torch.uint8).numpy().tobytes()
+    data_after = after.view(torch.uint8).numpy().tobytes()
     if wanted is not None:
         before, after = before[wanted.start : wanted.stop], after[wanted.start : wanted.stop]
     overflowed = int((after.isinf() & before.isfinite()).sum()) if _has_infinity(after, target) else 0
-    return found, overflowed
+    return data_after, overflowed
 
 
 def _has_infinity(piece: Any, dtype: str) -> bool:

@@ -136,10 +136,10 @@ class _Scales:
         at = (matrix * self._height + inside // block_rows) * self._width
         key = at, len(rows), first, last
         if self._last[0] != key:
-            found = self._read(at + first, at + (len(rows) - 1) * self._width + last).reshape(len(rows), last - first)
-            self._last = key, np.repeat(found, block_columns, axis=1) if last - first > 1 else found
-        found, skip = self._last[1], start - first * block_columns
-        return found if found.shape[1] == 1 else found[:, skip : skip + end - start]
+            scales = self._read(at + first, at + (len(rows) - 1) * self._width + last).reshape(len(rows), last - first)
+            self._last = key, np.repeat(scales, block_columns, axis=1) if last - first > 1 else scales
+        scales, skip = self._last[1], start - first * block_columns
+        return scales if scales.shape[1] == 1 else scales[:, skip : skip + end - start]
 
     def _read(self, first: int, last: int) -> Any:
         import torch
@@ -164,7 +164,7 @@ class _Stretch:
         if part.encoding == "fp4":
             unit = _GROUP * part.packed.shape[2]
             first, last = first // unit * unit, -(-last // unit) * unit
-            self.start_byte, self.end_byte = (part.packed.start_byte + one // 2 for one in (first, last))
+            self.start_byte, self.end_byte = (part.packed.start_byte + element // 2 for element in (first, last))
         self.part = part
         self.first, self.last = first, last
         self._skip = start - first * size

@@ -21,21 +21,21 @@ class Kept(Generic[_T]):
     def get(self, key: Hashable, size: int, make: Callable[[], _T]) -> _T:
         """Return the value of `key`, of `size` bytes, which `make` makes where it is not there. Raises as it does."""
         with self._lock:
-            found = self._values.get(key)
-            is_first = found is None
-            if found is None:
+            entry = self._values.get(key)
+            is_first = entry is None
+            if entry is None:
                 room = self._most_bytes - size
                 while self._values and sum(kept for kept, _ in self._values.values()) > room:
                     self._values.popitem(last=False)
-                found = self._values[key] = size, Future()
+                entry = self._values[key] = size, Future()
             self._values.move_to_end(key)
-        value = found[1]
+        value = entry[1]
         if is_first:
             try:
                 value.set_result(make())
             except BaseException as error:
                 with self._lock:
-                    if self._values.get(key) is found:  # who asks again, tries again
+                    if self._values.get(key) is entry:  # who asks again, tries again
                         del self._values[key]
                 value.set_exception(error)
         return value.result()

@@ -27,14 +27,14 @@ class Pages:
         """Return the bytes `[start_byte, end_byte)` of `file`, which are of one of the ranges. Raises SourceError."""
         regions = self._regions[file]
         first, last = regions[bisect_right(regions, start_byte, key=lambda region: region[0]) - 1]
-        found = []
+        pieces = []
         at = start_byte
         while at < end_byte:
             page = first + (at - first) // PAGE_BYTES * PAGE_BYTES
             data = self._page(file, page, min(page + PAGE_BYTES, last))
-            found.append(data[at - page : end_byte - page])
+            pieces.append(data[at - page : end_byte - page])
             at = page + PAGE_BYTES
-        return b"".join(found)
+        return b"".join(pieces)
 
     def _page(self, file: str, start_byte: int, end_byte: int) -> bytes:
         return self._kept.get(

@@ -54,14 +54,15 @@ def told_in_order(
         yield ShardFinished(record.file, record.bytes, record.sha256, numbers[record.file], len(numbers), kept=True)
     records = dict(kept)
     todo = [shard for shard in plan.shards if shard.file not in kept]
-    told = 0
+    reported = 0
     for event in moving(todo):
         if not isinstance(event, Done):
             yield event
             continue
         records[event.result.file] = event.result
-        while told < len(todo) and (done := records.get(todo[told].file)):  # in their order, whichever came first
-            told += 1
+        # In their order, whichever came first.
+        while reported < len(todo) and (done := records.get(todo[reported].file)):
+            reported += 1
             yield ShardFinished(done.file, done.bytes, done.sha256, numbers[done.file], len(numbers))
     return {shard.file: records[shard.file] for shard in plan.shards}
 
@@ -251,8 +252,8 @@ class _TensorDigests:
         self._tensor, self._hash = name, new_tensor_hash()
 
 
-def _read(source: Source, part: ByteRange) -> bytes:
-    chunks = list(source.read(part.file, part.start_byte, part.end_byte))
+def _read(source: Source, span: ByteRange) -> bytes:
+    chunks = list(source.read(span.file, span.start_byte, span.end_byte))
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

@@ -112,7 +112,7 @@ _Stretch = tuple[int, Box, int]
 
 def _stretches(part: Gathered) -> list[_Stretch]:
     """Return what the tensor is, box after box; [] where its boxes do not follow one another, each in order."""
-    found: list[_Stretch] = []
+    stretches: list[_Stretch] = []
     strides = strides_of(part.shape)
     position = 0
     for box in part.boxes:
@@ -131,9 +131,9 @@ def _stretches(part: Gathered) -> list[_Stretch]:
         if start != position:
             return []
         size = prod(box.shape)
-        found.append((start * part.item_bytes, box, size * part.item_bytes))
+        stretches.append((start * part.item_bytes, box, size * part.item_bytes))
         position += size
-    return found
+    return stretches
 
 
 class _Tiles:

@@ -25,18 +25,20 @@ __all__ = ["screen"]
 def test_a_comparison_has_its_verdict_and_then_medians_with_their_spread(screen: Screen) -> None:
     screen.terminal.comparison(MEASURED)
     assert screen.rows[0] == ["It is better."]
-    assert screen.rows[1] == ["files", "time", "anonymous memory", "mapped files"]
+    assert screen.rows[1] == ["files", "load and compute", "anonymous memory", "mapped files"]
     original, sharded = screen.rows[2:4]
     assert original == [
         "original",
         "8 safetensors",
-        "5.5 s (3.0..9.0)",
-        "1.00 GB (0.25..3.00)",
-        "2.00 GB (0.00..4.00)",
+        "5.5 s (3.0-9.0)",
+        "1.00 GB (0.25-3.00)",
+        "2.00 GB (0.00-4.00)",
     ]
-    assert sharded == ["sharded", "1 safetensors", "3.0 s (3.0..3.0)", "0.25 GB (0.25..0.25)", "2.00 GB (2.00..2.00)"]
+    assert sharded == [
+        "sharded copy", "1 safetensors", "3.0 s (3.0-3.0)", "0.25 GB (0.25-0.25)", "2.00 GB (2.00-2.00)",
+    ]  # fmt: skip
     assert screen.results.splitlines()[4] == (
-        "(from_pretrained, dtype as stored, cache cold; medians of 3 runs; a machine)"
+        "Medians of 3 runs each, in fresh processes (from_pretrained, dtype as stored, cache cold; a machine)."
     )
 
 
@@ -49,10 +51,11 @@ def test_a_side_of_which_any_run_failed_has_no_figures(screen: Screen, side: str
         replace(MEASURED, **{side: tuple(runs)}, with_mapping=False, dtype_asked="float16", memory_limit_bytes=4 * GB)  # type: ignore[arg-type]
     )
     rows = {row[0]: row[1:] for row in screen.rows[2:4]}
+    side = {"sharded": "sharded copy"}.get(side, side)
     assert rows[side] == [f"{runs[0].files} safetensors", "out-of-memory"]
     (other,) = rows.keys() - {side}
     assert len(rows[other]) == 4
-    assert "(from_pretrained, float16, cache cold, memory mapping off, limited to 4.0 GB by" in screen.results
+    assert "(from_pretrained, float16, cache cold, memory mapping off, limited to 4.0 GB" in screen.results
 
 
 def test_what_was_not_measured_has_a_reason_and_no_table(screen: Screen) -> None:

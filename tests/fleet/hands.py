@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sharding.fleet.parts import Part, PartDone, Said, parse_part, parse_said
+from sharding.fleet.parts import Part, PartDone, PartEvent, parse_event, parse_part
 from sharding.fleet.worker import work
 
 
@@ -19,7 +19,7 @@ class Hands:
 
     name = "hands 1"
 
-    def __init__(self, loses: Callable[[Part, Said, int], bool] = lambda *_: False, count: int = 2) -> None:
+    def __init__(self, loses: Callable[[Part, PartEvent, int], bool] = lambda *_: False, count: int = 2) -> None:
         self.count = count
         self.loses = loses
         self.sent: list[str] = []
@@ -38,10 +38,10 @@ class Hands:
     def stop(self, part: Any) -> None:
         part.close()
 
-    def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, Said | None]]:
+    def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, PartEvent | None]]:
         for lines in parts:
             part, attempt = self._parts[lines]
-            said = parse_said(next(lines))
+            said = parse_event(next(lines))
             if self.loses(part, said, attempt):
                 lines.close()
                 yield lines, None

@@ -8,7 +8,7 @@ import pytest
 from sharding.core.events import Progress
 from sharding.core.values import FileEntry, NodeCost
 from sharding.fleet.crew import Crew
-from sharding.fleet.parts import Part, Said, Spent, UnderWay
+from sharding.fleet.parts import Part, PartEvent, Spent, UnderWay
 from sharding.storage.folder_source import open_folder
 from sharding.verify.digests import ThisMachine
 from tests.fleet.hands import Hands
@@ -23,7 +23,7 @@ def test_bytes_of_a_lost_part_are_counted_once_and_never_beyond_the_total(
 ) -> None:
     monkeypatch.setattr("sharding.fleet.crew.TOLD_SECONDS", 0)
 
-    def answer(part: Part, attempt: int) -> list[Said | None]:
+    def answer(part: Part, attempt: int) -> list[PartEvent | None]:
         size = part.shard.bytes
         half, most = (UnderWay(HERE, bytes_done, 1.0, 7) for bytes_done in (size // 2, size - 1))
         return [half, most, *([None] if attempt < 3 else [half, done(part)])]
@@ -47,7 +47,7 @@ def test_bytes_of_a_lost_part_are_counted_once_and_never_beyond_the_total(
 def test_what_each_node_took_is_added_up_and_of_memory_the_peak(source: Any) -> None:
     peaks = {"file0": 700, "file1": 900, "file2": 300, "file3": 100, "file4": 200}
 
-    def answer(part: Part, _: int) -> list[Said | None]:
+    def answer(part: Part, _: int) -> list[PartEvent | None]:
         file = part.shard.file
         node = "b" if file in ("file0", "file1", "file2") else "a"
         spent = {"bytes_read": 10, "read_requests": 1, "bytes_uploaded": 5, "bytes_deduplicated": 3}

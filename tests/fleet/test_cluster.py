@@ -110,13 +110,13 @@ def test_a_node_with_another_version_or_without_it_does_nothing_and_ends_the_job
 
 def test_a_node_with_this_version_does_its_part(ray: PretendRay, checkpoint: Path) -> None:
     from sharding.core.values import Shard, TensorEntry
-    from sharding.fleet.parts import Part, PartDone, parse_said, part_json
+    from sharding.fleet.parts import Part, PartDone, parse_event, part_json
 
     source = open_folder(str(checkpoint))
     file = source.files[0].path
     part = Part("verify", Shard(file, (TensorEntry("w", "U8", (9,), file, 0, 9),), 9), b"", source.lend([file]))
     said = list(enter(part_json(part), __version__))
-    assert {node for node, _ in said} == {NODE} and isinstance(parse_said(said[-1][1]), PartDone)
+    assert {node for node, _ in said} == {NODE} and isinstance(parse_event(said[-1][1]), PartDone)
 
 
 @pytest.mark.parametrize("address", ["local", "auto"])

@@ -14,7 +14,7 @@ from sharding import job
 from sharding.core.errors import DestinationError, OverflowRefused, Refused, SourceError
 from sharding.core.events import Progress
 from sharding.core.values import FleetCost
-from sharding.fleet.parts import Part, PartDone, Said, UnderWay
+from sharding.fleet.parts import Part, PartDone, PartEvent, UnderWay
 from sharding.report.schema import Report
 from sharding.storage.journal import JOURNAL_NAME
 from tests.casts import save_mixed
@@ -86,7 +86,7 @@ def test_the_result_is_that_of_one_machine(kind: str, checkpoint: Path, tmp_path
 def test_what_a_worker_leaves_undone_is_begun_again_and_what_it_has_done_is_not(
     checkpoint: Path, tmp_path: Path, led: Led
 ) -> None:
-    def first_time(part: Part, said: Said, attempt: int) -> bool:
+    def first_time(part: Part, said: PartEvent, attempt: int) -> bool:
         # One dies at its first words, one when it is done, before that is heard.
         return attempt == 1 and isinstance(said, UnderWay if "00001" in part.shard.file else PartDone)
 
@@ -118,7 +118,7 @@ def test_a_part_that_fails_for_good_ends_the_job_and_keeps_the_others(
     hands = led(Hands())
     report = reshard(checkpoint, tmp_path / "many", workers="ray")
     assert report.verification.identical
-    sent = [name for name in re.findall(r'"stage":"transfer","shard":\{"file":"([^"]+)', "".join(hands.sent))]
+    sent = [name for name in re.findall(r'"phase":"transfer","shard":\{"file":"([^"]+)', "".join(hands.sent))]
     assert sent and "model-00001-of-00006.safetensors" not in sent
 
 
@@ -162,9 +162,9 @@ def test_what_an_earlier_run_has_kept_is_checked_by_the_workers(checkpoint: Path
     damaged.write_bytes(data)
     hands = led(Hands())
     assert reshard(checkpoint, out, workers="ray").verification.identical
-    stages = Counter(re.search(r'"stage":"(\w+)"', part)[1] for part in hands.sent)  # type: ignore[index]
+    phases = Counter(re.search(r'"phase":"(\w+)"', part)[1] for part in hands.sent)  # type: ignore[index]
     # Six are read again, and the five that are whole are made again.
-    assert stages == {"check": 6 + 5, "transfer": 1, "verify": 6}
+    assert phases == {"check": 6 + 5, "transfer": 1, "verify": 6}
 
 
 def test_from_hub_to_hub_parts_have_grants_of_their_own_and_no_login(

@@ -12,7 +12,7 @@ from sharding.core.errors import DestinationError, GrantExpired, SourceError
 from sharding.core.lent import LentDestination
 from sharding.core.values import RepoRef, Shard
 from sharding.fleet.borrowed import open_lent, open_lent_destination
-from sharding.fleet.parts import Part, PartDone, PartFailed, Said, parse_part, parse_said, part_json
+from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, parse_event, parse_part, part_json
 from sharding.fleet.worker import work
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.source import open_repo
@@ -62,7 +62,7 @@ def test_access_that_is_over_is_told_from_a_damaged_source(
     with pytest.raises(GrantExpired):
         list(open_lent(replace(lent, grant=replace(lent.grant, expires=1))).read(FILE, 0, 9))
     forged = replace(lent, grant=replace(lent.grant, token="xet_read_9999999999_forged"))
-    (said,) = [parse_said(line) for line in work(part_json(_reading(forged)), "here")][-1:]
+    (said,) = [parse_event(line) for line in work(part_json(_reading(forged)), "here")][-1:]
     assert isinstance(said, PartFailed), said
     assert said.again, said.message
 
@@ -145,7 +145,7 @@ def test_a_fault_of_a_worker_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         raise ZeroDivisionError("whatever")
 
     monkeypatch.setattr("sharding.fleet.worker.open_lent", breaks)
-    said: list[Said] = [parse_said(line) for line in work(part_json(_reading(_nothing())), "here")]
+    said: list[PartEvent] = [parse_event(line) for line in work(part_json(_reading(_nothing())), "here")]
     assert [type(one) for one in said] == [PartFailed] and not isinstance(said[0], PartDone)
     assert isinstance(said[0], PartFailed) and "ZeroDivisionError" in said[0].message and not said[0].again
 

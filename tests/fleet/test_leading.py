@@ -8,7 +8,7 @@ from sharding.core import errors
 from sharding.core.errors import GrantExpired, Refused, ShardingError, SourceError
 from sharding.core.lent import LentSource
 from sharding.fleet.crew import Crew
-from sharding.fleet.parts import Part, Said, UnderWay
+from sharding.fleet.parts import Part, PartEvent, UnderWay
 from sharding.storage.source_view import SourceView
 from tests.fleet.told import FILES, HASHES, HERE, Answer, Told, done, failed, read, source
 from tests.folders import result_of
@@ -32,7 +32,7 @@ def test_as_many_parts_are_under_way_as_there_are_processors_and_more_once_there
 
 
 @pytest.mark.parametrize("end", [None, failed(again=True), failed("SourceError", again=True)])
-def test_a_part_is_begun_three_times_and_no_more(end: Said | None, source: Any) -> None:
+def test_a_part_is_begun_three_times_and_no_more(end: PartEvent | None, source: Any) -> None:
     twice = Told(lambda part, attempt: [end if part.shard.file == "file1" and attempt < 3 else done(part)])
     crew = Crew(twice)
     assert result_of(crew.digest_files(source, FILES)) == HASHES
@@ -69,7 +69,7 @@ def test_an_error_of_a_part_is_raised_as_it_was_and_names_the_node(name: str, hi
     assert raised.value.hint == f"{hint} That was on node here.".strip()
 
 
-def under_way(part: Part, _: int) -> list[Said | None]:
+def under_way(part: Part, _: int) -> list[PartEvent | None]:
     return [UnderWay(HERE, 50, 1.0, 7)] * 99
 
 
@@ -151,7 +151,7 @@ def test_access_is_asked_for_when_a_part_is_sent_out_and_again_for_each_attempt(
     lending = Lending(source)
     asked: list[int] = []
 
-    def answer(part: Part, attempt: int) -> list[Said | None]:
+    def answer(part: Part, attempt: int) -> list[PartEvent | None]:
         asked.append(lending.asked)
         return [failed(again=True) if attempt < 3 else done(part)]
 

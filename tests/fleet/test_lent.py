@@ -16,7 +16,7 @@ from sharding.core.limits import GRANT_MARGIN_SECONDS
 from sharding.core.options import Options
 from sharding.core.values import RepoRef, Shard, StagedJob, TensorEntry
 from sharding.fleet.borrowed import open_lent, open_lent_destination
-from sharding.fleet.parts import Part, PartDone, PartFailed, UnderWay, parse_said, part_json
+from sharding.fleet.parts import Part, PartDone, PartFailed, UnderWay, parse_event, part_json
 from sharding.fleet.worker import work
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import FolderSource, open_folder
@@ -69,7 +69,7 @@ def test_a_node_without_that_folder_is_refused(lent: LentSource, tmp_path: Path)
 def outcome_of(source: LentSource, target: LentDestination | None) -> PartFailed:
     shard = Shard(FILE, (TensorEntry("w", "U8", (10,), FILE, 0, 10),), 10)
     part = Part("transfer" if target else "verify", shard, b"", source, target=target)
-    (said,) = [parse_said(line) for line in work(part_json(part), "far away")]
+    (said,) = [parse_event(line) for line in work(part_json(part), "far away")]
     assert isinstance(said, PartFailed)
     return said
 
@@ -108,7 +108,7 @@ def test_a_worker_says_how_far_it_is_and_its_outcome_last(
         monkeypatch.setattr("sharding.fleet.worker.TOLD_SECONDS", every)
         tensors = tuple(TensorEntry(f"w{n}", "U8", (1,), FILE, n, n + 1) for n in range(10))
         part = Part("verify", Shard(FILE, tensors, 10), b"", lent)
-        return [parse_said(line) for line in work(part_json(part), "far away")]
+        return [parse_event(line) for line in work(part_json(part), "far away")]
 
     for every in (3600.0, 0.0):
         *under_way, done = said(every)

@@ -14,15 +14,15 @@ from sharding.fleet.cutting import Cutter
 from sharding.fleet.parts import (
     Part,
     PartDone,
+    PartEvent,
     PartFailed,
-    Said,
     Spent,
     UnderWay,
     Worker,
+    event_line,
+    parse_event,
     parse_part,
-    parse_said,
     part_json,
-    said_json,
 )
 from sharding.transfer.prepare import Making
 
@@ -53,7 +53,7 @@ PARTS = st.builds(
 )
 WORKERS = st.builds(Worker, WORDS, NUMBERS)
 SECONDS = st.floats(0, 1e8)
-SAID: st.SearchStrategy[Said] = st.one_of(
+SAID: st.SearchStrategy[PartEvent] = st.one_of(
     st.builds(UnderWay, WORKERS, NUMBERS, SECONDS, NUMBERS),
     st.builds(
         PartDone,
@@ -74,13 +74,13 @@ def test_a_part_is_the_same_after_its_journey(part: Part) -> None:
 
 @given(SAID)
 @settings(deadline=None)
-def test_what_is_said_of_it_is_the_same_after_its_journey(said: Said) -> None:
-    line = said_json(said)
-    assert parse_said(line) == said and " " in line and "\n" not in line
+def test_what_is_said_of_it_is_the_same_after_its_journey(said: PartEvent) -> None:
+    line = event_line(said)
+    assert parse_event(line) == said and " " in line and "\n" not in line
 
 
 def test_every_kind_of_word_is_tried() -> None:
-    assert set(get_args(Said)) == {UnderWay, PartDone, PartFailed}
+    assert set(get_args(PartEvent)) == {UnderWay, PartDone, PartFailed}
 
 
 def test_neither_grants_nor_addresses_are_shown_where_a_part_is_printed() -> None:

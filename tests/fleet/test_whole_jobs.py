@@ -14,7 +14,7 @@ from sharding import job
 from sharding.core.events import ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.options import Options
-from sharding.fleet.parts import Part, PartDone, Said, parse_part
+from sharding.fleet.parts import Part, PartDone, PartEvent, parse_part
 from sharding.storage.hub.source import HubSource
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.fleet import hands
@@ -37,7 +37,7 @@ def test_a_shard_counts_as_finished_once_it_is_noted(checkpoint: Path, tmp_path:
     assert len(finished) == 6
 
 
-def first_time_done(part: Part, said: Said, attempt: int) -> bool:
+def first_time_done(part: Part, said: PartEvent, attempt: int) -> bool:
     """The worker dies when its part is done, before that is heard."""
     return attempt == 1 and isinstance(said, PartDone)
 

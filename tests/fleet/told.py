@@ -9,13 +9,13 @@ import pytest
 
 from sharding.core.values import ShardRecord
 from sharding.fleet.crew import Crew
-from sharding.fleet.parts import Part, PartDone, PartFailed, Said, Spent, Worker, parse_part
+from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, Spent, Worker, parse_part
 from sharding.storage.folder_source import open_folder
 from tests.folders import result_of
 
 FILES = {f"file{number}": 100 * (number + 1) for number in range(5)}
 HERE = Worker("here", 1)
-Answer = Callable[[Part, int], list[Said | None]]
+Answer = Callable[[Part, int], list[PartEvent | None]]
 
 
 def done(part: Part, node: str = "here", **spent: Any) -> PartDone:
@@ -40,7 +40,7 @@ class Told:
         self.at_once: list[int] = []
         self.stopped: list[str] = []
         self.waited = 0.0
-        self._left: dict[str, list[Said | None]] = {}
+        self._left: dict[str, list[PartEvent | None]] = {}
 
     @property
     def count(self) -> int:
@@ -57,7 +57,7 @@ class Told:
     def stop(self, part: str) -> None:
         self.stopped.append(part)
 
-    def wait(self, parts: list[str], seconds: float) -> Iterator[tuple[str, Said | None]]:
+    def wait(self, parts: list[str], seconds: float) -> Iterator[tuple[str, PartEvent | None]]:
         self.at_once.append(len(parts))
         self.waited += seconds
         for part in parts:

@@ -201,12 +201,12 @@ def matrix(folder: Path) -> Iterator[Matrix]:
     checkpoint = write_checkpoint(folder / "checkpoint", {"model.safetensors": tensors}, index=False)
     with ExitStack() as stack:
         for name, value in (
-            ("hub_retry.NETWORK_WAIT_SECONDS", 0.001),
-            ("hub_source.READ_TIMEOUT_SECONDS", 1.5),
-            ("hub_client.Hub.least_xet_bytes", 1900),
-            ("hub_client.ANSWER_TIMEOUT_SECONDS", 2),
+            ("retry.NETWORK_WAIT_SECONDS", 0.001),
+            ("source.READ_TIMEOUT_SECONDS", 1.5),
+            ("client.Hub.least_xet_bytes", 1900),
+            ("client.ANSWER_TIMEOUT_SECONDS", 2),
         ):
-            stack.enter_context(patch(f"sharding.storage.{name}", value))
+            stack.enter_context(patch(f"sharding.storage.hub.{name}", value))
         with_xet = stack.enter_context(hub_in_house(folder / "with-xet"))
         without = stack.enter_context(hub_in_house(folder / "without", xet=False))
         push(with_xet, checkpoint, SOURCE)

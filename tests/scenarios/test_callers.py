@@ -24,25 +24,13 @@ from sharding.planning.plan import plan_checkpoint
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub import retry as hub_retry
 from sharding.transfer.prepare import prepared_stream
-from tests.conftest import in_two_files, random_tensors, write_checkpoint
+from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks
-from tests.hubs import TOKEN, push
-from tests.inhouse import InHouse, hub_in_house
+from tests.hubs import TOKEN
+from tests.inhouse import InHouse
+from tests.scenarios.whole_jobs import MADE, NOWHERE, folder, hub
 
-NOWHERE = "http://127.0.0.1:9"
-MADE = "alice/made"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return in_two_files(tmp_path_factory.mktemp("in") / "in")
-
-
-@pytest.fixture(scope="module")
-def hub(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
-        push(hub, folder, "alice/hidden", private=True)
-        yield hub
+__all__ = ["folder", "hub"]
 
 
 QUESTIONS: dict[str, Callable[[str, dict[str, Any]], object]] = {

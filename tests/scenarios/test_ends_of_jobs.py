@@ -18,26 +18,14 @@ from sharding.core.options import Options
 from sharding.core.values import ShardRecord
 from sharding.storage import folder_destination
 from sharding.storage.hub import retry as hub_retry
-from tests.conftest import in_two_files, listing
+from tests.conftest import listing
 from tests.folders import finish, staged
-from tests.hubs import TOKEN, branches, exists, files_of, push
-from tests.inhouse import InHouse, hub_in_house
+from tests.hubs import TOKEN, branches, exists, files_of
+from tests.inhouse import InHouse
+from tests.scenarios.whole_jobs import MADE, folder, hub
 from tests.storage.steps import heads
 
-NOWHERE = "http://127.0.0.1:9"
-MADE = "alice/made"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return in_two_files(tmp_path_factory.mktemp("in") / "in")
-
-
-@pytest.fixture(scope="module")
-def hub(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
-        push(hub, folder, "alice/hidden", private=True)
-        yield hub
+__all__ = ["folder", "hub"]
 
 
 @pytest.fixture

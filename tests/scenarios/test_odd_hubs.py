@@ -37,7 +37,7 @@ def command(hub: InHouse, *words: str, **variables: str) -> "subprocess.Complete
     """Run a command that waits for nobody."""
     here = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, **variables}
     script = (
-        "from sharding.storage import hub_retry; hub_retry.NETWORK_WAIT_SECONDS = 0.001\n"
+        "from sharding.storage.hub import retry; retry.NETWORK_WAIT_SECONDS = 0.001\n"
         "from sharding.cli.commands import main; main()"
     )
     command = [sys.executable, "-c", script, *words]
