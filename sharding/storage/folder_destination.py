@@ -57,11 +57,6 @@ class FolderDestination(FolderSink, Destination):
 
     @property
     @override
-    def disk_bytes_written(self) -> int:
-        return self._written
-
-    @property
-    @override
     def has_finished_shards(self) -> bool:
         return bool(self._finished)
 
@@ -104,18 +99,18 @@ class FolderDestination(FolderSink, Destination):
         with explained(self._folder):
             self._make_folder()
             self._lock()
-            self._written += self._journal.begin(job)
+            self.disk_bytes_written += self._journal.begin(job)
             self._is_begun = True
             for record in kept.values():
                 if self.finished(record.file) != record:  # it says more now than it did, of what was read
-                    self._written += self._put_record(record)
+                    self.disk_bytes_written += self._put_record(record)
             for path in stale:
                 path.unlink(missing_ok=True)
 
     @override
     def refuse_other(self) -> None:
         """Raise OSError where another job has taken the folder over."""
-        self._journal.refuse_lost()
+        self._journal.lease.refuse_lost()
 
     @override
     def note(self, record: ShardRecord) -> None:
@@ -154,7 +149,7 @@ class FolderDestination(FolderSink, Destination):
         }
         beside = [file for file in contents if file not in written]
         with explained(self._folder):
-            self._journal.refuse_lost()
+            self._journal.lease.refuse_lost()
             places = [self._inside(path) for path in (*contents, *records)]
             self._refuse_names((*records, *written), beside)
             folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
@@ -195,7 +190,7 @@ class FolderDestination(FolderSink, Destination):
         """
         has_journal = self._journal.path.exists()
         with explained(self._folder):
-            if has_journal and not self._journal.is_lost and (self._is_begun or not self._is_prepared):
+            if has_journal and not self._journal.lease.is_lost and (self._is_begun or not self._is_prepared):
                 self._lock()
                 for path in self._parts():
                     path.unlink(missing_ok=True)
@@ -230,7 +225,7 @@ class FolderDestination(FolderSink, Destination):
             try:
                 self._journal.lock()
             except BlockingIOError as error:
-                who = self._journal.holder()
+                who = self._journal.lease.holder()
                 raise DestinationError(
                     f"Another job is writing to {self._folder} right now{who and f': {who}'}.",
                     "Wait for it, or choose another folder. One that was killed on another machine or in another "
@@ -295,7 +290,7 @@ class FolderDestination(FolderSink, Destination):
 
     def _stage(self, number: int, chunks: Iterable[bytes]) -> Path:
         part = self._staging / _BESIDE.format(number)
-        self._written += write_synced(part, chunks)
+        self.disk_bytes_written += write_synced(part, chunks)
         return part
 
     def _put(self, parts: dict[str, Path], is_due: Callable[[str], bool]) -> None:

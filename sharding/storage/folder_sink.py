@@ -36,14 +36,13 @@ class FolderSink(ShardSink):
     """
 
     shards_at_once = THREADS
-    bytes_uploaded = bytes_deduplicated = 0
+    bytes_uploaded = bytes_deduplicated = disk_bytes_written = 0
 
     def __init__(self, folder: Path, plan_id: str = "") -> None:
         """Aim at `folder`. Writes nothing."""
         self._folder = folder
         self._staging = staging_in(folder)
         self._plan_id = plan_id
-        self._written = 0
         self._mark = uuid4().hex
         self._streams: dict[str, FileIO] = {}
         self._one_at_a_time = Lock()
@@ -84,7 +83,7 @@ class FolderSink(ShardSink):
                     os.replace(self._own(record.file), part_path(self._folder, record.file))
                     sync_folders([self._staging])
                 self._put_record(record)
-            self._written += record.bytes + len(record_line(record))
+            self.disk_bytes_written += record.bytes + len(record_line(record))
 
     @override
     def close(self) -> None:

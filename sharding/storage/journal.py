@@ -24,23 +24,14 @@ class Journal:
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
         """Take the journal of `folder`. Opens nothing."""
         self._is_shared = is_shared
-        self._lease = Lease(folder, beside_lock=not is_shared)
+        self.lease = Lease(folder, beside_lock=not is_shared)
         self.path = folder / JOURNAL_NAME
         self._stream: FileIO | None = None
 
     @property
     def is_ours(self) -> bool:
         """Whether this job holds the lock."""
-        return self._stream is not None and not self._lease.is_lost
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether another job has taken the folder over from this one."""
-        return self._lease.is_lost
-
-    def holder(self) -> str:
-        """Return which process says to be at work in the folder, "" where none does."""
-        return self._lease.holder()
+        return self._stream is not None and not self.lease.is_lost
 
     def job(self) -> StagedJob | None:
         """Return the job that the journal is of."""
@@ -60,7 +51,7 @@ class Journal:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.exists(self.path) or not os.path.samestat(os.fstat(stream.fileno()), self.path.stat()):
                     raise BlockingIOError("another job has just removed it")
-            self._lease.take()
+            self.lease.take()
         except BaseException:
             stream.close()
             raise
@@ -69,7 +60,7 @@ class Journal:
     def begin(self, job: StagedJob) -> int:
         """Have the journal be of `job`, where it is not yet; return how many bytes that took. `lock` comes first."""
         assert self._stream, "lock comes first"
-        self.refuse_lost()
+        self.lease.refuse_lost()
         if self.job() == job:  # killed in between, it still knows
             return 0
         self._stream.truncate(0)
@@ -82,17 +73,13 @@ class Journal:
     def remove(self) -> None:
         """Delete the journal, and let go of it: what it spoke of is published or discarded."""
         if not self._is_shared:  # the lock still holds, and a journal alone is what the next job looks for
-            self._lease.release()
+            self.lease.release()
         self.path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
         """Release the lock."""
-        self._lease.release()
+        self.lease.release()
         if self._stream:
             self._stream.close()
         self._stream = None
-
-    def refuse_lost(self) -> None:
-        """Raise OSError where another job has taken the folder over."""
-        self._lease.refuse_lost()

@@ -93,7 +93,7 @@ def test_a_journal_whose_folder_was_taken_over_is_not_begun_anew(tmp_path: Path)
     for deed in (
         lambda: journal.begin(replace(JOB, plan_id="another")),
         lambda: journal.begin(JOB),
-        journal.refuse_lost,
+        journal.lease.refuse_lost,
     ):
         with pytest.raises(OSError, match="taken it over"):
             deed()
