@@ -13,14 +13,14 @@ def open_lent(lent: LentSource) -> Source:
     """Return a source with the files that were `lent`. Raises SourceError where a folder has others, or none."""
     if not lent.hub:
         # The folders above a file may be links on this machine; the file was none where it was lent.
-        places = ((one.file, Path(one.place)) for one in lent.files)
+        places = ((file.file, Path(file.place)) for file in lent.files)
         source = FolderSource(lent.ref.repo_id, {file: place.parent.resolve() / place.name for file, place in places})
         source.refuse_other(lent)
         return source
     from sharding.fleet.granted_hub import GrantedHub
     from sharding.storage.hub.source import HubSource
 
-    files = tuple(FileEntry(one.file, one.bytes, xet_hash=one.xet_hash) for one in lent.files)
+    files = tuple(FileEntry(file.file, file.bytes, xet_hash=file.xet_hash) for file in lent.files)
     return HubSource(GrantedHub(lent), lent.ref, files=files)
 
 

@@ -20,7 +20,7 @@ class GrantedHub(Hub):
         """Take what was `lent`. Asks nothing."""
         super().__init__(lent.hub, None)
         self._grant = lent.grant
-        self._places = {one.file: one.place for one in lent.files} if isinstance(lent, LentSource) else {}
+        self._places = {file.file: file.place for file in lent.files} if isinstance(lent, LentSource) else {}
 
     def address(self, repo_id: str, revision: str, path: str) -> str:
         """Return where a file that is not in the store is read."""

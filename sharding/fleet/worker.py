@@ -44,15 +44,15 @@ def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
         record = sink.finished(part.shard.file)
         if record and isinstance(reading, CastSource):
             reading.count_overflow(tensor.name for tensor in part.shard.tensors)
-        told = -TOLD_SECONDS
+        reported = -TOLD_SECONDS
         for event in (
             () if record else move_shards(part.phase, [part.shard], lambda _: part.header, reading, sink, noted)
         ):
             if isinstance(event, Done):
                 record = event.result
-            elif meter.seconds >= told + TOLD_SECONDS:
-                told = meter.seconds
-                yield UnderWay(worker, event.bytes_done, told, meter.anon_bytes)
+            elif meter.seconds >= reported + TOLD_SECONDS:
+                reported = meter.seconds
+                yield UnderWay(worker, event.bytes_done, reported, meter.anon_bytes)
         assert record, "moving ends with a record, or is refused"
         overflowed = reading.overflowed if isinstance(reading, CastSource) else {}
         spent = _spent(meter, origin, sink)

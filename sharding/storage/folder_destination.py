@@ -73,7 +73,8 @@ class FolderDestination(FolderSink, Destination):
         with explained(self._folder), suppress(FileNotFoundError):  # until it is locked, another job may publish it
             paths = self._staging.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
             records = filter(None, (parse_record(path.read_bytes()) for path in paths))
-            return whole({one.file: one for one in records}, lambda one: self._size(one.file) == one.bytes)
+            by_file = {record.file: record for record in records}
+            return whole(by_file, lambda record: self._size(record.file) == record.bytes)
         return {}
 
     @override
@@ -318,8 +319,8 @@ class FolderDestination(FolderSink, Destination):
     def _parts(self) -> list[Path]:
         """Return what goes in the end, records last: where one says what was read, what it speaks of is to go first."""
         names = ("*.safetensors*" + PART, _BESIDE.format("*"))
-        found = (path for name in names for path in self._staging.glob(name))
-        return sorted(found, key=lambda path: (path.name.endswith(RECORD), path))
+        paths = (path for name in names for path in self._staging.glob(name))
+        return sorted(paths, key=lambda path: (path.name.endswith(RECORD), path))
 
     def _unfinished_parts(self) -> list[Path]:
         """Return the parts but for those of finished shards, and their records."""
