@@ -84,6 +84,20 @@ class ShardSink(Protocol):
         """How many may be open at a time."""
         ...
 
+    @property
+    def bytes_uploaded(self) -> int:
+        """Bytes that were sent from here to a store."""
+        ...
+
+    @property
+    def bytes_deduplicated(self) -> int:
+        """Bytes that the store had already."""
+        ...
+
+    def finished(self, file: str) -> ShardRecord | None:
+        """Return the record of a shard that is there whole, whoever has written it. None where that is not known."""
+        ...
+
     def open_shard(self, file: str) -> ShardWriter:
         """Start a shard."""
         ...
@@ -95,6 +109,10 @@ class ShardSink(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Let go of it: shards that are not finished are gone."""
+        ...
+
 
 class Destination(ShardSink, Protocol):
     """A place that shards are streamed into and that shows them only once all are there."""
@@ -102,16 +120,6 @@ class Destination(ShardSink, Protocol):
     ref: RepoRef
     findings: tuple[Finding, ...]
     """What a person should know before anything is written."""
-
-    @property
-    def bytes_uploaded(self) -> int:
-        """Bytes that this job has sent to a store."""
-        ...
-
-    @property
-    def bytes_deduplicated(self) -> int:
-        """Bytes that the store had already."""
-        ...
 
     @property
     def disk_bytes_written(self) -> int:
@@ -183,8 +191,4 @@ class Destination(ShardSink, Protocol):
 
     def discard(self) -> Discarded:
         """Remove what this job or, before `prepare`, an earlier one has staged."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the destination, published or not: shards that are not finished are gone."""
         ...

@@ -117,6 +117,11 @@ class _Nowhere(ShardSink):
     """A sink that keeps nothing. See `protocols.ShardSink`."""
 
     shards_at_once = THREADS
+    bytes_uploaded = bytes_deduplicated = 0
+
+    @override
+    def finished(self, file: str) -> None:
+        """Return None."""
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
@@ -124,6 +129,10 @@ class _Nowhere(ShardSink):
 
     @override
     def note(self, record: ShardRecord) -> None:
+        """Do nothing."""
+
+    @override
+    def close(self) -> None:
         """Do nothing."""
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def _reading(lent: object) -> Part:
 def test_an_upload_whose_access_is_over_is_not_begun(hub: Server, repo: str) -> None:
     grant = Hub(hub.address, TOKEN).grant("write", repo, "main")
     lent = LentDestination(RepoRef("hub", repo, ""), "p", hub=hub.address, grant=replace(grant, expires=1))
-    with open_lent_destination(lent) as sink, pytest.raises(GrantExpired):
+    with closing(open_lent_destination(lent)) as sink, pytest.raises(GrantExpired):
         sink.open_shard("x.safetensors")
 
 
