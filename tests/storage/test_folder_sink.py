@@ -69,6 +69,22 @@ def test_the_next_run_knows_what_was_not_noted_yet_where_the_job_is_led(folder: 
     assert FolderDestination(folder, restart=True).done(PLAN) == {}
 
 
+def test_who_leads_puts_down_a_record_that_does_not_show_yet_and_no_second_one(folder: Path) -> None:
+    leader, sink = FolderDestination(folder, is_shared=True), FolderSink(folder, PLAN)
+    leader.prepare(StagedJob(PLAN, RepoRef("folder", "in", ""), Options()), [], 0)
+    sink.note(record := written(sink))
+    (place,) = staged(folder).glob("*.record.part")
+    there = place.stat().st_ino
+    leader.note(record)
+    assert place.stat().st_ino == there
+    place.unlink()
+    leader.note(record)
+    assert FolderDestination(folder).done(PLAN) == {FILE: record}
+    leader.close()
+    sink.close()
+    assert FolderDestination(folder).done(PLAN) == {FILE: record}
+
+
 def test_what_is_not_finished_goes_and_so_does_all_with_the_job(folder: Path) -> None:
     sink = FolderSink(folder, PLAN)
     writer = sink.open_shard(FILE)
