@@ -12,6 +12,7 @@ from typing import TypeVar, get_args
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
+from sharding.core.destination import Destination
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import DestinationError, OverflowRefused, Refused, ShardingError, SourceError, UsageError
@@ -20,7 +21,7 @@ from sharding.core.extras import import_meanwhile, require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options, WorkersOf, chosen
-from sharding.core.protocols import Destination, Source
+from sharding.core.repo import Repo
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew
@@ -43,11 +44,10 @@ from sharding.report.write import write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder
-from sharding.storage.trained_source import TrainedSource
 from sharding.transfer.prepare import Prepared, overflowed_in
 from sharding.transfer.stream import transfer
 from sharding.verify.digests import ThisMachine
-from sharding.verify.sides import noting, source_to_read
+from sharding.verify.sides import noting, sources_to_read
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.verify import verify
 
@@ -87,7 +87,7 @@ def inspect(
     more than `most_tensors`, and UsageError for a base that `source` needs none of.
     """
     origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base)
-    return offering(_read(origin, variant, most_tensors=most_tensors))
+    return offering(_read(origin, variant, most_tensors))
 
 
 def plan(
@@ -147,12 +147,12 @@ def shard(
         if engine == "classic":
             prepared = stack.enter_context(prepared_classic(origin, options))
         else:
-            noted = noting(origin)
-            checkpoint = _read(origin, options.variant, noted)
+            noted = noting(origin.sources)
+            checkpoint = _read(origin.through(noted), options.variant)
             if options.dtype != "keep" and checkpoint.configs:
                 import_meanwhile("torch")  # while another process asks transformers
             plan = planned(checkpoint, options)
-            prepared = Prepared(source_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
+            prepared = Prepared(sources_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
         card = read_card(origin)
         checkpoint = replace(prepared.checkpoint, findings=(*prepared.checkpoint.findings, *card.findings))
         plan = prepared.plan
@@ -302,11 +302,11 @@ def _open(
     restart: bool,
     base: str,
     is_shared: bool = False,
-) -> tuple[Source, Destination]:
+) -> tuple[Repo, Destination]:
     """Return both sides of a job that may be done. Raises UsageError, SourceError, DestinationError."""
     origin = open_source(source, hub, base)
     if origin.is_private and private is False and not confirmed:
-        hidden = base if isinstance(origin, TrainedSource) and origin.base and origin.base.is_private else source
+        hidden = base if origin.base and origin.base.is_private else source
         raise DestinationError(
             f"{hidden} is private or gated (or its Hub does not say), and a public copy would show it to everybody.",
             "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
@@ -324,16 +324,12 @@ def _open(
     return origin, target
 
 
-def _read(origin: Source, variant: str, noted: Source | None = None, most_tensors: int = MAX_TENSORS) -> Checkpoint:
-    """Return what `origin` says of itself, compared with the model that was trained where that is known.
-
-    It is read by way of `noted`, where that is given.
-    """
-    checkpoint = read_checkpoint(noted or origin, variant, most_tensors)
-    base = origin.base if isinstance(origin, TrainedSource) else None
-    if base is None:
+def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS) -> Checkpoint:
+    """Return what `origin` says of itself, compared with the model that was trained where that is known."""
+    checkpoint = read_checkpoint(origin, variant, most_tensors)
+    if origin.base is None:
         return checkpoint
-    trained = read_checkpoint(base, most_tensors=most_tensors)
+    trained = read_checkpoint(origin.base, most_tensors=most_tensors)
     return compare_with_base(checkpoint, trained, ordinary(trained))
 
 
@@ -417,8 +413,8 @@ def _resources(meter: Meter, prepared: Prepared, target: Destination, crew: Crew
     return Resources(
         peak_anon_bytes=max(meter.peak_anon_bytes, prepared.peak_anon_bytes, others.peak_anon_bytes),
         seconds=meter.seconds,
-        bytes_read=prepared.reading.bytes_read + others.bytes_read,
-        read_requests=prepared.reading.requests + others.read_requests,
+        bytes_read=sum(source.bytes_read for source in prepared.sources) + others.bytes_read,
+        read_requests=sum(source.requests for source in prepared.sources) + others.read_requests,
         bytes_uploaded=target.bytes_uploaded + others.bytes_uploaded,
         bytes_deduplicated=target.bytes_deduplicated + others.bytes_deduplicated,
         disk_bytes_written=target.disk_bytes_written + prepared.disk_bytes_written,

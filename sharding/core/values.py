@@ -40,7 +40,8 @@ class Finding:
 class FileEntry:
     """A file of a source: its path inside the repo or folder and its size; hashes where somebody states them.
 
-    `git_sha1` is git's own name for the content of a file that lies in git itself.
+    `git_sha1` is git's own name for the content of a file that lies in git itself. In a repo that is put together of
+    several sources it is of the `source` of this number, where it is called `place`, "" where it is called the same.
     """
 
     path: str
@@ -48,6 +49,13 @@ class FileEntry:
     sha256: str | None = None
     xet_hash: str | None = None
     git_sha1: str | None = None
+    source: int = 0
+    place: str = ""
+
+    @property
+    def at(self) -> str:
+        """Its path in its source."""
+        return self.place or self.path
 
 
 class Tensor(NamedTuple):
@@ -336,12 +344,13 @@ class Discarded:
 
 
 class BytesRead(NamedTuple):
-    """What came when bytes `[start_byte, end_byte)` of a source's `file` were read: their BLAKE3 in hex."""
+    """What came when bytes `[start_byte, end_byte)` of a `file` of a source were read: their BLAKE3 in hex."""
 
     file: str
     start_byte: int
     end_byte: int
     blake3: str
+    source: int = 0
 
 
 @dataclass(frozen=True, slots=True)

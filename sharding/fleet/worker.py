@@ -37,7 +37,9 @@ def work(text: str, node: str) -> Iterator[str]:
 def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
     with Meter() as meter, ExitStack() as stack:
         origins = [open_lent(source) for source in part.sources]
-        reading: list[Source] = [NotingSource(origin) if part.notes else origin for origin in origins]
+        reading: list[Source] = [
+            NotingSource(origin, number) if part.notes else origin for number, origin in enumerate(origins)
+        ]
         sink = stack.enter_context(closing(open_lent_destination(part.target) if part.target else NOWHERE))
         record = sink.finished(part.shard.file)
         reported = -TOLD_SECONDS

@@ -22,7 +22,7 @@ from sharding.core.extras import require
 from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
 from sharding.core.meter import anon_bytes
 from sharding.core.options import Options
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Shard
 from sharding.loading.costs import ClassicCost
@@ -83,7 +83,7 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
 
 
 @contextmanager
-def prepared_classic(origin: Source, options: Options) -> Iterator[Prepared]:
+def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
     """Load `origin` and save it in a temporary folder; yield that, with the cuts that accelerate made.
 
     Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
@@ -107,7 +107,7 @@ def prepared_classic(origin: Source, options: Options) -> Iterator[Prepared]:
         by_path = {file.path: file for file in side_files}
         configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
         yield Prepared(
-            reading=saved,
+            sources=(saved,),
             checkpoint=replace(
                 checkpoint,
                 source=origin.ref,

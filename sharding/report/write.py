@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from sharding.core.environment import result_page
 from sharding.core.errors import DestinationError
-from sharding.core.protocols import Source
+from sharding.core.repo import Repo
 from sharding.core.text import json_file
 from sharding.core.values import Checkpoint, Plan, ShardRecord
 from sharding.drawing.map_svg import draw_plan
@@ -22,7 +22,7 @@ def write_beside(
     checkpoint: Checkpoint,
     plan: Plan,
     records: Mapping[str, ShardRecord],
-    origin: Source,
+    origin: Repo,
     original: ModelCard,
     hub: Hub,
 ) -> dict[str, bytes]:
@@ -41,7 +41,7 @@ def write_beside(
     return files | build_indexes(plan) | dict(plan.written)
 
 
-def _card(report: Report, original: ModelCard, origin: Source, hub: Hub) -> str:
+def _card(report: Report, original: ModelCard, origin: Repo, hub: Hub) -> str:
     page = hub.page(origin.ref.repo_id) if origin.ref.kind == "hub" else None
     target = report.destination
     base = report.source.base

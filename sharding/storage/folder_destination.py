@@ -13,11 +13,12 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS
-from sharding.core.protocols import Destination, Source
+from sharding.core.repo import Repo
 from sharding.core.text import format_bytes, name_some, printable, source_name
 from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob, folder_of
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
@@ -136,7 +137,7 @@ class FolderDestination(FolderSink, Destination):
         self,
         records: Mapping[str, ShardRecord],
         side_files: Iterable[FileEntry],
-        origin: Source,
+        origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
         """Show the result: side files, `written`, shards, and what makes it a checkpoint last of all.

@@ -17,9 +17,10 @@ class NotingSource(SourceView):
     It counts what is read through it; what is read of the source below to prove that is not counted.
     """
 
-    def __init__(self, source: Source) -> None:
-        """Look at `source`."""
+    def __init__(self, source: Source, number: int = 0) -> None:
+        """Look at `source`, which has this `number` among those of a job."""
         super().__init__(source)
+        self._number = number
         self._reads: list[BytesRead] = []
         self._bytes_read = self._requests = 0
         self._lock = Lock()
@@ -43,7 +44,7 @@ class NotingSource(SourceView):
 
         def note() -> None:
             with self._lock:
-                self._reads.append(BytesRead(file, start_byte, position, digest.hexdigest()))
+                self._reads.append(BytesRead(file, start_byte, position, digest.hexdigest(), self._number))
                 self._requests += 1
                 self._bytes_read += position - start_byte
 

@@ -72,7 +72,7 @@ def digest_as_stored(
         return text
 
     shards = [_shard(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
-    read = yield from reader.digest_shards(shards, header, staged)
+    read = yield from reader.digest_shards(shards, header, [staged])
     wrong += [
         Mismatch(file.path, "what was read of it does not have the SHA-256 that the Hub states")
         for file in stated

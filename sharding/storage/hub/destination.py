@@ -14,11 +14,13 @@ from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from typing_extensions import override
 
+from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import THREADS
-from sharding.core.protocols import Destination, ShardWriter, Source
+from sharding.core.protocols import Files, ShardWriter
+from sharding.core.repo import Repo
 from sharding.core.text import name_some
 from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
@@ -44,7 +46,7 @@ class HubDestination(StoreSink, Destination):
         hub: Hub,
         name: str,
         *,
-        source: Source | None = None,
+        source: Files | None = None,
         private: bool | None = None,
         overwrite: bool = False,
         restart: bool = False,
@@ -253,7 +255,7 @@ class HubDestination(StoreSink, Destination):
         self,
         records: Mapping[str, ShardRecord],
         side_files: Iterable[FileEntry],
-        origin: Source,
+        origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
         """Show the result: one commit on `main` with everything; then the staging branch goes.
@@ -338,7 +340,7 @@ class HubDestination(StoreSink, Destination):
         """Stage a shard whose bytes the Hub's store has."""
         self._staging.add(record)
 
-    def _store(self, file: FileEntry, origin: Source) -> ShardRecord:
+    def _store(self, file: FileEntry, origin: Repo) -> ShardRecord:
         """Put a side file into the store as a stream, as a shard is."""
         writer = self.open_shard(file.path)
         for chunk in origin.read(file.path, 0, file.bytes):
@@ -350,7 +352,7 @@ class HubDestination(StoreSink, Destination):
         question = partial(upload, self.ref.repo_id, [operation], revision=STAGING_BRANCH)
         quietly(lambda: self._repo.ask(question))
 
-    def _show(self, commit: str, origin: Source) -> str:
+    def _show(self, commit: str, origin: Repo) -> str:
         """Show a repo that this job has made and that holds nothing else; return why it is not shown, if it is not."""
         repo_id = self.ref.repo_id
         settings = f"{self._hub.page(repo_id)}/settings"
