@@ -11,6 +11,7 @@ from sharding.fleet.parts import Part
 from sharding.planning.plan import shard_header
 from sharding.recipes.stored import Stored
 from sharding.transfer.prepare import Prepared
+from sharding.transfer.stream import ReadingPhase
 
 
 @dataclass(frozen=True, slots=True)
