@@ -39,6 +39,7 @@ from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
+from sharding.recipes.stored import Stored, place_of
 
 _LONG = Lock()
 _LONG_BYTES = 2_000_000
@@ -233,7 +234,17 @@ def _read_header(source: Files, file: FileEntry, most_tensors: int) -> Header:
         _refuse_long(source, end, most_tensors)
         first += b"".join(source.read(file.path, len(first), end))
     with _LONG if end > _LONG_BYTES else nullcontext():
-        return parse_header(first, file.bytes, file.path, file.at)
+        return _at_source(parse_header(first, file.bytes, file.path), file)
+
+
+def _at_source(header: Header, file: FileEntry) -> Header:
+    """Return `header` with its tensors where they are read, which need not be called as in the repo."""
+    if (file.source, file.at) == (0, file.path):
+        return header
+    places = ((tensor, place_of(tensor)) for tensor in header.tensors)
+    at = file.source, file.at
+    moved = (tensor._replace(recipe=Stored(*at, place.start_byte, place.end_byte)) for tensor, place in places)
+    return replace(header, tensors=tuple(moved))
 
 
 def _refuse_long(source: Files, description_bytes: int, most_tensors: int) -> None:

@@ -150,4 +150,4 @@ def _box(entry: SavedEntry, chunk: SavedChunk, edges: _Edges, file: FileEntry) -
         origin = chunk.start_byte + origin_of(entry.name, tensor, place)
     except (PickleRefused, ZipRefused) as error:
         raise SourceError(f"{where} is not read: {error}.", _HINT) from error
-    return Box(file.at, origin, chunk.offsets, chunk.shape, moving_strides(tensor))
+    return Box(file.at, origin, chunk.offsets, chunk.shape, moving_strides(tensor), file.source)

@@ -46,12 +46,12 @@ def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
     return LENGTH_BYTES + length
 
 
-def parse_header(header: bytes, file_bytes: int, file: str, place: str = "") -> Header:
+def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
     """Return the tensors of `file`, with absolute offsets and in stored order, from its first bytes.
 
     `header` holds the file from its first byte to the header's end or beyond; `file_bytes` is the size
     of the whole file, which the tensors must fill without hole or overlap. The folder of `file` stands before the
-    tensors' names, as in every `Tensor`; `place` is what the file is called where it is read, if that is not the same.
+    tensors' names, as in every `Tensor`.
 
     Raises HeaderError exactly when the safetensors reader would refuse the file, and for a tensor whose name has more
     than `MAX_NAME_CHARACTERS`.
@@ -72,7 +72,7 @@ def parse_header(header: bytes, file_bytes: int, file: str, place: str = "") -> 
     folder = folder_of(file)
     return Header(
         tensors=tuple(
-            Tensor(folder + name, dtype, shape, Stored(0, place or file, end + a, end + b), folder)
+            Tensor(folder + name, dtype, shape, Stored(0, file, end + a, end + b), folder)
             for name, dtype, shape, a, b in tensors
         ),
         metadata=metadata,

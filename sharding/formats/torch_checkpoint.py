@@ -172,9 +172,9 @@ def _lay_out(
     entries: list[Tensor] = []
     for name, tensor in kept.items():
         start = origin_of(name, tensor, places[tensor.storage.key])
-        recipe: Recipe = Stored(0, file.at, start, start + sizes[name])
+        recipe: Recipe = Stored(file.source, file.at, start, start + sizes[name])
         if not lies_in_order(tensor):
-            box = Box(file.at, start, (0,) * len(tensor.shape), tensor.shape, moving_strides(tensor))
+            box = Box(file.at, start, (0,) * len(tensor.shape), tensor.shape, moving_strides(tensor), file.source)
             recipe = Laid((box,), tensor.shape, item_bytes(tensor.dtype))
         dtype = BY_TORCH[tensor.dtype].name
         entries.append(Tensor(name, dtype, tensor.shape, recipe, folder_of(file.path)))

@@ -82,7 +82,9 @@ class Cast(NamedTuple):
 
     def needs(self) -> tuple[str, tuple[str, ...]]:
         """Return what it takes."""
-        return self.of.needs() or (f"A cast to {CASTABLE[self.dtype].option}", ("torch", "numpy"))
+        if isinstance(self.of, Fp8 | Mxfp4):
+            return self.of.needs()
+        return f"A cast to {CASTABLE[self.dtype].option}", ("torch", "numpy")
 
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:

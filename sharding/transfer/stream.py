@@ -20,7 +20,6 @@ from sharding.core.destination import Destination
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import OverflowRefused
 from sharding.core.events import Phase, Progress, ShardFinished
-from sharding.core.extras import require
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import BATCH_BYTES, BATCHES_AHEAD, FETCHED_BYTES, THREADS
 from sharding.core.protocols import ShardSink, ShardWriter, Source
@@ -33,7 +32,7 @@ from sharding.recipes.feed import Feed
 from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.pages import Pages
-from sharding.transfer.prepare import Prepared
+from sharding.transfer.prepare import Prepared, require_libraries
 from sharding.transfer.read_batches import Batch, read_batches
 from sharding.transfer.room import Room
 
@@ -104,9 +103,7 @@ def move_shards(
     What sources note of what is read of them stands in the records. Raises SourceError and DestinationError,
     OverflowRefused where a finite number becomes infinite and may not, and Refused where a library is missing.
     """
-    needed = {need for shard in shards for tensor in shard.tensors if (need := tensor.recipe.needs())}
-    for what, modules in sorted(needed):
-        require(what, modules)
+    require_libraries(tensor for shard in shards for tensor in shard.tensors)
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
     move = _Move(lanes, shards, header, sources, sink)
     return lanes.run([partial(move.shard, shard) for shard in shards], move.stop)
@@ -248,9 +245,11 @@ class _Move:
                 ahead.append((waiting, self._fetching.submit(self._fetch, waiting)))
                 waiting = next(batches, None)
             batch, future = ahead.popleft()
-            yield from batch.used(self._lanes.result(self._fetching, future))
-            del future
-            self._room.give_back(batch.fetched_bytes)
+            try:
+                yield from batch.used(self._lanes.result(self._fetching, future))
+            finally:  # who has the last byte of a shard asks for no more
+                del future
+                self._room.give_back(batch.fetched_bytes)
 
     def _fetch(self, batch: Batch) -> Sequence[bytes]:
         several = len(batch.ranges) > 1 and self._ranges_at_once > 1

@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import HeaderError, SourceError
 from sharding.job import inspect
+from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import open_folder as open_source
 from tests.conftest import random_tensors, write_checkpoint
 
@@ -39,7 +40,7 @@ def test_the_bytes_of_a_tensor_are_where_its_entry_says(checkpoint: Path) -> Non
     found = read_checkpoint(source).tensors
     assert {tensor.name for tensor in found} == tensors.keys()
     for tensor in found:
-        data = b"".join(source.read(tensor.file, tensor.start_byte, tensor.end_byte))
+        data = b"".join(source.read(*place_of(tensor)[1:]))
         assert data == tensors[tensor.name].tobytes()
 
 

@@ -8,7 +8,7 @@ from tests.conftest import ROOT
 from tests.docs.pages import DEVELOPMENT, PAGES, slugs
 from tests.mutants.by_hand import FaultByHand, faults_by_hand
 
-WINGS = ("storage", "transfer", "verify", "desk", "fleet", "report", "cli")
+WINGS = ("storage", "transfer", "recipes", "verify", "desk", "fleet", "report", "cli")
 """The wings whose docstrings promise something to others."""
 PROMISES = promises.read(ROOT)
 FEWEST_FAULTS = 150

@@ -115,7 +115,7 @@ def test_a_node_with_this_version_does_its_part(ray: PretendRay, checkpoint: Pat
 
     source = open_folder(str(checkpoint))
     file = source.files[0].path
-    part = Part("verify", Shard(file, (stored_tensor("w", "U8", (9,), file, 0, 9),), 9), b"", source.lend([file]))
+    part = Part("verify", Shard(file, (stored_tensor("w", "U8", (9,), file, 0, 9),), 9), b"", (source.lend([file]),))
     said = list(enter(part_json(part), __version__))
     assert {node for node, _ in said} == {NODE} and isinstance(parse_event(said[-1][1]), PartDone)
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sharding.storage.trained_source import TrainedSource
 
 from sharding.core.errors import DestinationError, GrantExpired, SourceError
-from sharding.core.lent import LentDestination
+from sharding.core.lent import LentDestination, LentSource
 from sharding.core.values import RepoRef, Shard
 from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, parse_event, parse_part, part_json
@@ -17,7 +18,6 @@ from sharding.fleet.worker import work
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.source import open_repo
 from sharding.storage.locate import open_source
-from sharding.storage.trained_source import TrainedSource
 from tests.conftest import listing
 from tests.fleet.hands import Hands
 from tests.folders import reshard
@@ -68,10 +68,9 @@ def test_access_that_is_over_is_told_from_a_damaged_source(
     assert said.again, said.message
 
 
-def _reading(lent: object) -> Part:
-
+def _reading(lent: LentSource) -> Part:
     shard = Shard(FILE, (stored_tensor("w", "U8", (9,), FILE, 0, 9),), 9)
-    return Part("verify", shard, b"", lent)  # type: ignore[arg-type]
+    return Part("verify", shard, b"", (lent,))
 
 
 def test_an_upload_whose_access_is_over_is_not_begun(hub: Server, repo: str) -> None:
@@ -93,10 +92,11 @@ def test_a_part_whose_access_ends_gets_other_access_and_is_not_asked_for_ever(
 
         def start(self, part: str) -> object:
             parsed = parse_part(part)
-            assert parsed.source.grant
+            (source,) = parsed.sources
+            assert source.grant
             if parsed.phase == "transfer" and "00002" in parsed.shard.file and self.times:
                 self.times -= 1
-                parsed = replace(parsed, source=replace(parsed.source, grant=replace(parsed.source.grant, expires=1)))
+                parsed = replace(parsed, sources=(replace(source, grant=replace(source.grant, expires=1)),))
             return super().start(part_json(parsed))  # type: ignore[return-value]
 
     hands = led(Late(2))
@@ -150,7 +150,5 @@ def test_a_fault_of_a_worker_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(said[0], PartFailed) and "ZeroDivisionError" in said[0].message and not said[0].again
 
 
-def _nothing() -> object:
-    from sharding.core.lent import LentSource
-
+def _nothing() -> LentSource:
     return LentSource(RepoRef("folder", "x", ""), ())

@@ -69,7 +69,7 @@ def test_a_node_without_that_folder_is_refused(lent: LentSource, tmp_path: Path)
 
 def outcome_of(source: LentSource, target: LentDestination | None) -> PartFailed:
     shard = Shard(FILE, (stored_tensor("w", "U8", (10,), FILE, 0, 10),), 10)
-    part = Part("transfer" if target else "verify", shard, b"", source, target=target)
+    part = Part("transfer" if target else "verify", shard, b"", (source,), target=target)
     (said,) = [parse_event(line) for line in work(part_json(part), "far away")]
     assert isinstance(said, PartFailed)
     return said
@@ -108,7 +108,7 @@ def test_a_worker_says_how_far_it_is_and_its_outcome_last(
     def said(every: float) -> list[Any]:
         monkeypatch.setattr("sharding.fleet.worker.TOLD_SECONDS", every)
         tensors = tuple(stored_tensor(f"w{n}", "U8", (1,), FILE, n, n + 1) for n in range(10))
-        part = Part("verify", Shard(FILE, tensors, 10), b"", lent)
+        part = Part("verify", Shard(FILE, tensors, 10), b"", (lent,))
         return [parse_event(line) for line in work(part_json(part), "far away")]
 
     for every in (3600.0, 0.0):

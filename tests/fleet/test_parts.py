@@ -1,16 +1,15 @@
 """A part and what is said of it are the same after a journey as JSON, and show no login and no grant in a log."""
 
+from pathlib import Path
 from typing import get_args
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharding.core.computed import Computed
-from sharding.core.gathered import Gathered
 
 from sharding.core.lent import Grant, LentDestination, LentFile, LentSource
-from sharding.core.values import RepoRef, Shard, ShardRecord
-from sharding.fleet.cutting import Cutter
+from sharding.core.recipe import Recipe
+from sharding.core.values import BytesRead, RepoRef, Shard, ShardRecord, Tensor
+from sharding.fleet.cutting import tasks_to_read
 from sharding.fleet.parts import (
     Part,
     PartDone,
@@ -24,44 +23,54 @@ from sharding.fleet.parts import (
     parse_part,
     part_json,
 )
-from sharding.transfer.prepare import Making
-from tests.tensors import stored_tensor
+from sharding.recipes.cast import Cast
+from sharding.recipes.every import AnyRecipe
+from sharding.recipes.fp8 import Fp8
+from sharding.recipes.laid import Box, Laid
+from sharding.recipes.mxfp4 import Mxfp4
+from sharding.recipes.stored import Stored
+from sharding.storage.folder_source import open_folder
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20)
 NUMBERS = st.integers(0, 2**62)
 SHAPES = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
-ENTRIES = st.builds(stored_tensor, WORDS, WORDS, SHAPES, WORDS, NUMBERS, NUMBERS)
+STORED = st.builds(Stored, st.integers(0, 5), WORDS, NUMBERS, NUMBERS)
+BOXES = st.builds(Box, WORDS, NUMBERS, SHAPES, SHAPES, SHAPES, st.integers(0, 5))
+LYING = STORED | st.builds(Laid, st.lists(BOXES, max_size=2).map(tuple), SHAPES, st.integers(1, 8))
+UNCAST = st.one_of(
+    LYING,
+    st.builds(Fp8, LYING, LYING, WORDS, SHAPES, st.tuples(NUMBERS, NUMBERS), WORDS),
+    st.builds(Mxfp4, LYING, LYING, NUMBERS, NUMBERS, NUMBERS),
+)
+RECIPES = UNCAST | st.builds(Cast, UNCAST, WORDS, WORDS, st.booleans())
+ENTRIES = st.builds(Tensor, WORDS, WORDS, SHAPES, RECIPES, WORDS)
 GRANTS = st.builds(Grant, WORDS, WORDS, NUMBERS)
 REFS = st.builds(RepoRef, st.sampled_from(["folder", "hub"]), WORDS, WORDS)
 SHARDS = st.builds(Shard, WORDS, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS)
 SOURCES = st.builds(
     LentSource, REFS, st.lists(st.builds(LentFile, WORDS, NUMBERS), max_size=3).map(tuple), WORDS, st.none() | GRANTS
 )
-MAKINGS = st.builds(
-    Making,
-    st.lists(st.from_type(Gathered), max_size=2).map(tuple),
-    st.lists(st.from_type(Computed), max_size=2).map(tuple),
-    st.lists(ENTRIES, max_size=2).map(tuple),
-)
 PARTS = st.builds(
     Part,
     st.sampled_from(["check", "transfer", "verify"]),
     SHARDS,
     st.binary(max_size=40),
-    SOURCES,
-    MAKINGS,
+    st.lists(SOURCES, max_size=2).map(tuple),
     st.none() | st.builds(LentDestination, REFS, WORDS, WORDS, WORDS, st.none() | GRANTS),
+    st.booleans(),
 )
 WORKERS = st.builds(Worker, WORDS, NUMBERS)
 SECONDS = st.floats(0, 1e8)
+READS = st.lists(st.builds(BytesRead, WORDS, NUMBERS, NUMBERS, WORDS), max_size=2).map(tuple)
+COUNTS = st.dictionaries(WORDS, NUMBERS, max_size=3)
+RECORDS = st.builds(ShardRecord, WORDS, NUMBERS, WORDS, st.dictionaries(WORDS, WORDS, max_size=3), READS, COUNTS)
 SAID: st.SearchStrategy[PartEvent] = st.one_of(
     st.builds(UnderWay, WORKERS, NUMBERS, SECONDS, NUMBERS),
     st.builds(
         PartDone,
         WORKERS,
-        st.builds(ShardRecord, WORDS, NUMBERS, WORDS, st.dictionaries(WORDS, WORDS, max_size=3)),
+        RECORDS,
         st.builds(Spent, SECONDS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
-        st.dictionaries(WORDS, NUMBERS, max_size=3),
     ),
     st.builds(PartFailed, WORKERS, WORDS, WORDS, WORDS, st.booleans()),
 )
@@ -70,7 +79,10 @@ SAID: st.SearchStrategy[PartEvent] = st.one_of(
 @given(PARTS)
 @settings(deadline=None)
 def test_a_part_is_the_same_after_its_journey(part: Part) -> None:
-    assert parse_part(part_json(part)) == part
+    after = parse_part(part_json(part))
+    assert after == part
+    for before, tensor in zip(part.shard.tensors, after.shard.tensors, strict=True):
+        assert type(tensor.recipe) is type(before.recipe) and tensor.recipe.key() == before.recipe.key()
 
 
 @given(SAID)
@@ -80,8 +92,9 @@ def test_what_is_said_of_it_is_the_same_after_its_journey(said: PartEvent) -> No
     assert parse_event(line) == said and " " in line and "\n" not in line
 
 
-def test_every_kind_of_word_is_tried() -> None:
+def test_every_kind_of_word_and_of_recipe_is_tried() -> None:
     assert set(get_args(PartEvent)) == {UnderWay, PartDone, PartFailed}
+    assert set(get_args(AnyRecipe)) == {Stored, Laid, Fp8, Mxfp4, Cast}
 
 
 def test_neither_grants_nor_addresses_are_shown_where_a_part_is_printed() -> None:
@@ -89,37 +102,29 @@ def test_neither_grants_nor_addresses_are_shown_where_a_part_is_printed() -> Non
     lent = LentSource(
         ref, (LentFile("f", 1, place="https://store/f?signature=secret"),), "hub", Grant("e", "secret", 9)
     )
-    part = Part("transfer", Shard("f", (), 0), b"", lent, Making(), LentDestination(ref, "p", grant=lent.grant))
+    part = Part("transfer", Shard("f", (), 0), b"", (lent,), LentDestination(ref, "p", grant=lent.grant))
     assert "secret" not in repr(part) and "secret" in part_json(part)
 
 
-@pytest.mark.parametrize("cast", [False, True])
-def test_a_shard_takes_what_its_tensors_are_made_of_and_no_more(cast: bool) -> None:
-    from sharding.core.computed import Numbers
-    from sharding.core.gathered import Box, in_one_piece
-
+def test_a_worker_is_lent_the_files_that_its_shard_is_made_of_and_no_more(tmp_path: Path) -> None:
     shape = (2, 2)
-    plain = stored_tensor("plain", "F32", shape, "a", 0, 16)
-    view = stored_tensor("view", "F32", shape, "a", 100, 116)
-    scaled = stored_tensor("scaled", "BF16", shape, "b", 200, 208)
-    other = stored_tensor("other", "F32", shape, "z", 0, 16)
-    boxes = (*in_one_piece("c", 0, shape, (1, 2)), Box("d", 0, (0, 0), (0, 0), (1, 1)))
-    turned = in_one_piece("e", 0, shape, (1, 2))
-    gathered = (
-        Gathered("a", 100, 116, 4, shape, boxes),
-        Gathered("b", 150, 154, 1, shape, turned),
-        Gathered("z", 90, 94, 4, shape, boxes),
-    )
-    computed = (
-        Computed("b", 200, 208, "BF16", shape, "fp8", Numbers("b", 150, "F8_E4M3", shape), Numbers("s", 0, "F32", ())),
-        Computed("z", 200, 208, "BF16", shape, "fp8", Numbers("z", 0, "F8_E4M3", shape), Numbers("z", 0, "F32", ())),
-    )
-    stored = (plain, view, scaled, other)
-    after = tuple(one._replace(dtype="F16", start_byte=8 * n, end_byte=8 * n + 8) for n, one in enumerate(stored))
-    making = Making(gathered, computed, stored, after, True) if cast else Making(gathered, computed)
-    result = after if cast else stored
-    taken, files = Cutter(making).making([result[2], result[0], result[1]])
-    assert set(taken.gathered) == set(gathered[:2]) and taken.computed == computed[:1]
-    assert set(files) == {"a", "b", "c", "d", "e", "s"}
-    assert taken.stored == (stored[:3] if cast else ()) and taken.after == (after[:3] if cast else ())
-    assert taken.allow_overflow is cast
+    turned = Laid((Box("c", 0, (0, 0), shape, (1, 2)),), shape, 4)
+    halves = tuple(Box(file, 0, (row, 0), (1, 2), (2, 1)) for row, file in enumerate("de"))
+    packed, scale = Stored(0, "a", 100, 104), Stored(0, "s", 0, 4)
+    recipes: dict[str, Recipe] = {
+        "plain": Stored(0, "a", 0, 16),
+        "view": turned,
+        "pieces": Cast(Laid(halves, shape, 2), "F16", "F32"),
+        "scaled": Cast(Fp8(packed, scale, "F32", shape, shape, "F32"), "F32", "BF16"),
+        "other": Stored(0, "z", 0, 16),
+    }
+    for file in "acdesz":
+        (tmp_path / file).write_bytes(bytes(120))
+    source = open_folder(str(tmp_path))
+    tensors = [Tensor(name, "F32", shape, recipe) for name, recipe in recipes.items()]
+    one, other = Shard("one", tuple(tensors[:-1]), 56), Shard("other", tuple(tensors[-1:]), 16)
+    tasks = tasks_to_read("verify", [one, other], lambda shard: shard.file.encode(), source)
+    parts = {task.file: parse_part(part_json(task.make())) for task in tasks}
+    assert [parts[shard.file].shard for shard in (one, other)] == [one, other]
+    lent = {file: {one.file for source in part.sources for one in source.files} for file, part in parts.items()}
+    assert lent == {"one": set("acdes"), "other": {"z"}}

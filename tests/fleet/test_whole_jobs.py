@@ -114,7 +114,7 @@ def test_what_workers_have_read_to_cast_is_held_to_the_hash_of_the_hub(
 
     def work(text: str, node: str) -> Iterator[str]:
         part = parse_part(text)
-        of_source = part.source.ref.repo_id == "alice/source"
+        of_source = part.sources[0].ref.repo_id == "alice/source"
         now[0] = "proof" if part.phase == "verify" and of_source else part.phase
         yield from usual_work(text, node)
 

@@ -8,6 +8,7 @@ import torch
 
 from sharding.core.errors import SourceError
 from sharding.job import inspect
+from sharding.recipes.laid import Laid
 from tests.cli.test_forged_ranks import write_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -51,6 +52,7 @@ def test_more_than_a_thousand_pieces_in_one_file_are_one_tensor(tmp_path: Path) 
     source = write(tmp_path / "in", *[ROW] * 1001)
     found = inspect(str(source))
     assert [(tensor.name, tensor.shape) for tensor in found.tensors] == [("w", (1001, 4))]
-    (gathered,) = found.gathered
-    assert [box.offsets for box in sorted(gathered.boxes, key=lambda box: box.origin)] == [(n, 0) for n in range(1001)]
-    assert len({box.origin for box in gathered.boxes}) == 1001
+    recipe = found.tensors[0].recipe
+    assert isinstance(recipe, Laid)
+    assert [box.offsets for box in sorted(recipe.boxes, key=lambda box: box.origin)] == [(n, 0) for n in range(1001)]
+    assert len({box.origin for box in recipe.boxes}) == 1001

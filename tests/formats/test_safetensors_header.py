@@ -15,6 +15,7 @@ from safetensors.numpy import save
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import HeaderError
 from sharding.formats.safetensors_header import build_header, header_end, in_file_order, parse_header
+from sharding.recipes.stored import place_of
 from tests.tensors import stored_tensor
 
 Outcome = tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str] | None]
@@ -234,7 +235,7 @@ def test_the_writer_order_of_dtypes_is_that_of_safetensors() -> None:
 def test_offsets_are_counted_from_the_start_of_the_file() -> None:
     data = with_length(ONE % "", b"wxyz")
     (tensor,) = parse_header(data, len(data), "x").tensors
-    assert data[tensor.start_byte : tensor.end_byte] == b"wxyz"
+    assert data[place_of(tensor).start_byte : place_of(tensor).end_byte] == b"wxyz"
 
 
 def test_a_false_length_is_refused_before_anything_is_read() -> None:

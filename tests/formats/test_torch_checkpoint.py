@@ -16,6 +16,7 @@ from sharding.core.errors import SourceError
 from sharding.core.values import Checkpoint
 from sharding.formats import torch_checkpoint as archive
 from sharding.formats.torch_checkpoint import read_archive
+from sharding.recipes.stored import Stored
 from sharding.report.schema import PlanSummary, Report
 from sharding.storage.folder_source import open_folder
 from tests import models
@@ -115,7 +116,8 @@ def test_the_places_are_those_that_torch_finds() -> None:
     assert list(ours) == list(theirs)
     for name, tensor in theirs.items():
         start = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.element_size()
-        assert (ours[name].start_byte, ours[name].bytes, ours[name].shape) == (start, tensor.nbytes, tensor.shape)
+        assert ours[name].recipe == Stored(0, "pytorch_model.bin", start, start + tensor.nbytes)
+        assert ours[name].shape == tensor.shape
 
 
 # --- What transformers makes of the same file -----------------------------------------------------------

@@ -22,7 +22,7 @@ from tests.mutants.by_hand import WrongFault, faults_by_hand
 from tests.mutants.faults import Fault
 from tests.mutants.trial import Held, Puttable, Refused, Rooms, Trial, Tried, faults_of, is_harmless
 
-WINGS = ("planning", "transfer", "verify", "storage", "desk", "fleet")
+WINGS = ("planning", "transfer", "recipes", "verify", "storage", "desk", "fleet")
 """The wings in which faults are drawn."""
 KINDS = ("noticed", "harmless", "survived")
 

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from sharding import job
-from sharding.core.dtypes import CASTABLE
+from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.planning.cast import may_overflow
+from sharding.planning.cast import cast_tensors, may_overflow
 from tests import models
 from tests.casts import cast, save_mixed
 from tests.folders import tensors
@@ -46,9 +46,10 @@ def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhe
 ) -> None:
     before, after = (getattr(torch, CASTABLE[dtype].torch) for dtype in (stored, target))
     largest = torch.tensor(torch.finfo(before).max, dtype=before)
-    one, other, steps = (stored_tensor(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, target, "I64"))
-    found = may_overflow([one._replace(name="w"), steps], [steps, other._replace(name="w")])
-    assert found == bool(largest.to(after).isinf())
+    one, steps = (stored_tensor(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, "I64"))
+    tensors = cast_tensors([one, steps], BY_NAME[target].option, {})
+    assert may_overflow(tensors) == bool(largest.to(after).isinf())
+    assert not may_overflow([one, steps])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from sharding.core.options import Options
 from sharding.core.values import Checkpoint
 from sharding.planning.dequantize import dequantized, offer
 from sharding.planning.plan import identify_plan
+from sharding.recipes.fp8 import Fp8
 from tests.quantized import compressed, write
 
 ASKED = Options(dequantize=True)
@@ -61,10 +62,13 @@ def test_weights_are_computed_scales_are_gone_and_the_rest_stays_where_it_is(tmp
         "e.gate_up_proj": ("F32", (2, 128, 100)),
         "one.weight": ("F32", (3, 5)),
     }
-    assert {part.block for part in after.computed} == {(128, 128), (3, 5)}
-    (file,) = before.weight_files
-    ends = sorted((part.start_byte, part.end_byte) for part in after.computed)
-    assert ends[0][0] == file.bytes and all(one[1] == other[0] for one, other in zip(ends, ends[1:], strict=False))
+    recipes = {tensor.name: tensor.recipe for tensor in before.tensors}
+    products = {tensor.name: tensor.recipe for tensor in after.tensors if isinstance(tensor.recipe, Fp8)}
+    for name, block in (("a.weight", (128, 128)), ("e.gate_up_proj", (128, 128)), ("one.weight", (3, 5))):
+        product = products.pop(name)
+        assert (product.packed, product.scales) == (recipes[name], recipes[f"{name}_scale_inv"])
+        assert product.block == block
+    assert not products
     (norm,) = [tensor for tensor in after.tensors if tensor.name == "b.norm"]
     assert norm in before.tensors
     assert after.total_parameters == 300 * 200 + 4 + 2 * 128 * 100 + 15
@@ -107,8 +111,8 @@ def test_a_component_of_a_pipeline_is_dequantized_in_its_folder(tmp_path: Path) 
     save_file({"c": torch.ones(2)}, tmp_path / "unet/diffusion_pytorch_model.safetensors", {"format": "pt"})
     after = dequantized(job.inspect(str(tmp_path)), ASKED)
     assert shapes(after) == {"text/a.weight": ("F32", (3, 2)), "unet/c": ("F32", (2,))}
-    (part,) = after.computed
-    assert part.file == "text/model.safetensors"
+    (product,) = [tensor for tensor in after.tensors if isinstance(tensor.recipe, Fp8)]
+    assert (product.file, product.folder) == ("text/model.safetensors", "text/")
 
 
 def test_scales_of_the_cache_of_keys_and_values_are_gone_where_the_configuration_says_there_are_some(

@@ -109,6 +109,11 @@ def test_a_plan_is_known_by_its_source_and_its_shards() -> None:
     assert same != identify_plan(plan_shards(tensors, Options(4)), RepoRef("folder", "model", "2"))
 
 
+def test_shards_whose_records_count_no_overflows_are_of_another_job() -> None:
+    before = "f7daa14e7106d3c3c19e448f18ab9246d1d480026cee41aedaf2fb293052191b"  # by a version without these counts
+    assert identify_plan(plan_shards([tensor("w", 4)], Options(4)), RepoRef("folder", "model", "1")) != before
+
+
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(UsageError, match="alphabetical"):
         plan_shards([tensor("a", 3)], Options(4, order="alphabetical"))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from sharding.core.options import Options
 from sharding.planning.plan import plan_checkpoint
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub import retry as hub_retry
-from sharding.transfer.prepare import prepared_stream
+from sharding.transfer.prepare import Prepared
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, write_ranks
 from tests.hubs import TOKEN
@@ -114,7 +114,7 @@ def test_what_the_classic_engine_has_saved_is_held_to_the_original(
     def prepared(origin: Any, options: Options) -> Iterator[Any]:
         source = open_folder(str(saved))
         checkpoint = read_checkpoint(source)
-        made = prepared_stream(source, checkpoint, plan_checkpoint(checkpoint, options, {}), {})
+        made = Prepared(source, checkpoint, plan_checkpoint(checkpoint, options, {}))
         yield replace(made, checkpoint=replace(checkpoint, source=origin.ref))
 
     monkeypatch.setattr(job, "prepared_classic", prepared)

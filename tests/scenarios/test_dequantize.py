@@ -270,7 +270,7 @@ def test_a_repo_on_the_hub_becomes_another(hub: Server, tmp_path: Path) -> None:
     assert isinstance(report, Report) and report.verification.identical
     (planned,) = [event for event in events if isinstance(event, Planned)]
     assert planned.checkpoint.total_bytes < planned.plan.total_bytes < 2 * planned.checkpoint.total_bytes
-    assert report.resources.bytes_read < 1.3 * planned.checkpoint.total_bytes
+    assert report.resources.bytes_read < 2 * planned.checkpoint.total_bytes
     found = hubs.download(hub, "alice/model-bf16", tmp_path / "found")
     dequantize(source, tmp_path / "out", size="400kB")
     assert _weights(found) == _weights(tmp_path / "out")

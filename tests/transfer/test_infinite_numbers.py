@@ -1,5 +1,7 @@
 """Numbers that a cast makes infinite end the job, or are counted by tensor: each once, wherever it lies."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,11 @@ from sharding import job
 from sharding.core.errors import OverflowRefused
 from sharding.core.events import ShardFinished
 from sharding.core.options import Options
+from sharding.report.schema import parse_report
+from sharding.storage.folder_source import FolderSource
 from tests.casts import cast
-from tests.folders import finish
+from tests.conftest import write_checkpoint
+from tests.folders import arrays, finish
 
 BEYOND, WITHIN = 65520.0, 65519.99
 """The least number that fp16 makes infinite, and one that it rounds to its largest, 65504."""
@@ -53,3 +58,36 @@ def test_none_that_was_counted_before_an_interruption_is_lost_or_counted_twice(t
             if isinstance(event, ShardFinished) and event.number == number:
                 events.close()
         assert finish(job.shard(str(tmp_path / "in"), out, options)).overflowed == counted
+
+
+def test_what_an_earlier_run_has_made_infinite_is_counted_once_and_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length, counted = 1000, {f"layers.{n}.weight": n for n in range(1, 6)}
+    tensors = {name: np.full(length, WITHIN, np.float32) for name in counted}
+    for name, count in counted.items():
+        tensors[name][:count] = BEYOND
+    source, out = write_checkpoint(tmp_path / "in", {"model.safetensors": tensors}, index=False), tmp_path / "out"
+    (source / "config.json").unlink()
+    options = Options("2100B", dtype="fp16", allow_overflow=True)
+    events = job.shard(str(source), str(out), options)
+    for event in events:
+        if isinstance(event, ShardFinished) and event.number == 2:
+            events.close()
+    read, sizes = FolderSource.read, list[int]()
+
+    def noting(self: FolderSource, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        if self.folder == source:
+            sizes.append(end_byte - start_byte)
+        return read(self, file, start_byte, end_byte)
+
+    monkeypatch.setattr(FolderSource, "read", noting)
+    events = list(job.shard(str(source), str(out), options))
+    kept = [event.kept for event in events if isinstance(event, ShardFinished)]
+    assert len(kept) == 5 and 2 <= sum(kept) < 5, "some of an earlier run, some of this one"
+    # What is kept is read once to be held to the source, what is not to be written: none is read to be counted.
+    assert sizes.count(4 * length) == len(kept)
+    assert finish(events).overflowed == counted
+    assert parse_report((out / "sharding_report.json").read_text()).overflowed == counted
+    assert re.search(r"15 numbers were too large", (out / "README.md").read_text())
+    assert {name: int(np.isinf(array).sum()) for name, array in arrays(out).items()} == counted

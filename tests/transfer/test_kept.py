@@ -1,12 +1,15 @@
-"""What threads keep of what they have read: within its bytes, once for all, and each thread's memory its own."""
+"""What threads keep of what they have read: within its bytes, once for all; and chunks of any length."""
 
 from collections.abc import Iterator
-from threading import Barrier, Event, Thread
+from threading import Event, Thread
 
 import pytest
-from sharding.transfer.feed import Feed, scratch
 
 from sharding.core.errors import SourceError
+from sharding.core.recipe import Extent
+from sharding.recipes.feed import Feed
+from sharding.recipes.laid import Box, Laid
+from sharding.recipes.stored import Stored
 from sharding.transfer.kept import Kept
 from sharding.transfer.pages import Pages
 from tests.fuzz.targets import Memory
@@ -97,6 +100,36 @@ def test_a_value_that_took_the_place_of_one_that_failed_is_kept() -> None:
     assert is_kept(kept, "page", 10)
 
 
+def test_what_could_not_be_made_is_made_again_by_who_asks_next() -> None:
+    kept: Kept[int] = Kept(100)
+    with pytest.raises(SourceError):
+        kept.get("page", 10, lambda: (_ for _ in ()).throw(SourceError("gone")))
+    assert kept.get("page", 10, lambda: 7) == 7
+    assert kept.get("page", 10, lambda: 8) == 7
+    kept.get("large", 95, lambda: 1)  # which leaves no room for the first
+    assert kept.get("page", 10, lambda: 9) == 9
+
+
+def test_who_asks_for_what_another_thread_makes_waits_for_it() -> None:
+    kept: Kept[str] = Kept(100)
+    begun, go_on, values = Event(), Event(), []
+
+    def make() -> str:
+        begun.set()
+        assert go_on.wait(LONG)
+        return "made once"
+
+    first = Thread(target=lambda: values.append(kept.get("tile", 1, make)))
+    first.start()
+    assert begun.wait(LONG)
+    second = Thread(target=lambda: values.append(kept.get("tile", 1, lambda: "made twice")))
+    second.start()
+    go_on.set()
+    for thread in (first, second):
+        thread.join(LONG)
+    assert values == ["made once"] * 2
+
+
 # --- Pages ------------------------------------------------------------------------------------------------------
 
 
@@ -120,77 +153,88 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sharding.transfer.pages.JOIN_GAP_BYTES", 4)
 
 
-RANGES = [("one", 100, 140), ("one", 0, 24), ("other", 0, 24), ("one", 28, 40), ("other", 100, 109)]
+PLACES = [("one", 100, 140), ("one", 0, 24), ("other", 0, 24), ("one", 28, 40), ("other", 100, 109)]
+SCALES = [Stored(0, *place) for place in PLACES]
 
 
-def test_any_range_is_what_its_own_file_holds_there(small_pages: None) -> None:
+def test_any_part_of_a_stretch_is_what_its_own_file_holds_there(small_pages: None) -> None:
     source = Counting()
-    pages = Pages(source, RANGES)
+    other = Memory(b"", {"one": bytes(200)})
+    elsewhere = Stored(1, "one", 100, 140)
+    pages = Pages([source, other], [*SCALES, elsewhere])
     for _ in range(2):
-        for file, first, last in RANGES:
-            for start in range(first, last, 3):
-                for end in (start, start + 1, min(start + 16, last), last):
-                    assert pages.read(file, start, end) == source._files[file][start:end]
+        for scale in SCALES:
+            for start in range(0, scale.size_bytes, 3):
+                for end in (start, start + 1, min(start + 16, scale.size_bytes), scale.size_bytes):
+                    whole = source._files[scale.file][scale.start_byte : scale.end_byte]
+                    assert pages.read(scale, start, end) == whole[start:end]
+    assert pages.read(elsewhere, 0, 40) == bytes(40)
 
 
-def test_a_page_is_read_once_and_never_what_lies_between_far_ranges(small_pages: None) -> None:
+def test_a_page_is_read_once_and_never_what_lies_between_far_stretches(small_pages: None) -> None:
     source = Counting()
-    pages = Pages(source, RANGES)
-    for file, start, end in [("one", 1, 3), ("one", 5, 16), ("one", 14, 18), ("one", 30, 40), ("one", 20, 24)]:
-        assert pages.read(file, start, end) == source._files[file][start:end]
-    assert source.noted == [("one", 0, 16), ("one", 16, 32), ("one", 32, 40)]  # the two near ranges are read as one
+    pages = Pages([source], SCALES)
+    late, first, _, second, last = SCALES
+    for scale, start, end in [(first, 1, 3), (first, 5, 16), (first, 14, 18), (second, 2, 12), (first, 20, 24)]:
+        at = scale.start_byte
+        assert pages.read(scale, start, end) == source._files["one"][at + start : at + end]
+    assert source.noted == [("one", 0, 16), ("one", 16, 32), ("one", 32, 40)]  # the two near ones are read as one
     source.noted.clear()
-    assert pages.read("other", 100, 109) == source._files["other"][100:109]
-    assert pages.read("one", 39, 40) == source._files["one"][39:40]
+    assert pages.read(last, 0, 9) == source._files["other"][100:109]
+    assert pages.read(second, 11, 12) == source._files["one"][39:40]
     assert source.noted == [("other", 100, 109)]
-    for start in (100, 116, 132):  # which is more than is kept
-        pages.read("one", start, start + 1)
+    for start in (0, 16, 32):  # which is more than is kept
+        pages.read(late, start, start + 1)
     source.noted.clear()
-    pages.read("one", 0, 1)
+    pages.read(first, 0, 1)
     assert source.noted == [("one", 0, 16)]
 
 
-# --- Memory that is used again ------------------------------------------------------------------------------------
+def test_scales_in_pieces_are_put_together_once() -> None:
+    source = Counting()
+    columns = Box("one", 10, (0, 0), (2, 1), (1, 1)), Box("other", 0, (0, 1), (2, 3), (3, 1))
+    recipe = Laid(columns, (2, 4), 1)
+    pages = Pages([source], recipe.reads())
+    expected = bytes([10, 199, 198, 197, 11, 196, 195, 194])
+    for start, end in ((0, 8), (3, 5), (7, 8), (4, 4)):
+        assert pages.read(recipe, start, end) == expected[start:end]
+    assert sorted(source.noted) == [("one", 10, 12), ("other", 0, 6)]
 
 
-def test_memory_that_is_used_again_is_of_one_thread(small_pages: None) -> None:
-    both_have_filled, found = Barrier(2), dict[int, list[bytes]]()
-
-    def fill(number: int) -> None:
-        chunks = iter([bytes([number]) * 5, bytes([number]) * 3])
-        taken = Feed(chunks, "of a test").take(8)
-        mine = scratch("another of a test", 4)
-        mine[:] = bytes([number]) * 4
-        both_have_filled.wait(LONG)
-        found[number] = [bytes(taken), bytes(mine)]
-
-    threads = [Thread(target=fill, args=(number,)) for number in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
-    assert found == {number: [bytes([number]) * 8, bytes([number]) * 4] for number in (1, 2)}
+def test_pages_are_of_extents_and_of_nothing_beyond_the_last(small_pages: None) -> None:
+    source = Counting()
+    pages = Pages([source], [Extent(0, "one", 190, 200)])
+    assert pages.read(Stored(0, "one", 190, 200), 0, 10) == bytes(range(190, 200))
+    assert source.noted == [("one", 190, 200)]
 
 
-def test_the_same_thread_gets_the_same_memory_again_and_rooms_are_apart() -> None:
-    first, apart = scratch("first of a test", 8), scratch("apart of a test", 8)
-    first[:], apart[:] = b"12345678", b"abcdefgh"
-    again = scratch("first of a test", 4)
-    assert len(again) == 4 and bytes(again) == b"1234"
-    again[:] = b"...."
-    assert (bytes(first), bytes(apart)) == (b"....5678", b"abcdefgh")
-    longer = scratch("first of a test", 20)
-    assert len(longer) == 20
-    longer[:8] = b"overhere"
-    assert bytes(first) == b"....5678", "what somebody still holds is not freed under their hands"
+# --- Chunks -------------------------------------------------------------------------------------------------------
 
 
 def test_chunks_of_any_length_are_taken_in_any_other() -> None:
     data = bytes(range(100))
     cuts = [0, 1, 1, 8, 40, 41, 100]
-    feed = Feed((data[a:b] for a, b in zip(cuts, cuts[1:], strict=False)), "cut of a test")
+    feed = Feed(data[a:b] for a, b in zip(cuts, cuts[1:], strict=False))
     at = 0
-    for count in (0, 3, 30, 1, 1, 65):
+    for count in (0, 3, 30, 1, 1):
         assert bytes(feed.take(count)) == data[at : at + count]
         at += count
-    assert at == 100
+    pieces = [bytes(piece) for piece in feed.pieces(60)]
+    assert b"".join(pieces) == data[at : at + 60] and all(pieces)
+    assert bytes(feed.take(5)) == data[95:]
+
+
+def test_what_is_taken_stays_as_it_is_until_the_next_is_taken() -> None:
+    chunk = bytearray(b"01234567")
+    feed = Feed(iter([memoryview(chunk), b"89"]))
+    assert bytes(feed.take(1)) == b"0"
+    taken = feed.take(5)
+    chunk[:] = b"........"
+    assert bytes(taken) == b"12345"
+    assert bytes(feed.take(4)) == b"..89"
+
+
+def test_chunks_that_are_only_passed_on_are_not_copied() -> None:
+    chunk = bytes(1 << 16)
+    (piece,) = Feed(iter([chunk])).pieces(1 << 16)
+    assert piece.obj is chunk

@@ -9,7 +9,8 @@ import pytest
 from blake3 import blake3
 
 from sharding.core.errors import DestinationError, SourceError
-from sharding.core.limits import BATCHES_AHEAD
+from sharding.core.limits import BATCH_BYTES, BATCHES_AHEAD
+from sharding.core.protocols import Source
 from sharding.core.values import Shard, ShardRecord
 from sharding.transfer.lanes import Done
 from sharding.transfer.noting_source import NotingSource
@@ -75,6 +76,12 @@ class Sink:
         self.records.append(record)
 
 
+@pytest.fixture
+def each_piece_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces as small as those of these tests are written as they come."""
+    monkeypatch.setattr("sharding.transfer.stream.BATCH_BYTES", 8)
+
+
 def some_shards(count: int, size: int = 64) -> tuple[Memory, list[Shard]]:
     """A source of so many files, and shards with one of them each; the first tensor of each is empty."""
     files = {f"in{n}": bytes([n]) * size for n in range(count)}
@@ -92,8 +99,8 @@ def some_shards(count: int, size: int = 64) -> tuple[Memory, list[Shard]]:
     return Memory(b"", files), shards
 
 
-def move(source: Memory, shards: list[Shard], sink: Sink, noted: NotingSource | None = None) -> dict[str, ShardRecord]:
-    events = move_shards("transfer", shards, lambda shard: HEADER, noted or source, sink, noted)
+def move(source: Source, shards: list[Shard], sink: Sink) -> dict[str, ShardRecord]:
+    events = move_shards("transfer", shards, lambda shard: HEADER, [source], sink)
     return {event.result.file: event.result for event in events if isinstance(event, Done)}
 
 
@@ -139,7 +146,9 @@ def test_as_many_shards_are_open_as_the_sink_takes(at_once: int) -> None:
     ("count", "ranges_at_once", "ahead"),
     [(1, 1, BATCHES_AHEAD), (2, 1, 0), (2, 4, BATCHES_AHEAD), (1, 4, BATCHES_AHEAD)],
 )
-def test_of_each_shard_no_more_batches_are_in_memory_than_are_said(count: int, ranges_at_once: int, ahead: int) -> None:
+def test_of_each_shard_no_more_batches_are_in_memory_than_are_said(
+    count: int, ranges_at_once: int, ahead: int, each_piece_alone: None
+) -> None:
     source, shards = some_shards(count, 64 * 10)
     source.batch_bytes, source.ranges_at_once = 64, ranges_at_once
     read, sink = source.read, Sink()
@@ -172,6 +181,67 @@ def test_of_each_shard_no_more_batches_are_in_memory_than_are_said(count: int, r
     assert all(sink.written[f"out{n}"] == HEADER + bytes([n]) * 640 for n in range(count))
 
 
+def read_ahead(source: Memory, shards: list[Shard], sink: Sink) -> dict[str, list[int]]:
+    """How many bytes of each file are asked for and not yet written, whenever more is asked for."""
+    read, lock = source.read, Lock()
+    begun, written, ahead = Counter[str](), Counter[str](), dict[str, list[int]]()
+
+    def counted(file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        with lock:
+            begun[file] += end_byte - start_byte
+            ahead.setdefault(file, []).append(begun.total() - written.total())
+        return read(file, start_byte, end_byte)
+
+    def on_write(writer: Writer) -> None:
+        if writer.data:  # else it is the header
+            with lock:
+                written[writer.file] += 64
+
+    source.read = counted  # type: ignore[method-assign]
+    sink.on_write = on_write
+    move(source, shards, sink)
+    return ahead
+
+
+@pytest.mark.parametrize("bound", [1, 2 * 64, 3 * 64])
+def test_all_shards_together_have_so_much_fetched_and_not_written_and_each_a_batch_beyond_it(
+    bound: int, each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.transfer.stream.FETCHED_BYTES", bound)
+    monkeypatch.setattr("sharding.transfer.stream.BATCHES_AHEAD", 100)
+    width = 3
+    source, shards = some_shards(6, 64 * 10)
+    source.batch_bytes, source.ranges_at_once = 64, 4
+    ahead = read_ahead(source, shards, sink := Sink(width))
+    assert max(max(counts) for counts in ahead.values()) <= bound + width * 64
+    assert all(sink.written[f"out{n}"] == HEADER + bytes([n]) * 640 for n in range(6))
+
+
+def test_the_last_of_many_shards_is_read_ahead_as_the_first_one_is(
+    each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.transfer.stream.FETCHED_BYTES", 4 * 64)
+    source, shards = some_shards(12, 64 * 10)
+    source.batch_bytes, source.ranges_at_once = 64, 4
+    ahead = read_ahead(source, shards, Sink(1))
+    assert {max(counts) for counts in ahead.values()} == {(1 + BATCHES_AHEAD) * 64}
+
+
+def test_small_pieces_are_written_together_and_large_ones_at_once() -> None:
+    small, large = 100, BATCH_BYTES // 8
+    count = 2 * BATCH_BYTES // small
+    tensors, end = [], 0
+    for n, size in enumerate([small] * count + [large, small]):
+        tensors.append(stored_tensor(f"t{n}", "U8", (size,), "in", end, end + size))
+        end += size
+    data, sink, lengths = bytes(n % 251 for n in range(end)), Sink(), [0]
+    sink.on_write = lambda writer: lengths.append(len(writer.data))
+    move(Memory(b"", {"in": data}), [Shard("out", tuple(tensors), end)], sink)
+    assert sink.written["out"] == HEADER + data
+    writes = [after - before for before, after in zip(lengths, [*lengths[1:], len(HEADER) + end], strict=True)]
+    assert len(writes) <= 6 and max(writes) < BATCH_BYTES + large
+
+
 def test_what_was_read_for_a_shard_is_noted_with_it_or_before_it() -> None:
     source, shards = some_shards(2)
     noted, sink = NotingSource(source), Sink()
@@ -201,7 +271,7 @@ def test_what_was_read_for_a_shard_is_noted_with_it_or_before_it() -> None:
 
     sink.on_finish = on_finish
     sink.note = note  # type: ignore[method-assign]
-    records = move(source, shards, sink, noted)
+    records = move(noted, shards, sink)
     reads = [read for record in sink.records for read in record.reads]
     assert sorted((read.file, read.start_byte, read.end_byte) for read in reads) == [("in0", 0, 64), ("in1", 0, 64)]
     assert {record.file: record for record in sink.records} == records
@@ -210,7 +280,7 @@ def test_what_was_read_for_a_shard_is_noted_with_it_or_before_it() -> None:
 
 @pytest.mark.parametrize("end", ["closed", "error of the source", "error of the sink"])
 def test_who_writes_is_woken_at_the_end_and_what_is_finished_is_left_alone(
-    end: str, monkeypatch: pytest.MonkeyPatch
+    end: str, each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharding.transfer.lanes.LAST_SECONDS", LONG)
     source, shards = some_shards(4)
@@ -236,7 +306,7 @@ def test_who_writes_is_woken_at_the_end_and_what_is_finished_is_left_alone(
 
     monkeypatch.setattr(Writer, "abort", abort)
     sink.on_write = on_write
-    events = move_shards("transfer", shards, lambda shard: HEADER, source, sink)
+    events = move_shards("transfer", shards, lambda shard: HEADER, [source], sink)
     first = next(event for event in events if isinstance(event, Done))
     assert first.result.file == "out0"
     if end == "closed":

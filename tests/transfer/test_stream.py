@@ -21,6 +21,7 @@ def test_what_is_read_and_not_yet_written_is_bounded(
 ) -> None:
     folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, index=False)
     monkeypatch.setattr("sharding.storage.folder_source.BATCH_BYTES", BATCH)
+    monkeypatch.setattr("sharding.transfer.stream.BATCH_BYTES", BATCH)
     read_bytes, written_bytes, most = 0, 0, 0
     read, write = FolderSource.read, FolderShardWriter.write
 

@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from sharding.core.gathered import Gathered, in_one_piece
-from sharding.transfer.cast_source import CastSource
-from sharding.transfer.strided_source import GatheringSource
+from sharding.storage.trained_source import TrainedSource
 
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.lent import LentFile, LentSource
@@ -14,10 +12,8 @@ from sharding.core.values import FileEntry, RepoRef
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
 from sharding.storage.source_view import SourceView
-from sharding.storage.trained_source import TrainedSource
 from sharding.transfer.noting_source import NotingSource
 from tests.fuzz.targets import Memory
-from tests.tensors import stored_tensor
 
 FOLDER = "checkpoint-7/"
 HASHES = {"sha256": "a" * 64, "xet_hash": "b" * 64, "git_sha1": "c" * 40}
@@ -61,11 +57,12 @@ def whole(source: SourceView, file: str) -> bytes:
 
 VIEWS: dict[str, Callable[[Told], SourceView]] = {
     "noting": NotingSource,
-    "cast": lambda source: CastSource(source, (), ()),
-    "gathering": lambda source: GatheringSource(source, []),
     "trained": lambda source: TrainedSource(source, FOLDER, None),
 }
-ABOUT = ("ref", "folder", "is_private", "unreached", "links_out", "batch_bytes", "ranges_at_once", "files")
+ABOUT = (
+    *("ref", "folder", "is_private", "unreached", "links_out", "files"),
+    *("batch_bytes", "join_gap_bytes", "ranges_at_once"),
+)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -75,38 +72,14 @@ def test_a_view_says_of_its_source_what_the_source_says(view: str, is_private: b
     seen = VIEWS[view](source)
     for what in ABOUT:
         assert getattr(seen, what) == getattr(source, what), what
-    assert seen.join_gap_bytes == (0 if view == "cast" else 7)  # what lies between would be cast for nothing
     assert seen.closed() == ""
     source.was_closed = "one"
     assert seen.closed() == "one"
     assert seen.lend(["w"]) == source.lend(["w"])
-    assert seen.path("w") == (None if view == "cast" else Path("/one/w"))
+    assert seen.path("w") == Path("/one/w")
     assert (seen.requests, seen.bytes_read) == (0, 0)
-    if view != "cast":
-        assert whole(seen, "w") == b"one: w"
-        assert (seen.requests, seen.bytes_read) == (1, len(b"one: w"))
-
-
-def test_no_file_of_this_disk_is_given_for_bytes_that_are_made() -> None:
-    source = Told("one", "w")
-    stored = (stored_tensor("a", "F32", (1,), "w", 0, 4),)
-    for after in ((stored_tensor("a", "F16", (1,), "w", 0, 2),), stored):
-        assert CastSource(source, stored, after).path("w") is None
-        assert CastSource(NotingSource(source), stored, after).path("w") is None
-
-
-def test_a_read_over_the_end_of_a_file_gives_what_is_there_and_what_is_made() -> None:
-    source = Told("one", "w", "other")
-    parts = [
-        Gathered("w", start, start + 4, 1, (2, 2), in_one_piece("w", 0, (2, 2), (1, 2))) for start in (10, 6)
-    ]  # in any order
-    data, made = b"one: w", b"oen:"
-    expected = data + made + made
-    reading = GatheringSource(source, parts)
-    for start in range(len(expected) + 1):
-        for end in range(start, len(expected) + 1):
-            assert b"".join(reading.read("w", start, end)) == expected[start:end]
-    assert whole(reading, "other") == b"one: other"
+    assert whole(seen, "w") == b"one: w"
+    assert (seen.requests, seen.bytes_read) == (1, len(b"one: w"))
 
 
 # --- A training run and its base --------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ def test_every_file_takes_one_piece_after_another(
             writing[self].release()
 
     monkeypatch.setattr("sharding.storage.folder_source.BATCH_BYTES", 4096)
+    monkeypatch.setattr("sharding.transfer.stream.BATCH_BYTES", 4096)
     monkeypatch.setattr(FolderShardWriter, "write", slow_write)
     monkeypatch.setattr("sharding.storage.folder_writing.hashlib", SimpleNamespace(sha256=SlowHash))
     *_, report = job.shard(str(checkpoint), str(tmp_path / "out"), "100kB")

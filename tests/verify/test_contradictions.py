@@ -9,6 +9,7 @@ import pytest
 
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint
+from sharding.recipes.stored import place_of
 from sharding.verify.trust import Trust, judge
 from tests.verify.test_trust import Told, made
 
@@ -58,6 +59,10 @@ def tensor(side: str, n: int, **change: Any) -> Change:
     return changed
 
 
+def elsewhere(side: str, n: int, file: str) -> Change:
+    return lambda told: tensor(side, n, recipe=place_of(getattr(told, side).tensors[n])._replace(file=file))(told)
+
+
 def names_itself(told: Told) -> Told:
     source = replace(told.report.source, kind="hub", repo_id="bob/copy")
     copy = replace(told.copy, source=replace(told.copy.source, kind="hub", repo_id="bob/copy"))
@@ -79,7 +84,7 @@ OF_THE_COPY: dict[str, tuple[Change, str]] = {
     "the last file has an empty hash": (each_file(-1, sha256=""), "has another SHA-256"),
     "the last file has another hash": (each_file(-1, sha256="0" * 64), "has another SHA-256"),
     "the last tensor is missing": (without_last("copy"), "disagree on where tensors lie"),
-    "the last tensor lies elsewhere": (tensor("copy", -1, file="model.safetensors"), "disagree on where tensors lie"),
+    "the last tensor lies elsewhere": (elsewhere("copy", -1, "model.safetensors"), "disagree on where tensors lie"),
     "the report has fewer bytes": (of_plan(total_bytes=1), "The tensors in the repo have"),
     "the report names the repo itself": (names_itself, "names the repo itself as its source"),
 }

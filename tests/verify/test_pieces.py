@@ -14,6 +14,7 @@ from sharding.core.errors import SourceError
 from sharding.core.events import Progress
 from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, Shard, Tensor
+from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource
 from sharding.verify.digests import ThisMachine, digest_span
 from tests.conftest import in_two_files
@@ -78,7 +79,7 @@ def test_tensors_have_their_digests_wherever_pieces_end(tmp_path: Path, size: in
     for tensor in TENSORS:
         digest = found[tensor.name]
         assert (digest.dtype, digest.shape) == (tensor.dtype, tensor.shape)
-        assert digest.digest == b3(DATA[tensor.file][tensor.start_byte : tensor.end_byte])
+        assert digest.digest == b3(DATA[tensor.file][place_of(tensor).start_byte : place_of(tensor).end_byte])
     assert source.given == 4 * 5000, "each byte is read once"
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sharding.core.values import BytesRead, FileEntry
 from sharding.fleet.cutting import layers_of
+from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource
 from sharding.transfer.noting_source import NotingSource
 from sharding.verify.digests import ThisMachine
@@ -56,13 +57,11 @@ def test_many_machines_hash_the_same_ranges_as_one(pairs: list[tuple[int, int]])
     ranges = {(start, min(start + size, len(DATA))) for start, size in pairs}
     file = FileEntry("w", len(DATA))
     layers = list(layers_of(file, ranges))
-    found = {(one.start_byte, one.end_byte) for shard in layers for one in shard.tensors}
-    assert found >= ranges
-    for shard in layers:
-        ends = [one.end_byte for one in shard.tensors]
-        assert all(one.start_byte >= end for one, end in zip(shard.tensors[1:], ends, strict=False)), "none overlap"
-    first = layers[0].tensors
-    assert b"".join(DATA[one.start_byte : one.end_byte] for one in first) == DATA, "the first is the whole file"
+    places = [[place_of(tensor)[2:] for tensor in shard.tensors] for shard in layers]
+    assert {place for layer in places for place in layer} >= ranges
+    for layer in places:
+        assert all(start >= end for (_, end), (start, _) in zip(layer, layer[1:], strict=False)), "none overlap"
+    assert b"".join(DATA[start:end] for start, end in places[0]) == DATA, "the first is the whole file"
 
 
 def test_what_is_read_is_noted_once_and_counted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +15,11 @@ from sharding.core.destination import Destination
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Verification
+from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Tensor, Verification
 from sharding.planning.plan import plan_checkpoint, shard_header
+from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
-from sharding.transfer.prepare import prepared_stream
+from sharding.transfer.prepare import Prepared
 from sharding.verify.digests import Reader, ThisMachine, digest_tensors
 from sharding.verify.source_hashes import stated_files
 from sharding.verify.staged import reading_back, verify_staged
@@ -41,9 +43,13 @@ def stated(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
     return tuple(replace(file, sha256=f"{number:064x}") for number, file in enumerate(files))
 
 
+def in_file(tensor: Tensor, file: str) -> Tensor:
+    return tensor._replace(recipe=place_of(tensor)._replace(file=file))
+
+
 def renamed(checkpoint: Checkpoint, names: dict[str, str]) -> Checkpoint:
     files = tuple(replace(file, path=names.get(file.path, file.path)) for file in checkpoint.weight_files)
-    tensors = tuple(tensor._replace(file=names.get(tensor.file, tensor.file)) for tensor in checkpoint.tensors)
+    tensors = tuple(in_file(tensor, names.get(tensor.file, tensor.file)) for tensor in checkpoint.tensors)
     return replace(checkpoint, weight_files=files, tensors=tensors)
 
 
@@ -124,7 +130,7 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
     if is_stated:
         origin.files = stated(origin.files)
     plan = plan_checkpoint(checkpoint, Options("60kB", **choices))
-    prepared = prepared_stream(origin, checkpoint, plan, {})
+    prepared = Prepared(origin, checkpoint, plan)
     number = len(plan.shards)
     sizes = {shard.file: shard.bytes + len(shard_header(plan, shard)) for shard in plan.shards}
     told = [ShardFinished(file, size, "", n, number) for n, (file, size) in enumerate(sizes.items(), 1)]
@@ -160,8 +166,8 @@ def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_
 ) -> None:
     *_, _ = job.shard(str(source.folder), str(tmp_path / "out"), "60kB")
     plan = plan_checkpoint(checkpoint, Options("60kB"))
-    prepared = prepared_stream(source, checkpoint, plan, {})
-    records = result_of(ThisMachine().make_again(prepared, plan.shards, source))
+    prepared = Prepared(source, checkpoint, plan)
+    records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), source))
     place = Staged(tmp_path / "out")
     held = [FileEntry(record.file, record.bytes) for record in records.values()]
     tensors = [tensor for header in read_headers(place.open_staged(records), held) for tensor in header.tensors]

@@ -12,6 +12,7 @@ import torch
 from sharding import job
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, FileEntry, RepoRef
+from sharding.recipes.stored import place_of
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import judge, lowered
 from tests.conftest import random_tensors, write_checkpoint
@@ -77,6 +78,10 @@ def _tensor(side: str, n: int, **change: Any) -> Callable[[Told], Told]:
     return changed
 
 
+def _elsewhere(side: str, n: int, file: str) -> Callable[[Told], Told]:
+    return lambda told: _tensor(side, n, recipe=place_of(getattr(told, side).tensors[n])._replace(file=file))(told)
+
+
 def _without(side: str) -> Callable[[Told], Told]:
     def changed(told: Told) -> Told:
         checkpoint: Checkpoint = getattr(told, side)
@@ -139,7 +144,7 @@ LIES: dict[str, tuple[Callable[[Told], Told], str]] = {
     "a file has another size": (lambda told: _first(told, bytes=7), "the report says"),
     "a file has another hash": (lambda told: _first(told, sha256="0" * 64), "another SHA-256 than the report says"),
     "a file has no hash": (lambda told: _first(told, sha256=None), "another SHA-256 than the report says"),
-    "a tensor lies in another file": (_tensor("copy", 0, file="model-00009-of-00009.safetensors"), "where tensors lie"),
+    "a tensor lies in another file": (_elsewhere("copy", 0, "model-00009-of-00009.safetensors"), "where tensors lie"),
     "a tensor is not there": (_without("copy"), "where tensors lie"),
     "a tensor has another name": (_tensor("copy", 0, name="x"), "where tensors lie"),
     "the source has fewer tensors": (_without("original"), "other weight files at that commit"),
@@ -175,7 +180,9 @@ def test_a_tensor_that_the_report_does_not_know_of_does_not_fit(told: Told) -> N
 
 def test_only_the_classic_engine_may_leave_tensors_out_and_then_it_only_claims(told: Told) -> None:
     assert told.original
-    empty = told.original.tensors[0]._replace(name="hidden", shape=(0,), end_byte=told.original.tensors[0].start_byte)
+    first = told.original.tensors[0]
+    nowhere = place_of(first)._replace(end_byte=place_of(first).start_byte)
+    empty = first._replace(name="hidden", shape=(0,), recipe=nowhere)
     more = replace(told.original, tensors=(*told.original.tensors, empty))
     missing = "Tensors of the source are missing: hidden."
     assert missing in judge(told.report, told.files, told.copy, more).reasons

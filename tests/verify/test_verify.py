@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from sharding import job
 from sharding.core.errors import Refused, SourceError, UsageError
 from sharding.core.events import Progress, Verified
+from sharding.recipes.stored import place_of
 from tests.conftest import write_checkpoint
 from tests.folders import finish
 
@@ -49,7 +50,7 @@ def test_every_tensor_of_every_file_is_read_to_its_last_byte(checkpoint: Path, t
     for tensor in tensors:
         data = (changed / tensor.file).read_bytes()
         wrong = bytearray(data)
-        wrong[tensor.end_byte - 1] ^= 1
+        wrong[place_of(tensor).end_byte - 1] ^= 1
         (changed / tensor.file).write_bytes(wrong)
         *_, verified = job.verify(str(checkpoint), str(out))
         assert isinstance(verified, Verified)

@@ -2,32 +2,25 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from sharding.transfer.cast_source import CastSource, cast_chunk
 
 from sharding import job
-from sharding.checkpoint.read import read_checkpoint
-from sharding.core.dtypes import BY_OPTION, CASTABLE
+from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import OverflowRefused, UsageError
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
-from sharding.planning.cast import cast_tensors
 from sharding.report.schema import Report
 from sharding.report.write import configured
-from sharding.storage.folder_source import open_folder
 from tests import models
 from tests.casts import MIXED, cast, save_mixed
 from tests.conftest import listing
-from tests.folders import tensors
+from tests.folders import bits, tensors
 from tests.localhub.conftest import Server
 
 pytestmark = [
@@ -38,88 +31,15 @@ pytestmark = [
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """What several threads of torch make of NaNs depends on how many they are."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def patterns(stored: str) -> torch.Tensor:
-    """Every pattern of 16 bits; of more bits, signs and exponents with the mantissas that matter, and random ones."""
-    random = np.random.default_rng(0)
-    if stored in ("F16", "BF16"):
-        return torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(getattr(torch, CASTABLE[stored].torch))
-    wide, mantissa = (np.uint32, 23) if stored == "F32" else (np.uint64, 52)
-    top = np.arange(1 << (np.dtype(wide).itemsize * 8 - mantissa), dtype=wide) << wide(mantissa)
-    ones = (1 << mantissa) - 1
-    # Around the bits where rounding to 10, 7 or 23 bits of mantissa ties, with and without a bit far below.
-    edges = {
-        0,
-        1,
-        ones,
-        *(mantissa_bits for cut in (7, 10, 23) if cut < mantissa for mantissa_bits in _ties(mantissa - cut)),
-    }
-    some = [top | wide(edge & ones) for edge in edges]
-    some.append(random.integers(0, np.iinfo(wide).max, 200_000, wide, endpoint=True))
-    joined = np.concatenate(some)
-    return torch.from_numpy(joined.view(np.int32 if stored == "F32" else np.int64)).view(
-        getattr(torch, CASTABLE[stored].torch)
-    )
-
-
-def _ties(dropped: int) -> set[int]:
-    half = 1 << (dropped - 1)
-    return {base + half + near for base in (0, 1 << dropped) for near in (-1, 0, 1)}
-
-
-@pytest.mark.parametrize("target", [dtype.name for dtype in BY_OPTION.values()])
-@pytest.mark.parametrize("stored", CASTABLE)
-def test_every_kind_of_number_is_cast_as_torch_does_wherever_the_chunks_begin(stored: str, target: str) -> None:
-    numbers = patterns(stored)
-    wanted = numbers.to(getattr(torch, CASTABLE[target].torch))
-    size = numbers.element_size()
-    data = bytearray(bits(numbers))
-    for elements in (len(numbers), 7040, 32768):
-        done, lost = [], 0
-        for start in range(0, len(data), elements * size):
-            chunk, overflowed = cast_chunk(data[start : start + elements * size], stored, target)
-            done.append(chunk)
-            lost += overflowed
-        assert b"".join(done) == bits(wanted)
-        assert lost == int((wanted.isinf() & numbers.isfinite()).sum())
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_mixed(tmp_path_factory.mktemp("mixed"))
-
-
-@settings(max_examples=60)
-@given(dtype=st.sampled_from(list(BY_OPTION)), start=st.integers(0, 1100), length=st.integers(0, 1100))
-def test_any_range_of_a_cast_source_holds_the_bytes_of_the_cast_tensors(
-    mixed: Path, dtype: str, start: int, length: int
-) -> None:
-    source = open_folder(str(mixed))
-    stored = read_checkpoint(source).tensors
-    after = cast_tensors(stored, dtype, {})
+@pytest.mark.parametrize("dtype", BY_OPTION)
+def test_a_copy_holds_what_torch_makes_of_floats_and_the_rest_as_it_was(dtype: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    cast(save_mixed(tmp_path / "in"), tmp_path / "out", dtype, size="200B")
     floats = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     target = getattr(torch, BY_OPTION[dtype].torch)
-    whole = b"".join(
-        bits((MIXED[entry.name].to(target) if MIXED[entry.name].dtype in floats else MIXED[entry.name]).reshape(-1))
-        for entry in stored
-    )
-    assert after[-1].end_byte == len(whole)
-    start = min(start, len(whole))
-    end = min(start + length, len(whole))
-    read = CastSource(source, stored, after).read("model.safetensors", start, end)
-    assert b"".join(read) == whole[start:end]
+    expected = {name: tensor.to(target) if tensor.dtype in floats else tensor for name, tensor in MIXED.items()}
+    found = tensors(tmp_path / "out")
+    assert {name: bits(tensor) for name, tensor in found.items()} == {n: bits(t) for n, t in expected.items()}
 
 
 def llama(folder: Path, large: int = 0) -> Path:

@@ -1,0 +1,53 @@
+"""Quantized checkpoints in memory, and what a plan makes of them."""
+
+from collections.abc import Mapping
+
+import torch
+
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef, Tensor
+from sharding.planning.planned import planned
+from tests.folders import bits
+from tests.recipes.executor import FILE, ShortChunks, outcome
+from tests.tensors import stored_tensor
+
+NAMES = {
+    torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return bits(tensor)[2]
+
+
+def in_memory(tensors: Mapping[str, torch.Tensor], config: str) -> tuple[ShortChunks, Checkpoint]:
+    """A source that holds `tensors` one after another, and the checkpoint it is."""
+    stored, end = list[Tensor](), 0
+    for name, tensor in tensors.items():
+        stored.append(stored_tensor(name, NAMES[tensor.dtype], tuple(tensor.shape), FILE, end, end + tensor.nbytes))
+        end += tensor.nbytes
+    source = ShortChunks(b"".join(map(bytes_of, tensors.values())), 1 << 16)
+    return source, checkpoint_of(stored, end, config)
+
+
+def checkpoint_of(tensors: list[Tensor], size: int, config: str) -> Checkpoint:
+    ref, files = RepoRef("folder", "memory", "0"), (FileEntry(FILE, size),)
+    return Checkpoint(ref, tuple(tensors), (Component(),), files, (), (), configs={"": config})
+
+
+def dequantized_tensors(checkpoint: Checkpoint, dtype: str = "bf16") -> tuple[Tensor, ...]:
+    """The tensors of a checkpoint as a job plans them, in the order of the source."""
+    options = Options("1GB", dtype=dtype, dequantize=True, allow_overflow=True)  # type: ignore[arg-type]
+    return planned(checkpoint, options, ask=lambda *_: {}).tensors
+
+
+def dequantized_bytes(source: ShortChunks, checkpoint: Checkpoint, name: str, dtype: str) -> bytes:
+    """The bytes of the tensor `name` as a job makes them."""
+    data, _ = outcome(dequantized_tensors(checkpoint, dtype), source)
+    return data[name]

@@ -1,0 +1,128 @@
+"""What goes for every recipe: what it says of itself is what the executor reads and makes of it."""
+
+from itertools import combinations
+from typing import get_args
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from sharding.core.errors import Refused
+from sharding.core.recipe import Recipe
+from sharding.recipes.cast import Cast
+from sharding.recipes.every import AnyRecipe
+from sharding.recipes.fp8 import Fp8
+from sharding.recipes.laid import Box, Laid
+from sharding.recipes.mxfp4 import Mxfp4
+from sharding.recipes.stored import Stored
+from sharding.transfer.stream import move_shards
+from tests.fuzz.targets import Memory
+from tests.recipes.executor import CollectingSink, bytes_of, outcome, shard_of, tensor_of
+
+FILES = {"a": bytes(range(256)), "b": bytes(range(255, -1, -1)), "scales": torch.rand(64).numpy().tobytes()}
+TURNED = Laid((Box("a", 8, (0, 0), (4, 6), (1, 4)),), (4, 6), 4)
+HALVES = Laid((Box("b", 0, (0, 0), (4, 3), (3, 1)), Box("a", 0, (0, 3), (4, 5), (5, 1))), (4, 8), 1)
+ROWS = Laid((Box("b", 64, (0, 0), (1, 8), (8, 1)), Box("a", 16, (1, 0), (3, 8), (8, 1))), (4, 8), 1)
+PACKED = Stored(0, "a", 0, 32)
+SCALES = Stored(0, "scales", 0, 16)
+EVERY: dict[str, Recipe] = {
+    "stored": Stored(0, "a", 3, 19),
+    "stored elsewhere": Stored(0, "a", 3, 23),
+    "turned": TURNED,
+    "in halves": HALVES,
+    "in rows": ROWS,
+    "fp8": Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "F32"),
+    "fp8 in other blocks": Fp8(PACKED, SCALES, "F32", (4, 8), (4, 2), "F32"),
+    "fp8 of one scale": Fp8(PACKED, Stored(0, "scales", 0, 4), "F32", (4, 8), (4, 8), "F32"),
+    "fp8 rounded": Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "BF16"),
+    "fp8 in halves": Fp8(HALVES, SCALES, "F32", (4, 8), (2, 4), "F32"),
+    "mxfp4": Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 1, 3, 2),
+    "mxfp4 of more experts": Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 3, 1, 2),
+    "cast": Cast(Stored(0, "a", 0, 32), "F32", "BF16"),
+    "cast further": Cast(Stored(0, "a", 0, 32), "F32", "F16", may_overflow=True),
+    "cast of a view": Cast(TURNED, "F32", "BF16"),
+    "cast of fp8": Cast(Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "F32"), "F32", "BF16"),
+    "cast of mxfp4": Cast(Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 1, 3, 2), "F32", "BF16"),
+}
+NEEDED = {
+    "turned": {"numpy"},
+    "in halves": {"numpy"},
+    **{name: {"torch", "numpy"} for name in EVERY if name.startswith(("fp8", "mxfp4", "cast"))},
+}
+
+
+class Noting(Memory):
+    """A source that notes which bytes of which file are read."""
+
+    def __init__(self) -> None:
+        super().__init__(b"", FILES)
+        self.noted: list[tuple[str, int, int]] = []
+
+    def read(self, file: str, start_byte: int, end_byte: int):  # type: ignore[no-untyped-def]
+        self.noted.append((file, start_byte, end_byte))
+        return super().read(file, start_byte, end_byte)
+
+
+def test_every_way_is_among_these() -> None:
+    assert {type(recipe) for recipe in EVERY.values()} == set(get_args(AnyRecipe))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_it_makes_as_many_bytes_as_it_says_of_the_files_that_it_says(name: str) -> None:
+    recipe, source = EVERY[name], Noting()
+    assert len(bytes_of(recipe, source)) == recipe.size_bytes
+    files = {file for file, *_ in source.noted}
+    assert {file for _, file in recipe.files()} == files and recipe.file in files
+    places = {extent.file for extent in (*recipe.reads(), *recipe.keeps())}
+    assert places == files
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_it_is_the_same_after_a_journey_as_json(name: str) -> None:
+    adapter: TypeAdapter[Recipe] = TypeAdapter(AnyRecipe)
+    recipe = EVERY[name]
+    after = adapter.validate_json(adapter.dump_json(recipe))
+    assert type(after) is type(recipe) and after == recipe and hash(after) == hash(recipe)
+    assert after.key() == recipe.key()
+    assert bytes_of(after, Memory(b"", FILES)) == bytes_of(recipe, Memory(b"", FILES))
+
+
+def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
+    others = [
+        Stored(1, "a", 3, 19),
+        Stored(0, "b", 3, 19),
+        Stored(0, "a", 4, 19),
+        Cast(Stored(0, "a", 0, 32), "F32", "BF16", may_overflow=True),
+        Cast(Stored(0, "a", 0, 32), "I32", "BF16"),
+        Laid(TURNED.boxes, (4, 6), 2),
+        Laid(TURNED.boxes, (6, 4), 4),
+        Laid((Box("a", 8, (0, 0), (4, 6), (1, 4), source=1),), (4, 6), 4),
+        Laid((Box("a", 8, (0, 0), (4, 6), (6, 1)),), (4, 6), 4),
+        Laid(HALVES.boxes[::-1], (4, 8), 1),
+        Fp8(PACKED, SCALES, "BF16", (4, 8), (2, 4), "F32"),
+        Fp8(PACKED, SCALES, "F32", (8, 4), (2, 4), "F32"),
+        Fp8(PACKED, Stored(0, "scales", 16, 32), "F32", (4, 8), (2, 4), "F32"),
+    ]
+    for one, other in combinations([*EVERY.values(), *others], 2):
+        assert one != other and one.key() != other.key()
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "missing", [{"torch"}, {"numpy"}, {"torch", "numpy"}, set()], ids=["torch", "numpy", "both", "none"]
+)
+def test_what_takes_a_package_is_refused_without_it_before_anything_is_read_or_written(
+    name: str, missing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, sink = Noting(), CollectingSink()
+    monkeypatch.setattr("sharding.core.extras.find_spec", lambda module: None if module in missing else object())
+    tensors = [tensor_of(Stored(0, "b", 0, 9), name="first"), tensor_of(EVERY[name])]
+    lacking = NEEDED.get(name, set()) & missing
+    if not lacking:
+        assert len(outcome(tensors, source)[0]["w"]) == EVERY[name].size_bytes
+        return
+    with pytest.raises(Refused, match="needs what a plain install does not bring") as refusal:
+        list(move_shards("transfer", [shard_of(tensors)], lambda _: b"", [source], sink))
+    assert set(refusal.value.message.rstrip(".").rpartition(": ")[2].split(", ")) == lacking
+    assert refusal.value.hint.startswith("Run `pip install '.[")
+    assert source.noted == [] and sink.writers == {}

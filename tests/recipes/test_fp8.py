@@ -1,0 +1,152 @@
+"""FP8 weights are computed with their scales: bit for bit what the plain formula gives, in little memory."""
+
+import json
+import tracemalloc
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sharding.recipes import fp8
+from sharding.recipes.fp8 import Fp8
+from sharding.recipes.laid import Box, Laid
+from sharding.recipes.stored import Stored
+from sharding.transfer import pages
+from sharding.transfer.stream import digest_shards
+from tests.folders import result_of
+from tests.quantized import compressed, spread
+from tests.recipes.checkpoints import DTYPES, bytes_of, dequantized_bytes, dequantized_tensors, in_memory
+from tests.recipes.executor import FILE, ShortChunks, outcome, shard_of, tensor_of
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Bytes of every kind, NaNs among them."""
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).view(torch.float8_e4m3fn)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@given(
+    lead=st.lists(st.integers(1, 3), max_size=2),
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 40),
+    block=st.tuples(st.integers(1, 17), st.integers(1, 17)),
+    piece=st.sampled_from([1, 7, 64, 32768]),
+    page=st.sampled_from([4, 24, 1 << 18]),
+    batch=st.sampled_from([5, 64, 1 << 20]),
+    scale=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu]),
+    dtype=st.sampled_from(list(DTYPES)),
+    seed=SEEDS,
+)
+def test_any_weight_in_any_blocks_is_the_product_whatever_comes_at_a_time(
+    lead: list[int],
+    rows: int,
+    columns: int,
+    block: tuple[int, int],
+    piece: int,
+    page: int,
+    batch: int,
+    scale: torch.dtype,
+    dtype: str,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fp8, "_PIECE_ELEMENTS", piece)
+    monkeypatch.setattr(pages, "PAGE_BYTES", page)
+    generator = torch.Generator().manual_seed(seed)
+    weight = random_weight((*lead, rows, columns), generator)
+    grid = (*lead, -(-rows // block[0]), -(-columns // block[1]))
+    scales = torch.rand(grid, generator=generator).to(scale)
+    source, checkpoint = in_memory(
+        {"a.weight": torch.zeros(3), "m.weight": weight, "m.weight_scale_inv": scales},
+        json.dumps({"quantization_config": {"quant_method": "fp8", "weight_block_size": block}}),
+    )
+    source.batch_bytes = batch
+    expected = (weight.float() * spread(scales, block, weight.shape)).to(DTYPES[dtype])
+    assert dequantized_bytes(source, checkpoint, "m.weight", dtype) == bytes_of(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    strategy=st.sampled_from(["tensor", "channel", "block"]),
+    rows=st.integers(1, 300),
+    columns=st.integers(1, 300),
+    scale=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    experts=st.booleans(),
+    dtype=st.sampled_from(list(DTYPES)),
+    seed=SEEDS,
+)
+def test_compressed_tensors_multiplies_in_the_dtype_of_the_scales_but_experts_in_float32(
+    strategy: str, rows: int, columns: int, scale: torch.dtype, experts: bool, dtype: str, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = random_weight((rows, columns), generator)
+    block = {"tensor": (rows, columns), "channel": (1, columns), "block": (128, 128)}[strategy]
+    scales = torch.rand(-(-rows // block[0]), -(-columns // block[1]), generator=generator).to(scale)
+    stored = scales.reshape(1) if strategy == "tensor" else scales
+    name = "mlp.experts.3.up_proj.weight" if experts else "mlp.up_proj.weight"
+    config = json.dumps({"quantization_config": compressed(strategy)})
+    source, checkpoint = in_memory({name: weight, f"{name}_scale": stored}, config)
+    whole = spread(scales, block, weight.shape)
+    # As `_dequantize` of compressed-tensors 0.20, and as transformers does where it unites experts.
+    expected = weight.float() * whole if experts else weight.to(scale) * whole.to(scale)
+    if expected.dtype != torch.float32:  # which NaN it is, torch decides by where it stands
+        expected[expected.isnan()] = float("nan")
+    assert dequantized_bytes(source, checkpoint, name, dtype) == bytes_of(expected.to(DTYPES[dtype]))
+
+
+def test_a_block_ends_with_its_matrix() -> None:
+    matrices, rows, columns, block = 3, 5, 3, (2, 2)
+    packed = torch.arange(1, 1 + matrices * rows * columns, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    packed = packed.reshape(matrices, rows, columns)
+    scales = torch.arange(1.0, 1 + matrices * 3 * 2).reshape(matrices, 3, 2)
+    data = bytes_of(packed) + b"\0" * 3 + bytes_of(scales)
+    expected = torch.empty(packed.shape)
+    for matrix, row, column in product(range(matrices), range(rows), range(columns)):
+        scale = scales[matrix, row // 2, column // 2]
+        expected[matrix, row, column] = packed[matrix, row, column].float() * scale
+    grid = Stored(0, FILE, 48, len(data))
+    recipe = Fp8(Stored(0, FILE, 0, 45), grid, "F32", tuple(packed.shape), block, "F32")
+    assert outcome([tensor_of(recipe)], ShortChunks(data))[0]["w"] == bytes_of(expected)
+
+
+def test_numbers_and_scales_may_lie_in_pieces_and_in_any_order() -> None:
+    weight = random_weight((6, 10), torch.Generator().manual_seed(1))
+    scales = torch.rand(2, 3)
+    turned, right, left = bytes_of(weight.t()), bytes_of(scales[:, 1:]), bytes_of(scales[:, :1])
+    data = turned + right + left
+    packed = Laid((Box(FILE, 0, (0, 0), (6, 10), (1, 6)),), (6, 10), 1)
+    boxes = Box(FILE, 76, (0, 0), (2, 1), (1, 1)), Box(FILE, 60, (0, 1), (2, 2), (2, 1))
+    recipe = Fp8(packed, Laid(boxes, (2, 3), 4), "F32", (6, 10), (4, 4), "F32")
+    expected = weight.float() * spread(scales, (4, 4), weight.shape)
+    assert outcome([tensor_of(recipe)], ShortChunks(data))[0]["w"] == bytes_of(expected)
+
+
+def test_scales_that_lie_together_cost_one_read_and_weights_that_do_another() -> None:
+    tensors = {f"m.{number}.weight_scale_inv": torch.rand(2, 2) for number in range(20)}
+    zeros = torch.zeros(200, 200).to(torch.float8_e4m3fn)
+    tensors |= {f"m.{number}.weight": zeros for number in range(20)}
+    source, checkpoint = in_memory(tensors, '{"quantization_config": {"quant_method": "fp8"}}')
+    outcome(dequantized_tensors(checkpoint), source)
+    assert sorted(source.noted) == [(0, 320), (320, 320 + 20 * 40_000)]
+
+
+def test_little_of_a_large_weight_is_in_memory_at_a_time() -> None:
+    weight = torch.zeros(4096, 4096, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    source, checkpoint = in_memory(
+        {"m.weight_scale_inv": torch.ones(32, 32), "m.weight": weight},
+        '{"quantization_config": {"quant_method": "fp8"}}',
+    )
+    source.batch_bytes = 1 << 18
+    tensors = dequantized_tensors(checkpoint)
+    small = Fp8(Stored(0, FILE, 0, 4), Stored(0, FILE, 0, 4), "F32", (2, 2), (2, 2), "F32")
+    result_of(digest_shards([shard_of([tensor_of(small)])], lambda _: b"", source))  # what is imported
+    tracemalloc.start()
+    records = result_of(digest_shards([shard_of(tensors)], lambda _: b"", source))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert records["out"].bytes == tensors[0].bytes == 2 * weight.numel()
+    assert peak < 6_000_000

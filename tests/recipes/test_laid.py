@@ -1,0 +1,186 @@
+"""Tensors that do not lie in order are written as if they did, in bounded memory."""
+
+import tracemalloc
+from collections.abc import Iterable
+from math import prod
+from mmap import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sharding.core.limits import GATHERED_SPAN_BYTES, TILE_BYTES
+from sharding.formats.torch_checkpoint import read_archive
+from sharding.recipes import laid
+from sharding.recipes.feed import Feed
+from sharding.recipes.laid import Box, Laid, strides_of
+from sharding.storage.folder_source import open_folder
+from sharding.transfer.stream import digest_shards
+from tests.folders import bits, result_of
+from tests.fuzz.targets import Memory
+from tests.recipes.executor import FILE, ShortChunks, bytes_of, shard_of, tensor_of
+
+ANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+SMALL = {"tile": st.integers(8, 64), "span": st.integers(8, 64), "batch": st.sampled_from([1, 7, 64, 1 << 20])}
+
+
+@pytest.fixture
+def bounds(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    def small(tile: int, span: int, chunk: int = 48) -> None:
+        monkeypatch.setattr(laid, "TILE_BYTES", tile)
+        monkeypatch.setattr(laid, "GATHERED_SPAN_BYTES", span)
+        monkeypatch.setattr(laid, "BATCH_BYTES", chunk)
+
+    return small
+
+
+def of_view(view: torch.Tensor) -> Laid:
+    """The recipe of a view of a tensor that is all of the file."""
+    origin, shape = view.storage_offset() * view.element_size(), tuple(view.shape)
+    return Laid((Box(FILE, origin, (0,) * view.ndim, shape, view.stride()),), shape, view.element_size())
+
+
+@st.composite
+def views(draw: st.DrawFn) -> torch.Tensor:
+    """A view of a small tensor: dimensions swapped, cut, stepped over and expanded."""
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    dtype = draw(st.sampled_from([torch.int8, torch.int16, torch.float32, torch.int64]))
+    view = torch.arange(prod(lengths)).reshape(lengths).to(dtype)
+    view = view.permute(draw(st.permutations(range(view.ndim))))
+    for axis in range(view.ndim):
+        start, step = draw(st.integers(0, view.shape[axis] - 1)), draw(st.integers(1, 2))
+        view = view[(slice(None),) * axis + (slice(start, None, step),)]
+    if draw(st.booleans()):
+        view = view.unsqueeze(0).expand(draw(st.integers(1, 4)), *view.shape)
+    return view
+
+
+@ANY
+@given(view=views(), **SMALL)
+def test_any_view_is_written_in_any_memory(view: torch.Tensor, tile: int, span: int, batch: int, bounds) -> None:  # type: ignore[no-untyped-def]
+    bounds(tile, span)
+    base = view._base if view._base is not None else view
+    assert bytes_of(of_view(view), ShortChunks(bits(base)[2], batch_bytes=batch)) == bits(view)[2]
+
+
+Place = tuple[slice, ...]
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[torch.Tensor, list[Place]]:
+    """A small tensor, and where it is cut: along every dimension, unevenly, into boxes in any order."""
+    shape = draw(st.lists(st.integers(1, 6), max_size=3))
+    tensor = torch.arange(prod(shape)).reshape(shape).to(draw(st.sampled_from([torch.int16, torch.float32])))
+    boxes: list[Place] = [()]
+    for length in shape:
+        inner = draw(st.sets(st.integers(1, length - 1), max_size=3)) if length > 1 else set()
+        marks = [0, *sorted(inner), length]
+        boxes = [(*box, slice(a, b)) for box in boxes for a, b in zip(marks, marks[1:], strict=False)]
+    return tensor, draw(st.permutations(boxes)) if draw(st.booleans()) else boxes
+
+
+def in_pieces(tensor: torch.Tensor, places: Iterable[Place]) -> tuple[Laid, bytes]:
+    """The recipe of a tensor whose pieces are one after another in the file, and the file."""
+    data, boxes = b"", []
+    for place in places:
+        piece = tensor[place].contiguous()
+        shape = tuple(piece.shape)
+        boxes.append(Box(FILE, len(data), tuple(side.start for side in place), shape, strides_of(shape)))
+        data += bits(piece)[2]
+    return Laid(tuple(boxes), tuple(tensor.shape), tensor.element_size()), data
+
+
+@ANY
+@given(cut=cuts(), **SMALL)
+def test_any_tensor_in_pieces_is_put_together(
+    cut: tuple[torch.Tensor, list[Place]],
+    tile: int,
+    span: int,
+    batch: int,
+    bounds,  # type: ignore[no-untyped-def]
+) -> None:
+    bounds(tile, span)
+    recipe, data = in_pieces(*cut)
+    assert bytes_of(recipe, ShortChunks(data, batch_bytes=batch)) == bits(cut[0])[2]
+
+
+def test_pieces_may_lie_in_several_files_of_several_sources() -> None:
+    tensor = torch.arange(24, dtype=torch.int16).reshape(4, 6)
+    left, right = bits(tensor[:, :2])[2], bits(tensor[:, 2:])[2]
+    one, other = Memory(b"", {"left": left, "same": b"no"}), Memory(b"", {"same": b"??" + right})
+    boxes = Box("same", 2, (0, 2), (4, 4), (4, 1), source=1), Box("left", 0, (0, 0), (4, 2), (2, 1))
+    recipe = Laid(boxes, (4, 6), 2)
+    assert bytes_of(recipe, one, other) == bits(tensor)[2]
+    assert recipe.files() == {(0, "left"), (1, "same")}
+
+
+def test_pieces_that_follow_one_another_are_each_read_once_in_one_go() -> None:
+    tensor = torch.arange(60, dtype=torch.int16).reshape(10, 6)
+    places = [(slice(a, b), slice(0, 6)) for a, b in ((0, 3), (3, 4), (4, 10))]
+    recipe, data = in_pieces(tensor, places)
+    source = ShortChunks(data)
+    assert bytes_of(recipe, source) == bits(tensor)[2]
+    assert source.noted == [(0, 120)]
+    assert [extent[2:] for extent in recipe.reads()] == [(0, 36), (36, 48), (48, 120)]
+
+
+def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How large the tiles are that are laid from now on."""
+    sizes = list[int]()
+
+    def noting(number: int, size: int) -> mmap:
+        sizes.append(size)
+        return mmap(number, size)
+
+    monkeypatch.setattr(laid, "mmap", noting)
+    return sizes
+
+
+@pytest.mark.parametrize("item", [1, 2, 4, 8])
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (3, 5, 7), (40,)], ids=str)
+def test_a_tile_a_read_and_a_chunk_have_so_many_bytes_at_most_whatever_the_size_of_an_element(
+    item: int,
+    shape: tuple[int, ...],
+    bounds,
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
+) -> None:
+    tile, span, chunk = 64, 16, 48
+    bounds(tile, span, chunk)
+    sizes = mapped(monkeypatch)
+    count = prod(shape)
+    if len(shape) == 1:  # every second element
+        stored = np.arange(2 * count).astype(f"u{item}")
+        view = stored[::2]
+    else:
+        stored = np.arange(count).astype(f"u{item}").reshape(shape[::-1])
+        view = stored.T
+    strides = tuple(stride // item for stride in view.strides)
+    recipe = Laid((Box(FILE, 0, (0,) * len(shape), shape, strides),), shape, item)
+    reads, data = list(recipe.reads()), stored.tobytes()
+    assert all(0 < read.end_byte - read.start_byte <= span for read in reads)
+    inputs = Feed(data[read.start_byte : read.end_byte] for read in reads)
+    chunks = [bytes(made.data) for made in recipe.make(inputs, kept=None)]  # type: ignore[arg-type]
+    assert b"".join(chunks) == view.tobytes() and all(0 < len(made) <= chunk for made in chunks)
+    assert sum(sizes) == view.nbytes and max(sizes) <= tile
+    assert len(sizes) <= 2 * -(-view.nbytes // tile) + shape[0], "nor are they much smaller than they may be"
+
+
+def test_a_transpose_takes_a_few_tiles_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = 4000
+    turned = torch.arange(side * side, dtype=torch.float32).view(side, side).t()
+    torch.save({"w": turned}, tmp_path / "pytorch_model.bin")
+    source = open_folder(str(tmp_path))
+    (tensor,) = read_archive(source, source.files[0]).tensors
+    assert tensor.bytes == 64_000_000
+    sizes = mapped(monkeypatch)
+    result_of(digest_shards([shard_of([tensor_of(of_view(torch.zeros(2, 2).t()))])], lambda _: b"", source))  # imports
+    tracemalloc.start()
+    result_of(digest_shards([shard_of([tensor])], lambda _: b"", source))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert max(sizes) <= TILE_BYTES  # which are mapped, so not traced
+    assert peak_bytes < 8 * GATHERED_SPAN_BYTES
+    assert source.bytes_read <= 5 * tensor.bytes, "each tile takes nearly all, and there are four"
