@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sharding.storage.trained_source import TrainedSource
 
 from sharding.core.errors import DestinationError, GrantExpired, SourceError
 from sharding.core.lent import LentDestination, LentSource
@@ -17,7 +16,6 @@ from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, parse_ev
 from sharding.fleet.worker import work
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.source import open_repo
-from sharding.storage.locate import open_source
 from tests.conftest import listing
 from tests.fleet.hands import Hands
 from tests.folders import reshard
@@ -126,18 +124,6 @@ def test_without_xet_a_public_repo_is_read_and_neither_a_private_one_nor_a_desti
         with pytest.raises(DestinationError, match="takes files for alice/copy from nobody without a login"):
             shard(hub, "alice/public", "alice/copy", "50kB", workers="ray")
         assert not (tmp_path / "none").exists() and not hub.api().repo_exists("alice/copy")
-
-
-def test_what_ranks_have_saved_is_lent_by_the_names_that_it_has_as_a_checkpoint(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    top = tmp_path / "run"
-    (top / "weights").mkdir(parents=True)
-    (checkpoint / FILE).rename(top / "weights" / FILE)
-    source = TrainedSource(open_source(str(top), Hub("http://127.0.0.1:1", None)), "weights/", None)
-    lent = source.lend([FILE])
-    assert lent.files[0].file == FILE and lent.files[0].place == str(top / "weights" / FILE)
-    assert b"".join(open_lent(lent).read(FILE, 0, 9)) == (top / "weights" / FILE).read_bytes()[:9]
 
 
 def test_a_fault_of_a_worker_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
