@@ -73,9 +73,10 @@ class FolderDestination(FolderSink, Destination):
             return {}
         with explained(self._folder), suppress(FileNotFoundError):  # until it is locked, another job may publish it
             paths = self._staging.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
-            records = filter(None, (parse_record(path.read_bytes()) for path in paths))
-            by_file = {record.file: record for record in records}
-            return whole(by_file, lambda record: self._size(record.file) == record.bytes)
+            records = [parse_record(path.read_bytes()) for path in paths]
+            by_file = {record.file: record for record in records if record}
+            if len(by_file) == len(records):  # else one is damaged, which may have said what the others are made of
+                return whole(by_file, lambda record: self._size(record.file) == record.bytes)
         return {}
 
     @override

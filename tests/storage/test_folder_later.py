@@ -14,7 +14,7 @@ from sharding.core.options import Options
 from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_writing import part_path
+from sharding.storage.folder_writing import part_path, record_path
 from tests.conftest import listing
 from tests.folders import staged
 from tests.storage.publications import write_source
@@ -92,6 +92,13 @@ def test_a_kept_shard_has_the_record_that_says_all_that_was_read(tmp_path: Path)
         changed = [path for path, data in listing(out).items() if before[path] != data]
         assert changed == ([] if kept is records else [f"{STAGING_FOLDER}/{FILE}.plan.record.part"])
         assert target.disk_bytes_written == (len(listing(out)[changed[0]]) if is_new else 0)
+
+
+def test_where_a_record_is_damaged_no_shard_is_done(tmp_path: Path) -> None:
+    finished(tmp_path / "out")
+    place = record_path(tmp_path / "out", FILE, "plan")
+    place.write_bytes(place.read_bytes()[:-1])
+    assert FolderDestination(tmp_path / "out").done("plan") == {}
 
 
 @pytest.mark.parametrize("end", ["restarted", "discarded"])
