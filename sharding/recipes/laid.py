@@ -61,7 +61,7 @@ class Laid:
             return
         for tile in _tiles(self.shape, self.item_bytes):
             for box, part in self._inside(tile):
-                yield from _spans(self.item_bytes, box, *part)
+                yield from _spans(self.item_bytes, box, *part[1:])
 
     def keeps(self) -> Iterator[Extent]:
         """Yield nothing."""
@@ -78,9 +78,9 @@ class Laid:
             # Mapped, so that it goes back to the system as soon as it is dropped.
             room = mmap(-1, prod(shape) * self.item_bytes)
             tile = np.frombuffer(room, f"u{self.item_bytes}").reshape(shape)
-            for box, (starts, lengths, first) in self._inside((offsets, shape)):
+            for box, (starts, lengths, _) in self._inside((offsets, shape)):
                 there = tuple(slice(a - at, a - at + n) for a, n, at in zip(starts, lengths, offsets, strict=True))
-                _fill(self.item_bytes, box, tile[there], first, inputs)
+                _fill(self.item_bytes, box, tile[there], inputs)
             data = memoryview(room)
             for start in range(0, len(data), BATCH_BYTES):
                 yield Chunk(data[start : start + BATCH_BYTES])
@@ -193,7 +193,7 @@ def _tiles(shape: tuple[int, ...], item_bytes: int) -> Iterator[_Tile]:
             yield tuple(offsets), (1,) * (cut - 1) + (min(rows, length - start),) + shape[cut:]
 
 
-def _spans(item_bytes: int, box: Box, starts: tuple[int, ...], shape: tuple[int, ...], first: int) -> Iterator[Extent]:
+def _spans(item_bytes: int, box: Box, shape: tuple[int, ...], first: int) -> Iterator[Extent]:
     """Yield the bytes around a part of a box, that of `shape` whose first element is the `first`th of the box."""
     lengths = [(length - 1) * stride for length, stride in zip(shape, box.strides, strict=True)]
     count = sum(lengths) + 1
@@ -205,10 +205,10 @@ def _spans(item_bytes: int, box: Box, starts: tuple[int, ...], shape: tuple[int,
     half = shape[axis] // 2
     for begin, length in ((0, half), (half, shape[axis] - half)):
         part = (*shape[:axis], length, *shape[axis + 1 :])
-        yield from _spans(item_bytes, box, starts, part, first + begin * box.strides[axis])
+        yield from _spans(item_bytes, box, part, first + begin * box.strides[axis])
 
 
-def _fill(item_bytes: int, box: Box, tile: Any, first: int, inputs: Inputs) -> None:
+def _fill(item_bytes: int, box: Box, tile: Any, inputs: Inputs) -> None:
     """Fill `tile` with a part of a box, of `inputs`, in the order of `_spans`."""
     import numpy as np
 
@@ -222,8 +222,8 @@ def _fill(item_bytes: int, box: Box, tile: Any, first: int, inputs: Inputs) -> N
     axis = lengths.index(max(lengths))
     half = tile.shape[axis] // 2
     before = (slice(None),) * axis
-    _fill(item_bytes, box, tile[(*before, slice(half))], first, inputs)
-    _fill(item_bytes, box, tile[(*before, slice(half, None))], first + half * box.strides[axis], inputs)
+    _fill(item_bytes, box, tile[(*before, slice(half))], inputs)
+    _fill(item_bytes, box, tile[(*before, slice(half, None))], inputs)
 
 
 def _numbers(numbers: Sequence[int]) -> bytes:

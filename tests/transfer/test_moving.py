@@ -217,6 +217,17 @@ def test_all_shards_together_have_so_much_fetched_and_not_written_and_each_a_bat
     assert all(sink.written[f"out{n}"] == HEADER + bytes([n]) * 640 for n in range(6))
 
 
+@pytest.mark.parametrize(("bound", "fetched"), [(1, 64), (127, 64), (128, 128), (191, 128), (192, 192)])
+def test_a_batch_is_fetched_ahead_only_where_all_of_it_has_room(
+    bound: int, fetched: int, each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.transfer.stream.FETCHED_BYTES", bound)
+    source, shards = some_shards(1, 64 * 10)
+    source.batch_bytes = 64
+    ahead = read_ahead(source, shards, Sink(1))
+    assert max(ahead["in0"]) == fetched
+
+
 def test_the_last_of_many_shards_is_read_ahead_as_the_first_one_is(
     each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
