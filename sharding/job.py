@@ -12,15 +12,16 @@ from typing import TypeVar, get_args
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
+from sharding.core.destination import Destination
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import DestinationError, OverflowRefused, ShardingError, SourceError, UsageError
+from sharding.core.errors import DestinationError, OverflowRefused, Refused, ShardingError, SourceError, UsageError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.extras import import_meanwhile, require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options, WorkersOf, chosen
-from sharding.core.protocols import Destination, Source
+from sharding.core.repo import Repo
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew
@@ -39,15 +40,14 @@ from sharding.planning.planned import planned
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report
 from sharding.report.source_card import read_card
-from sharding.report.write import rewritten_configs, write_beside
+from sharding.report.write import write_beside
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import find_destination, open_destination, open_source
 from sharding.storage.names import is_folder
-from sharding.storage.trained_source import TrainedSource
 from sharding.transfer.prepare import Prepared, overflowed_in
 from sharding.transfer.stream import transfer
 from sharding.verify.digests import ThisMachine
-from sharding.verify.sides import noting, source_to_read
+from sharding.verify.sides import noting, sources_to_read
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.verify import verify
 
@@ -87,7 +87,7 @@ def inspect(
     more than `most_tensors`, and UsageError for a base that `source` needs none of.
     """
     origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base)
-    return offering(_read(origin, variant, most_tensors=most_tensors))
+    return offering(_read(origin, variant, most_tensors))
 
 
 def plan(
@@ -119,6 +119,7 @@ def shard(
     engine: Engine = "stream",
     compare_rounds: int = 0,
     workers: WorkersOf | None = None,
+    expect: str = "",
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Event, None, None]:
@@ -131,8 +132,8 @@ def shard(
     in a folder that this tool did not write, `restart` discards what an earlier run left. `engine` "classic" loads the
     whole model and saves it again. `compare_rounds` is how often original and result are each loaded before the result
     is published, for the report and the card. `workers` "ray" has other machines move and read the bytes, those of the
-    cluster at RAY_ADDRESS; they are given no login. Raises UsageError, SourceError, DestinationError, and Refused where
-    an extra is missing.
+    cluster at RAY_ADDRESS; they are given no login. `expect` is the `plan_id` that the plan must have. Raises
+    UsageError, SourceError, DestinationError, and Refused where an extra is missing or the plan is another one.
     """
     options = _as_options(options)
     _refuse_contradictions(options, destination, engine, compare_rounds, workers)
@@ -146,12 +147,12 @@ def shard(
         if engine == "classic":
             prepared = stack.enter_context(prepared_classic(origin, options))
         else:
-            noted = noting(origin)
-            checkpoint = _read(origin, options.variant, noted)
+            noted = noting(origin.sources)
+            checkpoint = _read(origin.through(noted), options.variant)
             if options.dtype != "keep" and checkpoint.configs:
                 import_meanwhile("torch")  # while another process asks transformers
             plan = planned(checkpoint, options)
-            prepared = Prepared(source_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
+            prepared = Prepared(sources_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
         card = read_card(origin)
         checkpoint = replace(prepared.checkpoint, findings=(*prepared.checkpoint.findings, *card.findings))
         plan = prepared.plan
@@ -159,7 +160,12 @@ def shard(
             refuse_incomparable(checkpoint, origin)
         yield Planned(replace(checkpoint, findings=(*checkpoint.findings, *target.findings)), plan)
 
-        plan_id = identify_plan(plan, prepared.reading.ref)
+        plan_id = identify_plan(plan)
+        if expect and plan_id != expect:
+            raise Refused(
+                f"The plan is {plan_id}, and you expect {expect}.",
+                "The source has changed since, or the options are others: look at the plan again.",
+            )
         kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
         with _discarded_if_fruitless(target):
             job = StagedJob(plan_id, origin.ref, options)
@@ -176,10 +182,9 @@ def shard(
             yield Verified(verification)
 
             resources = _resources(meter, prepared, target, crew)
-            configs = rewritten_configs(origin, checkpoint, options)
             comparison = None
             if compare_rounds and verification.identical:
-                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, configs)
+                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, plan.written)
             report = make_report(
                 checkpoint=checkpoint,
                 plan=plan,
@@ -194,7 +199,7 @@ def shard(
                 fleet=crew.cost if crew else None,
             )
             if verification.identical:
-                beside = write_beside(report, checkpoint, plan, records, origin, card, hub) | configs
+                beside = write_beside(report, checkpoint, plan, records, origin, card, hub)
                 side_files = [file for file in checkpoint.side_files if file.path not in beside]
                 yield target.publish(records, side_files, origin, beside)
             else:
@@ -297,11 +302,11 @@ def _open(
     restart: bool,
     base: str,
     is_shared: bool = False,
-) -> tuple[Source, Destination]:
+) -> tuple[Repo, Destination]:
     """Return both sides of a job that may be done. Raises UsageError, SourceError, DestinationError."""
     origin = open_source(source, hub, base)
     if origin.is_private and private is False and not confirmed:
-        hidden = base if isinstance(origin, TrainedSource) and origin.base and origin.base.is_private else source
+        hidden = base if origin.base and origin.base.is_private else source
         raise DestinationError(
             f"{hidden} is private or gated (or its Hub does not say), and a public copy would show it to everybody.",
             "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
@@ -319,16 +324,12 @@ def _open(
     return origin, target
 
 
-def _read(origin: Source, variant: str, noted: Source | None = None, most_tensors: int = MAX_TENSORS) -> Checkpoint:
-    """Return what `origin` says of itself, compared with the model that was trained where that is known.
-
-    It is read by way of `noted`, where that is given.
-    """
-    checkpoint = read_checkpoint(noted or origin, variant, most_tensors)
-    base = origin.base if isinstance(origin, TrainedSource) else None
-    if base is None:
+def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS) -> Checkpoint:
+    """Return what `origin` says of itself, compared with the model that was trained where that is known."""
+    checkpoint = read_checkpoint(origin, variant, most_tensors)
+    if origin.base is None:
         return checkpoint
-    trained = read_checkpoint(base, most_tensors=most_tensors)
+    trained = read_checkpoint(origin.base, most_tensors=most_tensors)
     return compare_with_base(checkpoint, trained, ordinary(trained))
 
 
@@ -412,8 +413,8 @@ def _resources(meter: Meter, prepared: Prepared, target: Destination, crew: Crew
     return Resources(
         peak_anon_bytes=max(meter.peak_anon_bytes, prepared.peak_anon_bytes, others.peak_anon_bytes),
         seconds=meter.seconds,
-        bytes_read=prepared.reading.bytes_read + others.bytes_read,
-        read_requests=prepared.reading.requests + others.read_requests,
+        bytes_read=sum(source.bytes_read for source in prepared.sources) + others.bytes_read,
+        read_requests=sum(source.requests for source in prepared.sources) + others.read_requests,
         bytes_uploaded=target.bytes_uploaded + others.bytes_uploaded,
         bytes_deduplicated=target.bytes_deduplicated + others.bytes_deduplicated,
         disk_bytes_written=target.disk_bytes_written + prepared.disk_bytes_written,

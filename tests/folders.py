@@ -9,9 +9,12 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from sharding import job
+from sharding.core.values import ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.job import Event
 from sharding.report.schema import Report
+from sharding.storage.folder_writing import RECORD
+from sharding.storage.records import parse_record
 from tests.conftest import listing, options_of, random_tensors
 
 if TYPE_CHECKING:
@@ -84,6 +87,13 @@ def in_folders(folder: Path) -> dict[str, bytes]:
 def staged(out: Path) -> Path:
     """Where a job keeps what it has not published yet."""
     return out / STAGING_FOLDER
+
+
+def recorded_in(out: Path) -> dict[str, ShardRecord]:
+    """The finished shards of the job in a folder, whatever plan it follows."""
+    records = [parse_record(path.read_bytes()) for path in staged(out).glob(f"*{RECORD}")]
+    assert all(records), "a record is there whole or not at all"
+    return {record.file: record for record in records if record}
 
 
 def result_of(work: Generator[object, None, Result]) -> Result:

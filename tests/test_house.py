@@ -12,7 +12,7 @@ from tests.conftest import ROOT, environment
 HOUSE = ROOT / "sharding"
 DOWN = (
     "page, cli+desk, job, fleet, verify, report, loading+drawing, transfer, storage+planning, model_class+checkpoint, "
-    "formats, core, sharding"
+    "formats, recipes, core, sharding"
 )
 """The wings from the top; those joined by + do not know one another, and the last is the package itself."""
 APART = {
@@ -23,7 +23,7 @@ APART = {
 """Reached over HTTP, or run as a process: what each may import that is not its own."""
 CHILDREN = {"loading.classic_child", "model_class.meta_model"}
 """Run as processes too."""
-DECIDE = ("planning.", "formats.", "core.values", "core.options", "core.text")
+DECIDE = ("planning.", "formats.", "recipes.", "core.values", "core.options", "core.text")
 WORLD = {"os", "shutil", "socket", "subprocess", "time", "tempfile", "threading", "httpx", "requests"}
 
 

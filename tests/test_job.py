@@ -17,8 +17,8 @@ from sharding.core.events import Progress, Published, ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.job import Event
 from sharding.report.schema import Report
-from sharding.storage import folder_destination as destination_room
 from sharding.storage import folder_source
+from sharding.storage.folder_writing import FolderShardWriter
 from tests.conftest import in_two_files, listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, same, staged
 
@@ -238,12 +238,12 @@ def test_another_header_is_another_source(checkpoint: Path) -> None:
 def test_a_result_that_differs_is_not_published(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = destination_room.FolderShardWriter.write
+    write = FolderShardWriter.write
 
-    def flip_last_bit(self: destination_room.FolderShardWriter, data: bytes) -> None:
+    def flip_last_bit(self: FolderShardWriter, data: bytes) -> None:
         write(self, data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 30_000 else data)
 
-    monkeypatch.setattr(destination_room.FolderShardWriter, "write", flip_last_bit)
+    monkeypatch.setattr(FolderShardWriter, "write", flip_last_bit)
     report = finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
     assert not report.verification.identical
     assert not (tmp_path / "out").exists()

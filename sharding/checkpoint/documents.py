@@ -7,20 +7,19 @@ from typing import Any
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.text import format_bytes, name_problem, values_in
 from sharding.core.values import FileEntry
 from sharding.formats.model_card import parse_card
+from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED
 from sharding.formats.names import CARD_NAME
 
-CONFIG_NAME = "config.json"
 PIPELINE_NAME = "model_index.json"
 MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 OPEN_CLIP_NAME = "open_clip_config.json"
 SPACY_NAME = "meta.json"
 ADAPTER_NAME = "adapter_config.json"
-WEIGHTS_NAMED = "transformers_weights"
 
 _ROUTERS = ("Router", "Asym")
 """Modules of sentence-transformers (6.2) that have modules of their own in folders below; the second is the old one."""
@@ -113,7 +112,7 @@ class Documents:
                 waiting += [(folder + _as_folder(name), of) for name, of in types.items() if isinstance(of, str)]
 
 
-def read_documents(source: Source, by_path: Mapping[str, FileEntry]) -> Documents:
+def read_documents(source: Files, by_path: Mapping[str, FileEntry]) -> Documents:
     """Return what a source with files `by_path` says of itself. Raises SourceError where it cannot be fetched."""
     names = (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME, SPACY_NAME, ADAPTER_NAME)
     config, pipeline, modules, spacy, adapter = (read_json(source, by_path.get(name)) for name in names)
@@ -129,7 +128,7 @@ def read_documents(source: Source, by_path: Mapping[str, FileEntry]) -> Document
     return documents
 
 
-def read_card_names(source: Source, by_path: Mapping[str, FileEntry]) -> tuple[str, frozenset[str]]:
+def read_card_names(source: Files, by_path: Mapping[str, FileEntry]) -> tuple[str, frozenset[str]]:
     """Return which library the model card names ("" for none), and its tags. Raises SourceError."""
     file = by_path.get(CARD_NAME)
     if file is None or file.bytes > MAX_CARD_BYTES:
@@ -140,7 +139,7 @@ def read_card_names(source: Source, by_path: Mapping[str, FileEntry]) -> tuple[s
     return library if isinstance(library, str) else "", frozenset(tag for tag in tags if isinstance(tag, str))
 
 
-def read_small(source: Source, file: FileEntry, max_bytes: int) -> bytes:
+def read_small(source: Files, file: FileEntry, max_bytes: int) -> bytes:
     """Return a whole file. Raises SourceError if it has more than `max_bytes`."""
     if file.bytes > max_bytes:
         raise SourceError(
@@ -150,7 +149,7 @@ def read_small(source: Source, file: FileEntry, max_bytes: int) -> bytes:
     return b"".join(source.read(file.path, 0, file.bytes))
 
 
-def read_json(source: Source, file: FileEntry | None) -> Any:
+def read_json(source: Files, file: FileEntry | None) -> Any:
     """Return what a small JSON file holds; None for one that is not there, too large or none."""
     return parsed(config_text(source, file) or b"null")
 
@@ -163,7 +162,7 @@ def parsed(text: str | bytes) -> Any:
         return None
 
 
-def config_text(source: Source, file: FileEntry | None) -> bytes | None:
+def config_text(source: Files, file: FileEntry | None) -> bytes | None:
     """Return a file of JSON; None for one that is not there, or that would take far more memory than its kind."""
     if file is None or file.bytes > MAX_CONFIG_BYTES:
         return None

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sharding.checkpoint.documents import CONFIG_NAME, OPEN_CLIP_NAME, Documents
+from sharding.checkpoint.documents import OPEN_CLIP_NAME, Documents
 from sharding.checkpoint.loaders import (
     DIFFUSERS,
     DIFFUSERS_ADAPTER,
@@ -22,6 +22,7 @@ from sharding.checkpoint.loaders import (
 )
 from sharding.checkpoint.weight_sets import Folders, has_index_alone, has_weights, own_names
 from sharding.core.values import Library, folders_around
+from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import is_duplicate, is_of_ranks, is_plain, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")

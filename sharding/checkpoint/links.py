@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 from sharding.checkpoint.documents import (
-    CONFIG_NAME,
     MODULES_NAME,
     OPEN_CLIP_NAME,
     PIPELINE_NAME,
@@ -13,6 +12,7 @@ from sharding.checkpoint.documents import (
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some, shown_name
 from sharding.core.values import Finding, folders_around
+from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import DCP_METADATA_NAME, is_duplicate, is_training_state, is_weights
 
 

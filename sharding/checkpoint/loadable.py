@@ -3,7 +3,7 @@
 from sharding.checkpoint.links import refuse_links
 from sharding.checkpoint.read import named_weights
 from sharding.core.errors import SourceError
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.values import FileEntry
 from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, SINGLE_NAME
 
@@ -13,7 +13,7 @@ _TEXTS = (".json", ".model", ".txt", ".jinja")
 """Configuration and tokenizer."""
 
 
-def loadable_files(source: Source) -> list[FileEntry]:
+def loadable_files(source: Files) -> list[FileEntry]:
     """Return the files of `source` that loading takes: weights of one format, configuration, tokenizer; no subfolders.
 
     Raises SourceError where there are no weights, or one of them is a link that is not followed.

@@ -7,8 +7,6 @@ from dataclasses import replace
 from threading import Lock
 
 from sharding.checkpoint.documents import (
-    CONFIG_NAME,
-    WEIGHTS_NAMED,
     Documents,
     config_text,
     parsed,
@@ -31,15 +29,17 @@ from sharding.core.limits import (
     MAX_TENSORS,
     TENSOR_DESCRIPTION_BYTES,
 )
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.text import name_some, unreached_sentence
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_safetensors import without_dcp
 from sharding.formats.index import Index, compare_with_index, parse_index
+from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
+from sharding.recipes.stored import Stored, place_of
 
 _LONG = Lock()
 _LONG_BYTES = 2_000_000
@@ -49,7 +49,7 @@ _FIRST_READ_BYTES = 64 << 10
 """Most headers are shorter; the rest of a longer one costs a second read."""
 
 
-def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_TENSORS) -> Checkpoint:
+def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Checkpoint:
     """Return the tensors, side files and findings of `source`, of its `variant` where a component has that.
 
     Raises SourceError where there is no checkpoint that can be streamed or a tensor is there twice,
@@ -84,13 +84,13 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
         source.files, taken | of_ranks, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
     )
     _refuse_unreadable(source, side_files)
-    configs = _configs(source, by_path, [component.folder for component in components])
+    configs = read_configs(source, by_path, [component.folder for component in components])
     _refuse_other_names(configs, taken)
     checkpoint = Checkpoint(
         source=source.ref,
         tensors=tuple(tensors),
         components=tuple(components),
-        weight_files=tuple(weight_files),
+        weight_files=tuple(replace(file, path=file.at, place="") for file in weight_files),
         side_files=side_files,
         copied_weights=tuple(file for file in side_files if file.path in selection.copied),
         findings=(*findings, *left_out),
@@ -105,7 +105,7 @@ def read_checkpoint(source: Source, variant: str = "", most_tensors: int = MAX_T
     return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
 
 
-def _read_layout(source: Source, by_path: dict[str, FileEntry], folders: Folders) -> tuple[Documents, Layout]:
+def _read_layout(source: Files, by_path: dict[str, FileEntry], folders: Folders) -> tuple[Documents, Layout]:
     """Return what a source says of itself, and the layout that follows from it."""
     documents = read_documents(source, by_path)
     layout = find_layout(folders, documents)
@@ -116,7 +116,7 @@ def _read_layout(source: Source, by_path: dict[str, FileEntry], folders: Folders
     return documents, find_layout(folders, documents)
 
 
-def describe_source(source: Source) -> tuple[Finding, ...]:
+def describe_source(source: Files) -> tuple[Finding, ...]:
     """Return what a person should know of where a checkpoint lies, whatever is in it."""
     return (*map(_unreached, source.unreached), *describe_links(source.links_out))
 
@@ -127,7 +127,7 @@ def _unreached(place: str) -> Finding:
 
 
 def _read_component(
-    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
+    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
 ) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
     """Return a component, its files and tensors, and what a person should know of it."""
     if weight_set.ranks:
@@ -176,7 +176,7 @@ def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> No
 
 
 def _read_ranks(
-    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
+    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
 ) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
     """Return the same of what the ranks of a training run have saved."""
     if weight_set.ranks == [DCP_METADATA_NAME]:
@@ -193,7 +193,7 @@ def _read_ranks(
     return component, files, contents.tensors, [*contents.findings, *conflicts]
 
 
-def named_weights(source: Source) -> list[str]:
+def named_weights(source: Files) -> list[str]:
     """Return the files that config.json names as weights in the place of the usual ones, [] where it names none.
 
     Raises SourceError where they are not there.
@@ -207,7 +207,7 @@ def named_weights(source: Source) -> list[str]:
 
 
 def _read_index(
-    source: Source, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int = MAX_TENSORS
+    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int = MAX_TENSORS
 ) -> Index | None:
     if not weight_set.takes_index or weight_set.index is None:
         return None
@@ -215,7 +215,7 @@ def _read_index(
     return parse_index(read_small(source, by_path[weight_set.index], MAX_INDEX_BYTES), weight_set.index)
 
 
-def read_headers(source: Source, files: Iterable[FileEntry], most_tensors: int = MAX_TENSORS) -> list[Header]:
+def read_headers(source: Files, files: Iterable[FileEntry], most_tensors: int = MAX_TENSORS) -> list[Header]:
     """Return the parsed headers of `files`, in order. Raises SourceError, HeaderError, TooManyTensors."""
     headers, seen = [], 0
     with readers(source.ranges_at_once) as pool:
@@ -227,23 +227,33 @@ def read_headers(source: Source, files: Iterable[FileEntry], most_tensors: int =
     return headers
 
 
-def _read_header(source: Source, file: FileEntry, most_tensors: int) -> Header:
+def _read_header(source: Files, file: FileEntry, most_tensors: int) -> Header:
     first = b"".join(source.read(file.path, 0, min(file.bytes, _FIRST_READ_BYTES)))
     end = header_end(first[:LENGTH_BYTES], file.bytes, file.path)
     if end > len(first):
         _refuse_long(source, end, most_tensors)
         first += b"".join(source.read(file.path, len(first), end))
     with _LONG if end > _LONG_BYTES else nullcontext():
-        return parse_header(first, file.bytes, file.path)
+        return _at_source(parse_header(first, file.bytes, file.path), file)
 
 
-def _refuse_long(source: Source, description_bytes: int, most_tensors: int) -> None:
+def _at_source(header: Header, file: FileEntry) -> Header:
+    """Return `header` with its tensors where they are read, which need not be called as in the repo."""
+    if (file.source, file.at) == (0, file.path):
+        return header
+    places = ((tensor, place_of(tensor)) for tensor in header.tensors)
+    at = file.source, file.at
+    moved = (tensor._replace(recipe=Stored(*at, place.start_byte, place.end_byte)) for tensor, place in places)
+    return replace(header, tensors=tuple(moved))
+
+
+def _refuse_long(source: Files, description_bytes: int, most_tensors: int) -> None:
     """Raise TooManyTensors where a description is longer than that of `most_tensors`."""
     if most_tensors < MAX_TENSORS and description_bytes > most_tensors * TENSOR_DESCRIPTION_BYTES:
         raise _too_many_tensors(source, most_tensors)
 
 
-def _too_many_tensors(source: Source, most_tensors: int) -> TooManyTensors:
+def _too_many_tensors(source: Files, most_tensors: int) -> TooManyTensors:
     """Return the error for a checkpoint that has more than `most_tensors`."""
     if most_tensors >= MAX_TENSORS:
         return TooManyTensors(f"There are more than {most_tensors:,} tensors in it.", "It is no one model.")
@@ -266,7 +276,7 @@ def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
         raise SourceError("The weight files hold no tensor.", "There is nothing to shard.")
 
 
-def _refuse_unreadable(source: Source, files: Iterable[FileEntry]) -> None:
+def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
     """Raise SourceError where one of `files` lies on this disk and may not be read: else the end of a job would say so.
 
     Weights need no such look: their headers are read.
@@ -296,7 +306,7 @@ def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Find
     return merged, [Finding("warning", "metadata-conflict", message)]
 
 
-def _configs(source: Source, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
+def read_configs(source: Files, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
     """Return the text of the configuration in each of `folders`."""
     texts = {folder: config_text(source, by_path.get(folder + CONFIG_NAME)) for folder in folders}
     return {folder: text.decode(errors="replace") for folder, text in texts.items() if text is not None}

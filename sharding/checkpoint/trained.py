@@ -8,7 +8,7 @@ from sharding.checkpoint.state_dict import clashes, model_names, short_names, st
 from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_DCP_BYTES
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.text import count, format_bytes, name_some, source_name
 from sharding.core.values import Checkpoint, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_archives import find_boxes
@@ -59,7 +59,7 @@ def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> T
     return Trained(tensors, findings)
 
 
-def read_dcp(source: Source, by_path: dict[str, FileEntry]) -> tuple[list[FileEntry], Trained]:
+def read_dcp(source: Files, by_path: dict[str, FileEntry]) -> tuple[list[FileEntry], Trained]:
     """Return the files of a checkpoint with `.metadata`, and the weights in it; what is no weight is left out.
 
     Raises SourceError where a file is missing, or something else than `.metadata` says.
@@ -129,6 +129,7 @@ def as_trained(checkpoint: Checkpoint) -> Checkpoint:
     return replace(
         checkpoint,
         configs=configs,
+        reconfigured=frozenset(folder for folder in configs if configs[folder] != checkpoint.configs[folder]),
         side_files=tuple(file for file in checkpoint.side_files if file.path not in unfit),
         findings=(*checkpoint.findings, *findings),
     )

@@ -180,6 +180,12 @@ def plan(
     base: Base = "",
     dequantize: Dequantize = False,
     picture: Annotated[str, typer.Option(metavar="FILE", help="Draw today's files and the shards into this SVG.")] = "",
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GLOB", help="Show how the tensors of these names are made: '*.q_proj.*'.", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which shards a checkpoint would be cut into. Moves no weights."""
@@ -187,6 +193,7 @@ def plan(
         from sharding import job
         from sharding.drawing import map_svg
         from sharding.drawing.picture import save_picture
+        from sharding.planning.explain import explained
         from sharding.report import report, schema
 
         size = _size(max_shard_size, single_file)
@@ -194,8 +201,12 @@ def plan(
         checkpoint, plan = job.plan(source, chosen, token=hub_token())
         if picture:
             save_picture(picture, map_svg.draw_plan(checkpoint, plan))
+        recipes = explained(plan, explain) if explain else {}
         if as_json:
-            _print_json(schema.to_json(report.summarize_plan(plan, checkpoint.findings)))
+            document = schema.to_json(report.summarize_plan(plan, checkpoint.findings))
+            _print_json(document | ({"recipes": recipes} if explain else {}))
+        elif explain:
+            terminal.recipes(recipes)
         else:
             terminal.findings(checkpoint.findings)
             terminal.plan(plan)
@@ -248,6 +259,12 @@ def shard(
             show_default=False,
         ),
     ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLAN_ID", help="Refuse any other plan than this one of `plan --json`.", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
     as_events: AsEvents = False,
 ) -> None:
@@ -268,6 +285,7 @@ def shard(
             engine=engine,
             compare_rounds=ROUNDS if comparing else 0,
             workers=workers,
+            expect=expect or "",
             token=hub_token(),
         )
         last = _follow(events, terminal, as_json, as_events)

@@ -1,6 +1,6 @@
 """Show checkpoints, plans, events and outcomes to a person at a terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Self
 
@@ -75,6 +75,11 @@ class Terminal:
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
         self._stages(plan)
         self.findings(plan.findings)
+
+    def recipes(self, recipes: Mapping[str, str]) -> None:
+        """Show how tensors are made, one line each."""
+        for name, sentence in recipes.items():
+            self._say(f"{name}: {sentence}")
 
     def event(
         self, event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report

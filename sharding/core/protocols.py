@@ -1,15 +1,14 @@
 """What a source and a destination can do: the two protocols that `transfer` and `verify` meet."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from sharding.core.events import Published
-from sharding.core.lent import LentDestination, LentSource
-from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob
+from sharding.core.lent import LentSource
+from sharding.core.values import FileEntry, RepoRef, ShardRecord
 
 
-class Source(Protocol):
+class Files(Protocol):
     """The files of a checkpoint that does not change while it is read."""
 
     ref: RepoRef
@@ -21,24 +20,10 @@ class Source(Protocol):
     """Commits of it ("owner/name@commit") to which no branch and no tag of their repo is known to lead."""
     links_out: tuple[str, ...]
     """Links in it that are not followed: those that lead out of it and, ending in "/", those to folders."""
-    batch_bytes: int
-    """How much to ask for at a time."""
-    join_gap_bytes: int
-    """Ranges closer than this are read as one."""
     ranges_at_once: int
     """How many ranges to ask for side by side."""
     files: tuple[FileEntry, ...]
     """Hashes that are stated are those of the bytes that `read` yields."""
-
-    @property
-    def requests(self) -> int:
-        """Requests made so far."""
-        ...
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read so far."""
-        ...
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in bounded chunks.
@@ -53,6 +38,25 @@ class Source(Protocol):
 
     def closed(self) -> str:
         """Return a repo of it that was public when it was opened and is not known to be so now, "" if there is none."""
+        ...
+
+
+class Source(Files, Protocol):
+    """One place that files are read from: a folder, or a repo of a Hub."""
+
+    batch_bytes: int
+    """How much to ask for at a time."""
+    join_gap_bytes: int
+    """Ranges closer than this are read as one."""
+
+    @property
+    def requests(self) -> int:
+        """Requests made so far."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far."""
         ...
 
     def lend(self, files: Iterable[str]) -> LentSource:
@@ -84,6 +88,20 @@ class ShardSink(Protocol):
         """How many may be open at a time."""
         ...
 
+    @property
+    def bytes_uploaded(self) -> int:
+        """Bytes that were sent from here to a store."""
+        ...
+
+    @property
+    def bytes_deduplicated(self) -> int:
+        """Bytes that the store had already."""
+        ...
+
+    def finished(self, file: str) -> ShardRecord | None:
+        """Return the record of a shard that is there whole, whoever has written it. None where that is not known."""
+        ...
+
     def open_shard(self, file: str) -> ShardWriter:
         """Start a shard."""
         ...
@@ -95,96 +113,6 @@ class ShardSink(Protocol):
         """
         ...
 
-
-class Destination(ShardSink, Protocol):
-    """A place that shards are streamed into and that shows them only once all are there."""
-
-    ref: RepoRef
-    findings: tuple[Finding, ...]
-    """What a person should know before anything is written."""
-
-    @property
-    def bytes_uploaded(self) -> int:
-        """Bytes that this job has sent to a store."""
-        ...
-
-    @property
-    def bytes_deduplicated(self) -> int:
-        """Bytes that the store had already."""
-        ...
-
-    @property
-    def disk_bytes_written(self) -> int:
-        """Bytes that this job has written to this machine's disk."""
-        ...
-
-    @property
-    def has_finished_shards(self) -> bool:
-        """Whether a later run would find something to go on from."""
-        ...
-
-    def check(self, source: RepoRef) -> None:
-        """Raise DestinationError where a copy of `source` may not be written. Changes nothing; comes first of all.
-
-        ReplaceRefused where a copy of another model stands there and nobody said that it may go.
-        """
-        ...
-
-    def done(self, plan_id: str) -> dict[str, ShardRecord]:
-        """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
-
-        Raises DestinationError where an unfinished job of another plan is in the way.
-        """
-        ...
-
-    def prepare(
-        self,
-        job: StagedJob,
-        keep: Iterable[ShardRecord],
-        new_bytes: int,
-        ours: Iterable[str] = (),
-        beside: Iterable[str] = (),
-    ) -> None:
-        """Make ready for `new_bytes` of `job`; forget what an earlier run left, but for the shards in `keep`.
-
-        The result will have the files `ours`, which this tool writes, and those of the source `beside` them. Raises
-        DestinationError, before a byte moves, where it cannot be written.
-        """
-        ...
-
-    def lend(self) -> LentDestination:
-        """Return what another machine needs to write shards of the job that was prepared; none are opened here then.
-
-        Raises DestinationError where that would take a login.
-        """
-        ...
-
-    def open_finished(self, file: str) -> Source | None:
-        """Return where a shard that this job has finished can be read at once; None where that had better wait."""
-        ...
-
-    def open_staged(self, files: Iterable[str]) -> Source:
-        """Return a source that reads the finished `files` before they are published."""
-        ...
-
-    def publish(
-        self,
-        records: Mapping[str, ShardRecord],
-        side_files: Iterable[FileEntry],
-        origin: Source,
-        written: Mapping[str, bytes],
-    ) -> Published:
-        """Show the shards of `records`, `side_files` copied from `origin`, and the files `written`; the index last."""
-        ...
-
-    def unfinished(self) -> StagedJob | None:
-        """Return the job whose shards are staged here, if there is one. Changes nothing."""
-        ...
-
-    def discard(self) -> Discarded:
-        """Remove what this job or, before `prepare`, an earlier one has staged."""
-        ...
-
     def close(self) -> None:
-        """Let go of the destination, published or not: shards that are not finished are gone."""
+        """Let go of it: shards that are not finished are gone."""
         ...

@@ -1,9 +1,11 @@
 """Read and write sizes, counts, times and lists as people do. Pure."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from difflib import get_close_matches
+from typing import Any
 
 from sharding.core.errors import UsageError
 from sharding.core.limits import MAX_NAME_CHARACTERS
@@ -16,6 +18,12 @@ def values_in(json_text: bytes) -> int:
     3
     """
     return sum(map(json_text.count, (b",", b"[", b"{")))
+
+
+def json_file(document: Mapping[str, Any]) -> bytes:
+    """Return a JSON file for people and programs: indented, one trailing newline."""
+    # Half a surrogate pair, which a config.json may hold, becomes the escape that JSON has for it.
+    return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 MOST_NAMES = 3

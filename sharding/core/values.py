@@ -40,7 +40,8 @@ class Finding:
 class FileEntry:
     """A file of a source: its path inside the repo or folder and its size; hashes where somebody states them.
 
-    `git_sha1` is git's own name for the content of a file that lies in git itself.
+    `git_sha1` is git's own name for the content of a file that lies in git itself. In a repo that is put together of
+    several sources it is of the `source` of this number, where it is called `place`, "" where it is called the same.
     """
 
     path: str
@@ -48,6 +49,13 @@ class FileEntry:
     sha256: str | None = None
     xet_hash: str | None = None
     git_sha1: str | None = None
+    source: int = 0
+    place: str = ""
+
+    @property
+    def at(self) -> str:
+        """Its path in its source."""
+        return self.place or self.path
 
 
 class Tensor(NamedTuple):
@@ -158,7 +166,9 @@ class Checkpoint:
     architecture: str | None = None
     library: Library = "transformers"
     configs: Mapping[str, str] = field(default_factory=dict)
-    """The text of config.json in the folder of each component that has one."""
+    """The text of config.json in the folder of each component that has one, as it is true of the tensors."""
+    reconfigured: frozenset[str] = frozenset()
+    """The folders in which that is not what the file says."""
     of_ranks: bool = False
     """Whether the ranks of a training run have saved it, so that no library loads it as it is."""
     base: RepoRef | None = None
@@ -248,7 +258,8 @@ class Plan:
 
     `stages` are what each rank of a pipeline loads, where the options ask for one; `pipeline` is where transformers
     cuts it.
-    `dequantized` says how the weights were quantized that are computed, "" where none are.
+    `dequantized` says how the weights were quantized that are computed, "" where none are. `sources` are those whose
+    numbers stand in the recipes, `written` the files of the source that the copy has anew, by path.
     """
 
     shards: tuple[Shard, ...]
@@ -260,6 +271,8 @@ class Plan:
     stages: tuple[Stage, ...] = ()
     pipeline: PipelineCut | None = None
     dequantized: str = ""
+    sources: tuple[RepoRef, ...] = ()
+    written: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -331,12 +344,13 @@ class Discarded:
 
 
 class BytesRead(NamedTuple):
-    """What came when bytes `[start_byte, end_byte)` of a source's `file` were read: their BLAKE3 in hex."""
+    """What came when bytes `[start_byte, end_byte)` of a `file` of a source were read: their BLAKE3 in hex."""
 
     file: str
     start_byte: int
     end_byte: int
     blake3: str
+    source: int = 0
 
 
 @dataclass(frozen=True, slots=True)

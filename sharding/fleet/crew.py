@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
+from sharding.core.destination import Destination
 from sharding.core.errors import (
     DamagedError,
     DestinationError,
@@ -21,7 +22,7 @@ from sharding.core.errors import (
 )
 from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import ATTEMPTS, PROGRESS_SECONDS, TOLD_SECONDS, WORKERS_SECONDS
-from sharding.core.protocols import Destination, Source
+from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, FleetCost, NodeCost, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.fleet.cutting import Task, layers_of, tasks_to_make, tasks_to_read
 from sharding.fleet.parts import PartDone, PartEvent, PartFailed, Spent, UnderWay, part_json
@@ -139,10 +140,14 @@ class Crew(Reader):
 
     @override
     def digest_shards(
-        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source, phase: ReadingPhase = "verify"
+        self,
+        shards: Sequence[Shard],
+        header: Callable[[Shard], bytes],
+        sources: Sequence[Source],
+        phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Have `shards` made behind their headers, as `transfer.digest_shards` does it."""
-        done = yield from collected(self._run(phase, tasks_to_read(phase, shards, header, source)))
+        done = yield from collected(self._run(phase, tasks_to_read(phase, shards, header, sources)))
         return {part.record.file: part.record for part in done}
 
     @override
@@ -154,7 +159,7 @@ class Crew(Reader):
         sha256, by_range = dict[str, str](), {file.path: dict[tuple[int, int], str]() for file in files}
         for depth in range(max(map(len, layers.values()), default=0)):
             shards = [shard for held in layers.values() for shard in held[depth : depth + 1]]
-            records = yield from self.digest_shards(shards, lambda _: b"", source)
+            records = yield from self.digest_shards(shards, lambda _: b"", [source])
             for shard in shards:
                 digests = records[shard.file].tensor_blake3
                 sha256.setdefault(shard.file, records[shard.file].sha256)
@@ -170,7 +175,7 @@ class Crew(Reader):
         for tensor in tensors:
             files.setdefault(tensor.file, []).append(tensor)
         shards = [Shard(file, tuple(held), sum(tensor.bytes for tensor in held)) for file, held in files.items()]
-        records = yield from self.digest_shards(shards, lambda _: b"", source)
+        records = yield from self.digest_shards(shards, lambda _: b"", [source])
         return {
             tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[tensor.file].tensor_blake3[tensor.name])
             for tensor in tensors
@@ -182,7 +187,7 @@ class Crew(Reader):
         shards = [
             Shard(file, (Tensor("", "U8", (size,), Stored(0, file, 0, size)),), size) for file, size in sizes.items()
         ]
-        done = yield from collected(self._run("check", tasks_to_read("check", shards, lambda _: b"", source)))
+        done = yield from collected(self._run("check", tasks_to_read("check", shards, lambda _: b"", [source])))
         return {part.record.file: part.record.sha256 for part in done}
 
     def _run(self, phase: Phase, tasks: Sequence[Task]) -> Iterator[Progress | Done[PartDone]]:

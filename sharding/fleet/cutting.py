@@ -1,16 +1,17 @@
 """Cut a job into parts, each a slice of its plan. Lends what it takes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from sharding.core.destination import Destination
 from sharding.core.lent import LentSource
-from sharding.core.protocols import Destination, Source
+from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, Shard, Tensor
 from sharding.fleet.parts import Part
 from sharding.planning.plan import shard_header
 from sharding.recipes.stored import Stored
 from sharding.transfer.prepare import Prepared
+from sharding.transfer.stream import ReadingPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +27,22 @@ def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destinati
     """Return a task for each of `shards`, to be made as `prepared` and put into `target`."""
 
     def part(shard: Shard) -> Part:
-        header, lent = shard_header(prepared.plan, shard), _lent(shard, prepared.reading)
-        return Part("transfer", shard, header, lent, target.lend(), prepared.noted is not None)
+        header, lent = shard_header(prepared.plan, shard), _lent(shard, prepared.sources)
+        return Part("transfer", shard, header, lent, target.lend(), bool(prepared.noted))
 
     return [_task(shard, part) for shard in shards]
 
 
 def tasks_to_read(
-    phase: Literal["check", "verify"], shards: Iterable[Shard], header: Callable[[Shard], bytes], source: Source
+    phase: ReadingPhase,
+    shards: Iterable[Shard],
+    header: Callable[[Shard], bytes],
+    sources: Sequence[Source],
 ) -> list[Task]:
-    """Return a task for each of `shards`, whose tensors are made of `source` as if to be written."""
+    """Return a task for each of `shards`, whose tensors are made of `sources` as if to be written."""
 
     def part(shard: Shard) -> Part:
-        return Part(phase, shard, header(shard), _lent(shard, source))
+        return Part(phase, shard, header(shard), _lent(shard, sources))
 
     return [_task(shard, part) for shard in shards]
 
@@ -64,6 +68,11 @@ def _task(shard: Shard, part: Callable[[Shard], Part]) -> Task:
     return Task(shard.file, shard.bytes, lambda: part(shard))
 
 
-def _lent(shard: Shard, source: Source) -> tuple[LentSource, ...]:
-    files = {file: None for tensor in shard.tensors for _, file in sorted(tensor.recipe.files())}
-    return (source.lend(files),)
+def _lent(shard: Shard, sources: Sequence[Source]) -> tuple[LentSource, ...]:
+    """Return what a part takes of each source, up to the last of which it takes anything."""
+    files = {place: None for tensor in shard.tensors for place in sorted(tensor.recipe.files())}
+    last = max((number for number, _ in files), default=0)
+    return tuple(
+        source.lend([file for place, file in files if place == number])
+        for number, source in enumerate(sources[: last + 1])
+    )

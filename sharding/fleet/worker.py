@@ -3,14 +3,14 @@
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from sharding.core.errors import GrantExpired, ShardingError, unforeseen
 from sharding.core.limits import GRANT_MARGIN_SECONDS, TOLD_SECONDS
 from sharding.core.meter import Meter
-from sharding.core.protocols import Source
-from sharding.fleet.borrowed import LentSink, open_lent, open_lent_destination
+from sharding.core.protocols import ShardSink, Source
+from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, Spent, UnderWay, Worker, event_line, parse_part
 from sharding.transfer.lanes import Done
 from sharding.transfer.noting_source import NotingSource
@@ -37,18 +37,18 @@ def work(text: str, node: str) -> Iterator[str]:
 def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
     with Meter() as meter, ExitStack() as stack:
         origins = [open_lent(source) for source in part.sources]
-        reading: list[Source] = [NotingSource(origin) if part.notes else origin for origin in origins]
-        sink = stack.enter_context(open_lent_destination(part.target)) if part.target else None
-        record = sink.finished(part.shard.file) if sink else None
-        told = -TOLD_SECONDS
-        for event in (
-            () if record else move_shards(part.phase, [part.shard], lambda _: part.header, reading, sink or NOWHERE)
-        ):
+        reading: list[Source] = [
+            NotingSource(origin, number) if part.notes else origin for number, origin in enumerate(origins)
+        ]
+        sink = stack.enter_context(closing(open_lent_destination(part.target) if part.target else NOWHERE))
+        record = sink.finished(part.shard.file)
+        reported = -TOLD_SECONDS
+        for event in () if record else move_shards(part.phase, [part.shard], lambda _: part.header, reading, sink):
             if isinstance(event, Done):
                 record = event.result
-            elif meter.seconds >= told + TOLD_SECONDS:
-                told = meter.seconds
-                yield UnderWay(worker, event.bytes_done, told, meter.anon_bytes)
+            elif meter.seconds >= reported + TOLD_SECONDS:
+                reported = meter.seconds
+                yield UnderWay(worker, event.bytes_done, reported, meter.anon_bytes)
         assert record, "moving ends with a record, or is refused"
         spent = _spent(meter, origins, sink)
     # Once the meter has stopped: its last sample is the process at the end.
@@ -69,11 +69,11 @@ def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
     return any(grant.expires <= time.time() + GRANT_MARGIN_SECONDS for grant in grants if grant)
 
 
-def _spent(meter: Meter, origins: Iterable[Source], sink: LentSink | None) -> Spent:
+def _spent(meter: Meter, origins: Iterable[Source], sink: ShardSink) -> Spent:
     return Spent(
         seconds=meter.seconds,
         bytes_read=sum(origin.bytes_read for origin in origins),
         read_requests=sum(origin.requests for origin in origins),
-        bytes_uploaded=sink.bytes_uploaded if sink else 0,
-        bytes_deduplicated=sink.bytes_deduplicated if sink else 0,
+        bytes_uploaded=sink.bytes_uploaded,
+        bytes_deduplicated=sink.bytes_deduplicated,
     )

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from sharding.core.errors import SourceError
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.text import name_some
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry
@@ -34,9 +34,7 @@ _PIECES_AT_ONCE = 1000
 _HINT = "Copy the files of all ranks of one save into one folder; none may be of another."
 
 
-def find_boxes(
-    source: Source, entries: Sequence[SavedEntry], files: dict[str, FileEntry]
-) -> dict[str, tuple[Box, ...]]:
+def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, FileEntry]) -> dict[str, tuple[Box, ...]]:
     """Return the pieces of each of `entries`, by its name, where they lie in `files` (by the name in the metadata).
 
     Raises SourceError where a file is missing or too short, where pieces overlap, and where a file holds something
@@ -79,7 +77,7 @@ def _refuse_overlaps(file: FileEntry, pieces: Sequence[tuple[SavedEntry, SavedCh
 class _Edges:
     """The first and last bytes of the archives in a file, read once."""
 
-    def __init__(self, source: Source, file: FileEntry, chunks: Iterable[SavedChunk]) -> None:
+    def __init__(self, source: Files, file: FileEntry, chunks: Iterable[SavedChunk]) -> None:
         self.source = source
         self.file = file
         ranges = list(_joined(_wanted(chunks)))
@@ -152,4 +150,4 @@ def _box(entry: SavedEntry, chunk: SavedChunk, edges: _Edges, file: FileEntry) -
         origin = chunk.start_byte + origin_of(entry.name, tensor, place)
     except (PickleRefused, ZipRefused) as error:
         raise SourceError(f"{where} is not read: {error}.", _HINT) from error
-    return Box(file.path, origin, chunk.offsets, chunk.shape, moving_strides(tensor))
+    return Box(file.at, origin, chunk.offsets, chunk.shape, moving_strides(tensor), file.source)

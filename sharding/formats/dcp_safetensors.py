@@ -16,6 +16,7 @@ from sharding.core.values import FileEntry, Header, Tensor
 from sharding.formats.names import RANK_SHARD_NAME
 from sharding.formats.rank_boxes import SavedBoxes, assemble
 from sharding.recipes.laid import Box, strides_of
+from sharding.recipes.stored import place_of
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 _OF_DCP = (SHARDING_INFO, "DCP_VERSION")
@@ -33,8 +34,8 @@ def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> l
     for file, header in zip(files, headers, strict=True):
         offsets = saved_offsets((header.metadata or {}).get(SHARDING_INFO), file.path)
         for tensor in header.tensors:
-            offset, origin = offsets.get(tensor.name, (0,) * len(tensor.shape)), next(tensor.recipe.reads()).start_byte
-            box = Box(tensor.file, origin, offset, tensor.shape, strides_of(tensor.shape))
+            place, offset = place_of(tensor), offsets.get(tensor.name, (0,) * len(tensor.shape))
+            box = Box(place.file, place.start_byte, offset, tensor.shape, strides_of(tensor.shape))
             dtype = dtypes.setdefault(tensor.name, tensor.dtype)
             if dtype != tensor.dtype:
                 raise SourceError(f"{tensor.name} is {dtype} in one file and {tensor.dtype} in another.", _HINT)

@@ -9,7 +9,7 @@ from typing import Any
 from sharding.core.dtypes import BY_TORCH, item_bytes
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_EXPANDED_BYTES, MAX_NAMES_OF_A_TENSOR
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.recipe import Recipe
 from sharding.core.text import format_bytes, name_problem, name_some, shown_name
 from sharding.core.threads import readers
@@ -48,13 +48,13 @@ class Archive:
     is_wrapped: bool
 
 
-def read_archives(source: Source, files: Iterable[FileEntry], *, unites_tied: bool = True) -> list[Archive]:
+def read_archives(source: Files, files: Iterable[FileEntry], *, unites_tied: bool = True) -> list[Archive]:
     """Return what each of `files` holds, in order. Raises SourceError."""
     with readers(source.ranges_at_once) as pool:
         return list(pool.map(lambda file: read_archive(source, file, unites_tied=unites_tied), files))
 
 
-def read_archive(source: Source, file: FileEntry, *, unites_tied: bool = True) -> Archive:
+def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) -> Archive:
     """Return where the tensors of `file` lie, its folder before their names.
 
     With `unites_tied` one name stands for embeddings and output heads that share a tensor, as transformers has it once
@@ -172,9 +172,9 @@ def _lay_out(
     entries: list[Tensor] = []
     for name, tensor in kept.items():
         start = origin_of(name, tensor, places[tensor.storage.key])
-        recipe: Recipe = Stored(0, file.path, start, start + sizes[name])
+        recipe: Recipe = Stored(file.source, file.at, start, start + sizes[name])
         if not lies_in_order(tensor):
-            box = Box(file.path, start, (0,) * len(tensor.shape), tensor.shape, moving_strides(tensor))
+            box = Box(file.at, start, (0,) * len(tensor.shape), tensor.shape, moving_strides(tensor), file.source)
             recipe = Laid((box,), tensor.shape, item_bytes(tensor.dtype))
         dtype = BY_TORCH[tensor.dtype].name
         entries.append(Tensor(name, dtype, tensor.shape, recipe, folder_of(file.path)))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from sharding.core.dtypes import item_bytes
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_DIRECTORY_BYTES, MAX_PICKLE_BYTES
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry
@@ -49,7 +49,7 @@ Locate = Callable[[Iterable[Storage]], Mapping[str, Place]]
 """Finds where storages lie, by key."""
 
 
-def open_bin(source: Source, file: FileEntry) -> tuple[Any, Locate]:
+def open_bin(source: Files, file: FileEntry) -> tuple[Any, Locate]:
     """Return what the pickle in `file` holds, and what finds the storages that it names.
 
     Raises PickleRefused, ZipRefused, SourceError.
@@ -63,7 +63,7 @@ class Reader:
 
     tail_bytes: ClassVar[int] = TAIL_BYTES
 
-    def __init__(self, source: Source, file: FileEntry) -> None:
+    def __init__(self, source: Files, file: FileEntry) -> None:
         """Read `file` of `source`."""
         self.source = source
         self.file = file

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from sharding.checkpoint.beside import weights_beside
 from sharding.checkpoint.loadable import loadable_files
 from sharding.checkpoint.loaders import TRANSFORMERS
-from sharding.checkpoint.read import describe_source, read_checkpoint
+from sharding.checkpoint.read import describe_source, read_checkpoint, read_configs
 from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.weight_sets import by_folder
 from sharding.core.dtypes import torch_name
@@ -22,14 +22,14 @@ from sharding.core.extras import require
 from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
 from sharding.core.meter import anon_bytes
 from sharding.core.options import Options
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Shard
 from sharding.loading.costs import ClassicCost
 from sharding.loading.local_copy import download_bytes, lay_out
 from sharding.loading.measure import Load, free_memory_bytes
 from sharding.loading.predict import predict_load
-from sharding.planning.plan import plan_components
+from sharding.planning.plan import plan_components, written_configs
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.prepare import Prepared
 
@@ -83,7 +83,7 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
 
 
 @contextmanager
-def prepared_classic(origin: Source, options: Options) -> Iterator[Prepared]:
+def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
     """Load `origin` and save it in a temporary folder; yield that, with the cuts that accelerate made.
 
     Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
@@ -104,8 +104,10 @@ def prepared_classic(origin: Source, options: Options) -> Iterator[Prepared]:
         side_files, _ = sort_files(origin.files, (), beside)
         as_saved = replace(options, strategy="size", order="stored")
         plan = plan_components(checkpoint.components, checkpoint.tensors, as_saved)
+        by_path = {file.path: file for file in side_files}
+        configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
         yield Prepared(
-            reading=saved,
+            sources=(saved,),
             checkpoint=replace(
                 checkpoint,
                 source=origin.ref,
@@ -114,7 +116,12 @@ def prepared_classic(origin: Source, options: Options) -> Iterator[Prepared]:
                 findings=(*describe_source(origin), *checkpoint.findings),
                 unreached=origin.unreached,
             ),
-            plan=replace(plan, shards=_as_saved(checkpoint)),
+            plan=replace(
+                plan,
+                shards=_as_saved(checkpoint),
+                sources=(saved.ref,),
+                written=written_configs(replace(checkpoint, configs=configs), options),
+            ),
             is_stated=all(file.sha256 or file.git_sha1 for file in files),
             peak_anon_bytes=cost.peak_anon_bytes,
             disk_bytes_written=sum(file.bytes for file in saved.files) + download_bytes(origin, files),

@@ -9,12 +9,13 @@ from typing import get_args
 
 from sharding.checkpoint.documents import read_small
 from sharding.checkpoint.loadable import loadable_files
+from sharding.core.destination import Destination
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.extras import require
 from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
-from sharding.core.protocols import Destination, Source
+from sharding.core.protocols import Files
 from sharding.core.text import format_bytes, name_some, parse_bytes, source_name
 from sharding.core.values import Checkpoint, FileEntry, Plan, ShardRecord
 from sharding.formats.index import build_indexes
@@ -29,8 +30,8 @@ from sharding.model_class.claims import refuse_contradiction
 
 
 def compare_loads(
-    original: Source,
-    sharded: Source,
+    original: Files,
+    sharded: Files,
     load: Load,
     rounds: int,
     written: Mapping[str, bytes] | None = None,
@@ -88,7 +89,7 @@ def _weight_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.name.endswith((".safetensors", ".bin")))
 
 
-def _expect_classic(source: Source, files: Sequence[FileEntry], predicted: Prediction) -> ClassicCost:
+def _expect_classic(source: Files, files: Sequence[FileEntry], predicted: Prediction) -> ClassicCost:
     """Return what the classic way should take: the model in memory, and on the disk its copy and what is downloaded."""
     copy_bytes = sum(file.bytes for file in files if file.path.endswith((".safetensors", ".bin")))
     return ClassicCost(None, predicted.peak_anon_bytes, download_bytes(source, files) + copy_bytes)
@@ -138,7 +139,7 @@ def how_to_load(
     return Load(chosen("method", method, get_args(Method)), torch_name(dtype), with_mapping, limit, room)
 
 
-def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
+def refuse_incomparable(checkpoint: Checkpoint, origin: Files) -> None:
     """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`.
 
     Raises Refused where they are not installed, and ModelRefused where its config.json contradicts its headers.
@@ -162,7 +163,7 @@ def refuse_incomparable(checkpoint: Checkpoint, origin: Source) -> None:
 def compare_staged(
     plan: Plan,
     records: Mapping[str, ShardRecord],
-    origin: Source,
+    origin: Files,
     target: Destination,
     rounds: int,
     configs: Mapping[str, bytes],

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from sharding.core.errors import SourceError
 from sharding.core.limits import DISK_FLOOR_BYTES
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
 from sharding.core.values import FileEntry
 
 
-def download_bytes(source: Source, files: Iterable[FileEntry]) -> int:
+def download_bytes(source: Files, files: Iterable[FileEntry]) -> int:
     """Return how many bytes `lay_out` would download."""
     return sum(file.bytes for file in files if source.path(file.path) is None)
 
@@ -27,7 +27,7 @@ def refuse_without_room(folder: Path, needed_bytes: int) -> None:
 
 
 def lay_out(
-    source: Source, files: Iterable[FileEntry], folder: Path, written: Mapping[str, bytes] | None = None
+    source: Files, files: Iterable[FileEntry], folder: Path, written: Mapping[str, bytes] | None = None
 ) -> Path:
     """Fill the new `folder` with `files` of `source`, and with `written` (name to content); return it.
 

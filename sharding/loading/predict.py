@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sharding.checkpoint.documents import read_json
 from sharding.checkpoint.read import read_headers
 from sharding.core.dtypes import BY_TORCH, CASTABLE
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.values import FileEntry, Tensor
 from sharding.loading.costs import Prediction
 from sharding.loading.measure import Load
@@ -49,7 +49,7 @@ def stored_dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
     return dtypes
 
 
-def predict_load(source: Source, files: Sequence[FileEntry], load: Load) -> Prediction:
+def predict_load(source: Files, files: Sequence[FileEntry], load: Load) -> Prediction:
     """Return what loading `files` of `source` should cost, from headers and configuration."""
     weights = [file for file in files if file.path.endswith((".safetensors", ".bin"))]
     if weights[0].path.endswith(".bin"):
@@ -60,7 +60,7 @@ def predict_load(source: Source, files: Sequence[FileEntry], load: Load) -> Pred
     return predict(dtypes, largest, load.dtype, with_mapping=load.with_mapping)
 
 
-def _configured_dtype(source: Source) -> str:
+def _configured_dtype(source: Files) -> str:
     config = next((file for file in source.files if file.path == "config.json"), None)
     document = read_json(source, config)
     name = (document.get("dtype") or document.get("torch_dtype")) if isinstance(document, dict) else None

@@ -46,6 +46,7 @@ def dequantized(checkpoint: Checkpoint, options: Options) -> Checkpoint:
         tensors=tuple(_ordinary_tensors(checkpoint, schemes)),
         components=tuple(components),
         configs=configs,
+        reconfigured=checkpoint.reconfigured | schemes.keys(),
         dequantized="; ".join(dict.fromkeys(scheme.words for scheme in schemes.values())),
     )
 

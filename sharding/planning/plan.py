@@ -1,15 +1,18 @@
 """Decide which shard holds which tensor. Touches no files."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from sharding.core.dtypes import torch_name
 from sharding.core.errors import UsageError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.options import Options
-from sharding.core.text import format_bytes, name_some
-from sharding.core.values import Checkpoint, Component, Finding, Plan, RepoRef, Shard, Tensor
+from sharding.core.text import format_bytes, json_file, name_some
+from sharding.core.values import Checkpoint, Component, Finding, Plan, Shard, Tensor
+from sharding.formats.model_config import CONFIG_NAME, configured
 from sharding.formats.safetensors_header import build_header, in_file_order
 from sharding.planning.blocks import known_blocks, whole_blocks
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
@@ -37,7 +40,25 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
     if options.rank is not None:
         tensors = of_rank(tensors, hints.get(""), options.rank)
     plan = plan_components(checkpoint.components, tensors, options, hints)
-    return replace(plan, findings=findings + plan.findings, dequantized=checkpoint.dequantized)
+    return replace(
+        plan,
+        findings=findings + plan.findings,
+        dequantized=checkpoint.dequantized,
+        sources=(checkpoint.source,),
+        written=written_configs(checkpoint, options),
+    )
+
+
+def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes]:
+    """Return the configurations that must change: for the dtype, the names of the weights, or what is quantized."""
+    written = {}
+    for folder, config in checkpoint.configs.items():
+        document = configured(config, torch_name(options.dtype))
+        if document is None and folder in checkpoint.reconfigured:
+            document = json.loads(config)
+        if document is not None:
+            written[folder + CONFIG_NAME] = json_file(document)
+    return written
 
 
 def _complete(hints: Hints, tensors: Iterable[Tensor]) -> Hints:
@@ -146,16 +167,16 @@ def shard_header(plan: Plan, shard: Shard) -> bytes:
     return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)
 
 
-def identify_plan(plan: Plan, source: RepoRef) -> str:
-    """Return a digest of `plan` and the state of its source: equal means that the results are equal, byte for byte."""
+def identify_plan(plan: Plan) -> str:
+    """Return a digest of `plan` and the state of its sources: equal means that the shards are equal, byte for byte."""
     # What stands in records among it: a job that is resumed does not mix two kinds of them.
-    sha256 = hashlib.sha256(repr((source.kind, source.repo_id, source.revision, "blake3, reads, overflowed")).encode())
-    if plan.options.dtype != "keep":
-        sha256.update(repr((plan.options.dtype, plan.options.allow_overflow)).encode())
-    if plan.options.dequantize:
-        sha256.update(repr(("dequantize", plan.dequantized)).encode())
+    sha256 = hashlib.sha256(b"blake3, reads, overflowed\0")
+    for source in plan.sources:
+        sha256.update(f"{source.kind} {source.repo_id} {source.revision}\0".encode())
     for shard in plan.shards:
         sha256.update(shard.file.encode() + shard_header(plan, shard))
+        for tensor in shard.tensors:
+            sha256.update(tensor.recipe.key())
     return sha256.hexdigest()
 
 

@@ -78,7 +78,7 @@ class Cast(NamedTuple):
 
     def key(self) -> bytes:
         """Return it as bytes."""
-        return f"c{self.stored} {self.dtype} {self.may_overflow:d} ".encode() + self.of.key()
+        return f"c{self.stored} {self.dtype} ".encode() + self.of.key()
 
     def needs(self) -> tuple[str, tuple[str, ...]]:
         """Return what it takes."""

@@ -1,7 +1,7 @@
 """Turn the digests of a finished job into JSON and back: SHA-256 of shard files, BLAKE3 of tensors, in hex. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import ValidationError
@@ -10,6 +10,8 @@ from sharding.core.bounds import Blake3, Count, Sha256
 from sharding.core.errors import SourceError
 from sharding.core.values import Plan, ShardRecord, TensorDigest
 from sharding.formats.names import DIGESTS_NAME
+from sharding.planning.explain import sentence
+from sharding.recipes.stored import are_stored
 from sharding.report.schema import Json, adapter, first_problem, to_json
 
 
@@ -35,12 +37,16 @@ class _OlderTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Digests:
-    """What `sharding_digests.json` says; older ones have the SHA-256 of tensors."""
+    """What `sharding_digests.json` says; older ones have the SHA-256 of tensors.
+
+    `made` says how each tensor was made that is not bytes as they lay in one file.
+    """
 
     schema: Literal[1]
     plan_id: str
     shards: Mapping[str, _FileDigest]
     tensors: dict[str, _Tensor] | dict[str, _OlderTensor]
+    made: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,8 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
         shards[shard.file] = _FileDigest(record.bytes, record.sha256)
         for tensor in shard.tensors:
             tensors[tensor.name] = _Tensor(tensor.dtype, tensor.shape, record.tensor_blake3[tensor.name])
-    return to_json(_Digests(1, plan_id, shards, tensors))
+    made = {tensor.name: sentence(tensor) for tensor in plan.tensors if not are_stored([tensor])}
+    return to_json(_Digests(1, plan_id, shards, tensors, made))
 
 
 def parse_digests(text: bytes) -> Stored:

@@ -9,6 +9,7 @@ from sharding.core.options import Engine
 from sharding.core.values import Checkpoint, Finding, FleetCost, Plan, RepoRef, Resources, ShardRecord, Verification
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Comparison
+from sharding.planning.plan import identify_plan
 from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import (
     ComponentSummary,
@@ -29,8 +30,11 @@ def summarize_source(checkpoint: Checkpoint) -> Inspection:
     return Inspection(**_facts(checkpoint), side_files=side_files, findings=checkpoint.findings)
 
 
-def summarize_plan(plan: Plan, findings: Iterable[Finding] = ()) -> PlanSummary:
-    """Return which shard holds what; `findings` are those of the source, before the plan's own."""
+def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = "") -> PlanSummary:
+    """Return which shard holds what; `findings` are those of the source, before the plan's own.
+
+    `plan_id` is what `identify_plan` says, where that is known already.
+    """
     return PlanSummary(
         max_shard_bytes=plan.total_bytes if plan.options.is_single_file else plan.options.max_shard_bytes,
         strategy=plan.options.strategy,
@@ -47,6 +51,7 @@ def summarize_plan(plan: Plan, findings: Iterable[Finding] = ()) -> PlanSummary:
         pipeline=plan.pipeline,
         rank=plan.options.rank,
         findings=(*findings, *plan.findings),
+        plan_id=plan_id or identify_plan(plan),
     )
 
 
@@ -75,7 +80,7 @@ def make_report(
         engine=engine,
         source=SourceSummary(**_facts(checkpoint)),
         destination=destination,
-        plan=summarize_plan(plan, checkpoint.findings),
+        plan=summarize_plan(plan, checkpoint.findings, plan_id),
         plan_id=plan_id,
         shards=tuple(WrittenShard(file=record.file, bytes=record.bytes, sha256=record.sha256) for record in written),
         files=(*side_files, *ours),

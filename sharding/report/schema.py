@@ -125,7 +125,8 @@ class PlannedShard:
 class PlanSummary:
     """Which shard holds what; with a `rank` only what that one of a `pipeline` of transformers loads.
 
-    `dequantized` says how the weights were quantized that are computed and not moved, "" where none are.
+    `dequantized` says how the weights were quantized that are computed and not moved, "" where none are. Plans of the
+    same `plan_id` give the same shards, byte for byte; "" in older reports.
     """
 
     max_shard_bytes: Count
@@ -140,6 +141,7 @@ class PlanSummary:
     pipeline: PipelineCut | None = None
     rank: Count | None = None
     findings: tuple[Finding, ...] = ()
+    plan_id: Word = ""
 
     @property
     def has_ranks_of_its_pipeline(self) -> bool:
@@ -256,7 +258,7 @@ def to_json(value: Any, kind: Any = None) -> Json:
     plan = value if isinstance(value, PlanSummary) else getattr(value, "plan", None)
     if plan is not None:
         summary = document if plan is value else document["plan"]
-        last = {key: summary.pop(key) for key in ("stages", "pipeline", "rank", "findings")}
+        last = {key: summary.pop(key) for key in ("stages", "pipeline", "rank", "findings", "plan_id")}
         summary |= {"weight_map": plan.weight_map, **last}
     return document
 

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 from sharding.checkpoint.documents import read_small
 from sharding.core.limits import MAX_CARD_BYTES
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
 from sharding.formats.model_card import ModelCard, parse_card
 from sharding.formats.names import CARD_NAME
-from sharding.storage.trained_source import TrainedSource
 
 
-def read_card(origin: Source) -> ModelCard:
+def read_card(origin: Files) -> ModelCard:
     """Return the card of `origin`, an empty one if it has none. Raises SourceError where it cannot be fetched.
 
     Of the card of a model that was trained further only the metadata counts: its text describes another model.
@@ -22,5 +21,4 @@ def read_card(origin: Source) -> ModelCard:
     if file.bytes > MAX_CARD_BYTES:
         return ModelCard(problem=f"the file has more than {format_bytes(MAX_CARD_BYTES)}")
     card = parse_card(read_small(origin, file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace"))
-    is_of_base = isinstance(origin, TrainedSource) and origin.is_from_base(CARD_NAME)
-    return replace(card, text="") if is_of_base else card
+    return replace(card, text="") if file.source else card

@@ -1,41 +1,31 @@
 """Write a checkpoint into a folder so that it shows only once it is complete.
 
-While a job runs, a folder inside it that no path of a source can name holds `<shard>.part` files and a journal of
-those that are finished. Publishing renames the parts; what says that the folder is a checkpoint, its index or that of
-a pipeline, comes last.
+While a job runs, a folder inside it that no path of a source can name holds a `<shard>.part` file and a record for
+each shard that is finished, and a journal that says whose they are. Publishing renames the parts; what says that the
+folder is a checkpoint, its index or that of a pipeline, comes last.
 """
 
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from io import FileIO
 from pathlib import Path
-from threading import Lock
 
 from typing_extensions import override
 
+from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError, ReplaceRefused
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
-from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS, THREADS
-from sharding.core.protocols import Destination, Source
+from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS
+from sharding.core.repo import Repo
 from sharding.core.text import format_bytes, name_some, printable, source_name
 from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob, folder_of
 from sharding.formats.names import ENTRANCES, REPORT_NAME, is_index, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_earlier import by_removal, is_inside, is_last, leads_inside, remove, report_in
+from sharding.storage.folder_sink import FolderSink
 from sharding.storage.folder_source import FolderSource
-from sharding.storage.folder_writing import (
-    PART,
-    FolderShardWriter,
-    explained,
-    part_path,
-    record_path,
-    staging_in,
-    sync_folders,
-    write_synced,
-)
+from sharding.storage.folder_writing import PART, RECORD, explained, part_path, record_path, sync_folders, write_synced
 from sharding.storage.journal import Journal
 from sharding.storage.records import parse_record, whole
 
@@ -43,11 +33,9 @@ _BESIDE = "sharding_file{}.part"
 """What the files beside the shards are called until they are published."""
 
 
-class FolderDestination(Destination):
+class FolderDestination(FolderSink, Destination):
     """A folder that a checkpoint is written into."""
 
-    bytes_uploaded = bytes_deduplicated = 0
-    shards_at_once = THREADS
     findings: tuple[Finding, ...] = ()
 
     def __init__(
@@ -58,26 +46,15 @@ class FolderDestination(Destination):
         `overwrite` replaces another model's copy, or a checkpoint that this tool did not write; `restart` forgets
         what an interrupted run left. One that `is_shared` with other machines, which will write to it, is not locked.
         """
+        super().__init__(folder)
         self.ref = RepoRef("folder", printable(folder.name), "")
-        self._written = 0
-        self._folder = folder
-        self._staging = staging_in(folder)
         self._overwrite = overwrite
         self._restart = restart
         self._journal = Journal(self._staging, is_shared=is_shared)
-        self._plan_id = ""
         self._is_prepared = self._is_begun = False
         self._earlier: list[str] = []
         self._new_folders: list[Path] = []
         self._finished: set[str] = set()
-        self._streams: list[FileIO] = []
-        self._one_at_a_time = Lock()
-        self._flusher = ThreadPoolExecutor(THREADS, thread_name_prefix="flush")
-
-    @property
-    @override
-    def disk_bytes_written(self) -> int:
-        return self._written + self._journal.bytes_written
 
     @property
     @override
@@ -92,11 +69,15 @@ class FolderDestination(Destination):
 
     @override
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
-        with explained(self._folder):
-            if self._restart:
-                return {}
-            records = self._records_of_others(plan_id) | self._journal.read(plan_id)
-            return whole(records, lambda record: self._size(record.file) == record.bytes)
+        if self._restart:
+            return {}
+        with explained(self._folder), suppress(FileNotFoundError):  # until it is locked, another job may publish it
+            paths = self._staging.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
+            records = [parse_record(path.read_bytes()) for path in paths]
+            by_file = {record.file: record for record in records if record}
+            if len(by_file) == len(records):  # else one is damaged, which may have said what the others are made of
+                return whole(by_file, lambda record: self._size(record.file) == record.bytes)
+        return {}
 
     @override
     def prepare(
@@ -113,36 +94,31 @@ class FolderDestination(Destination):
         may not be put there, or another job is writing to the same folder.
         """
         kept = {record.file: record for record in keep}
-        self._is_prepared, self._finished = True, set(kept)
+        self._is_prepared, self._finished, self._plan_id = True, set(kept), job.plan_id
         with explained(self._folder):
             self._refuse_names(ours, beside)
-        stale = [path for path in self._parts() if path not in map(self._part, kept)]
+        stale = self._unfinished_parts()
         self._refuse_without_room(new_bytes, sum(map(_size_now, stale)))
         with explained(self._folder):
             self._make_folder()
             self._lock()
-            self._plan_id = job.plan_id
-            self._journal.begin(job, list(kept.values()))
+            self.disk_bytes_written += self._journal.begin(job)
             self._is_begun = True
+            for record in kept.values():
+                if self.finished(record.file) != record:  # it says more now than it did, of what was read
+                    self.disk_bytes_written += self._put_record(record)
             for path in stale:
                 path.unlink(missing_ok=True)
 
     @override
-    def open_shard(self, file: str) -> FolderShardWriter:
-        """Start a shard. It has no other name than `<file>.part` until the result is published."""
-        with explained(self._folder):
-            stream = open(self._part(file), "wb", buffering=0)  # noqa: SIM115 - closed by finish or close
-        with self._one_at_a_time:
-            self._streams = [*(other for other in self._streams if not other.closed), stream]
-        return FolderShardWriter(stream, self._flusher)
+    def refuse_other(self) -> None:
+        """Raise OSError where another job has taken the folder over."""
+        self._journal.lease.refuse_lost()
 
     @override
     def note(self, record: ShardRecord) -> None:
-        with self._one_at_a_time, explained(self._folder):
-            sync_folders([self._staging])
-            self._journal.note(record)
-            self._written += record.bytes
-            self._finished.add(record.file)
+        super().note(record)
+        self._finished.add(record.file)
 
     @override
     def lend(self) -> LentDestination:
@@ -162,7 +138,7 @@ class FolderDestination(Destination):
         self,
         records: Mapping[str, ShardRecord],
         side_files: Iterable[FileEntry],
-        origin: Source,
+        origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
         """Show the result: side files, `written`, shards, and what makes it a checkpoint last of all.
@@ -176,7 +152,7 @@ class FolderDestination(Destination):
         }
         beside = [file for file in contents if file not in written]
         with explained(self._folder):
-            self._journal.refuse_lost()
+            self._journal.lease.refuse_lost()
             places = [self._inside(path) for path in (*contents, *records)]
             self._refuse_names((*records, *written), beside)
             folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
@@ -197,7 +173,7 @@ class FolderDestination(Destination):
                 sync_folders(folders)
                 self._put(parts, is_due)
             sync_folders(folders)
-            for part in self._parts():  # records that other machines have put down
+            for part in self._parts():  # the records
                 part.unlink(missing_ok=True)
             self._journal.remove()
             self._remove_staging()
@@ -210,14 +186,14 @@ class FolderDestination(Destination):
 
     @override
     def discard(self) -> Discarded:
-        """Remove the parts, what a job killed in publishing has put down, the journal, and folders this job made.
+        """Remove parts, records, what a job killed in publishing has put down, the journal, and folders this job made.
 
         A result that is shown stays: an earlier one, or that of a job killed right after. Folders go where nothing
         else is in them.
         """
         has_journal = self._journal.path.exists()
         with explained(self._folder):
-            if has_journal and not self._journal.is_lost and (self._is_begun or not self._is_prepared):
+            if has_journal and not self._journal.lease.is_lost and (self._is_begun or not self._is_prepared):
                 self._lock()
                 for path in self._parts():
                     path.unlink(missing_ok=True)
@@ -228,12 +204,6 @@ class FolderDestination(Destination):
             with suppress(OSError):
                 folder.rmdir()
         return Discarded(has_journal)
-
-    def _records_of_others(self, plan_id: str) -> dict[str, ShardRecord]:
-        """Return what other machines have finished of plan `plan_id`, of which the journal may not know yet."""
-        paths = self._staging.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
-        records = (parse_record(path.read_bytes()) for path in paths)
-        return {record.file: record for record in records if record}
 
     def _unfinished_files(self) -> tuple[str, ...]:
         """Return the files of a result that the journal's job has begun to publish, and nobody takes for one yet."""
@@ -246,14 +216,11 @@ class FolderDestination(Destination):
 
     @override
     def close(self) -> None:
-        self._flusher.shutdown(cancel_futures=True)
-        for stream in self._streams:
-            stream.close()
+        super().close()
         if self._journal.is_ours:
-            for path in self._parts():
-                if path not in map(self._part, self._finished):
-                    with suppress(OSError):  # what ended the job says more
-                        path.unlink(missing_ok=True)
+            for path in self._unfinished_parts():
+                with suppress(OSError):  # what ended the job says more
+                    path.unlink(missing_ok=True)
         self._journal.close()
 
     def _lock(self) -> None:
@@ -261,7 +228,7 @@ class FolderDestination(Destination):
             try:
                 self._journal.lock()
             except BlockingIOError as error:
-                who = self._journal.holder()
+                who = self._journal.lease.holder()
                 raise DestinationError(
                     f"Another job is writing to {self._folder} right now{who and f': {who}'}.",
                     "Wait for it, or choose another folder. One that was killed on another machine or in another "
@@ -326,7 +293,7 @@ class FolderDestination(Destination):
 
     def _stage(self, number: int, chunks: Iterable[bytes]) -> Path:
         part = self._staging / _BESIDE.format(number)
-        self._written += write_synced(part, chunks)
+        self.disk_bytes_written += write_synced(part, chunks)
         return part
 
     def _put(self, parts: dict[str, Path], is_due: Callable[[str], bool]) -> None:
@@ -352,8 +319,16 @@ class FolderDestination(Destination):
         return place.stat().st_size if place.is_file() else None
 
     def _parts(self) -> list[Path]:
+        """Return what goes in the end, records last: where one says what was read, what it speaks of is to go first."""
         names = ("*.safetensors*" + PART, _BESIDE.format("*"))
-        return sorted(path for name in names for path in self._staging.glob(name))
+        paths = (path for name in names for path in self._staging.glob(name))
+        return sorted(paths, key=lambda path: (path.name.endswith(RECORD), path))
+
+    def _unfinished_parts(self) -> list[Path]:
+        """Return the parts but for those of finished shards, and their records."""
+        records = (record_path(self._folder, file, self._plan_id) for file in self._finished)
+        finished = {*map(self._part, self._finished), *records}
+        return [path for path in self._parts() if path not in finished]
 
     def _remove_staging(self) -> None:
         with suppress(OSError):  # it is not there, or somebody keeps something in it

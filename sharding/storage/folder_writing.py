@@ -24,6 +24,8 @@ _LONGEST_NAME = 150
 
 PART = ".part"
 """The end of the name of whatever is not published yet."""
+RECORD = f".record{PART}"
+"""The end of the name of a record."""
 
 
 def staging_in(folder: Path) -> Path:
@@ -40,8 +42,8 @@ def part_path(folder: Path, file: str) -> Path:
 
 
 def record_path(folder: Path, file: str, plan_id: str) -> Path:
-    """Return where another machine puts the record of a shard that it has written."""
-    return part_path(folder, file).with_suffix(f".{plan_id[:16]}.record{PART}")
+    """Return where the record of a shard lies once that is finished."""
+    return part_path(folder, file).with_suffix(f".{plan_id[:16]}{RECORD}")
 
 
 class FolderShardWriter(ShardWriter):
@@ -80,7 +82,7 @@ class FolderShardWriter(ShardWriter):
 
     @override
     def abort(self) -> None:
-        """Do nothing: a disk does not keep anybody waiting, and `FolderDestination.close` removes the part."""
+        """Do nothing: a disk does not keep anybody waiting, and `FolderSink.close` removes the part."""
 
 
 def write_whole(place: Path, chunks: Iterable[bytes], part: Path) -> int:

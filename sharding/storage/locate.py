@@ -4,20 +4,21 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError, UsageError
-from sharding.core.protocols import Destination, Source
+from sharding.core.protocols import Files, Source
+from sharding.core.repo import Repo
+from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import trained_folder
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
 from sharding.storage.names import is_folder, new_repo_id, parse_repo
-from sharding.storage.trained_source import TrainedSource
-
-_CONFIG_NAME = "config.json"
+from sharding.storage.trained_repo import trained_repo
 
 
-def open_source(text: str, hub: Hub, base: str = "") -> Source:
-    """Return the source that `text` names: a folder, or `owner/name[@revision]` on `hub`.
+def open_source(text: str, hub: Hub, base: str = "") -> Repo:
+    """Return the repo that `text` names: a folder, or `owner/name[@revision]` on `hub`.
 
     What a training run has saved is seen as a repo; with `base`, what that names beside its weights is beside these.
     Raises SourceError, and UsageError for an empty text, for a GGUF file, and for a base where `text` has its own
@@ -26,14 +27,14 @@ def open_source(text: str, hub: Hub, base: str = "") -> Source:
     source = _open(text, hub)
     paths = [*(file.path for file in source.files), *source.links_out]
     folder = trained_folder(paths)
-    if base and (folder is None or _CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
+    if base and (folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
         raise UsageError(
             f"{text} has a configuration of its own, or is nothing that a training run has saved.",
             "Leave out --base: it is for rank-sharded checkpoints, which have none.",
         )
     if folder is None or not (folder or base):
-        return source
-    return TrainedSource(source, folder, _open(base, hub) if base else None)
+        return Repo([source])
+    return trained_repo(source, folder, _open(base, hub) if base else None)
 
 
 def _open(text: str, hub: Hub) -> Source:
@@ -49,7 +50,7 @@ def _open(text: str, hub: Hub) -> Source:
 def open_destination(
     text: str,
     hub: Hub,
-    source: Source,
+    source: Files,
     *,
     private: bool | None,
     overwrite: bool,
@@ -81,7 +82,7 @@ def find_destination(
     text: str,
     hub: Hub,
     *,
-    source: Source | None = None,
+    source: Files | None = None,
     private: bool | None = None,
     overwrite: bool = False,
     restart: bool = False,

@@ -25,7 +25,7 @@ def record_line(record: ShardRecord) -> bytes:
 
 
 def parse_job(text: bytes) -> StagedJob | None:
-    """Return what `job_line` wrote; None if it did not."""
+    """Return what `job_line` wrote; None if it did not: a kill may have cut it short."""
     try:
         return _JOB.validate_json(text)
     except (ValidationError, UsageError):
@@ -33,7 +33,7 @@ def parse_job(text: bytes) -> StagedJob | None:
 
 
 def parse_record(text: bytes) -> ShardRecord | None:
-    """Return what `record_line` wrote; None if it did not: a kill may have cut a line short."""
+    """Return what `record_line` wrote; None if it did not."""
     try:
         return _RECORD.validate_json(text)
     except ValidationError:

@@ -1,25 +1,30 @@
 """Note what is read of a source, so that it can be compared later with what its files hold."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from threading import Lock
 
 from typing_extensions import override
 
 from sharding.core.hashing import new_tensor_hash
+from sharding.core.lent import LentSource
 from sharding.core.protocols import Source
 from sharding.core.values import BytesRead
-from sharding.storage.source_view import SourceView
 
 
-class NotingSource(SourceView):
+class NotingSource(Source):
     """A source that remembers the BLAKE3 of whatever is read of it. See `protocols.Source`.
 
     It counts what is read through it; what is read of the source below to prove that is not counted.
     """
 
-    def __init__(self, source: Source) -> None:
-        """Look at `source`."""
-        super().__init__(source)
+    def __init__(self, source: Source, number: int = 0) -> None:
+        """Look at `source`, which has this `number` among those of a job."""
+        self.ref, self.folder, self.files = source.ref, source.folder, source.files
+        self.is_private, self.unreached, self.links_out = source.is_private, source.unreached, source.links_out
+        self.batch_bytes, self.join_gap_bytes = source.batch_bytes, source.join_gap_bytes
+        self.ranges_at_once = source.ranges_at_once
+        self._source, self._number = source, number
         self._reads: list[BytesRead] = []
         self._bytes_read = self._requests = 0
         self._lock = Lock()
@@ -43,7 +48,7 @@ class NotingSource(SourceView):
 
         def note() -> None:
             with self._lock:
-                self._reads.append(BytesRead(file, start_byte, position, digest.hexdigest()))
+                self._reads.append(BytesRead(file, start_byte, position, digest.hexdigest(), self._number))
                 self._requests += 1
                 self._bytes_read += position - start_byte
 
@@ -57,6 +62,18 @@ class NotingSource(SourceView):
         finally:
             if start_byte < position < end_byte:
                 note()
+
+    @override
+    def path(self, file: str) -> Path | None:
+        return self._source.path(file)
+
+    @override
+    def closed(self) -> str:
+        return self._source.closed()
+
+    @override
+    def lend(self, files: Iterable[str]) -> LentSource:
+        return self._source.lend(files)
 
     def take(self) -> tuple[BytesRead, ...]:
         """Return what was read since the last time."""

@@ -11,13 +11,13 @@ from sharding.transfer.noting_source import NotingSource
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a job transfers: the tensors of `plan`, made of `reading`. Refused where a library is missing.
+    """What a job transfers: the tensors of `plan`, made of `sources`. Refused where a library is missing.
 
     Where a process made these bytes first, as the classic engine does, `is_stated` says whether all that it read of a
     Hub was compared with a hash, and the last two what it took.
     """
 
-    reading: Source
+    sources: tuple[Source, ...]
     checkpoint: Checkpoint
     plan: Plan
     is_stated: bool = False
@@ -29,9 +29,9 @@ class Prepared:
         require_libraries(self.plan.tensors)
 
     @property
-    def noted(self) -> NotingSource | None:
-        """What remembers what is read of the source, where nothing else will show that it is what a Hub states."""
-        return self.reading if isinstance(self.reading, NotingSource) else None
+    def noted(self) -> tuple[NotingSource, ...]:
+        """What remembers what is read of a source, where nothing else will show that it is what a Hub states."""
+        return tuple(source for source in self.sources if isinstance(source, NotingSource))
 
 
 def require_libraries(tensors: Iterable[Tensor]) -> None:

@@ -16,12 +16,13 @@ from typing import Literal
 
 from typing_extensions import override
 
+from sharding.core.destination import Destination
 from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import OverflowRefused
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import BATCH_BYTES, BATCHES_AHEAD, FETCHED_BYTES, THREADS
-from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
+from sharding.core.protocols import ShardSink, ShardWriter, Source
 from sharding.core.recipe import Extent
 from sharding.core.threads import Threads
 from sharding.core.values import Plan, Shard, ShardRecord, Tensor
@@ -48,9 +49,7 @@ def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, Sh
     """
     plan = prepared.plan
     header = partial(shard_header, plan)
-    return told_in_order(
-        plan, kept, lambda todo: move_shards("transfer", todo, header, [prepared.reading], destination)
-    )
+    return told_in_order(plan, kept, lambda todo: move_shards("transfer", todo, header, prepared.sources, destination))
 
 
 def told_in_order(
@@ -81,14 +80,14 @@ def told_in_order(
 def digest_shards(
     shards: Sequence[Shard],
     header: Callable[[Shard], bytes],
-    source: Source,
+    sources: Sequence[Source],
     phase: ReadingPhase = "verify",
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Read `shards` as if to write them, each behind its `header`, and keep nothing but their records.
 
     Raises SourceError as reading does.
     """
-    records = yield from collected(move_shards(phase, shards, header, [source], NOWHERE))
+    records = yield from collected(move_shards(phase, shards, header, sources, NOWHERE))
     return {record.file: record for record in records}
 
 
@@ -114,6 +113,11 @@ class _Nowhere(ShardSink):
     """A sink that keeps nothing. See `protocols.ShardSink`."""
 
     shards_at_once = THREADS
+    bytes_uploaded = bytes_deduplicated = 0
+
+    @override
+    def finished(self, file: str) -> None:
+        """Return None."""
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
@@ -121,6 +125,10 @@ class _Nowhere(ShardSink):
 
     @override
     def note(self, record: ShardRecord) -> None:
+        """Do nothing."""
+
+    @override
+    def close(self) -> None:
         """Do nothing."""
 
 

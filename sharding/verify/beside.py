@@ -3,13 +3,13 @@
 from collections.abc import Generator, Mapping, Sequence
 
 from sharding.core.events import Progress
-from sharding.core.protocols import Source
+from sharding.core.repo import Repo
 from sharding.core.values import Checkpoint, FileEntry, Mismatch, folder_of
 from sharding.verify.digests import digest_files
 
 
 def compare_beside(
-    sources: Sequence[Source], checkpoints: Sequence[Checkpoint]
+    sources: Sequence[Repo], checkpoints: Sequence[Checkpoint]
 ) -> Generator[Progress, None, tuple[Mismatch, ...]]:
     """Read these files of both; yield progress; return where the second differs.
 

@@ -14,7 +14,7 @@ from sharding.core.events import Progress
 from sharding.core.extras import is_installed
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import SPAN_BYTES
-from sharding.core.protocols import Source
+from sharding.core.protocols import Files, Source
 from sharding.core.values import FileEntry, Mismatch, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.recipes.stored import Stored, place_of
@@ -48,7 +48,11 @@ class Reader(Protocol):
         ...
 
     def digest_shards(
-        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source, phase: ReadingPhase = "verify"
+        self,
+        shards: Sequence[Shard],
+        header: Callable[[Shard], bytes],
+        sources: Sequence[Source],
+        phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make `shards` as if to write them, each behind its `header`; yield progress; return their records."""
         ...
@@ -75,10 +79,14 @@ class ThisMachine(Reader):
 
     @override
     def digest_shards(
-        self, shards: Sequence[Shard], header: Callable[[Shard], bytes], source: Source, phase: ReadingPhase = "verify"
+        self,
+        shards: Sequence[Shard],
+        header: Callable[[Shard], bytes],
+        sources: Sequence[Source],
+        phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make two shards at a time."""
-        return digest_shards(shards, header, source, phase)
+        return digest_shards(shards, header, sources, phase)
 
     @override
     def digest_ranges(
@@ -102,7 +110,7 @@ def digest_tensors(source: Source, tensors: Iterable[Tensor]) -> Digests:
     return {name: digest for digests in by_span for name, digest in digests.items()}
 
 
-def digest_files(source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
+def digest_files(source: Files, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
     """Read whole files (name to size); yield progress; return the SHA-256 of each, in hex, by name."""
     lanes = Lanes("check", sum(sizes.values()))
     tasks = [partial(_digest_file, source, file, size, lanes) for file, size in sizes.items()]
@@ -210,7 +218,7 @@ def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]
     return digests
 
 
-def _digest_file(source: Source, file: str, size: int, lanes: Lanes) -> str:
+def _digest_file(source: Files, file: str, size: int, lanes: Lanes) -> str:
     sha256 = hashlib.sha256()
     for chunk in source.read(file, 0, size):
         sha256.update(chunk)

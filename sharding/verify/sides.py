@@ -1,12 +1,14 @@
 """Read one of two checkpoints that are compared, and hold it to what a Hub states of it."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from sharding.core.events import Progress
 from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent
-from sharding.core.values import Checkpoint, FileEntry, Mismatch, Plan, Shard, Tensor, TensorDigest
+from sharding.core.repo import Repo
+from sharding.core.values import BytesRead, Checkpoint, FileEntry, Mismatch, Plan, Shard, Tensor, TensorDigest
 from sharding.recipes.stored import are_stored
 from sharding.transfer.noting_source import NotingSource
 from sharding.verify.digests import ThisMachine, digest_tensors, expected_digests
@@ -14,71 +16,81 @@ from sharding.verify.source_hashes import digest_as_stored, stated_files
 from sharding.verify.source_reads import prove_reads
 
 
-def noting(origin: Source) -> NotingSource | None:
-    """Return a view of `origin` that remembers what is read of it, where a Hub states what that should be."""
-    is_stated = origin.ref.kind == "hub" and any(file.sha256 or file.git_sha1 for file in origin.files)
-    return NotingSource(origin) if is_stated else None
+def noting(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """Return `sources`, of which those remember what is read of them of which a Hub states what that should be."""
+    return tuple(
+        NotingSource(source, number) if source.ref.kind == "hub" and any(map(_is_stated, source.files)) else source
+        for number, source in enumerate(sources)
+    )
 
 
-def stated_of(source: Source, checkpoint: Checkpoint) -> list[FileEntry]:
+def stated_of(origin: Repo, checkpoint: Checkpoint) -> list[FileEntry]:
     """Return the weight files of which a Hub states a hash: their SHA-256, or their name in git."""
-    files = {file.path: file for file in source.files if file.sha256 or file.git_sha1}
-    return [files[file.path] for file in checkpoint.weight_files if file.path in files]
+    stated = [{file.path: file for file in source.files if _is_stated(file)} for source in origin.sources]
+    weights = (file for file in checkpoint.weight_files if file.path in stated[file.source])
+    return [replace(stated[file.source][file.path], source=file.source) for file in weights]
 
 
-def source_to_read(origin: Source, noted: NotingSource | None, checkpoint: Checkpoint, plan: Plan) -> Source:
-    """Return `noted` where nothing else will show that what is read of `origin` is what a Hub states; else `origin`.
+def sources_to_read(origin: Repo, noted: tuple[Source, ...], checkpoint: Checkpoint, plan: Plan) -> tuple[Source, ...]:
+    """Return `noted` where nothing else will show that what is read of `origin` is what a Hub states; else its own.
 
     Tensors that are moved as they are can be read as its files again. One rank reads a part of the files only.
     """
-    is_moved = are_stored(plan.tensors) and bool(stated_files(origin.files, checkpoint))
-    return origin if is_moved or noted is None or plan.options.rank is not None else noted
+    is_moved = are_stored(plan.tensors) and bool(stated_files(origin.sources[0].files, checkpoint))
+    return origin.sources if is_moved or plan.options.rank is not None else noted
+
+
+def _is_stated(file: FileEntry) -> bool:
+    return bool(file.sha256 or file.git_sha1)
 
 
 class Side:
     """One of two checkpoints that are compared: its tensors are read, and what a Hub states of them is held to that."""
 
-    def __init__(self, source: Source, checkpoint: Checkpoint, plan: Plan | None = None) -> None:
-        """Take `checkpoint` of `source`, its tensors made as `plan` says, if it is not compared as it is."""
-        self._source, self._checkpoint = source, checkpoint
+    def __init__(self, origin: Repo, checkpoint: Checkpoint, plan: Plan | None = None) -> None:
+        """Take `checkpoint` of `origin`, its tensors made as `plan` says, if it is not compared as it is."""
+        self._origin, self._checkpoint = origin, checkpoint
         self._tensors = sorted(plan.tensors, key=_first_read) if plan else list(checkpoint.tensors)
-        self._as_stored = stated_files(source.files, checkpoint) if plan is None else []
-        self._noted = None if self._as_stored else noting(source)
+        self._as_stored = stated_files(origin.sources[0].files, checkpoint) if plan is None else []
+        self._sources = origin.sources if self._as_stored else noting(origin.sources)
+        self._is_noted = self._sources != origin.sources
         self.digests: Mapping[str, TensorDigest] = {}
         self.wrong: list[Mismatch] = []
-        self.unstated = source.ref.kind == "hub" and not self._as_stored and not self._noted
+        self.unstated = origin.ref.kind == "hub" and not self._as_stored and not self._is_noted
         self.remark = ""
 
     @property
     def bytes(self) -> int:
         """How much is read and made of it."""
-        again = sum(file.bytes for file in self._stated) if self._noted else 0
+        again = sum(file.bytes for file in self._stated) if self._is_noted else 0
         return sum(tensor.bytes for tensor in self._tensors) + again
 
     @property
     def _stated(self) -> list[FileEntry]:
-        return stated_of(self._source, self._checkpoint)
+        return stated_of(self._origin, self._checkpoint)
 
     def read(self) -> Generator[Progress, None, None]:
         """Read it whole; yield progress. Raises SourceError."""
-        source, checkpoint, here = self._source, self._checkpoint, ThisMachine()
+        origin, checkpoint, here = self._origin, self._checkpoint, ThisMachine()
+        (source, *_), name = origin.sources, origin.ref.repo_id
         if self._as_stored:
             reading = digest_as_stored(checkpoint, source, self._as_stored, source, checkpoint.tensors, here)
             self.digests, self.wrong = yield from reading
-            self.remark = f"; {len(self._as_stored)} files of {source.ref.repo_id} compared with the Hub's SHA-256"
+            self.remark = f"; {len(self._as_stored)} files of {name} compared with the Hub's SHA-256"
             return
         if are_stored(self._tensors):
-            self.digests = yield from digest_tensors(self._noted or source, self._tensors)
-            reads = list(self._noted.take()) if self._noted else []
+            self.digests = yield from digest_tensors(self._sources[0], self._tensors)
+            reads: list[BytesRead] = []
         else:
             groups = list(_in_groups(self._tensors))
-            records = yield from here.digest_shards(groups, lambda _: b"", self._noted or source)
+            records = yield from here.digest_shards(groups, lambda _: b"", self._sources)
             self.digests = expected_digests(groups, records)
             reads = [read for record in records.values() for read in record.reads]
-        if self._noted:
-            self.wrong = yield from prove_reads(source, self._stated, reads, here)
+        if self._is_noted:
+            reads += [read for noted in self._sources if isinstance(noted, NotingSource) for read in noted.take()]
+            self.wrong = yield from prove_reads(origin.sources, self._stated, reads, here)
             self.unstated = len(self._stated) < len(checkpoint.weight_files)
-            self.remark = f"; {len(self._stated)} files of {source.ref.repo_id} read whole for the Hub's hash"
+            self.remark = f"; {len(self._stated)} files of {name} read whole for the Hub's hash"
 
 
 def _first_read(tensor: Tensor) -> Extent:

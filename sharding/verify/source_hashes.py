@@ -20,10 +20,10 @@ from sharding.verify.digests import Reader
 def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
     """Return the weight files of `checkpoint`, whose tensors are as they lie, with the SHA-256 that `files` state.
 
-    Empty where a tensor is made of several pieces, or one of the files is not stated, or holds something else than a
+    Empty where a tensor is made of several pieces, or a file is the base's, is not stated, holds something else than a
     header and tensors from there to its end, or is one rank's, whose names and metadata are not those of the result.
     """
-    if not are_stored(checkpoint.tensors):
+    if not are_stored(checkpoint.tensors) or any(file.source for file in checkpoint.weight_files):
         return []
     starts: dict[str, int] = {}
     filled: dict[str, int] = {}
@@ -72,7 +72,7 @@ def digest_as_stored(
         return text
 
     shards = [_shard(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
-    read = yield from reader.digest_shards(shards, header, staged)
+    read = yield from reader.digest_shards(shards, header, [staged])
     wrong += [
         Mismatch(file.path, "what was read of it does not have the SHA-256 that the Hub states")
         for file in stated

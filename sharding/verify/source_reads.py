@@ -5,7 +5,7 @@ were. So a job notes the BLAKE3 of every range that it reads. Here each file is 
 last: that gives its SHA-256, and the BLAKE3 of the same ranges.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
@@ -15,20 +15,30 @@ from sharding.verify.digests import Reader
 
 
 def prove_reads(
-    origin: Source, stated: Iterable[FileEntry], reads: Iterable[BytesRead], reader: Reader
+    sources: Sequence[Source], stated: Iterable[FileEntry], reads: Iterable[BytesRead], reader: Reader
 ) -> Generator[Progress, None, list[Mismatch]]:
     """Have `reader` read the files `stated` whole; return where they, or `reads` of them, are not as the Hub states.
 
     What lies in git has a name there instead of a SHA-256: the source itself compares that. Raises SourceError where a
     file cannot be read.
     """
-    files = {file.path: file for file in stated}
-    noted = [read for read in reads if read.file in files]
+    wrong, stated, reads = list[Mismatch](), list(stated), list(reads)
+    for number, source in enumerate(sources):
+        files = {file.path: file for file in stated if file.source == number}
+        noted = [read for read in reads if read.source == number and read.file in files]
+        if files:
+            wrong += yield from _prove(source, files, noted, reader)
+    return wrong
+
+
+def _prove(
+    source: Source, files: Mapping[str, FileEntry], noted: Sequence[BytesRead], reader: Reader
+) -> Generator[Progress, None, list[Mismatch]]:
     ranges = {path: {(read.start_byte, read.end_byte) for read in noted if read.file == path} for path in files}
     try:
-        whole_files = yield from reader.digest_ranges(origin, files.values(), ranges)
+        whole_files = yield from reader.digest_ranges(source, files.values(), ranges)
     except DamagedError as error:
-        return [Mismatch(origin.ref.repo_id, error.message)]
+        return [Mismatch(source.ref.repo_id, error.message)]
     wrong = [
         Mismatch(path, "it does not have the SHA-256 that the Hub states")
         for path, file in files.items()

@@ -6,9 +6,10 @@ from functools import partial
 
 from sharding.checkpoint.loadable import loadable_files
 from sharding.checkpoint.read import read_checkpoint, read_headers
+from sharding.core.destination import Destination
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
-from sharding.core.protocols import Destination, Source
+from sharding.core.repo import Repo
 from sharding.core.text import count
 from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
 from sharding.planning.plan import shard_header
@@ -32,7 +33,7 @@ _UNSTATED = "; what was read is not compared with a hash that the Hub states"
 
 
 def check_kept(
-    target: Destination, prepared: Prepared, plan_id: str, origin: Source, reader: Reader
+    target: Destination, prepared: Prepared, plan_id: str, origin: Repo, reader: Reader
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
     """Return which shards of an earlier run are still as they were finished, and as `origin` gives them.
 
@@ -57,7 +58,7 @@ def check_kept(
     kept = {file: record for file, record in done.items() if (known.get(file) or sha256[file]) == record.sha256}
     if origin.ref.kind == "folder" and kept:
         shards = [shard for shard in plan.shards if shard.file in kept]
-        fresh = yield from reader.digest_shards(shards, partial(shard_header, plan), origin, "check")
+        fresh = yield from reader.digest_shards(shards, partial(shard_header, plan), origin.sources, "check")
         kept = {file: record for file, record in kept.items() if _is_same(record, fresh[file])}
     if kept and prepared.noted:  # what those that go were made of, those that stay may be made of too
         file, first = next(iter(kept.items()))
@@ -71,7 +72,7 @@ def _is_same(record: ShardRecord, other: ShardRecord) -> bool:
 
 
 def reading_back(
-    moving: Transfer, prepared: Prepared, origin: Source, target: Destination, reader: Reader
+    moving: Transfer, prepared: Prepared, origin: Repo, target: Destination, reader: Reader
 ) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
     """Do as `read_back_meanwhile` where this machine will read one shard after another at the end; else just move."""
     if not isinstance(reader, ThisMachine) or _in_order_of_source(prepared, origin):
@@ -79,15 +80,17 @@ def reading_back(
     return (yield from read_back_meanwhile(moving, prepared.plan, target))
 
 
-def _in_order_of_source(prepared: Prepared, origin: Source) -> list[FileEntry]:
+def _in_order_of_source(prepared: Prepared, origin: Repo) -> list[FileEntry]:
     """Return the files of the source in whose order the result is read, [] where it is in its own."""
-    is_all = prepared.reading is origin and are_stored(prepared.plan.tensors) and prepared.plan.options.rank is None
-    return stated_files(origin.files, prepared.checkpoint) if is_all else []
+    is_all = (
+        prepared.sources == origin.sources and are_stored(prepared.plan.tensors) and prepared.plan.options.rank is None
+    )
+    return stated_files(origin.sources[0].files, prepared.checkpoint) if is_all else []
 
 
 def verify_staged(
     prepared: Prepared,
-    origin: Source,
+    origin: Repo,
     records: Mapping[str, ShardRecord],
     read: ReadBack,
     target: Destination,
@@ -119,7 +122,7 @@ def verify_staged(
             originals = []  # the comparison below says what is missing
         if originals:
             source = prepared.checkpoint
-            digests, wrong = yield from digest_as_stored(source, origin, originals, staged, tensors, reader)
+            digests, wrong = yield from digest_as_stored(source, origin.sources[0], originals, staged, tensors, reader)
             problems.extend(wrong)
         else:
             listed = {file.path: file.sha256 for file in staged.files}
@@ -148,8 +151,9 @@ def verify_staged(
     unstated = origin.ref.kind == "hub" and not originals
     if unstated and prepared.noted:
         stated, weights = stated_of(origin, prepared.checkpoint), prepared.checkpoint.weight_files
-        reads = [entry for record in records.values() for entry in record.reads]
-        wrong = yield from prove_reads(origin, stated, [*reads, *prepared.noted.take()], reader)
+        reads = [read for record in records.values() for read in record.reads]
+        reads += [read for noted in prepared.noted for read in noted.take()]
+        wrong = yield from prove_reads(origin.sources, stated, reads, reader)
         problems.extend(wrong)
         unstated = len(stated) < len(weights)
         have = "should have" if wrong else "have"
@@ -168,7 +172,7 @@ def verify_staged(
 
 
 def compare_with_original(
-    verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Source
+    verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Repo
 ) -> Generator[Progress, None, Verification]:
     """Return `verification` with what loading and saving has changed; a source that is no safetensors is passed over.
 

@@ -12,7 +12,7 @@ from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
 from sharding.core.options import Options, TargetDtype
-from sharding.core.protocols import Source
+from sharding.core.repo import Repo
 from sharding.core.text import count, source_name
 from sharding.core.values import UNCHECKED, Checkpoint, Verification
 from sharding.formats.names import DIGESTS_NAME
@@ -82,7 +82,7 @@ def verify(
     yield Verified(_of_weights(outcome, checkpoints))
 
 
-def _compare_stored(sources: Sequence[Source], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
+def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
     """Return what the digests say that this tool has stored with both. Raises SourceError, Refused."""
     stored = [_stored_digests(source, checkpoint) for source, checkpoint in zip(sources, checkpoints, strict=True)]
     hashes = {side.hash for side in stored}
@@ -124,7 +124,7 @@ def _progress_of_both(work: Generator[Progress, None, _T], before: int, total: i
         yield replace(progress, bytes_done=done, bytes_total=total, seconds_left=left)
 
 
-def _stored_digests(source: Source, checkpoint: Checkpoint) -> Stored:
+def _stored_digests(source: Repo, checkpoint: Checkpoint) -> Stored:
     name = source_name(source.ref.kind, source.ref.repo_id)
     files = {file.path: file for file in source.files}
     if DIGESTS_NAME not in files:

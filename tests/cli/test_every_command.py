@@ -200,7 +200,7 @@ def test_copies_that_differ_are_a_no(way: list[str], tmp_path: Path, monkeypatch
     write_checkpoint(other, {"model.safetensors": {"w": np.zeros(9)}}, index=False)
     assert invoke("verify", source, source, *way).exit_code == 0
     assert invoke("verify", source, str(other), *way).exit_code == 1
-    from sharding.storage.folder_destination import FolderShardWriter
+    from sharding.storage.folder_writing import FolderShardWriter
 
     write = FolderShardWriter.write
     monkeypatch.setattr(FolderShardWriter, "write", lambda to, data: write(to, bytes(len(data))))

@@ -2,21 +2,25 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sharding.core.errors import SourceError
+from sharding.core.errors import DestinationError, SourceError
 from sharding.core.lent import Grant, LentDestination, LentSource
 from sharding.core.limits import GRANT_MARGIN_SECONDS
-from sharding.core.values import RepoRef, Shard
-from sharding.fleet.borrowed import open_lent
+from sharding.core.options import Options
+from sharding.core.values import RepoRef, Shard, StagedJob
+from sharding.fleet.borrowed import open_lent, open_lent_destination
 from sharding.fleet.parts import Part, PartDone, PartFailed, UnderWay, parse_event, part_json
 from sharding.fleet.worker import work
-from sharding.storage.folder_source import open_folder
+from sharding.storage.folder_destination import FolderDestination
+from sharding.storage.folder_source import FolderSource, open_folder
+from tests.conftest import listing
 from tests.tensors import stored_tensor
 
 FILE, OTHER = "model.safetensors", "more.safetensors"
@@ -114,3 +118,45 @@ def test_a_worker_says_how_far_it_is_and_its_outcome_last(
         figures = [one.bytes_done for one in under_way]
         assert figures == sorted(figures) and all(figure <= 10 for figure in figures)
         assert len(under_way) <= 1 or not every
+
+
+# --- Where a shard goes -------------------------------------------------------------------------------------
+
+PLAN = "a" * 64
+
+
+def lent_folder(out: Path) -> LentDestination:
+    """A folder with a job in it."""
+    target = FolderDestination(out, is_shared=True)
+    target.prepare(StagedJob(PLAN, RepoRef("folder", "in", ""), Options()), [], 0)
+    target.close()  # the journal stays
+    return target.lend()
+
+
+@pytest.mark.parametrize("change", [{"plan_id": "b" * 64}, {"folder": "elsewhere"}])
+def test_a_machine_that_has_another_folder_there_says_so(tmp_path: Path, change: dict[str, str]) -> None:
+    with pytest.raises(DestinationError, match="there is not, or no longer, the job") as refused:
+        open_lent_destination(replace(lent_folder(tmp_path / "out"), **change))  # type: ignore[arg-type]
+    assert "All nodes must have the same folder" in refused.value.hint
+
+
+DAMAGE = SourceError("damaged", "Repair it.")
+
+
+@pytest.mark.parametrize("error", [DAMAGE, OSError(), KeyboardInterrupt(), GeneratorExit()])
+def test_what_an_attempt_has_not_finished_is_gone_whatever_ends_it(
+    lent: LentSource, tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    target, seen = lent_folder(out), []
+    before = listing(out)
+
+    def read(*_: object) -> Iterator[bytes]:
+        seen.append(len(listing(out)))
+        raise error
+
+    monkeypatch.setattr(FolderSource, "read", read)
+    with suppress(KeyboardInterrupt, GeneratorExit):
+        assert outcome_of(lent, target).kind == ("SourceError" if error is DAMAGE else "Fault")
+    assert seen == [len(before) + 1]
+    assert listing(out) == before

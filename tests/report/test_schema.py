@@ -15,6 +15,7 @@ from sharding import job
 from sharding.core.errors import SourceError
 from sharding.core.limits import CURVE_MOMENTS
 from sharding.core.options import Options
+from sharding.core.text import json_file
 from sharding.core.values import (
     Checkpoint,
     Component,
@@ -34,7 +35,6 @@ from sharding.page.result_panels import details_panel
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
 from sharding.report.schema import Report, parse_report, to_json
-from sharding.report.write import to_bytes
 from sharding.verify.trust import Trust
 from tests.conftest import random_tensors, write_checkpoint
 from tests.tensors import stored_tensor
@@ -160,7 +160,7 @@ def reports(draw: st.DrawFn) -> Report:
 @settings(max_examples=40)
 @given(reports())
 def test_what_is_written_is_read_back_as_it_was(report: Report) -> None:
-    text = to_bytes(to_json(report))
+    text = json_file(to_json(report))
     assert parse_report(text) == report
     written = json.loads(text)
     assert written["verification"]["identical"] is report.verification.identical

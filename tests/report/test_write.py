@@ -9,8 +9,6 @@ import yaml
 
 from sharding import job
 from sharding.core.options import Options
-from sharding.report.write import rewritten_configs
-from sharding.storage.folder_source import open_folder
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import download, push, shard
 from tests.inhouse import InHouse, hub_in_house
@@ -53,11 +51,10 @@ def test_the_configuration_of_every_component_says_the_new_dtype(tmp_path: Path)
         said = {"torch_dtype": "float32", "name": part, "inner": {"dtype": "float32"}}
         (folder / part / "config.json").write_text(json.dumps(said))
     (folder / "config.json").write_text('{"torch_dtype": "float32"}')
-    source, checkpoint = open_folder(str(folder)), job.inspect(str(folder))
-    found = rewritten_configs(source, checkpoint, Options(dtype="fp16"))
-    assert {path: json.loads(text) for path, text in found.items()} == {
+    written = job.plan(str(folder), Options(dtype="fp16"))[1].written
+    assert {path: json.loads(text) for path, text in written.items()} == {
         f"{part}/config.json": {"torch_dtype": "float16", "name": part, "inner": {"dtype": "float16"}} for part in parts
     }
-    for text in found.values():
+    for text in written.values():
         assert text.startswith(b"{\n  ") and text.endswith(b"}\n") and not text.endswith(b"\n\n")
-    assert rewritten_configs(source, checkpoint, Options()) == {}
+    assert job.plan(str(folder))[1].written == {}

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -11,24 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sharding.formats.names import STAGING_FOLDER
-from sharding.storage.journal import JOURNAL_NAME
-from sharding.storage.lease import LEASE_NAME
-from tests.conftest import ROOT, environment, listing, new_seed, write_checkpoint
-from tests.folders import staged
+from tests.conftest import ROOT, environment, new_seed, write_checkpoint
+from tests.folders import recorded_in
 from tests.hubs import push
 from tests.localhub.conftest import Server
-from tests.scenarios.torture import torture_page, write_source
-
-UNTIMED = ("sharding_report.json", "README.md")  # they say how long the job took, so that two are never equal
+from tests.scenarios.torture import shown, stable, torture_page, which, write_source
 
 
 def shard_command(source: Path, out: Path) -> list[str]:
     return [sys.executable, "-m", "sharding", "shard", str(source), str(out), "--max-shard-size", "1MB", "--events"]
-
-
-def stable(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
 
 
 @pytest.mark.parametrize("wanted", [3, pytest.param(15, marks=pytest.mark.thorough)])
@@ -55,8 +47,7 @@ def test_kills_at_random_moments_lose_nothing(wanted: int, tmp_path: Path) -> No
             kills += 1
         if (out / "model.safetensors.index.json").exists():
             assert_complete(out, tmp_path / "whole")
-            for path in out.iterdir():
-                path.unlink()
+            shutil.rmtree(out)
             finished = {}
         else:
             finished = assert_kept(out, finished)
@@ -71,25 +62,12 @@ def test_kills_at_random_moments_lose_nothing(wanted: int, tmp_path: Path) -> No
 
 def assert_complete(out: Path, whole: Path) -> None:
     """An index stands beside everything that it needs, even if the job had not ended yet."""
-    found = stable(out)
-    for name in (JOURNAL_NAME, LEASE_NAME):
-        found.pop(f"{STAGING_FOLDER}/{name}", None)
-    assert found == stable(whole)
+    assert shown(out) == stable(whole)
 
 
 def assert_kept(out: Path, before: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """Every shard that was finished before is the same file still; return all that are finished now."""
-    now: dict[str, tuple[int, int]] = {}
-    journal = staged(out) / "sharding_journal.part"
-    named = set(before)
-    if journal.exists():
-        for line in journal.read_text().splitlines(keepends=True)[1:]:
-            if line.endswith("\n"):  # the last one may have been cut short
-                named.add(json.loads(line)["file"])
-    for file in named:
-        part = staged(out) / f"{file}.part"
-        stat = (part if part.exists() else out / file).stat()
-        now[file] = (stat.st_ino, stat.st_mtime_ns)
+    now = {file: which(out, file) for file in {*before, *recorded_in(out)}}
     assert {file: now[file] for file in before} == before
     return now
 

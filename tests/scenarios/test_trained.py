@@ -119,6 +119,13 @@ def test_what_is_put_together_is_cast_cut_and_verified_as_any_other(base: Path, 
     assert verified.verification.identical  # type: ignore[union-attr]
 
 
+def test_what_is_read_of_the_base_is_counted_too(base: Path, saved: Path, tmp_path: Path) -> None:
+    alone = reshard(saved / "plain", tmp_path / "alone").resources
+    both = reshard(saved / "plain", tmp_path / "both", base=str(base)).resources
+    assert both.bytes_read >= alone.bytes_read + (base / "config.json").stat().st_size
+    assert both.read_requests > alone.read_requests
+
+
 def test_the_card_has_the_licence_of_the_base_and_says_what_it_is_made_of(
     base: Path, saved: Path, tmp_path: Path
 ) -> None:

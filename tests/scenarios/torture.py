@@ -32,9 +32,8 @@ from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
-from sharding.storage.journal import JOURNAL_NAME
-from sharding.storage.lease import LEASE_NAME
 from tests.conftest import environment, listing, write_checkpoint
+from tests.folders import recorded_in
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
 
@@ -66,7 +65,16 @@ def stable(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in listing(folder).items() if name not in UNTIMED}
 
 
-JOURNAL, LEASE = (f"{STAGING_FOLDER}/{name}" for name in (JOURNAL_NAME, LEASE_NAME))
+def shown(folder: Path) -> dict[str, bytes]:
+    """Return those of them that are published."""
+    return {name: data for name, data in stable(folder).items() if not name.startswith(f"{STAGING_FOLDER}/")}
+
+
+def which(out: Path, file: str) -> tuple[int, int]:
+    """Return what tells whether a finished shard was written again."""
+    part = staging_in(out) / f"{file}.part"
+    stat = (part if part.exists() else out / file).stat()
+    return stat.st_ino, stat.st_mtime_ns
 
 
 # --- A folder -------------------------------------------------------------------------------------------
@@ -82,18 +90,16 @@ def torture_folder(place: Path, kills: int, moments: random.Random) -> Tally:
     while tally.kills < kills:
         killed = _forked(source, out, moments.uniform(0, 1.1) * whole_seconds)
         tally.kills += killed
-        found = stable(out) if out.exists() else {}
+        found = shown(out) if out.exists() else {}
         if INDEX in found:
-            assert {**found, JOURNAL: b"", LEASE: b""} == {**whole, JOURNAL: b"", LEASE: b""}
+            assert found == whole
             shutil.rmtree(out)
             noted, tally.finished = {}, tally.finished + 1
         else:
-            now = _noted(out)
+            now = {file: which(out, file) for file in recorded_in(out)}
             assert {file: now.get(file) for file in noted} == noted, "a finished shard was lost or written again"
-            noted, under_way = (
-                now,
-                {path.name.removesuffix(".part") for path in staging_in(out).glob("*.safetensors.part")} - set(now),
-            )
+            parts = staging_in(out).glob("*.safetensors*.part")
+            noted, under_way = now, {f"{path.name.partition('.')[0]}.safetensors" for path in parts} - set(now)
             assert len(under_way) <= THREADS
             tally.again += killed * len(under_way)
     _forked(source, out, None)
@@ -118,20 +124,6 @@ def _forked(source: Path, out: Path, seconds: float | None) -> bool:
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
     return os.WIFSIGNALED(status)
-
-
-def _noted(out: Path) -> dict[str, tuple[int, int]]:
-    """Return the shards that the journal has, each with what tells whether it was written again."""
-    journal = out / JOURNAL
-    lines = journal.read_text().splitlines(keepends=True)[1:] if journal.exists() else []
-    found = {}
-    for line in lines:
-        if line.endswith("\n"):  # the last one may have been cut short
-            file = json.loads(line)["file"]
-            part = staging_in(out) / f"{file}.part"
-            stat = (part if part.exists() else out / file).stat()
-            found[file] = (stat.st_ino, stat.st_mtime_ns)
-    return found
 
 
 # --- From repo to repo ----------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from sharding.formats.names import STAGING_FOLDER
 from sharding.storage import folder_destination as destination_room
 from sharding.storage.folder_destination import FolderDestination
 from sharding.storage.folder_source import FolderSource
-from sharding.storage.journal import Journal
 from tests.conftest import listing, random_tensors, write_checkpoint
 from tests.folders import arrays, finish, in_cache, same
 from tests.storage.publications import write_pipeline
@@ -193,7 +192,7 @@ def test_a_shard_that_cannot_be_noted_is_refused_with_the_name_of_the_folder(
     def full(*_: object) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr(Journal, "note", full)
+    monkeypatch.setattr("sharding.storage.folder_sink.write_whole", full)
     with pytest.raises(DestinationError) as refusal:
         finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
     assert str(tmp_path / "out") in refusal.value.message

@@ -1,5 +1,6 @@
 """What a later run finds in a folder: the shards that are whole, of its own plan, and whose job it is."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from sharding.core.options import Options
 from sharding.core.values import BytesRead, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_writing import part_path
+from sharding.storage.folder_writing import part_path, record_path
 from tests.conftest import listing
 from tests.folders import staged
 from tests.storage.publications import write_source
+from tests.storage.recorder import recorded
 
 FILE = "model-00001-of-00002.safetensors"
 JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
@@ -68,11 +70,66 @@ def test_preparing_keeps_what_is_to_be_kept_and_removes_all_else_of_another_plan
     for job_now, kept in ((JOB, [FILE, "last.safetensors"]), (JOB, [FILE]), (replace(JOB, plan_id="another"), [])):
         target = FolderDestination(out)
         target.prepare(job_now, [records[file] for file in kept], 0)
-        assert set(listing(out)) == always | {f"{STAGING_FOLDER}/{names[file]}" for file in kept}
+        shards = {name for file in kept for name in (names[file], f"{names[file][:-5]}.plan.record.part")}
+        assert set(listing(out)) == always | {f"{STAGING_FOLDER}/{name}" for name in shards}
         assert target.lend() == LentDestination(RepoRef("folder", "out", ""), job_now.plan_id, folder=str(out))
         assert target.unfinished() == job_now and target.has_finished_shards == bool(kept)
         target.close()
         assert set(FolderDestination(out).done(job_now.plan_id)) == set(kept)
+
+
+def test_a_kept_shard_has_the_record_that_says_all_that_was_read(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    records = finished(out, reads=(BytesRead("in", 0, 9, "a" * 64),))
+    before = listing(out)
+    # As where a shard goes of which others may be made: one that is kept takes over what it says of the source.
+    now = records | {FILE: replace(records[FILE], reads=(*records[FILE].reads, BytesRead("in", 9, 12, "b" * 64)))}
+    for kept, is_new in ((records, False), (now, True), (now, False)):
+        target = FolderDestination(out)
+        target.prepare(JOB, kept.values(), 0)
+        target.close()
+        assert FolderDestination(out).done("plan") == kept
+        changed = [path for path, data in listing(out).items() if before[path] != data]
+        assert changed == ([] if kept is records else [f"{STAGING_FOLDER}/{FILE}.plan.record.part"])
+        assert target.disk_bytes_written == (len(listing(out)[changed[0]]) if is_new else 0)
+
+
+def test_where_a_record_is_damaged_no_shard_is_done(tmp_path: Path) -> None:
+    finished(tmp_path / "out")
+    place = record_path(tmp_path / "out", FILE, "plan")
+    place.write_bytes(place.read_bytes()[:-1])
+    assert FolderDestination(tmp_path / "out").done("plan") == {}
+
+
+@pytest.mark.parametrize("end", ["restarted", "discarded"])
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_kill_while_shards_go_leaves_none_that_may_be_made_of_what_went(
+    tmp_path: Path, end: str, noted: bool
+) -> None:
+    def go() -> None:
+        target = FolderDestination(tmp_path / "out")
+        if end == "restarted":
+            target.prepare(JOB, [], 0)
+        else:
+            target.discard()
+        target.close()
+
+    def begin() -> dict[str, ShardRecord]:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        return finished(tmp_path / "out", reads=(BytesRead("in", 0, 9, "a" * 64),) if noted else ())
+
+    begin()
+    with recorded() as recorder:
+        go()
+    removals = [number for number, step in enumerate(recorder.steps) if step.kind == "remove"]
+    assert len(removals) >= 2 * len(FILES)
+    for number in removals:
+        records = begin()
+        with recorded(dies_at=number):
+            go()
+        done = FolderDestination(tmp_path / "out").done("plan")
+        assert done.items() <= records.items()
+        assert not noted or done in (records, {})
 
 
 def test_a_folder_says_which_job_is_unfinished_in_it_until_it_is_published_or_discarded(tmp_path: Path) -> None:

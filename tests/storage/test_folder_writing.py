@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 from pathlib import Path
 from threading import Event
 
@@ -26,6 +27,11 @@ FILE = "model-00001-of-00002.safetensors"
 JOB = StagedJob("plan", RepoRef("folder", "in", ""), Options())
 
 
+def is_of_shard(place: str) -> bool:
+    """Whether a name is that of an attempt at `FILE`."""
+    return re.fullmatch(rf"{FILE}\.\w{{32}}\.part", place) is not None
+
+
 class Disk:
     """What has been synced: how long each file was then. The first sync of a shard waits where that is asked for."""
 
@@ -37,17 +43,17 @@ class Disk:
 
     def sync(self, file: int) -> None:
         place = Path(os.readlink(f"/proc/self/fd/{file}")).name
-        if place == f"{FILE}.part":
+        if is_of_shard(place):
             self.is_begun.set()
             assert self.go_on.wait(LONG)
             if self.error:
                 raise self.error
         self.synced.append((place, os.fstat(file).st_size))
-        if place == f"{FILE}.part":
+        if is_of_shard(place):
             self.is_done.set()
 
     def of_shard(self) -> list[int]:
-        return [size for place, size in self.synced if place == f"{FILE}.part"]
+        return [size for place, size in self.synced if is_of_shard(place)]
 
 
 @pytest.fixture
@@ -120,8 +126,11 @@ def test_what_is_written_is_counted_and_has_no_name_yet(tmp_path: Path, target: 
         assert target.has_finished_shards
         assert target.open_finished(file) is None, "it is read when all are written"
     journal = (staged(tmp_path / "out") / "sharding_journal.part").stat().st_size
-    assert written() == journal + 15
+    records = {path.name: path.stat().st_size for path in staged(tmp_path / "out").glob("*.record.part")}
+    assert records.keys() == {f"{FILE}.plan.record.part", "unet%2Fmodel.safetensors.plan.record.part"}
+    assert written() == journal + 15 + sum(records.values())
     staging = {"sharding_journal.part", "sharding_lease.part", f"{FILE}.part", "unet%2Fmodel.safetensors.part"}
+    staging |= records.keys()
     assert set(listing(tmp_path / "out")) == {f"{STAGING_FOLDER}/{name}" for name in staging}
     read = target.open_staged([FILE, "unet/model.safetensors"])
     assert b"".join(read.read("unet/model.safetensors", 2, 9)) == (b"12345" * 2)[2:9]

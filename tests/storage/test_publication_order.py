@@ -6,6 +6,7 @@ import pytest
 
 from sharding import job
 from sharding.formats.names import REPORT_NAME, STAGING_FOLDER, is_index, is_weights
+from sharding.storage.folder_writing import RECORD
 from sharding.storage.journal import JOURNAL_NAME
 from sharding.storage.lease import LEASE_NAME
 from tests.storage.publications import BEFORE, Place
@@ -42,17 +43,15 @@ def is_synced(steps: list[Step], path: Path, after: int, before: int) -> bool:
     return any(step == Step("sync", path) for step in steps[after + 1 : before])
 
 
-def last_to(steps: list[Step], path: Path, before: int) -> int:
-    """Where a file was last written to."""
-    return max(number for number in numbers(steps[:before], "create", "write") if steps[number].path == path)
-
-
-def is_on_disk(steps: list[Step], made: int, before: int) -> bool:
-    """Whether all bytes of the file that step `made` makes, and its name, are on the disk before another step."""
-    part = steps[made].path
-    return is_synced(steps, part, last_to(steps, part, len(steps)), before) and is_synced(
-        steps, part.parent, made, before
-    )
+def is_written(steps: list[Step], path: Path, before: int) -> bool:
+    """Whether all bytes of a file are on the disk before a step, under whatever name they were written."""
+    for number in range(before - 1, -1, -1):
+        step = steps[number]
+        if step.to == path:  # it was another file under that name
+            return is_written(steps, step.path, number)
+        if step.path == path and step.kind in ("create", "write"):
+            return is_synced(steps, path, number, before)
+    raise AssertionError(f"nobody has written {path}")
 
 
 def name_in(place: Place, path: Path | None) -> str:
@@ -67,9 +66,14 @@ def shows(place: Place, path: str) -> int:
     return int(is_index(path) or path == "model.safetensors")
 
 
+def shards_of(place: Place) -> int:
+    return sum(path.endswith(".safetensors") for path in place.new)
+
+
 def renames(place: Place, steps: list[Step]) -> list[tuple[int, str]]:
-    """Where files get their names, and which."""
-    return [(number, name_in(place, steps[number].to)) for number in numbers(steps, "rename")]
+    """Where files get the names that they are to have, and which."""
+    named = [(number, name_in(place, steps[number].to)) for number in numbers(steps, "rename")]
+    return [(number, path) for number, path in named if not path.startswith(f"{STAGING_FOLDER}/")]
 
 
 def test_nothing_is_written_under_the_name_that_it_is_to_have(place: Place, steps: list[Step]) -> None:
@@ -78,8 +82,7 @@ def test_nothing_is_written_under_the_name_that_it_is_to_have(place: Place, step
 
 def test_the_bytes_of_a_file_are_on_the_disk_before_it_gets_its_name(place: Place, steps: list[Step]) -> None:
     for number, _ in renames(place, steps):
-        part = steps[number].path
-        assert is_synced(steps, part, last_to(steps, part, number), number), steps[number]
+        assert is_written(steps, steps[number].path, number), steps[number]
 
 
 def test_every_file_of_the_result_gets_its_name_once(place: Place, steps: list[Step]) -> None:
@@ -114,14 +117,21 @@ def test_a_new_folder_is_on_the_disk_before_what_shows_the_result(place: Place, 
 
 
 def test_a_shard_is_noted_once_it_is_on_the_disk_and_so_is_the_note(place: Place, steps: list[Step]) -> None:
+    named = {steps[number].to: number for number in numbers(steps, "rename")}
+    parts = {path: number for path, number in named.items() if path and path.name.endswith(".safetensors.part")}
+    notes = {path: number for path, number in named.items() if path and path.name.endswith(RECORD)}
+    assert len(parts) == len(notes) == shards_of(place)
+    for part, number in parts.items():
+        (note,) = [made for path, made in notes.items() if path.name.startswith(part.name.removesuffix("part"))]
+        assert (
+            number < note
+            and is_written(steps, steps[number].path, number)
+            and is_written(steps, steps[note].path, note)
+        )
+        following = next(later for later in sorted(named.values()) if later > note)
+        assert is_synced(steps, part.parent, number, note) and is_synced(steps, part.parent, note, following)
     journal = place.out / STAGING_FOLDER / JOURNAL_NAME
-    notes = [number for number in numbers(steps, "write") if steps[number].path == journal]
-    shards = [number for number in numbers(steps, "create") if steps[number].path.name.endswith(".safetensors.part")]
-    assert len(notes) == 1 + len(shards) > 1  # the first is the job itself
-    for count, note in enumerate(notes[1:], start=1):
-        assert sum(is_on_disk(steps, made, note) for made in shards) >= count
-    for note, following in zip(notes, [*notes[1:], len(steps)], strict=True):
-        assert is_synced(steps, journal, note, following)
+    assert is_written(steps, journal, min(parts.values()))
 
 
 def test_the_journal_goes_when_the_result_is_on_the_disk_and_then_for_good(place: Place, steps: list[Step]) -> None:
@@ -132,10 +142,14 @@ def test_the_journal_goes_when_the_result_is_on_the_disk_and_then_for_good(place
 
 
 def test_an_earlier_result_ceases_to_be_one_before_anything_of_it_goes(place: Place, steps: list[Step]) -> None:
+    removed = [(number, name_in(place, steps[number].path)) for number in numbers(steps, "remove")]
+    *records, lease, journal = [path for _, path in removed if path.startswith(f"{STAGING_FOLDER}/")]
+    assert [lease, journal] == [f"{STAGING_FOLDER}/{name}" for name in (LEASE_NAME, JOURNAL_NAME)]
+    assert len(records) == shards_of(place) and all(path.endswith(RECORD) for path in records)
+    removed = removed[: -2 - len(records)]
     if not place.old:
-        assert [steps[number].path.name for number in numbers(steps, "remove")] == [LEASE_NAME, JOURNAL_NAME]
+        assert not removed
         return
-    removed = [(number, name_in(place, steps[number].path)) for number in numbers(steps, "remove")][:-2]
     assert {path for _, path in removed} == set(place.old) - set(place.mine)
     ranks = [(shows(place, path), is_weights(path), path != REPORT_NAME) for _, path in removed]
     assert ranks == sorted(ranks, reverse=True)  # the report last: it names what is still to go

@@ -14,11 +14,13 @@ from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from typing_extensions import override
 
+from sharding.core.destination import Destination
 from sharding.core.errors import DestinationError
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import THREADS
-from sharding.core.protocols import Destination, Source
+from sharding.core.protocols import Files, ShardWriter
+from sharding.core.repo import Repo
 from sharding.core.text import name_some
 from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
@@ -29,14 +31,14 @@ from sharding.storage.hub.private import quietly, uploaded
 from sharding.storage.hub.repo import HubRepo, copied, fit_for_commit
 from sharding.storage.hub.source import HubSource
 from sharding.storage.hub.staging import STAGING_BRANCH, StagingBranch
-from sharding.storage.hub.upload import LfsShardWriter, XetShardWriter
+from sharding.storage.hub.upload import LfsShardWriter, StoreSink
 
 _NOTHING_SHOWN = "Nothing was written. Ask whoever runs the Hub, or choose a Hub that keeps repos private."
 _GIVE_UP = "Or discard what is staged, which everybody can see meanwhile."
 _CLOSED = "{} was public when the job began, and is not known to be so now"
 
 
-class HubDestination(Destination):
+class HubDestination(StoreSink, Destination):
     """A repo of a Hub."""
 
     def __init__(
@@ -44,7 +46,7 @@ class HubDestination(Destination):
         hub: Hub,
         name: str,
         *,
-        source: Source | None = None,
+        source: Files | None = None,
         private: bool | None = None,
         overwrite: bool = False,
         restart: bool = False,
@@ -56,7 +58,6 @@ class HubDestination(Destination):
         replaces another model's copy. `findings` warns where the namespace is not one that the Hub says is open to this
         login: whether it is, the Hub decides. Raises DestinationError where nobody is signed in.
         """
-        self._hub = hub
         self._source = source
         self._private = private
         self._asked_to_show = private is False
@@ -65,7 +66,6 @@ class HubDestination(Destination):
         self._created = False
         self._is_prepared = self._may_be_ours = self._is_public = False
         self._has_xet = True
-        self._writers: list[XetShardWriter | LfsShardWriter] = []
         self.ref = RepoRef("hub", name, "")
         if not hub.is_signed_in:
             hint = f"First {SIGN_IN} For a folder write ./{name}."
@@ -73,30 +73,11 @@ class HubDestination(Destination):
         self._me = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         self.ref = RepoRef("hub", self._me.own_id(name), "")
         self.findings = self._warn_of_namespace(name)
+        super().__init__(hub, self.ref.repo_id, STAGING_BRANCH)
         self._repo = HubRepo(hub, self.ref.repo_id)
         self._repo.before_commit = self._refuse_public
         self._main = MainBranch(self._repo, overwrite=overwrite)
         self._staging = StagingBranch(self._repo)
-
-    @property
-    @override
-    def shards_at_once(self) -> int:
-        """How many may be open: without Xet one, whose file takes room on the disk.
-
-        Through hf-xet each takes a hundred megabytes, and from one Hub to another one alone keeps two cores busy.
-        """
-        from_hub = self._job is not None and self._job.source.kind == "hub"
-        return THREADS if self._has_xet and not from_hub else 1
-
-    @property
-    @override
-    def bytes_uploaded(self) -> int:
-        return sum(writer.bytes_uploaded for writer in self._writers)
-
-    @property
-    @override
-    def bytes_deduplicated(self) -> int:
-        return sum(writer.bytes_deduplicated for writer in self._writers)
 
     @property
     @override
@@ -178,6 +159,9 @@ class HubDestination(Destination):
             self._job = replace(job, private=self._private, created=self._created, main=head, id=uuid4().hex)
             self._staging.begin(self._job, head)
         self._has_xet = self._repo.ask(lambda: self._hub.has_xet(repo_id, STAGING_BRANCH))
+        # Without Xet a shard takes room on the disk; through hf-xet it takes a hundred megabytes of memory, and from
+        # one Hub to another one alone keeps two cores busy.
+        self.shards_at_once = THREADS if self._has_xet and self._job.source.kind != "hub" else 1
 
     @contextmanager
     def _what_stays(self) -> Iterator[None]:
@@ -234,16 +218,12 @@ class HubDestination(Destination):
             raise DestinationError(f"The Hub made {self.ref.repo_id} public, although asked not to.", _NOTHING_SHOWN)
 
     @override
-    def open_shard(self, file: str) -> XetShardWriter | LfsShardWriter:
+    def open_shard(self, file: str) -> ShardWriter:
         """Start a shard: a stream through hf-xet, with nothing on the disk; without Xet, one temporary file."""
-        writer: XetShardWriter | LfsShardWriter
         if self._has_xet:
-            start = partial(self._hub.upload_to, self.ref.repo_id, STAGING_BRANCH)
-            writer = XetShardWriter(lambda: self._repo.ask(start), file)
-        else:
-            writer = LfsShardWriter(self._upload_lfs, file)
-        self._writers.append(writer)
-        return writer
+            return super().open_shard(file)
+        self._writers.append(LfsShardWriter(self._upload_lfs, file))
+        return self._writers[-1]
 
     @override
     def lend(self) -> LentDestination:
@@ -275,7 +255,7 @@ class HubDestination(Destination):
         self,
         records: Mapping[str, ShardRecord],
         side_files: Iterable[FileEntry],
-        origin: Source,
+        origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
         """Show the result: one commit on `main` with everything; then the staging branch goes.
@@ -353,16 +333,14 @@ class HubDestination(Destination):
     def close(self) -> None:
         with suppress(DestinationError):  # where the Hub does not answer, these shards are moved again
             self._staging.note()
-        for writer in self._writers:
-            with suppress(RuntimeError, OSError):  # it is given up in any case
-                writer.abort()
+        super().close()
 
     @override
     def note(self, record: ShardRecord) -> None:
         """Stage a shard whose bytes the Hub's store has."""
         self._staging.add(record)
 
-    def _store(self, file: FileEntry, origin: Source) -> ShardRecord:
+    def _store(self, file: FileEntry, origin: Repo) -> ShardRecord:
         """Put a side file into the store as a stream, as a shard is."""
         writer = self.open_shard(file.path)
         for chunk in origin.read(file.path, 0, file.bytes):
@@ -374,7 +352,7 @@ class HubDestination(Destination):
         question = partial(upload, self.ref.repo_id, [operation], revision=STAGING_BRANCH)
         quietly(lambda: self._repo.ask(question))
 
-    def _show(self, commit: str, origin: Source) -> str:
+    def _show(self, commit: str, origin: Repo) -> str:
         """Show a repo that this job has made and that holds nothing else; return why it is not shown, if it is not."""
         repo_id = self.ref.repo_id
         settings = f"{self._hub.page(repo_id)}/settings"

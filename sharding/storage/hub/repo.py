@@ -11,7 +11,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from sharding.core.errors import DestinationError
 from sharding.core.limits import COMMITTED_BYTES, MAX_REPORT_BYTES
-from sharding.core.protocols import Source
+from sharding.core.repo import Repo
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.formats.names import is_weights
 from sharding.storage.hub.answers import checked_commit, checked_flag, listed_files
@@ -142,14 +142,14 @@ def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[Fi
     return fit, too_much
 
 
-def copied(file: FileEntry, origin: Source) -> CommitOperationAdd | CommitOperationCopy:
+def copied(file: FileEntry, origin: Repo) -> CommitOperationAdd | CommitOperationCopy:
     """Return the operation that copies a side file: on the server where the bytes lie in its store."""
     if file.xet_hash:
         return CommitOperationCopy(
+            file.at,
             file.path,
-            file.path,
-            src_revision=origin.ref.revision,
-            src_repo_id=origin.ref.repo_id,
+            src_revision=origin.sources[file.source].ref.revision,
+            src_repo_id=origin.sources[file.source].ref.repo_id,
             src_repo_type="model",
         )
     return CommitOperationAdd(file.path, b"".join(origin.read(file.path, 0, file.bytes)))

@@ -1,18 +1,20 @@
-"""Send one shard to a Hub: through hf-xet as a stream, or through LFS as one temporary file."""
+"""Send shards to a Hub: through hf-xet as streams, or through LFS, each as one temporary file."""
 
 import hashlib
 import io
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd
 from typing_extensions import override
 
 from sharding.core.errors import DestinationError
-from sharding.core.protocols import ShardWriter
-from sharding.core.values import FileEntry
+from sharding.core.protocols import ShardSink, ShardWriter
+from sharding.core.values import FileEntry, ShardRecord
+from sharding.storage.hub.client import Hub
 from sharding.storage.hub.private import to_upload
 
 _HINT = "Start the same job again; it goes on where it stopped."
@@ -106,6 +108,48 @@ class LfsShardWriter(ShardWriter):
     @override
     def abort(self) -> None:
         self._part.close()
+
+
+class StoreSink(ShardSink):
+    """The store of a Hub, reached by way of a repo: what is put there, somebody with a login commits."""
+
+    shards_at_once = 1
+
+    def __init__(self, hub: Hub, repo_id: str, revision: str = "") -> None:
+        """Take the store that `revision` of the repo has. Asks nothing."""
+        self._hub = hub
+        self._place = repo_id, revision
+        self._writers: list[XetShardWriter | LfsShardWriter] = []
+
+    @property
+    @override
+    def bytes_uploaded(self) -> int:
+        return sum(writer.bytes_uploaded for writer in self._writers)
+
+    @property
+    @override
+    def bytes_deduplicated(self) -> int:
+        return sum(writer.bytes_deduplicated for writer in self._writers)
+
+    @override
+    def finished(self, file: str) -> None:
+        """Return None: the store has no names. What is put there twice is there once."""
+
+    @override
+    def open_shard(self, file: str) -> ShardWriter:
+        start = partial(self._hub.upload_to, *self._place)
+        self._writers.append(XetShardWriter(lambda: self._hub.ask(self._place[0], DestinationError, start), file))
+        return self._writers[-1]
+
+    @override
+    def note(self, record: ShardRecord) -> None:
+        """Do nothing: the shard is where it can be committed from."""
+
+    @override
+    def close(self) -> None:
+        for writer in self._writers:
+            with suppress(RuntimeError, OSError):  # it is given up in any case
+                writer.abort()
 
 
 class _CountedFile(io.BufferedReader):

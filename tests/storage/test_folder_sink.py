@@ -1,18 +1,15 @@
-"""Machines write into one folder at once and do one another no harm."""
+"""Attempts write into one folder at once, on one machine or many, and do one another no harm."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.core.lent import LentDestination
 from sharding.core.options import Options
 from sharding.core.values import RepoRef, ShardRecord, StagedJob
-from sharding.fleet.borrowed import open_lent_destination
-from sharding.fleet.shared_folder import SharedFolder
 from sharding.storage.folder_destination import FolderDestination
+from sharding.storage.folder_sink import FolderSink
 from tests.conftest import listing
 from tests.folders import staged
 
@@ -29,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def written(sink: SharedFolder, data: bytes = b"bytes") -> ShardRecord:
+def written(sink: FolderSink, data: bytes = b"bytes") -> ShardRecord:
     writer = sink.open_shard(FILE)
     writer.write(data)
     return ShardRecord(FILE, len(data), writer.finish(), {})
@@ -37,7 +34,7 @@ def written(sink: SharedFolder, data: bytes = b"bytes") -> ShardRecord:
 
 def test_a_shard_of_a_long_name_has_a_part_that_the_disk_takes(folder: Path) -> None:
     file = f"{'图' * 30}/{'模' * 40}.safetensors"
-    sink = SharedFolder(folder, PLAN)
+    sink = FolderSink(folder, PLAN)
     writer = sink.open_shard(file)
     writer.write(b"bytes")
     record = ShardRecord(file, 5, writer.finish(), {})
@@ -47,7 +44,7 @@ def test_a_shard_of_a_long_name_has_a_part_that_the_disk_takes(folder: Path) -> 
 
 
 def test_two_attempts_at_a_shard_leave_it_once(folder: Path) -> None:
-    one, other = SharedFolder(folder, PLAN), SharedFolder(folder, PLAN)
+    one, other = FolderSink(folder, PLAN), FolderSink(folder, PLAN)
     records = written(one), written(other)
     assert one.finished(FILE) is None, "without a name nothing is finished"
     one.note(records[0])
@@ -62,8 +59,8 @@ def test_two_attempts_at_a_shard_leave_it_once(folder: Path) -> None:
     assert left == {part.name, f"unet%2Fmodel.safetensors.{PLAN[:16]}.record.part"}
 
 
-def test_the_next_run_knows_what_was_not_yet_in_the_journal(folder: Path) -> None:
-    sink = SharedFolder(folder, PLAN)
+def test_the_next_run_knows_what_was_not_noted_yet_where_the_job_is_led(folder: Path) -> None:
+    sink = FolderSink(folder, PLAN)
     record = written(sink)
     sink.note(record)
     sink.close()
@@ -72,14 +69,30 @@ def test_the_next_run_knows_what_was_not_yet_in_the_journal(folder: Path) -> Non
     assert FolderDestination(folder, restart=True).done(PLAN) == {}
 
 
+def test_who_leads_puts_down_a_record_that_does_not_show_yet_and_no_second_one(folder: Path) -> None:
+    leader, sink = FolderDestination(folder, is_shared=True), FolderSink(folder, PLAN)
+    leader.prepare(StagedJob(PLAN, RepoRef("folder", "in", ""), Options()), [], 0)
+    sink.note(record := written(sink))
+    (place,) = staged(folder).glob("*.record.part")
+    there = place.stat().st_ino
+    leader.note(record)
+    assert place.stat().st_ino == there
+    place.unlink()
+    leader.note(record)
+    assert FolderDestination(folder).done(PLAN) == {FILE: record}
+    leader.close()
+    sink.close()
+    assert FolderDestination(folder).done(PLAN) == {FILE: record}
+
+
 def test_what_is_not_finished_goes_and_so_does_all_with_the_job(folder: Path) -> None:
-    sink = SharedFolder(folder, PLAN)
+    sink = FolderSink(folder, PLAN)
     writer = sink.open_shard(FILE)
     writer.write(b"half")
     assert len(list(staged(folder).glob("unet*"))) == 1
     sink.close()
     assert not list(staged(folder).glob("unet*"))
-    killed = SharedFolder(folder, PLAN)
+    killed = FolderSink(folder, PLAN)
     killed.note(written(killed))
     killed.open_shard(FILE)
     job.discard(str(folder))
@@ -87,16 +100,8 @@ def test_what_is_not_finished_goes_and_so_does_all_with_the_job(folder: Path) ->
     killed.close()
 
 
-@pytest.mark.parametrize("plan", ["b" * 64, None])
-def test_a_machine_that_has_another_folder_there_says_so(folder: Path, tmp_path: Path, plan: str | None) -> None:
-    place = folder if plan else tmp_path / "elsewhere"
-    with pytest.raises(DestinationError, match="there is not, or no longer, the job") as refused:
-        SharedFolder(place, plan or PLAN)
-    assert "All nodes must have the same folder" in refused.value.hint
-
-
 def test_an_attempt_that_comes_after_the_job_leaves_nothing(folder: Path) -> None:
-    late = SharedFolder(folder, PLAN)
+    late = FolderSink(folder, PLAN)
     record = written(late)
     (staged(folder) / "sharding_journal.part").unlink()
     with pytest.raises(DestinationError):
@@ -112,7 +117,7 @@ def journal_of(folder: Path, plan: str) -> None:
 
 
 def test_an_attempt_at_a_job_that_was_replaced_leaves_the_other_alone(folder: Path) -> None:
-    late = SharedFolder(folder, PLAN)
+    late = FolderSink(folder, PLAN)
     record = written(late)
     journal_of(folder, "b" * 64)
     before = {path: data for path, data in listing(folder).items() if "unet" not in path}
@@ -121,17 +126,17 @@ def test_an_attempt_at_a_job_that_was_replaced_leaves_the_other_alone(folder: Pa
     late.close()
     assert listing(folder) == before
     with pytest.raises(DestinationError):
-        SharedFolder(folder, PLAN)
+        FolderSink(folder, PLAN).refuse_other()
 
 
 @pytest.mark.parametrize("size", [0, 4, 6, None])
 def test_a_record_counts_where_its_whole_shard_is_there_and_else_it_is_written_again(
     folder: Path, size: int | None
 ) -> None:
-    one = SharedFolder(folder, PLAN)
+    one = FolderSink(folder, PLAN)
     one.note(record := written(one))
     one.close()
-    other = SharedFolder(folder, PLAN)
+    other = FolderSink(folder, PLAN)
     assert other.finished(FILE) == record and other.finished("unet/other.safetensors") is None
     (part,) = staged(folder).glob("unet%2Fmodel.safetensors.part")
     if size is None:
@@ -145,15 +150,15 @@ def test_a_record_counts_where_its_whole_shard_is_there_and_else_it_is_written_a
 
 
 def test_a_record_of_another_plan_is_none(folder: Path) -> None:
-    sink = SharedFolder(folder, PLAN)
+    sink = FolderSink(folder, PLAN)
     sink.note(written(sink))
     sink.close()
     journal_of(folder, "b" * 64)
-    assert SharedFolder(folder, "b" * 64).finished(FILE) is None
+    assert FolderSink(folder, "b" * 64).finished(FILE) is None
 
 
 def test_an_attempt_that_lets_go_leaves_the_others_at_work(folder: Path) -> None:
-    one, other = SharedFolder(folder, PLAN), SharedFolder(folder, PLAN)
+    one, other = FolderSink(folder, PLAN), FolderSink(folder, PLAN)
     for sink in (one, other):
         sink.open_shard("unet/half.safetensors").write(b"half")
     record = written(other)
@@ -164,18 +169,3 @@ def test_an_attempt_that_lets_go_leaves_the_others_at_work(folder: Path) -> None
     other.close()
     left = {path.name for path in staged(folder).glob("unet*")}
     assert left == {"unet%2Fmodel.safetensors.part", f"unet%2Fmodel.safetensors.{PLAN[:16]}.record.part"}
-
-
-@pytest.mark.parametrize("error", [None, OSError, KeyboardInterrupt, GeneratorExit])
-def test_what_an_attempt_has_not_finished_is_gone_whatever_ends_it(
-    folder: Path, error: type[BaseException] | None
-) -> None:
-    before = listing(folder)
-    lent = LentDestination(RepoRef("folder", "out", ""), PLAN, folder=str(folder))
-    with suppress(error or ()), open_lent_destination(lent) as sink:
-        for file in (FILE, "other.safetensors"):
-            sink.open_shard(file).write(b"half")
-        assert len(listing(folder)) == len(before) + 2
-        if error:
-            raise error
-    assert listing(folder) == before

@@ -1,0 +1,56 @@
+"""See the files of one or several sources as one repo."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from sharding.core.protocols import Files, Source
+from sharding.core.values import FileEntry
+
+
+class Repo(Files):
+    """What is copied: files of `sources`, each of which says of which one it is, and what it is called there.
+
+    The first source is what was named; weights are read of the sources themselves.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        files: Iterable[FileEntry] | None = None,
+        links_out: Sequence[str] | None = None,
+    ) -> None:
+        """Put `files` and `links_out` together, those of the only source where nothing else is said."""
+        first = sources[0]
+        self.sources = tuple(sources)
+        self.ref, self.folder, self.ranges_at_once = first.ref, first.folder, first.ranges_at_once
+        self.files = first.files if files is None else tuple(files)
+        self.links_out = first.links_out if links_out is None else tuple(links_out)
+        self.unreached = tuple(place for source in sources for place in source.unreached)
+        hidden = {source.is_private for source in sources}
+        self.is_private = True if True in hidden else None if None in hidden else False
+        self._entries = {file.path: file for file in self.files}
+
+    @property
+    def base(self) -> Source | None:
+        """The model that was trained, where that is a source too."""
+        return self.sources[1] if len(self.sources) > 1 else None
+
+    def through(self, sources: Sequence[Source]) -> "Repo":
+        """Return the same files, read of `sources`, which are views of its own."""
+        return Repo(sources, self.files, self.links_out)
+
+    @override
+    def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
+        entry = self._entries[file]
+        return self.sources[entry.source].read(entry.at, start_byte, end_byte)
+
+    @override
+    def path(self, file: str) -> Path | None:
+        entry = self._entries[file]
+        return self.sources[entry.source].path(entry.at)
+
+    @override
+    def closed(self) -> str:
+        return next(filter(None, (source.closed() for source in self.sources)), "")

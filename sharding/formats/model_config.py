@@ -1,0 +1,44 @@
+"""Say in a config.json what a copy of the weights is. Pure."""
+
+import json
+from typing import Any
+
+from sharding.core.dtypes import CASTABLE
+
+CONFIG_NAME = "config.json"
+"""The configuration of a model, beside its weights."""
+
+WEIGHTS_NAMED = "transformers_weights"
+"""The key that names a weight file in the place of the usual ones (transformers 5.23, `utils/hub.py`)."""
+
+_CASTABLE = {dtype.torch for dtype in CASTABLE.values()}
+
+
+def configured(config: str, torch_dtype: str | None) -> dict[str, Any] | None:
+    """Return the config.json of a copy: it says `torch_dtype` ("float16") wherever it said another dtype.
+
+    What names the weight files goes, as with `save_pretrained`: the copy has the usual names. None where nothing
+    changes, or it is no configuration.
+    """
+    if "\ufffd" in config:  # it was no UTF-8
+        return None
+    try:
+        document = json.loads(config)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    is_changed = document.pop(WEIGHTS_NAMED, None) is not None
+    if torch_dtype is None:
+        return document if is_changed else None
+    if "model_type" in document and not {"dtype", "torch_dtype"} & document.keys():
+        document["dtype"] = torch_dtype
+    waiting: list[Any] = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for key in ("dtype", "torch_dtype"):
+                if isinstance(value.get(key), str) and value[key].removeprefix("torch.") in _CASTABLE:
+                    value[key] = torch_dtype
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return document
