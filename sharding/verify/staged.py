@@ -47,7 +47,10 @@ def check_kept(
     done = {
         file: record
         for file, record in records.items()
-        if file in tensors and record.tensor_blake3.keys() == tensors[file]
+        if file in tensors
+        and record.tensor_blake3.keys() == tensors[file]
+        # The bytes of a plan are the same whether it allows that or not.
+        and (plan.options.allow_overflow or not record.overflowed)
     }
     if not done:
         return {}
