@@ -1,5 +1,7 @@
 """Plans: every tensor once, in order, within the limit. No files."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
 from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards, shard_header
+from sharding.recipes.stored import Stored
 from tests.tensors import stored_tensor
 
 REF = RepoRef("folder", "model", "1")
@@ -101,17 +104,17 @@ def test_metadata_of_the_source_go_into_every_header() -> None:
     assert all(b'"__metadata__":{"format":"pt","quant":"x"}' in shard_header(plan, shard) for shard in plan.shards)
 
 
-def test_a_plan_is_known_by_its_source_and_its_shards() -> None:
+def test_a_plan_is_known_by_its_source_its_shards_and_how_they_are_made() -> None:
+    def identity(tensors: list[Tensor], limit: int = 4, source: RepoRef = REF) -> str:
+        return identify_plan(replace(plan_shards(tensors, Options(limit)), sources=(source,)))
+
     tensors = [tensor("a", 3), tensor("b", 3)]
-    same = identify_plan(plan_shards(tensors, Options(4)), REF)
-    assert same == identify_plan(plan_shards(tensors, Options(5)), REF)
-    assert same != identify_plan(plan_shards(tensors, Options(6)), REF)
-    assert same != identify_plan(plan_shards(tensors, Options(4)), RepoRef("folder", "model", "2"))
-
-
-def test_shards_whose_records_count_no_overflows_are_of_another_job() -> None:
-    before = "f7daa14e7106d3c3c19e448f18ab9246d1d480026cee41aedaf2fb293052191b"  # by a version without these counts
-    assert identify_plan(plan_shards([tensor("w", 4)], Options(4)), RepoRef("folder", "model", "1")) != before
+    same = identity(tensors)
+    assert same == identity(tensors, 5)
+    assert same != identity(tensors, 6)
+    assert same != identity(tensors, source=RepoRef("folder", "model", "2"))
+    elsewhere = tensors[1]._replace(recipe=Stored(0, "f", 1, 4))
+    assert same != identity([tensors[0], elsewhere])
 
 
 def test_an_unknown_order_is_refused() -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -15,8 +16,8 @@ from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import OverflowRefused, UsageError
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
+from sharding.formats.model_config import configured
 from sharding.report.schema import Report
-from sharding.report.write import configured
 from tests import models
 from tests.casts import MIXED, cast, save_mixed
 from tests.conftest import listing
@@ -146,15 +147,15 @@ def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
         "audio_config": {"torch_dtype": None, "mamba_ssm_dtype": "float32"},
         "names": {"dtype": "a name"},
     }
-    assert configured(json.dumps(before).encode(), "float16") == {
+    assert configured(json.dumps(before), "float16") == {
         "torch_dtype": "float16",
         "text_config": {"dtype": "float16", "layers": [{"torch_dtype": "float16"}]},
         "audio_config": {"torch_dtype": None, "mamba_ssm_dtype": "float32"},
         "names": {"dtype": "a name"},
     }
-    assert configured(b'{"model_type": "llama"}', "float16") == {"model_type": "llama", "dtype": "float16"}
-    assert configured(b"{}", "float16") == {}
-    assert configured(b"[", "float16") is None
+    assert configured('{"model_type": "llama"}', "float16") == {"model_type": "llama", "dtype": "float16"}
+    assert configured("{}", "float16") == {}
+    assert configured("[", "float16") is None
 
 
 def test_a_repo_is_cast_on_its_way_to_another(
@@ -169,6 +170,23 @@ def test_a_repo_is_cast_on_its_way_to_another(
     assert isinstance(report, Report) and report.verification.identical
     *_, last = job.verify("alice/wide", "alice/narrow", dtype="fp16", **at)  # type: ignore[arg-type]
     assert isinstance(last, Verified) and last.verification.identical
+
+
+def test_what_a_job_has_staged_that_was_allowed_to_overflow_is_not_taken_over_by_one_that_is_not(
+    served: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = served()
+    source, out = llama(tmp_path / "source", large=300), tmp_path / "out"
+    server.api().create_repo("alice/wide")
+    server.api().upload_folder(folder_path=source, repo_id="alice/wide")
+    at = {"endpoint": server.address, "token": "hf_alice"}
+    options = Options("20kB", dtype="fp16", allow_overflow=True)
+    events = job.shard("alice/wide", str(out), options, **at)  # type: ignore[arg-type]
+    for event in events:
+        if isinstance(event, ShardFinished) and event.number == event.shards:
+            events.close()
+    with pytest.raises(OverflowRefused, match="300 finite numbers"):
+        list(job.shard("alice/wide", str(out), replace(options, allow_overflow=False), **at))  # type: ignore[arg-type]
 
 
 def test_the_command_casts_and_asks_transformers_in_a_process_of_its_own(run: Run, tmp_path: Path) -> None:
