@@ -239,3 +239,19 @@ def test_a_plan_of_computed_weights_is_another_job(tmp_path: Path) -> None:
     planned = job.plan(str(tmp_path), ASKED)[1]
     assert planned.dequantized == "fp8, one scale for each 128 x 128"
     assert identify_plan(planned) != identify_plan(job.plan(str(tmp_path), Options())[1])
+
+
+@pytest.mark.parametrize(("most", "is_taken"), [(6, True), (5, False)])
+def test_an_expert_in_mxfp4_has_so_many_scales_at_most_as_it_is_transposed_as_a_whole(
+    most: int, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharding.planning.dequantize.MAX_EXPERT_BYTES", most)
+    tensors = {"e.up_blocks": torch.zeros(4, 3, 2, 16), "e.up_scales": torch.zeros(4, 3, 2)}
+    before = checkpoint(
+        tmp_path, {name: tensor.to(torch.uint8) for name, tensor in tensors.items()}, {"quant_method": "mxfp4"}
+    )
+    if is_taken:
+        assert shapes(dequantized(before, ASKED)) == {"e.up": ("F32", (4, 64, 3))}
+        return
+    with pytest.raises(SourceError, match="which is not what config.json says: mxfp4"):
+        dequantized(before, ASKED)
