@@ -122,7 +122,7 @@ def test_a_worker_is_lent_the_files_that_its_shard_is_made_of_and_no_more(tmp_pa
     source = open_folder(str(tmp_path))
     tensors = [Tensor(name, "F32", shape, recipe) for name, recipe in recipes.items()]
     one, other = Shard("one", tuple(tensors[:-1]), 56), Shard("other", tuple(tensors[-1:]), 16)
-    tasks = tasks_to_read("verify", [one, other], lambda shard: shard.file.encode(), source)
+    tasks = tasks_to_read("verify", [one, other], lambda shard: shard.file.encode(), [source])
     parts = {task.file: parse_part(part_json(task.make())) for task in tasks}
     assert [parts[shard.file].shard for shard in (one, other)] == [one, other]
     lent = {file: {one.file for source in part.sources for one in source.files} for file, part in parts.items()}

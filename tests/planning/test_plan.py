@@ -1,5 +1,7 @@
 """Plans: every tensor once, in order, within the limit. No files."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,8 @@ from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
 from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards, shard_header
+from sharding.recipes.cast import Cast
+from sharding.recipes.stored import Stored
 from tests.tensors import stored_tensor
 
 REF = RepoRef("folder", "model", "1")
@@ -103,15 +107,25 @@ def test_metadata_of_the_source_go_into_every_header() -> None:
 
 def test_a_plan_is_known_by_its_source_and_its_shards() -> None:
     tensors = [tensor("a", 3), tensor("b", 3)]
-    same = identify_plan(plan_shards(tensors, Options(4)), REF)
-    assert same == identify_plan(plan_shards(tensors, Options(5)), REF)
-    assert same != identify_plan(plan_shards(tensors, Options(6)), REF)
-    assert same != identify_plan(plan_shards(tensors, Options(4)), RepoRef("folder", "model", "2"))
+
+    def plan_id(size: int, source: RepoRef = REF) -> str:
+        return identify_plan(replace(plan_shards(tensors, Options(size)), sources=(source,)))
+
+    assert plan_id(4) == plan_id(5)
+    assert len({plan_id(4), plan_id(6), plan_id(4, RepoRef("folder", "model", "2"))}) == 3
+
+
+def test_a_plan_is_known_by_where_its_tensors_lie_and_how_they_are_made() -> None:
+    places = [Stored(0, "f", 0, 8), Stored(0, "f", 8, 16), Stored(0, "g", 0, 8), Stored(1, "f", 0, 8)]
+    recipes = [*places, Cast(Stored(0, "f", 0, 4), "F16", "F32"), Cast(Stored(0, "f", 0, 4), "BF16", "F32")]
+    plans = [plan_shards([Tensor("w", "F32", (2,), recipe)], Options(8)) for recipe in recipes]
+    assert len({identify_plan(plan) for plan in plans}) == len(recipes)
 
 
 def test_shards_whose_records_count_no_overflows_are_of_another_job() -> None:
     before = "f7daa14e7106d3c3c19e448f18ab9246d1d480026cee41aedaf2fb293052191b"  # by a version without these counts
-    assert identify_plan(plan_shards([tensor("w", 4)], Options(4)), RepoRef("folder", "model", "1")) != before
+    plan = replace(plan_shards([tensor("w", 4)], Options(4)), sources=(RepoRef("folder", "model", "1"),))
+    assert identify_plan(plan) != before
 
 
 def test_an_unknown_order_is_refused() -> None:

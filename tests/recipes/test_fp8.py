@@ -143,9 +143,9 @@ def test_little_of_a_large_weight_is_in_memory_at_a_time() -> None:
     source.batch_bytes = 1 << 18
     tensors = dequantized_tensors(checkpoint)
     small = Fp8(Stored(0, FILE, 0, 4), Stored(0, FILE, 0, 4), "F32", (2, 2), (2, 2), "F32")
-    result_of(digest_shards([shard_of([tensor_of(small)])], lambda _: b"", source))  # what is imported
+    result_of(digest_shards([shard_of([tensor_of(small)])], lambda _: b"", [source]))  # what is imported
     tracemalloc.start()
-    records = result_of(digest_shards([shard_of(tensors)], lambda _: b"", source))
+    records = result_of(digest_shards([shard_of(tensors)], lambda _: b"", [source]))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert records["out"].bytes == tensors[0].bytes == 2 * weight.numel()

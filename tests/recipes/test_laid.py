@@ -176,9 +176,11 @@ def test_a_transpose_takes_a_few_tiles_of_memory(tmp_path: Path, monkeypatch: py
     (tensor,) = read_archive(source, source.files[0]).tensors
     assert tensor.bytes == 64_000_000
     sizes = mapped(monkeypatch)
-    result_of(digest_shards([shard_of([tensor_of(of_view(torch.zeros(2, 2).t()))])], lambda _: b"", source))  # imports
+    result_of(
+        digest_shards([shard_of([tensor_of(of_view(torch.zeros(2, 2).t()))])], lambda _: b"", [source])
+    )  # imports
     tracemalloc.start()
-    result_of(digest_shards([shard_of([tensor])], lambda _: b"", source))
+    result_of(digest_shards([shard_of([tensor])], lambda _: b"", [source]))
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert max(sizes) <= TILE_BYTES  # which are mapped, so not traced

@@ -15,8 +15,8 @@ from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import OverflowRefused, UsageError
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
+from sharding.formats.model_config import configured
 from sharding.report.schema import Report
-from sharding.report.write import configured
 from tests import models
 from tests.casts import MIXED, cast, save_mixed
 from tests.conftest import listing
@@ -146,15 +146,15 @@ def test_a_configuration_says_the_new_dtype_wherever_it_said_one() -> None:
         "audio_config": {"torch_dtype": None, "mamba_ssm_dtype": "float32"},
         "names": {"dtype": "a name"},
     }
-    assert configured(json.dumps(before).encode(), "float16") == {
+    assert configured(json.dumps(before), "float16") == {
         "torch_dtype": "float16",
         "text_config": {"dtype": "float16", "layers": [{"torch_dtype": "float16"}]},
         "audio_config": {"torch_dtype": None, "mamba_ssm_dtype": "float32"},
         "names": {"dtype": "a name"},
     }
-    assert configured(b'{"model_type": "llama"}', "float16") == {"model_type": "llama", "dtype": "float16"}
-    assert configured(b"{}", "float16") == {}
-    assert configured(b"[", "float16") is None
+    assert configured('{"model_type": "llama"}', "float16") == {"model_type": "llama", "dtype": "float16"}
+    assert configured("{}", "float16") == {}
+    assert configured("[", "float16") is None
 
 
 def test_a_repo_is_cast_on_its_way_to_another(

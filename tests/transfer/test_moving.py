@@ -115,7 +115,7 @@ def test_a_shard_is_its_header_and_its_tensors_and_its_record_says_what_it_is() 
         sha256 = hashlib.sha256(HEADER + data).hexdigest()
         assert records[shard.file] == ShardRecord(shard.file, 64 + len(HEADER), sha256, digests)
     assert {record.file: record for record in sink.records} == records and len(sink.records) == 3
-    assert result_of(digest_shards(shards, lambda shard: HEADER, source)) == records
+    assert result_of(digest_shards(shards, lambda shard: HEADER, [source])) == records
     assert sink.aborted == []
 
 
