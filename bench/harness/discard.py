@@ -77,7 +77,7 @@ def main() -> None:
     tensors = list(tensors_of(arguments.bytes))
     source = Generated(place_of(tensors[-1]).end_byte)
     plan = plan_shards(tensors, Options(arguments.max_shard_size))
-    records = _end(digest_shards(plan.shards, partial(shard_header, plan), source))
+    records = _end(digest_shards(plan.shards, partial(shard_header, plan), [source]))
     assert list(records) == [shard.file for shard in plan.shards]
     found = _end(digest_tensors(source, tensors))
     assert not compare(expected_digests(plan.shards, records), found)

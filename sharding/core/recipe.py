@@ -1,7 +1,12 @@
-"""Say what a recipe is: how the bytes of one tensor come about, and what it may ask for. Values and protocols alone."""
+"""Say what a recipe is: how the bytes of one tensor come about, and what it may ask for. Pure."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 
 class Extent(NamedTuple):
@@ -40,50 +45,60 @@ class Kept(Protocol):
         ...
 
 
-class Recipe(Protocol):
+class Recipe:
     """How the bytes of a tensor come about: their stream in C order. A frozen value.
 
     Its borders follow from it alone, so that whoever makes it, a job, a proof or another machine, makes the same bits.
+    In JSON one that is a tuple is a list, and any other an object with its `kind`.
     """
 
-    def __hash__(self) -> int:
-        """Return the same for the same recipe."""
-        ...
+    __slots__ = ()
+    kinds = dict[str, Any]()
+    """Every recipe that there is, by its name."""
+
+    def __init_subclass__(cls) -> None:
+        """Have one more kind."""
+        Recipe.kinds[cls.__name__] = cls  # a dataclass with slots is made twice: the second one counts
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return how pydantic reads it: as the kind that is asked for, or as any."""
+        return handler(source) if cls is not Recipe else handler.generate_schema(reduce(or_, Recipe.kinds.values()))
 
     @property
     def size_bytes(self) -> int:
         """How many bytes it makes."""
-        ...
+        raise NotImplementedError
 
     @property
     def file(self) -> str:
         """The file that its first byte is made of."""
-        ...
+        return next(self.reads()).file
 
     def files(self) -> frozenset[tuple[int, str]]:
         """Return which files it reads, each with the number of its source."""
-        ...
+        return frozenset((extent.source, extent.file) for extent in (*self.reads(), *self.keeps()))
 
     def reads(self) -> Iterator[Extent]:
         """Yield what is read in the order of use, some of it perhaps more than once."""
-        ...
+        raise NotImplementedError
 
     def keeps(self) -> Iterator[Extent]:
         """Yield the small inputs of every step."""
-        ...
+        return iter(())
 
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         """Yield the bytes of the tensor, made of `inputs`, which are what `reads` yields, and of what is `kept`."""
-        ...
+        raise NotImplementedError
 
     def words(self, shape: tuple[int, ...]) -> str:
         """Return how a tensor of `shape` is made, in a few words."""
-        ...
+        raise NotImplementedError
 
     def key(self) -> bytes:
         """Return it as bytes that are the same only for the same recipe."""
-        ...
+        raise NotImplementedError
 
     def needs(self) -> tuple[str, tuple[str, ...]] | None:
         """Return what it does, for a sentence, and the modules that this takes; None where a plain install has all."""
-        ...
+        return None

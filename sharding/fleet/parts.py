@@ -5,48 +5,15 @@ to know, and nothing that is anybody's login: access to a store is granted for i
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
-from pydantic import Base64Bytes, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import Base64Bytes, TypeAdapter
 
+import sharding.recipes  # noqa: F401 - every kind, so that it can be read from text
 from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.events import Phase
 from sharding.core.lent import LentDestination, LentSource
-from sharding.core.values import Shard, ShardRecord, Tensor
-from sharding.recipes.every import AnyRecipe
-
-
-class _SentTensor(NamedTuple):
-    """A `Tensor` whose recipe can be read from text."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    recipe: AnyRecipe
-    folder: str
-
-
-@dataclass(frozen=True, slots=True)
-class _SentShard:
-    """A `Shard` of such tensors."""
-
-    file: str
-    tensors: tuple[_SentTensor, ...]
-    bytes: int
-
-
-_SHARD = TypeAdapter(_SentShard)
-
-
-def _received(value: Any) -> Shard:
-    if isinstance(value, Shard):
-        return value
-    shard = _SHARD.validate_python(value)
-    return Shard(shard.file, tuple(Tensor(*tensor) for tensor in shard.tensors), shard.bytes)
-
-
-def _sent(shard: Shard) -> Any:
-    return _SHARD.dump_python(_SentShard(shard.file, tuple(map(_SentTensor._make, shard.tensors)), shard.bytes))
+from sharding.core.values import Shard, ShardRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +25,7 @@ class Part:
     """
 
     phase: Phase
-    shard: Annotated[Shard, PlainValidator(_received), PlainSerializer(_sent)]
+    shard: Shard
     header: Base64Bytes
     sources: tuple[LentSource, ...]
     target: LentDestination | None = None

@@ -9,7 +9,7 @@ from sharding.core.text import name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats.quantization import is_packed, method_of, quantization_of
 from sharding.planning.schemes import can_help
-from sharding.recipes.cast import Cast, Uncast
+from sharding.recipes.cast import Cast
 
 _NO_CONFIG = ModelHints(unknown="there is no config.json.")
 
@@ -35,7 +35,6 @@ def cast_tensors(
             target = kept.get(tensor.name, "")
             target = target if target in CASTABLE else BY_OPTION[dtype].name
         if target != tensor.dtype:
-            assert isinstance(tensor.recipe, Uncast), tensor
             recipe = Cast(tensor.recipe, tensor.dtype, target, may_overflow)
             tensor = Tensor(tensor.name, target, tensor.shape, recipe, tensor.folder)
         after.append(tensor)

@@ -14,7 +14,6 @@ from sharding.formats.quantization import is_quantized, may_be_quantized, quanti
 from sharding.planning.cast import cast_tensors
 from sharding.planning.schemes import Scheme, refusal, scheme_of
 from sharding.recipes.fp8 import Fp8
-from sharding.recipes.laid import as_it_lies
 from sharding.recipes.mxfp4 import GROUP, GROUP_BYTES, Mxfp4
 
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
@@ -135,7 +134,7 @@ def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
     name = packed.name.removesuffix(scheme.packed)
     if scheme.encoding == "fp8":
         dtype, block = _product_dtype(packed, scales, scheme), _block_of(packed, scales, scheme)
-        product = Fp8(as_it_lies(packed), as_it_lies(scales), scales.dtype, packed.shape, block, dtype)
+        product = Fp8(packed.recipe, scales.recipe, scales.dtype, packed.shape, block, dtype)
         return Tensor(name, dtype, packed.shape, product, packed.folder)
     if (
         (packed.dtype, scales.dtype) != ("U8", "U8")
@@ -146,7 +145,7 @@ def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
     ):
         raise _odd(packed, scales, scheme)
     experts, rows, groups, _ = packed.shape
-    recipe = Mxfp4(as_it_lies(packed), as_it_lies(scales), experts, rows, groups)
+    recipe = Mxfp4(packed.recipe, scales.recipe, experts, rows, groups)
     return Tensor(name, "F32", (experts, groups * GROUP, rows), recipe, packed.folder)
 
 

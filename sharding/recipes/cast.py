@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.feed import fed_by
-from sharding.recipes.fp8 import Fp8
-from sharding.recipes.laid import Lying
-from sharding.recipes.mxfp4 import Mxfp4
 from sharding.recipes.stored import Stored
 
 _PIECE_ELEMENTS = 32768
@@ -18,45 +17,36 @@ What is cast at a time is a multiple of it: torch converts what is left at the e
 the payloads of NaNs (fp16 to fp32)."""
 
 
-Uncast = Lying | Fp8 | Mxfp4
-"""What may be cast."""
+class _Fields(NamedTuple):
+    of: Recipe
+    stored: str
+    dtype: str
+    may_overflow: bool = False
 
 
-class Cast(NamedTuple):
+class Cast(_Fields, Recipe):
     """What `of` makes, of dtype `stored`, as `dtype`, both named as in safetensors.
 
     `may_overflow` says that finite numbers may become infinite. A tuple, as a plan makes a hundred thousand of them.
     """
 
-    of: Uncast
-    stored: str
-    dtype: str
-    may_overflow: bool = False
+    __slots__ = ()
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """How many bytes it makes."""
         return self.of.size_bytes * BY_NAME[self.dtype].bits // BY_NAME[self.stored].bits
 
-    @property
-    def file(self) -> str:
-        """The file that its first byte is made of."""
-        return self.of.file
-
-    def files(self) -> frozenset[tuple[int, str]]:
-        """Return the files of what is cast."""
-        return self.of.files()
-
+    @override
     def reads(self) -> Iterator[Extent]:
-        """Yield what is read for what is cast."""
         return self.of.reads()
 
+    @override
     def keeps(self) -> Iterator[Extent]:
-        """Yield what is kept for what is cast."""
         return self.of.keeps()
 
+    @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        """Yield it cast, with the count of what was finite and no longer is."""
         source = inputs if isinstance(self.of, Stored) else fed_by(self.of.make(inputs, kept))
         stored, dtype = CASTABLE[self.stored], CASTABLE[self.dtype]
         left = self.of.size_bytes
@@ -76,15 +66,15 @@ class Cast(NamedTuple):
         """
         return f"cast({self.stored} {list(shape)}, {self.of.words(shape)})"
 
+    @override
     def key(self) -> bytes:
-        """Return it as bytes."""
         return f"c{self.stored} {self.dtype} ".encode() + self.of.key()
 
+    @override
     def needs(self) -> tuple[str, tuple[str, ...]]:
-        """Return what it takes."""
-        if isinstance(self.of, Fp8 | Mxfp4):
-            return self.of.needs()
-        return f"A cast to {CASTABLE[self.dtype].option}", ("torch", "numpy")
+        own = f"A cast to {CASTABLE[self.dtype].option}", ("torch", "numpy")
+        inner = self.of.needs()
+        return inner if inner and "torch" in inner[1] else own
 
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:

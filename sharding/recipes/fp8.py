@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from sharding.core.dtypes import BY_NAME, tensor_bytes
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.feed import fed_by
-from sharding.recipes.laid import Lying
 from sharding.recipes.stored import Stored
 
 _PIECE_ELEMENTS = 32768
@@ -17,7 +18,7 @@ _PIECE_ELEMENTS = 32768
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
+class Fp8(Recipe):
     """The numbers (E4M3) that `packed` makes, of `shape`, times those of `scales`; each product is rounded to `dtype`.
 
     There is one scale, of `scales_dtype`, for each `block` of the last two dimensions, of which the last ones are cut
@@ -26,8 +27,8 @@ class Fp8:
     safetensors.
     """
 
-    packed: Lying
-    scales: Lying
+    packed: Recipe
+    scales: Recipe
     scales_dtype: str
     shape: tuple[int, ...]
     block: tuple[int, int]
@@ -35,29 +36,20 @@ class Fp8:
     kind: Literal["fp8"] = "fp8"
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """How many bytes it makes."""
         return tensor_bytes(self.dtype, self.shape)
 
-    @property
-    def file(self) -> str:
-        """The file of the first number."""
-        return self.packed.file
-
-    def files(self) -> frozenset[tuple[int, str]]:
-        """Return the files of the numbers and of their scales."""
-        return self.packed.files() | self.scales.files()
-
+    @override
     def reads(self) -> Iterator[Extent]:
-        """Yield what is read for the numbers."""
         return self.packed.reads()
 
+    @override
     def keeps(self) -> Iterator[Extent]:
-        """Yield the scales."""
         return self.scales.reads()
 
+    @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        """Yield the products, row after row."""
         import numpy as np
 
         source = inputs if isinstance(self.packed, Stored) else fed_by(self.packed.make(inputs, kept))
@@ -80,19 +72,19 @@ class Fp8:
             yield Chunk(memoryview(_rounded(numbers, self.dtype)).cast("B"))
             at += count * length
 
+    @override
     def words(self, shape: tuple[int, ...]) -> str:
-        """Return what is multiplied."""
         height, width = self.block
         what = f"F8_E4M3 {list(self.shape)}, {self.packed.words(self.shape)}"
         return f"dequantize({what}; a {self.scales_dtype} scale for {height}×{width}, {self.scales.words(())})"
 
+    @override
     def key(self) -> bytes:
-        """Return it as bytes."""
         numbers = struct.pack(f"<{len(self.shape) + 2}q", *self.block, *self.shape)
         return f"8{self.scales_dtype} {self.dtype} ".encode() + numbers + self.packed.key() + self.scales.key()
 
+    @override
     def needs(self) -> tuple[str, tuple[str, ...]]:
-        """Return what it takes."""
         return "Dequantizing", ("torch", "numpy")
 
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from mmap import mmap
-from typing import Any, Literal
+from typing import Literal
+
+from typing_extensions import override
 
 from sharding.core.limits import BATCH_BYTES, GATHERED_SPAN_BYTES, TILE_BYTES
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept
-from sharding.core.values import Tensor
-from sharding.recipes.stored import Stored
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class Laid(Recipe):
     """A tensor of `shape` that is put together of `boxes`. Every element, of `item_bytes`, is in exactly one."""
 
     boxes: tuple[Box, ...]
@@ -38,17 +38,12 @@ class Laid:
     kind: Literal["laid"] = "laid"
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """How many bytes it has."""
         return prod(self.shape) * self.item_bytes
 
-    @property
-    def file(self) -> str:
-        """The file of the first box."""
-        return self.boxes[0].file
-
+    @override
     def files(self) -> frozenset[tuple[int, str]]:
-        """Return the files of all boxes."""
         return frozenset((box.source, box.file) for box in self.boxes)
 
     def reads(self) -> Iterator[Extent]:
@@ -60,15 +55,13 @@ class Laid:
             yield from in_order
             return
         for tile in _tiles(self.shape, self.item_bytes):
-            for box, part in self._inside(tile):
-                yield from _spans(self.item_bytes, box, *part[1:])
+            for box, (_, lengths, first) in self._inside(tile):
+                for _, start, count in _cuts(box, self.item_bytes, lengths, first):
+                    at = box.origin + start * self.item_bytes
+                    yield Extent(box.source, box.file, at, at + count * self.item_bytes)
 
-    def keeps(self) -> Iterator[Extent]:
-        """Yield nothing."""
-        return iter(())
-
+    @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        """Yield the bytes as they came where the boxes follow one another; else tile after tile."""
         if self._in_order():
             yield from map(Chunk, inputs.pieces(self.size_bytes))
             return
@@ -80,26 +73,30 @@ class Laid:
             tile = np.frombuffer(room, f"u{self.item_bytes}").reshape(shape)
             for box, (starts, lengths, _) in self._inside((offsets, shape)):
                 there = tuple(slice(a - at, a - at + n) for a, n, at in zip(starts, lengths, offsets, strict=True))
-                _fill(self.item_bytes, box, tile[there], inputs)
+                for cut, _, count in _cuts(box, self.item_bytes, lengths, 0):
+                    part = tile[there][cut]
+                    span = np.frombuffer(inputs.take(count * self.item_bytes), tile.dtype)
+                    steps = [stride * self.item_bytes for stride in box.strides]
+                    part[...] = np.lib.stride_tricks.as_strided(span, part.shape, steps)
             data = memoryview(room)
             for start in range(0, len(data), BATCH_BYTES):
                 yield Chunk(data[start : start + BATCH_BYTES])
 
+    @override
     def words(self, shape: tuple[int, ...]) -> str:
-        """Return of how many pieces it is put together, and of which files."""
         names = ", ".join(sorted(name for _, name in self.files()))
         return f"lay({len(self.boxes)} {'piece' if len(self.boxes) == 1 else 'pieces'} of {names})"
 
+    @override
     def key(self) -> bytes:
-        """Return it as bytes."""
         parts = [b"l", _numbers((self.item_bytes, *self.shape))]
         for box in self.boxes:
             numbers = _numbers((box.source, box.origin, *box.offsets, *box.shape, *box.strides))
             parts += [numbers, box.file.encode(), b"\0"]
         return b"".join([*parts, b"."])
 
+    @override
     def needs(self) -> tuple[str, tuple[str, ...]] | None:
-        """Return what it takes where the boxes do not follow one another."""
         if self._in_order():
             return None
         return "Writing what does not lie in order (transposed, cut out, expanded, cut by columns)", ("numpy",)
@@ -127,16 +124,6 @@ class Laid:
             if all(start < end for start, end in zip(starts, ends, strict=True)):
                 first = sum((a - b) * stride for a, b, stride in zip(starts, box.offsets, box.strides, strict=True))
                 yield box, (tuple(starts), tuple(b - a for a, b in zip(starts, ends, strict=True)), first)
-
-
-Lying = Stored | Laid
-"""Bytes as they lie, whatever is made of them."""
-
-
-def as_it_lies(tensor: Tensor) -> Lying:
-    """Return the recipe of a tensor that is not computed."""
-    assert isinstance(tensor.recipe, Lying), tensor
-    return tensor.recipe
 
 
 _Tile = tuple[tuple[int, ...], tuple[int, ...]]
@@ -193,37 +180,32 @@ def _tiles(shape: tuple[int, ...], item_bytes: int) -> Iterator[_Tile]:
             yield tuple(offsets), (1,) * (cut - 1) + (min(rows, length - start),) + shape[cut:]
 
 
-def _spans(item_bytes: int, box: Box, shape: tuple[int, ...], first: int) -> Iterator[Extent]:
-    """Yield the bytes around a part of a box, that of `shape` whose first element is the `first`th of the box."""
+def _cuts(
+    box: Box, item_bytes: int, shape: tuple[int, ...], first: int
+) -> Iterator[tuple[tuple[slice, ...], int, int]]:
+    """Yield a part of a box, that of `shape` whose first element is the `first`th of the box, in spans of its file.
+
+    Each has at most `GATHERED_SPAN_BYTES`: where it is in the part, its first element, and how many elements it spans.
+    """
     lengths = [(length - 1) * stride for length, stride in zip(shape, box.strides, strict=True)]
     count = sum(lengths) + 1
     if count * item_bytes <= GATHERED_SPAN_BYTES:
-        start = box.origin + first * item_bytes
-        yield Extent(box.source, box.file, start, start + count * item_bytes)
+        yield (), first, count
         return
     axis = lengths.index(max(lengths))
     half = shape[axis] // 2
-    for begin, length in ((0, half), (half, shape[axis] - half)):
-        part = (*shape[:axis], length, *shape[axis + 1 :])
-        yield from _spans(item_bytes, box, part, first + begin * box.strides[axis])
+    for begin, end in ((0, half), (half, shape[axis])):
+        part = (*shape[:axis], end - begin, *shape[axis + 1 :])
+        for cut, start, span in _cuts(box, item_bytes, part, first + begin * box.strides[axis]):
+            yield _within(axis, begin, end, cut), start, span
 
 
-def _fill(item_bytes: int, box: Box, tile: Any, inputs: Inputs) -> None:
-    """Fill `tile` with a part of a box, of `inputs`, in the order of `_spans`."""
-    import numpy as np
-
-    lengths = [(length - 1) * stride for length, stride in zip(tile.shape, box.strides, strict=True)]
-    count = sum(lengths) + 1
-    if count * item_bytes <= GATHERED_SPAN_BYTES:
-        steps = [stride * item_bytes for stride in box.strides]
-        data = np.frombuffer(inputs.take(count * item_bytes), tile.dtype)
-        tile[...] = np.lib.stride_tricks.as_strided(data, tile.shape, steps)
-        return
-    axis = lengths.index(max(lengths))
-    half = tile.shape[axis] // 2
-    before = (slice(None),) * axis
-    _fill(item_bytes, box, tile[(*before, slice(half))], inputs)
-    _fill(item_bytes, box, tile[(*before, slice(half, None))], inputs)
+def _within(axis: int, begin: int, end: int, cut: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Return `cut`, which is one of the elements `[begin, end)` along `axis`, as one of all."""
+    whole = [*cut, *[slice(None)] * (axis + 1 - len(cut))]
+    start, stop = whole[axis].start, whole[axis].stop
+    whole[axis] = slice(begin + (start or 0), end if stop is None else begin + stop)
+    return tuple(whole)
 
 
 def _numbers(numbers: Sequence[int]) -> bytes:

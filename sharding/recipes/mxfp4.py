@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept
+from typing_extensions import override
+
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.feed import fed_by
-from sharding.recipes.laid import Lying
 from sharding.recipes.stored import Stored
 
 GROUP = 32
@@ -20,7 +21,7 @@ _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4:
+class Mxfp4(Recipe):
     """A float32 tensor (experts, 32 * groups, rows) of `packed` (experts, rows, groups, 16), two numbers in a byte.
 
     The lower half of a byte comes first. `scales` are (experts, rows, groups) of bytes, each 127 more than an exponent
@@ -28,37 +29,28 @@ class Mxfp4:
     number and half the power are the same, and no byte's power is beyond float32.
     """
 
-    packed: Lying
-    scales: Lying
+    packed: Recipe
+    scales: Recipe
     experts: int
     rows: int
     groups: int
     kind: Literal["mxfp4"] = "mxfp4"
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """How many bytes it makes."""
         return self.experts * self.rows * self.groups * GROUP * 4
 
-    @property
-    def file(self) -> str:
-        """The file of the first number."""
-        return self.packed.file
-
-    def files(self) -> frozenset[tuple[int, str]]:
-        """Return the files of the numbers and of their scales."""
-        return self.packed.files() | self.scales.files()
-
+    @override
     def reads(self) -> Iterator[Extent]:
-        """Yield what is read for the numbers."""
         return self.packed.reads()
 
+    @override
     def keeps(self) -> Iterator[Extent]:
-        """Yield the scales."""
         return self.scales.reads()
 
+    @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        """Yield the products of one expert after another, a group of 32 numbers of all rows at a time."""
         import numpy as np
 
         source = inputs if isinstance(self.packed, Stored) else fed_by(self.packed.make(inputs, kept))
@@ -73,17 +65,17 @@ class Mxfp4:
                     np.multiply(numbers, scales[:, group], out=numbers)
                 yield Chunk(np.ascontiguousarray(numbers.T).data.cast("B"))
 
+    @override
     def words(self, shape: tuple[int, ...]) -> str:
-        """Return what is multiplied."""
         packed, scales = self.packed.words(()), self.scales.words(())
         return f"dequantize(MXFP4 of {self.experts} experts, {packed}; a scale for 32, {scales})"
 
+    @override
     def key(self) -> bytes:
-        """Return it as bytes."""
         return b"4" + struct.pack("<3q", self.experts, self.rows, self.groups) + self.packed.key() + self.scales.key()
 
+    @override
     def needs(self) -> tuple[str, tuple[str, ...]]:
-        """Return what it takes."""
         return "Dequantizing", ("torch", "numpy")
 
 

@@ -3,34 +3,32 @@
 import struct
 from collections.abc import Iterable, Iterator
 
-from sharding.core.recipe import Chunk, Extent, Inputs, Kept
+from typing_extensions import override
+
+from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.core.values import Tensor
 
 
-class Stored(Extent):
+class Stored(Extent, Recipe):
     """Bytes `[start_byte, end_byte)` of a file. A tuple, as a plan makes a hundred thousand of them."""
 
     __slots__ = ()
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """How many bytes they are."""
         return self.end_byte - self.start_byte
 
+    @override
     def files(self) -> frozenset[tuple[int, str]]:
-        """Return the one file."""
         return frozenset([(self.source, self.file)])
 
+    @override
     def reads(self) -> Iterator[Extent]:
-        """Yield itself."""
         yield self
 
-    def keeps(self) -> Iterator[Extent]:
-        """Yield nothing."""
-        return iter(())
-
+    @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        """Yield the bytes as they came."""
         return map(Chunk, inputs.pieces(self.size_bytes))
 
     def words(self, shape: tuple[int, ...]) -> str:
@@ -42,12 +40,9 @@ class Stored(Extent):
         other = f" of source {self.source}" if self.source else ""
         return f"{self.file}{other} bytes {self.start_byte}–{self.end_byte}"
 
+    @override
     def key(self) -> bytes:
-        """Return it as bytes."""
         return struct.pack("<cHqq", b"s", self.source, self.start_byte, self.end_byte) + self.file.encode() + b"\0"
-
-    def needs(self) -> None:
-        """Return None."""
 
 
 def place_of(tensor: Tensor) -> Stored:

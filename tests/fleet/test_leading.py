@@ -9,7 +9,7 @@ from sharding.core.errors import GrantExpired, Refused, ShardingError, SourceErr
 from sharding.core.lent import LentSource
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Part, PartEvent, UnderWay
-from sharding.storage.source_view import SourceView
+from sharding.transfer.noting_source import NotingSource
 from tests.fleet.told import FILES, HASHES, HERE, Answer, Told, done, failed, read, source
 from tests.folders import result_of
 
@@ -141,7 +141,7 @@ def test_a_long_part_under_way_needs_no_further_processor(source: Any, monkeypat
 
 
 def test_access_is_asked_for_when_a_part_is_sent_out_and_again_for_each_attempt(source: Any) -> None:
-    class Lending(SourceView):
+    class Lending(NotingSource):
         asked = 0
 
         def lend(self, files: Any) -> LentSource:

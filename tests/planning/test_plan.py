@@ -11,6 +11,7 @@ from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
 from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards, shard_header
+from sharding.recipes.cast import Cast
 from sharding.recipes.stored import Stored
 from tests.tensors import stored_tensor
 
@@ -104,17 +105,21 @@ def test_metadata_of_the_source_go_into_every_header() -> None:
     assert all(b'"__metadata__":{"format":"pt","quant":"x"}' in shard_header(plan, shard) for shard in plan.shards)
 
 
-def test_a_plan_is_known_by_its_source_its_shards_and_how_they_are_made() -> None:
-    def identity(tensors: list[Tensor], limit: int = 4, source: RepoRef = REF) -> str:
-        return identify_plan(replace(plan_shards(tensors, Options(limit)), sources=(source,)))
-
+def test_a_plan_is_known_by_its_source_and_its_shards() -> None:
     tensors = [tensor("a", 3), tensor("b", 3)]
-    same = identity(tensors)
-    assert same == identity(tensors, 5)
-    assert same != identity(tensors, 6)
-    assert same != identity(tensors, source=RepoRef("folder", "model", "2"))
-    elsewhere = tensors[1]._replace(recipe=Stored(0, "f", 1, 4))
-    assert same != identity([tensors[0], elsewhere])
+
+    def plan_id(size: int, source: RepoRef = REF) -> str:
+        return identify_plan(replace(plan_shards(tensors, Options(size)), sources=(source,)))
+
+    assert plan_id(4) == plan_id(5)
+    assert len({plan_id(4), plan_id(6), plan_id(4, RepoRef("folder", "model", "2"))}) == 3
+
+
+def test_a_plan_is_known_by_where_its_tensors_lie_and_how_they_are_made() -> None:
+    places = [Stored(0, "f", 0, 8), Stored(0, "f", 8, 16), Stored(0, "g", 0, 8), Stored(1, "f", 0, 8)]
+    recipes = [*places, Cast(Stored(0, "f", 0, 4), "F16", "F32"), Cast(Stored(0, "f", 0, 4), "BF16", "F32")]
+    plans = [plan_shards([Tensor("w", "F32", (2,), recipe)], Options(8)) for recipe in recipes]
+    assert len({identify_plan(plan) for plan in plans}) == len(recipes)
 
 
 def test_an_unknown_order_is_refused() -> None:

@@ -114,7 +114,7 @@ def test_what_the_classic_engine_has_saved_is_held_to_the_original(
     def prepared(origin: Any, options: Options) -> Iterator[Any]:
         source = open_folder(str(saved))
         checkpoint = read_checkpoint(source)
-        made = Prepared(source, checkpoint, plan_checkpoint(checkpoint, options, {}))
+        made = Prepared((source,), checkpoint, plan_checkpoint(checkpoint, options, {}))
         yield replace(made, checkpoint=replace(checkpoint, source=origin.ref))
 
     monkeypatch.setattr(job, "prepared_classic", prepared)

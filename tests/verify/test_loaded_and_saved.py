@@ -9,6 +9,7 @@ import torch
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.options import Options
+from sharding.core.repo import Repo
 from sharding.core.values import Verification
 from sharding.planning.plan import plan_checkpoint, shard_header
 from sharding.storage.folder_source import open_folder
@@ -27,8 +28,8 @@ def compared(original: Path, saved: Path) -> Verification:
     source = open_folder(str(saved))
     checkpoint = read_checkpoint(source)
     plan = plan_checkpoint(checkpoint, Options("1kB"))
-    records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), source))
-    return result_of(compare_with_original(BEFORE, plan, records, open_folder(str(original))))
+    records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), [source]))
+    return result_of(compare_with_original(BEFORE, plan, records, Repo([open_folder(str(original))])))
 
 
 def without(*names: str) -> Tensors:

@@ -62,7 +62,7 @@ Reading = Callable[[Source], Generator[Progress, None, Any]]
 READINGS: dict[str, Reading] = {
     "whole files": lambda source: ThisMachine().digest_files(source, {file.path: file.bytes for file in FILES}),
     "tensors": lambda source: ThisMachine().digest_tensors(source, TENSORS),
-    "shards": lambda source: ThisMachine().digest_shards(SHARDS, lambda shard: b"head", source),
+    "shards": lambda source: ThisMachine().digest_shards(SHARDS, lambda shard: b"head", [source]),
     "ranges": lambda source: ThisMachine().digest_ranges(source, FILES, {file.path: RANGES for file in FILES}),
 }
 

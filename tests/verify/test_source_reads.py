@@ -34,7 +34,7 @@ def read(start: int, end: int, data: bytes = DATA) -> BytesRead:
 
 def wrong(folder: Path, reads: list[BytesRead], sha256: str = hashlib.sha256(DATA).hexdigest()) -> int:
     file = FileEntry("w", len(DATA), sha256)
-    return len(result_of(prove_reads(source(folder), [file], reads, ThisMachine())))
+    return len(result_of(prove_reads([source(folder)], [file], reads, ThisMachine())))
 
 
 def test_reads_that_hold_what_the_file_holds_are_right(tmp_path: Path) -> None:

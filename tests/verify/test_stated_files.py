@@ -15,6 +15,7 @@ from sharding.core.destination import Destination
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.options import Options
+from sharding.core.repo import Repo
 from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Tensor, Verification
 from sharding.planning.plan import plan_checkpoint, shard_header
 from sharding.recipes.stored import place_of
@@ -130,7 +131,7 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
     if is_stated:
         origin.files = stated(origin.files)
     plan = plan_checkpoint(checkpoint, Options("60kB", **choices))
-    prepared = Prepared(origin, checkpoint, plan)
+    prepared = Prepared((origin,), checkpoint, plan)
     number = len(plan.shards)
     sizes = {shard.file: shard.bytes + len(shard_header(plan, shard)) for shard in plan.shards}
     told = [ShardFinished(file, size, "", n, number) for n, (file, size) in enumerate(sizes.items(), 1)]
@@ -141,7 +142,10 @@ def test_a_result_is_read_back_meanwhile_only_where_this_machine_reads_it_in_its
         return records
 
     target, reader = Target(), cast(Reader, ThisMachine() if is_here else Others())
-    assert result_of(reading_back(moving(), prepared, origin, cast(Destination, target), reader)) == (records, {})
+    assert result_of(reading_back(moving(), prepared, Repo([origin]), cast(Destination, target), reader)) == (
+        records,
+        {},
+    )
     assert target.asked == ([event.file for event in told] if of_use else [])
 
 
@@ -166,8 +170,8 @@ def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_
 ) -> None:
     *_, _ = job.shard(str(source.folder), str(tmp_path / "out"), "60kB")
     plan = plan_checkpoint(checkpoint, Options("60kB"))
-    prepared = Prepared(source, checkpoint, plan)
-    records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), source))
+    prepared = Prepared((source,), checkpoint, plan)
+    records = result_of(ThisMachine().digest_shards(plan.shards, partial(shard_header, plan), [source]))
     place = Staged(tmp_path / "out")
     held = [FileEntry(record.file, record.bytes) for record in records.values()]
     tensors = [tensor for header in read_headers(place.open_staged(records), held) for tensor in header.tensors]
@@ -175,7 +179,7 @@ def test_what_was_read_back_holds_only_as_long_as_its_shard_is_the_one_that_was_
     read = {tensor: digests[tensor.name] for tensor in tensors}
 
     def proof() -> Verification:
-        given = (prepared, source, records, read, cast(Destination, place), Meter(), ThisMachine(), {})
+        given = (prepared, Repo([source]), records, read, cast(Destination, place), Meter(), ThisMachine(), {})
         return result_of(verify_staged(*given))
 
     sound = proof()
