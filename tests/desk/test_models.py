@@ -31,7 +31,7 @@ class Held:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.go = {name: Event() for name in ("hints", "devices", "overview")}
         self.asked: list[str] = []
-        patch.setattr(job, "hints_for", lambda *_, **__: self._answer("hints", {}))
+        patch.setattr("sharding.desk.models.hints_for", lambda *_, **__: self._answer("hints", {}))
         patch.setattr(job, "devices", lambda source, budget, **_: self._answer("devices", budget))
         patch.setattr("sharding.desk.models.ask_overview", lambda asked: self._answer("overview", asked.variant))
 

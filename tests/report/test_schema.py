@@ -58,7 +58,7 @@ KEYS = {
     ("source", "weight_files", 0): "file bytes tensors",
     ("destination",): "kind repo_id revision",
     ("plan",): "max_shard_bytes strategy order dtype dequantized total_bytes total_parameters shards weight_map "
-    "stages pipeline rank findings",
+    "stages pipeline rank findings plan_id",
     ("plan", "shards", 0): "file bytes tensors",
     ("shards", 0): "file bytes sha256",
     ("verification",): "identical tensors bytes seconds method mismatches dtype dequantized",
