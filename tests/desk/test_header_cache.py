@@ -209,7 +209,9 @@ def test_a_private_repo_is_planned_by_its_owner_and_by_nobody_after_him(hub: Ser
 
 def test_what_transformers_knows_is_asked_for_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("sharding.desk.models.hints_for", lambda checkpoint, options, **_: asked.append(checkpoint.variant) or {})
+    monkeypatch.setattr(
+        "sharding.desk.models.hints_for", lambda checkpoint, options, **_: asked.append(checkpoint.variant) or {}
+    )
     models = Models("http://hub")
     for variant in ("", "fp16", "", "fp16"):
         found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(variant=variant),), (), (), ())
@@ -219,7 +221,9 @@ def test_what_transformers_knows_is_asked_for_each_variant(monkeypatch: pytest.M
 
 def test_what_transformers_knows_is_asked_for_each_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("sharding.desk.models.hints_for", lambda checkpoint, options, **_: asked.append(options.strategy) or {})
+    monkeypatch.setattr(
+        "sharding.desk.models.hints_for", lambda checkpoint, options, **_: asked.append(options.strategy) or {}
+    )
     models = Models("http://hub")
     found = Checkpoint(RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(),), (), (), ())
     ranks = [Options(strategy=strategy) for strategy in ("pp:2", "blocks", "pp:3", "blocks", "pp:2")]

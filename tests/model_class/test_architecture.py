@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from sharding import job
 from sharding.core.errors import ModelRefused, SourceError
 from sharding.core.options import Options
+from sharding.model_class.architecture import hints_for
 from tests import models
 from tests.folders import reshard
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_who_asks_says_how_long_it_may_take_and_the_process_is_gone_then(folder: Path) -> None:
     before = psutil.Process().children()  # a browser of other tests may be there
     with pytest.raises(ModelRefused, match="too long"):
-        job.hints_for(job.inspect(str(folder)), Options(dtype="bf16"), limit_seconds=0.01)
+        hints_for(job.inspect(str(folder)), Options(dtype="bf16"), limit_seconds=0.01)
     with pytest.raises(ModelRefused, match="too long"):
         job.devices(str(folder), "cpu=1GB", limit_seconds=0.01)
     assert psutil.Process().children() == before
@@ -103,7 +104,7 @@ def test_all_components_of_a_pipeline_share_the_time_that_there_is(
         return subprocess.CompletedProcess([], 0, b'{"unsupported": "It is mine."}')
 
     monkeypatch.setattr("subprocess.run", run)
-    hints = job.hints_for(job.inspect(str(tmp_path)), Options(dtype="bf16"), limit_seconds=9)
+    hints = hints_for(job.inspect(str(tmp_path)), Options(dtype="bf16"), limit_seconds=9)
     assert hints.keys() == {f"{name}/" for name in names}
     assert 9 >= limits[0] > limits[1] > limits[2] > 0
 
