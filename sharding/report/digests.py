@@ -66,7 +66,10 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
         for tensor in shard.tensors:
             tensors[tensor.name] = _Tensor(tensor.dtype, tensor.shape, record.tensor_blake3[tensor.name])
     made = {tensor.name: sentence(tensor) for tensor in plan.tensors if not are_stored([tensor])}
-    return to_json(_Digests(1, plan_id, shards, tensors, made))
+    document = to_json(_Digests(1, plan_id, shards, tensors, made))
+    if not made:
+        del document["made"]
+    return document
 
 
 def parse_digests(text: bytes) -> Stored:

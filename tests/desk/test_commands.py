@@ -57,7 +57,7 @@ def copies(request: JobRequest) -> tuple[JobRequest, int]:
     """Return what the command line of a copy asks for, as a request, and how often it compares."""
     name, (source, destination, options), more = asked(request)
     assert name == "shard" and more.pop("token") == "hf_alice"
-    assert (more.pop("engine"), more.pop("workers")) == ("stream", None)
+    assert (more.pop("engine"), more.pop("workers"), more.pop("expect")) == ("stream", None, "")
     rounds = more.pop("compare_rounds")
     return JobRequest(source, destination, options, compare=bool(rounds), **more), rounds
 

@@ -15,7 +15,8 @@ from sharding.core.limits import MAX_CARD_BYTES
 from sharding.core.options import Options
 from sharding.core.values import Finding, Mismatch, RepoRef, ShardRecord, Stage
 from sharding.formats.model_card import ModelCard
-from sharding.planning.plan import plan_checkpoint
+from sharding.planning.explain import sentence
+from sharding.planning.plan import identify_plan, plan_checkpoint
 from sharding.report.digests import digests_json, parse_digests
 from sharding.report.report import summarize_plan, summarize_source
 from sharding.report.schema import Report, parse_report, to_json
@@ -54,6 +55,11 @@ def test_digests_stand_in_the_order_of_the_plan(folder: Path) -> None:
         for shard in plan.shards
         for m, tensor in enumerate(shard.tensors)
     ]
+    cast = plan_checkpoint(job.inspect(str(folder)), Options("60kB", dtype="bf16"))
+    by_file = {shard.file: replace(records[plan.shards[0].file], tensor_blake3=dict.fromkeys(
+        (tensor.name for tensor in shard.tensors), "0" * 64)) for shard in cast.shards}  # fmt: skip
+    made = digests_json(cast, "a plan", by_file)["made"]
+    assert made == {t.name: sentence(t) for t in cast.tensors if t.dtype == "BF16"} and "cast(F32" in min(made.values())
     read = parse_digests(json.dumps(told).encode())
     assert (read.hash, list(read.tensors)) == ("BLAKE3", list(told["tensors"]))
     first, *others = told["tensors"].values()
@@ -96,7 +102,8 @@ def test_a_source_and_a_plan_are_summed_up(folder: Path) -> None:
         for shard in plan.shards
     ]
     assert (summary.max_shard_bytes, summary.total_bytes) == (60_000, told.total_bytes)
-    assert list(to_json(summary))[-5:] == ["weight_map", "stages", "pipeline", "rank", "findings"]
+    assert list(to_json(summary))[-6:] == ["weight_map", "stages", "pipeline", "rank", "findings", "plan_id"]
+    assert summary.plan_id == identify_plan(plan)
     assert list(to_json(summary)["weight_map"].items()) == list(plan.weight_map.items()) == list(summary.weight_map.items())  # fmt: skip
 
 
