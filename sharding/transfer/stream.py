@@ -29,6 +29,7 @@ from sharding.core.values import Plan, Shard, ShardRecord, Tensor
 from sharding.planning.plan import shard_header
 from sharding.recipes.cast import Cast
 from sharding.recipes.feed import Feed
+from sharding.recipes.stored import Stored
 from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.pages import Pages
@@ -227,7 +228,7 @@ class _Move:
         extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
         batches = read_batches(
             extents,
-            max(source.batch_bytes for source in self._sources),
+            max(source.batch_bytes for source in self._sources) * _narrowing(shard),
             max(source.join_gap_bytes for source in self._sources),
         )
         if not self._batches_ahead:
@@ -280,6 +281,13 @@ class _Output:
         if self._held:
             self._writer.write(bytes(self._held))
             self._held.clear()
+
+
+def _narrowing(shard: Shard) -> int:
+    """Return how many bytes a cast takes for each that it makes, at least 1: so much more is asked for at a time."""
+    casts = (tensor.recipe for tensor in shard.tensors if isinstance(tensor.recipe, Cast))
+    before = sum(cast.of.size_bytes - cast.size_bytes for cast in casts if isinstance(cast.of, Stored))
+    return 1 + max(0, before) // max(1, shard.bytes)
 
 
 def _may_overflow(tensor: Tensor) -> bool:
