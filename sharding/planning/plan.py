@@ -120,9 +120,8 @@ def plan_shards(
     component = component or Component()
     tensors = list(tensors)
     queue, findings = in_order(tensors, options.order, component.folder, hints)
-    total_bytes = sum(tensor.bytes for tensor in queue)
     is_whole = component.is_whole or options.is_single_file
-    limit_bytes = total_bytes if is_whole else options.max_shard_bytes
+    limit_bytes = sum(tensor.bytes for tensor in queue) if is_whole else options.max_shard_bytes
     known = known_blocks(hints)
     units: Units = {}
     if options.strategy != "size":
@@ -144,7 +143,7 @@ def plan_shards(
     return Plan(
         shards=tuple(shards),
         components=(replace(component, total_parameters=counted),),
-        total_bytes=total_bytes,
+        total_bytes=sum(shard.bytes for shard in shards),
         total_parameters=counted,
         options=options,
         findings=(*findings, *oversized),
@@ -174,9 +173,13 @@ def identify_plan(plan: Plan) -> str:
     for source in plan.sources:
         sha256.update(f"{source.kind} {source.repo_id} {source.revision}\0".encode())
     for shard in plan.shards:
-        sha256.update(shard.file.encode() + shard_header(plan, shard))
-        for tensor in shard.tensors:
-            sha256.update(tensor.recipe.key())
+        metadata = sorted(plan.component(shard).metadata.items())
+        sha256.update("\0".join([shard.file, *(f"{len(key)} {key}{text}" for key, text in metadata)]).encode())
+        # What a header follows from: its JSON takes three times as long.
+        sha256.update(
+            "".join([f"{len(name)} {name}{dtype}{shape}" for name, dtype, shape, *_ in shard.tensors]).encode()
+        )
+        sha256.update(b"".join([tensor.recipe.key() for tensor in shard.tensors]))
     return sha256.hexdigest()
 
 
