@@ -96,7 +96,7 @@ class Recipe:
         raise NotImplementedError
 
     def key(self) -> bytes:
-        """Return it as bytes that are the same only for the same recipe."""
+        """Return it as bytes that are the same only where the same bytes are made of the same."""
         raise NotImplementedError
 
     def needs(self) -> tuple[str, tuple[str, ...]] | None:

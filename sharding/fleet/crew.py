@@ -30,7 +30,7 @@ from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Done, collected
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import Pace
-from sharding.transfer.stream import ReadingPhase, Transfer, told_in_order
+from sharding.transfer.stream import ReadingPhase, Transfer, in_plan_order
 from sharding.verify.digests import Digests, Ranges, Reader, WholeFile
 
 
@@ -136,7 +136,7 @@ class Crew(Reader):
                 target.note(event.result.record)
                 yield Done(event.number, event.result.record)
 
-        return told_in_order(prepared.plan, kept, moving)
+        return in_plan_order(prepared.plan, kept, moving)
 
     @override
     def digest_shards(

@@ -50,10 +50,10 @@ def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, Sh
     """
     plan = prepared.plan
     header = partial(shard_header, plan)
-    return told_in_order(plan, kept, lambda todo: move_shards("transfer", todo, header, prepared.sources, destination))
+    return in_plan_order(plan, kept, lambda todo: move_shards("transfer", todo, header, prepared.sources, destination))
 
 
-def told_in_order(
+def in_plan_order(
     plan: Plan, kept: Mapping[str, ShardRecord], moving: Callable[[list[Shard]], Iterator[Progress | Done[ShardRecord]]]
 ) -> Transfer:
     """Have `moving` write every shard of `plan` that is not in `kept`; tell of each in the order of the plan.

@@ -12,7 +12,7 @@ from sharding import job
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.values import Plan, Shard, ShardRecord
 from sharding.transfer.lanes import Done
-from sharding.transfer.stream import told_in_order
+from sharding.transfer.stream import in_plan_order
 
 
 def test_a_shard_that_is_kept_is_told_as_it_was_when_it_was_written(checkpoint: Path, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_finished_shards_are_told_once_in_the_order_of_the_plan_as_soon_as_that_
             yield still
 
     told: list[ShardFinished] = []
-    work = told_in_order(plan_of(shards), {shards[n].file: records[n] for n in reversed(kept)}, moving)
+    work = in_plan_order(plan_of(shards), {shards[n].file: records[n] for n in reversed(kept)}, moving)
     steps = 0
     while True:
         try:
