@@ -8,8 +8,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.feed import fed_by
-from sharding.recipes.stored import Stored
+from sharding.recipes.feed import made_by
 
 _PIECE_ELEMENTS = 32768
 """What torch 2.13 converts in the thread that asks (`at::internal::GRAIN_SIZE`): more would start as many as cores.
@@ -47,7 +46,7 @@ class Cast(_Fields, Recipe):
 
     @override
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        source = inputs if isinstance(self.of, Stored) else fed_by(self.of.make(inputs, kept))
+        source = made_by(self.of, inputs, kept)
         stored, dtype = CASTABLE[self.stored], CASTABLE[self.dtype]
         left = self.of.size_bytes
         at_a_time = BATCH_BYTES * 8 // max(stored.bits, dtype.bits) * stored.bits // 8
@@ -61,6 +60,7 @@ class Cast(_Fields, Recipe):
     def words(self, shape: tuple[int, ...]) -> str:
         """Return what is cast.
 
+        >>> from sharding.recipes.stored import Stored
         >>> Cast(Stored(0, "f", 8, 20), "F32", "BF16").words((3,))
         'cast(F32 [3], f bytes 8–20)'
         """

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from typing_extensions import override
 
-from sharding.core.recipe import Chunk, Inputs
+from sharding.core.recipe import Inputs, Kept, Recipe
+from sharding.recipes.stored import Stored
 
 
 class Feed(Inputs):
@@ -36,6 +37,8 @@ class Feed(Inputs):
             yield piece
 
 
-def fed_by(chunks: Iterator[Chunk]) -> Feed:
-    """Return the bytes of `chunks`, to be taken in others."""
-    return Feed(chunk.data for chunk in chunks)
+def made_by(recipe: Recipe, inputs: Inputs, kept: Kept) -> Inputs:
+    """Return the bytes that `recipe` makes of `inputs`: these themselves where it takes them as they are."""
+    if isinstance(recipe, Stored):
+        return inputs
+    return Feed(chunk.data for chunk in recipe.make(inputs, kept))

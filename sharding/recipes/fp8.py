@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, tensor_bytes
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.feed import fed_by
-from sharding.recipes.stored import Stored
+from sharding.recipes.feed import made_by
 
 _PIECE_ELEMENTS = 32768
 """What is computed at a time: it stays in a processor's cache, and torch converts no more in the thread that asks."""
@@ -52,7 +51,7 @@ class Fp8(Recipe):
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         import numpy as np
 
-        source = inputs if isinstance(self.packed, Stored) else fed_by(self.packed.make(inputs, kept))
+        source = made_by(self.packed, inputs, kept)
         rows, columns = (1, 1, *self.shape)[-2:]
         height, table, grid = self.block[0], _table(), _Scales(self, kept)
         at, end = 0, prod(self.shape)

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
-from sharding.recipes.feed import fed_by
-from sharding.recipes.stored import Stored
+from sharding.recipes.feed import made_by
 
 GROUP = 32
 """Numbers that share a scale."""
@@ -53,7 +52,7 @@ class Mxfp4(Recipe):
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
         import numpy as np
 
-        source = inputs if isinstance(self.packed, Stored) else fed_by(self.packed.make(inputs, kept))
+        source = made_by(self.packed, inputs, kept)
         pairs, powers, count = _pairs(), np.ldexp(np.float32(1), np.arange(256) - 128), self.rows * self.groups
         for expert in range(self.experts):
             packed = np.frombuffer(source.take(count * GROUP_BYTES), np.uint8).reshape(self.rows, self.groups, -1)

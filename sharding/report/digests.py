@@ -65,9 +65,9 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
         shards[shard.file] = _FileDigest(record.bytes, record.sha256)
         for tensor in shard.tensors:
             tensors[tensor.name] = _Tensor(tensor.dtype, tensor.shape, record.tensor_blake3[tensor.name])
-    made = {tensor.name: sentence(tensor) for tensor in plan.tensors if not are_stored([tensor])}
-    document = to_json(_Digests(1, plan_id, shards, tensors, made))
-    if not made:
+    sentences = {tensor.name: sentence(tensor) for tensor in plan.tensors if not are_stored([tensor])}
+    document = to_json(_Digests(1, plan_id, shards, tensors, sentences))
+    if not sentences:
         del document["made"]
     return document
 
