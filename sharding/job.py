@@ -27,6 +27,7 @@ from sharding.drawing.picture import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Spent
 from sharding.fleet.ray_workers import ray_workers
+from sharding.formats.safetensors_file import shard_header
 from sharding.loading.chart import draw_memory
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare_loads, compare_staged, how_to_load, refuse_incomparable
@@ -35,7 +36,7 @@ from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
-from sharding.planning.plan import identify_plan, shard_header
+from sharding.planning.plan import identify_plan
 from sharding.planning.planned import planned
 from sharding.report.report import files_written, make_report
 from sharding.report.schema import Report

@@ -13,7 +13,8 @@ from typing import TypeVar
 from sharding.core.limits import BATCH_BYTES, JOIN_GAP_BYTES
 from sharding.core.options import Options
 from sharding.core.values import FileEntry, RepoRef, Tensor
-from sharding.planning.plan import plan_shards, shard_header
+from sharding.formats.safetensors_file import shard_header
+from sharding.planning.plan import plan_shards
 from sharding.recipes.stored import place_of
 from sharding.transfer.stream import digest_shards
 from sharding.verify.digests import compare, digest_tensors, expected_digests

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,15 +23,14 @@ from sharding.core.errors import (
 from sharding.core.events import AtWork, Phase, Progress
 from sharding.core.limits import ATTEMPTS, PROGRESS_SECONDS, TOLD_SECONDS, WORKERS_SECONDS
 from sharding.core.protocols import Source
-from sharding.core.values import FileEntry, FleetCost, NodeCost, Shard, ShardRecord, Tensor, TensorDigest
-from sharding.fleet.cutting import Task, layers_of, tasks_to_make, tasks_to_read
+from sharding.core.values import FleetCost, NodeCost, Shard, ShardRecord
+from sharding.fleet.cutting import Task, tasks_to_make, tasks_to_read
 from sharding.fleet.parts import PartDone, PartEvent, PartFailed, Spent, UnderWay, part_json
-from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Done, collected
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.progress import Pace
 from sharding.transfer.stream import ReadingPhase, Transfer, in_plan_order
-from sharding.verify.digests import Digests, Ranges, Reader, WholeFile
+from sharding.verify.digests import Reader
 
 
 class Workers(Protocol):
@@ -149,46 +148,6 @@ class Crew(Reader):
         """Have `shards` made behind their headers, as `transfer.digest_shards` does it."""
         done = yield from collected(self._run(phase, tasks_to_read(phase, shards, header, sources)))
         return {part.record.file: part.record for part in done}
-
-    @override
-    def digest_ranges(
-        self, source: Source, files: Collection[FileEntry], ranges: Ranges
-    ) -> Generator[Progress, None, dict[str, WholeFile]]:
-        """Have `files` read, a part each; once more for what overlaps, as a part hashes one range after another."""
-        layers = {file.path: list(layers_of(file, ranges[file.path])) for file in files}
-        sha256, by_range = dict[str, str](), {file.path: dict[tuple[int, int], str]() for file in files}
-        for depth in range(max(map(len, layers.values()), default=0)):
-            shards = [shard for held in layers.values() for shard in held[depth : depth + 1]]
-            records = yield from self.digest_shards(shards, lambda _: b"", [source])
-            for shard in shards:
-                digests = records[shard.file].tensor_blake3
-                sha256.setdefault(shard.file, records[shard.file].sha256)
-                places = {tensor.name: place_of(tensor) for tensor in shard.tensors}
-                by_range[shard.file] |= {(at.start_byte, at.end_byte): digests[name] for name, at in places.items()}
-        return {path: WholeFile(sha256[path], by_range[path]) for path in layers}
-
-    @override
-    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        """Have `tensors` read file by file, as `verify.digest_tensors` does it."""
-        tensors = list(tensors)
-        files: dict[str, list[Tensor]] = {}
-        for tensor in tensors:
-            files.setdefault(tensor.file, []).append(tensor)
-        shards = [Shard(file, tuple(held), sum(tensor.bytes for tensor in held)) for file, held in files.items()]
-        records = yield from self.digest_shards(shards, lambda _: b"", [source])
-        return {
-            tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[tensor.file].tensor_blake3[tensor.name])
-            for tensor in tensors
-        }
-
-    @override
-    def digest_files(self, source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
-        """Have whole files read, as `verify.digest_files` does it."""
-        shards = [
-            Shard(file, (Tensor("", "U8", (size,), Stored(0, file, 0, size)),), size) for file, size in sizes.items()
-        ]
-        done = yield from collected(self._run("check", tasks_to_read("check", shards, lambda _: b"", [source])))
-        return {part.record.file: part.record.sha256 for part in done}
 
     def _run(self, phase: Phase, tasks: Sequence[Task]) -> Iterator[Progress | Done[PartDone]]:
         """Yield progress, and what becomes of each of `tasks`. The first error ends all of them."""

@@ -1,15 +1,14 @@
 """Cut a job into parts, each a slice of its plan. Lends what it takes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sharding.core.destination import Destination
 from sharding.core.lent import LentSource
 from sharding.core.protocols import Source
-from sharding.core.values import FileEntry, Shard, Tensor
+from sharding.core.values import Shard
 from sharding.fleet.parts import Part
-from sharding.planning.plan import shard_header
-from sharding.recipes.stored import Stored
+from sharding.formats.safetensors_file import shard_header
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.stream import ReadingPhase
 
@@ -45,23 +44,6 @@ def tasks_to_read(
         return Part(phase, shard, header(shard), _lent(shard, sources))
 
     return [_task(shard, part) for shard in shards]
-
-
-def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
-    """Yield `ranges` of a file as tensors, none of which overlap: first with all that lies between, then the rest."""
-    left, between = sorted(ranges), True
-    while left or between:
-        taken, later, position = list[tuple[int, int]](), list[tuple[int, int]](), 0
-        for start, end in left:
-            if start < position:
-                later.append((start, end))
-                continue
-            taken += [(position, start)] * (between and start > position) + [(start, end)]
-            position = end
-        taken += [(position, file.bytes)] * (between and position < file.bytes)
-        tensors = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(0, file.path, a, b)) for a, b in taken]
-        yield Shard(file.path, tuple(tensors), sum(tensor.bytes for tensor in tensors))
-        left, between = later, False
 
 
 def _task(shard: Shard, part: Callable[[Shard], Part]) -> Task:

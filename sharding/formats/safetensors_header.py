@@ -22,7 +22,6 @@ LENGTH_BYTES = 8
 """The header's length comes first, as an unsigned 64-bit little-endian number."""
 
 _FIELDS = ("dtype", "shape", "data_offsets")
-_RANK = {dtype: rank for rank, dtype in enumerate(BY_NAME)}
 _HINT = "The file is damaged or was not written by safetensors: download it again, or ask its author."
 
 # With JSON objects read as tuples of pairs and arrays as lists, a repeated key is still visible.
@@ -78,11 +77,6 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
         metadata=metadata,
         data_start=end,
     )
-
-
-def in_file_order(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return `tensors` in the order in which the safetensors writer stores them: widest dtype first, then name."""
-    return sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype], tensor.name))
 
 
 def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
@@ -13,7 +13,7 @@ from sharding.core.options import Options
 from sharding.core.text import format_bytes, json_file, name_some
 from sharding.core.values import Checkpoint, Component, Finding, Plan, Shard, Tensor
 from sharding.formats.model_config import CONFIG_NAME, configured
-from sharding.formats.safetensors_header import build_header, in_file_order
+from sharding.formats.safetensors_file import shards_of
 from sharding.planning.blocks import known_blocks, whole_blocks
 from sharding.planning.cast import cast_findings, cast_tensors, refuse_cast
 from sharding.planning.companions import with_companions
@@ -135,7 +135,7 @@ def plan_shards(
     groups = [[group for part in stage.parts for group in cut(part, limit_bytes, units)] for stage in stages] or [
         cut(queue, limit_bytes, units)
     ]
-    shards = _named(list(chain.from_iterable(groups)), component)
+    shards = shards_of(list(chain.from_iterable(groups)), component)
     counted = component.total_parameters
     if counted is None or options.rank is not None:
         counted = sum(tensor.parameters for tensor in queue)
@@ -150,20 +150,6 @@ def plan_shards(
         stages=tuple(with_files(stages, [len(group) for group in groups], shards)),
         pipeline=hints.pipeline if hints and options.ranks else None,
     )
-
-
-def _named(groups: Sequence[Iterable[Tensor]], component: Component) -> list[Shard]:
-    shards = []
-    for number, group in enumerate(groups, start=1):
-        suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
-        entries = in_file_order(group)
-        shards.append(Shard(component.file(suffix), tuple(entries), sum(entry.bytes for entry in entries)))
-    return shards
-
-
-def shard_header(plan: Plan, shard: Shard) -> bytes:
-    """Return the first bytes of `shard`: length and header, after which its tensors follow without a gap."""
-    return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)
 
 
 def identify_plan(plan: Plan) -> str:

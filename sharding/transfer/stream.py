@@ -26,7 +26,7 @@ from sharding.core.protocols import ShardSink, ShardWriter, Source
 from sharding.core.recipe import Extent
 from sharding.core.threads import Threads
 from sharding.core.values import Plan, Shard, ShardRecord, Tensor
-from sharding.planning.plan import shard_header
+from sharding.formats.safetensors_file import shard_header
 from sharding.recipes.cast import Cast
 from sharding.recipes.feed import Feed
 from sharding.recipes.stored import Stored

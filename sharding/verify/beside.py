@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from sharding.core.events import Progress
 from sharding.core.repo import Repo
 from sharding.core.values import Checkpoint, FileEntry, Mismatch, folder_of
-from sharding.verify.digests import digest_files
+from sharding.verify.digests import ThisMachine
 
 
 def compare_beside(
@@ -18,9 +18,9 @@ def compare_beside(
     mismatches, alike = compare_listed(checkpoints)
     digests = []
     for source, files in zip(sources, alike, strict=True):
-        digests.append((yield from digest_files(source, {path: file.bytes for path, file in files.items()})))
+        digests.append((yield from ThisMachine().digest_files(source.sources, files.values())))
     for path in alike[0]:
-        if digests[0][path] != digests[1][path]:
+        if digests[0][path].sha256 != digests[1][path].sha256:
             mismatches.append(Mismatch(path, "its bytes differ"))
     return tuple(mismatches)
 

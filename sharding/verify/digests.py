@@ -1,22 +1,20 @@
 """Prove that two checkpoints hold the same tensors, by reading them again."""
 
-import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 from typing_extensions import override
 
 from sharding.core.errors import HeaderError
 from sharding.core.events import Progress
-from sharding.core.extras import is_installed
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import SPAN_BYTES
-from sharding.core.protocols import Files, Source
+from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, Mismatch, Shard, ShardRecord, Tensor, TensorDigest
-from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
+from sharding.formats.safetensors_file import structure_of
 from sharding.recipes.stored import Stored, place_of
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.stream import ReadingPhase, digest_shards
@@ -33,20 +31,13 @@ class WholeFile:
     """The SHA-256 of a file, and the BLAKE3 of ranges in it, in hex."""
 
     sha256: str
-    ranges: Mapping[tuple[int, int], str]
+    ranges: dict[tuple[int, int], str]
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """Whoever reads for a proof: this machine, or a crew of others."""
 
-    def digest_files(self, source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
-        """Read whole files (name to size); yield progress; return the SHA-256 of each, in hex, by name."""
-        ...
-
-    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        """Read `tensors` (in stored order); yield progress; return their digests by name."""
-        ...
-
+    @abstractmethod
     def digest_shards(
         self,
         shards: Sequence[Shard],
@@ -55,27 +46,44 @@ class Reader(Protocol):
         phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make `shards` as if to write them, each behind its `header`; yield progress; return their records."""
-        ...
 
-    def digest_ranges(
-        self, source: Source, files: Collection[FileEntry], ranges: Ranges
+    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
+        """Read `tensors` (in stored order); yield progress; return their digests by name."""
+        tensors = list(tensors)
+        files: dict[str, list[Tensor]] = {}
+        for tensor in tensors:
+            files.setdefault(tensor.file, []).append(tensor)
+        shards = [Shard(file, tuple(held), sum(tensor.bytes for tensor in held)) for file, held in files.items()]
+        records = yield from self.digest_shards(shards, _no_header, [source])
+        return {
+            tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[tensor.file].tensor_blake3[tensor.name])
+            for tensor in tensors
+        }
+
+    def digest_files(
+        self,
+        sources: Sequence[Source],
+        files: Collection[FileEntry],
+        ranges: Ranges | None = None,
+        phase: ReadingPhase = "check",
     ) -> Generator[Progress, None, dict[str, WholeFile]]:
-        """Read `files` whole; yield progress; return the SHA-256 of each, and the BLAKE3 of the `ranges` of it."""
-        ...
+        """Read `files` of `sources` whole; yield progress; return the SHA-256 of each, and the BLAKE3 of its `ranges`.
+
+        What overlaps is read once more: whoever makes a shard hashes one tensor after another.
+        """
+        asked = {file.path: set((ranges or {}).get(file.path, ())) for file in files}
+        layers = [(file.path, layer) for file in files for layer in layers_of(file, asked[file.path])]
+        records = yield from self.digest_shards([layer for _, layer in layers], _no_header, sources, phase)
+        found = {path: WholeFile(records[path].sha256, {}) for path in asked}
+        for path, layer in layers:
+            for tensor in layer.tensors:
+                if (place := place_of(tensor)[2:]) in asked[path]:
+                    found[path].ranges[place] = records[layer.file].tensor_blake3[tensor.name]
+        return found
 
 
 class ThisMachine(Reader):
     """Reading here. See `Reader`."""
-
-    @override
-    def digest_files(self, source: Source, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
-        """Read two files at a time."""
-        return digest_files(source, sizes)
-
-    @override
-    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        """Read files in long streams, two at a time."""
-        return digest_tensors(source, tensors)
 
     @override
     def digest_shards(
@@ -89,14 +97,9 @@ class ThisMachine(Reader):
         return digest_shards(shards, header, sources, phase)
 
     @override
-    def digest_ranges(
-        self, source: Source, files: Collection[FileEntry], ranges: Ranges
-    ) -> Generator[Progress, None, dict[str, WholeFile]]:
-        """Read two files at a time, each once."""
-        lanes = Lanes("verify", sum(file.bytes for file in files))
-        tasks = [partial(_digest_ranges, source, file, ranges[file.path], lanes) for file in files]
-        whole_files = yield from collected(lanes.run(tasks))
-        return dict(zip((file.path for file in files), whole_files, strict=True))
+    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
+        """Read files in long streams, two at a time."""
+        return digest_tensors(source, tensors)
 
 
 def digest_tensors(source: Source, tensors: Iterable[Tensor]) -> Digests:
@@ -108,13 +111,6 @@ def digest_tensors(source: Source, tensors: Iterable[Tensor]) -> Digests:
     lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
     by_span = yield from collected(lanes.run([partial(digest_span, source, span, lanes.count) for span in parts]))
     return {name: digest for digests in by_span for name, digest in digests.items()}
-
-
-def digest_files(source: Files, sizes: Mapping[str, int]) -> Generator[Progress, None, dict[str, str]]:
-    """Read whole files (name to size); yield progress; return the SHA-256 of each, in hex, by name."""
-    lanes = Lanes("check", sum(sizes.values()))
-    tasks = [partial(_digest_file, source, file, size, lanes) for file, size in sizes.items()]
-    return dict(zip(sizes, (yield from collected(lanes.run(tasks))), strict=True))
 
 
 def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:
@@ -146,42 +142,15 @@ def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDig
 
 
 def check_structure(path: Path, shard: Shard, metadata: Mapping[str, str]) -> tuple[Mismatch, ...]:
-    """Open one written file as `structure_reader` says; return where it does not hold what was planned."""
-    from safetensors import SafetensorError
-
+    """Open one written file with safetensors; return where it does not hold what was planned."""
     try:
-        actual, actual_metadata = (_open if is_installed("numpy") else _parse)(path, shard)
-    except (SafetensorError, HeaderError, OSError) as error:
-        return (Mismatch(shard.file, f"safetensors cannot open it: {error}"),)
+        actual, actual_metadata = structure_of(path, shard)
+    except HeaderError as error:
+        return (Mismatch(shard.file, error.message),)
     planned = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in shard.tensors}
     mismatches = compare(planned, actual)
     same_metadata = actual_metadata == dict(metadata)
     return mismatches if same_metadata else (*mismatches, Mismatch(shard.file, "its metadata differ"))
-
-
-def structure_reader() -> str:
-    """Return what `check_structure` opens files with: safetensors opens none where numpy is not installed."""
-    return "safetensors" if is_installed("numpy") else "this tool's own reader of headers, as numpy is not installed"
-
-
-_Structure = tuple[dict[str, TensorDigest], Mapping[str, str] | None]
-
-
-def _open(path: Path, shard: Shard) -> _Structure:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        slices = {shard.folder + name: file.get_slice(name) for name in file.offset_keys()}
-        digests = {name: TensorDigest(view.get_dtype(), tuple(view.get_shape()), "") for name, view in slices.items()}
-        return digests, file.metadata()
-
-
-def _parse(path: Path, shard: Shard) -> _Structure:
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        prefix = file.read(LENGTH_BYTES)
-        header = parse_header(prefix + file.read(header_end(prefix, size, shard.file)), size, shard.file)
-    return {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in header.tensors}, header.metadata
 
 
 def spans(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -218,27 +187,25 @@ def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]
     return digests
 
 
-def _digest_file(source: Files, file: str, size: int, lanes: Lanes) -> str:
-    sha256 = hashlib.sha256()
-    for chunk in source.read(file, 0, size):
-        sha256.update(chunk)
-        lanes.count(len(chunk))
-    return sha256.hexdigest()
+def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
+    """Yield `ranges` of a file as tensors, none of which overlap: first with all that lies between, then the rest.
+
+    The first has the name of the file.
+    """
+    left, depth = sorted(ranges), 0
+    while left or not depth:
+        taken, later, position = list[tuple[int, int]](), list[tuple[int, int]](), 0
+        for start, end in left:
+            if start < position:
+                later.append((start, end))
+                continue
+            taken += [(position, start)] * (not depth and start > position) + [(start, end)]
+            position = end
+        taken += [(position, file.bytes)] * (not depth and position < file.bytes)
+        tensors = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(file.source, file.at, a, b)) for a, b in taken]
+        yield Shard(f"{file.path}//{depth}" if depth else file.path, tuple(tensors), sum(b - a for a, b in taken))
+        left, depth = later, depth + 1
 
 
-def _digest_ranges(source: Source, file: FileEntry, ranges: Iterable[tuple[int, int]], lanes: Lanes) -> WholeFile:
-    sha256, position = hashlib.sha256(), 0
-    waiting, hashes = sorted(ranges, reverse=True), dict[tuple[int, int], str]()
-    begun: list[tuple[int, int, Any]] = []
-    for chunk in source.read(file.path, 0, file.bytes):
-        sha256.update(chunk)
-        view, after = memoryview(chunk), position + len(chunk)
-        while waiting and waiting[-1][0] < after:
-            begun.append((*waiting.pop(), new_tensor_hash()))
-        for start, end, digest in begun:
-            digest.update(view[max(start - position, 0) : end - position])
-            if end <= after:
-                hashes[start, end] = digest.hexdigest()
-        begun, position = [entry for entry in begun if entry[1] > after], after
-        lanes.count(len(chunk))
-    return WholeFile(sha256.hexdigest(), hashes)
+def _no_header(_: Shard) -> bytes:
+    return b""

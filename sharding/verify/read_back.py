@@ -12,9 +12,8 @@ from sharding.core.events import Progress, ShardFinished
 from sharding.core.limits import XET_LEAST_BYTES
 from sharding.core.protocols import Source
 from sharding.core.threads import readers
-from sharding.core.values import Plan, Shard, ShardRecord, Tensor, TensorDigest
-from sharding.formats.safetensors_header import parse_header
-from sharding.planning.plan import shard_header
+from sharding.core.values import Plan, ShardRecord, Tensor, TensorDigest
+from sharding.formats.safetensors_file import written_tensors
 from sharding.recipes.stored import place_of
 from sharding.transfer.stream import Transfer
 from sharding.verify.digests import digest_span, spans
@@ -56,17 +55,13 @@ def read_back_meanwhile(
                     records: dict[str, ShardRecord] = end.value
                     break
                 if isinstance(event, ShardFinished) and not event.kept and (source := target.open_finished(event.file)):
-                    parts = filter(_is_worth, spans(_stored(plan, shards[event.file], event.bytes)))
+                    parts = filter(_is_worth, spans(written_tensors(plan, shards[event.file], event.bytes)))
                     reading += [pool.submit(partial(read, source, span)) for span in parts]
                 yield event
         finally:
             over.set()
     done = [future for future in reading if future.done() and not future.cancelled() and not future.exception()]
     return records, {tensor: digest for future in done for tensor, digest in future.result().items()}
-
-
-def _stored(plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
-    return parse_header(shard_header(plan, shard), file_bytes, shard.file).tensors
 
 
 def _is_worth(span: list[Tensor]) -> bool:

@@ -27,18 +27,18 @@ def prove_reads(
         files = {file.path: file for file in stated if file.source == number}
         noted = [read for read in reads if read.source == number and read.file in files]
         if files:
-            wrong += yield from _prove(source, files, noted, reader)
+            try:
+                wrong += yield from _prove(sources, files, noted, reader)
+            except DamagedError as error:
+                wrong.append(Mismatch(source.ref.repo_id, error.message))
     return wrong
 
 
 def _prove(
-    source: Source, files: Mapping[str, FileEntry], noted: Sequence[BytesRead], reader: Reader
+    sources: Sequence[Source], files: Mapping[str, FileEntry], noted: Sequence[BytesRead], reader: Reader
 ) -> Generator[Progress, None, list[Mismatch]]:
     ranges = {path: {(read.start_byte, read.end_byte) for read in noted if read.file == path} for path in files}
-    try:
-        whole_files = yield from reader.digest_ranges(source, files.values(), ranges)
-    except DamagedError as error:
-        return [Mismatch(source.ref.repo_id, error.message)]
+    whole_files = yield from reader.digest_files(sources, files.values(), ranges, "verify")
     wrong = [
         Mismatch(path, "it does not have the SHA-256 that the Hub states")
         for path, file in files.items()

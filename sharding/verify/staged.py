@@ -12,7 +12,7 @@ from sharding.core.meter import Meter
 from sharding.core.repo import Repo
 from sharding.core.text import count
 from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, TensorDigest, Verification
-from sharding.planning.plan import shard_header
+from sharding.formats.safetensors_file import shard_header
 from sharding.recipes.stored import are_stored
 from sharding.transfer.prepare import Prepared
 from sharding.transfer.stream import Transfer
@@ -21,7 +21,6 @@ from sharding.verify.digests import (
     ThisMachine,
     check_structure,
     expected_digests,
-    structure_reader,
 )
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.read_back import ReadBack, read_back_meanwhile
@@ -56,9 +55,9 @@ def check_kept(
         return {}
     staged = target.open_staged(done)
     known = {file.path: file.sha256 for file in staged.files}
-    unknown = {file: record.bytes for file, record in done.items() if known.get(file) is None}
-    sha256 = yield from reader.digest_files(staged, unknown)
-    kept = {file: record for file, record in done.items() if (known.get(file) or sha256[file]) == record.sha256}
+    unknown = [FileEntry(file, record.bytes) for file, record in done.items() if known.get(file) is None]
+    whole = yield from reader.digest_files([staged], unknown)
+    kept = {file: record for file, record in done.items() if (known.get(file) or whole[file].sha256) == record.sha256}
     if origin.ref.kind == "folder" and kept:
         shards = [shard for shard in plan.shards if shard.file in kept]
         fresh = yield from reader.digest_shards(shards, partial(shard_header, plan), origin.sources, "check")
@@ -139,7 +138,7 @@ def verify_staged(
             digests |= known
         problems.extend(compare_digests(expected_digests(plan.shards, records), digests))
     on_disk = any(staged.path(file) for file in records)
-    structure = f"structure by {structure_reader()}, " if on_disk else ""
+    structure = "structure by safetensors, " if on_disk else ""
     where = "from the folder, through the page cache" if on_disk else "from the Hub"
     dtype = plan.options.dtype
     as_cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"

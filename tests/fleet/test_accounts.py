@@ -30,7 +30,7 @@ def test_bytes_of_a_lost_part_are_counted_once_and_never_beyond_the_total(
 
     workers = Told(answer)
     workers.count_now = 1
-    work = Crew(workers).digest_files(source, FILES)
+    work = Crew(workers).digest_files([source], source.files)
     told = [event for event in work if isinstance(event, Progress)]
     total = sum(FILES.values())
     figures = [event.bytes_done for event in told]
@@ -54,7 +54,7 @@ def test_what_each_node_took_is_added_up_and_of_memory_the_peak(source: Any) -> 
         return [done(part, node, seconds=1.5, peak_anon_bytes=peaks[file], **spent)]
 
     crew = Crew(Told(answer))
-    result_of(crew.digest_files(source, FILES))
+    result_of(crew.digest_files([source], source.files))
     assert crew.cost.engine == "told 1" and crew.cost.repeated == ()
     assert crew.cost.nodes == (NodeCost("a", 2, 900, 3.0, 200), NodeCost("b", 3, 600, 4.5, 900))
     # What is read to prove something is no part of what the job has read of its source.
@@ -75,8 +75,8 @@ def test_of_ranges_that_overlap_each_has_its_hash_and_the_file_that_of_its_whole
     files = [FileEntry(file.path, file.bytes) for file in source.files]
     ranges = {"one": {(0, 1000), (10, 500), (400, 600), (450, 460)}, "two": {(20, 30), (100, 300)}, "three": set()}
     hands = Hands(lambda part, said, attempt: loses and attempt == 1)
-    many = result_of(Crew(hands).digest_ranges(source, files, ranges))
-    one = result_of(ThisMachine().digest_ranges(source, files, ranges))
+    many = result_of(Crew(hands).digest_files([source], files, ranges))
+    one = result_of(ThisMachine().digest_files([source], files, ranges))
     for file in ranges:
         assert many[file].sha256 == one[file].sha256
         assert {place: many[file].ranges[place] for place in ranges[file]} == {

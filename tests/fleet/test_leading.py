@@ -10,7 +10,7 @@ from sharding.core.lent import LentSource
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Part, PartEvent, UnderWay
 from sharding.transfer.noting_source import NotingSource
-from tests.fleet.told import FILES, HASHES, HERE, Answer, Told, done, failed, read, source
+from tests.fleet.told import FILES, HASHES, HERE, Answer, Told, done, failed, read, sha256_of, source
 from tests.folders import result_of
 
 __all__ = ["source"]
@@ -35,7 +35,7 @@ def test_as_many_parts_are_under_way_as_there_are_processors_and_more_once_there
 def test_a_part_is_begun_three_times_and_no_more(end: PartEvent | None, source: Any) -> None:
     twice = Told(lambda part, attempt: [end if part.shard.file == "file1" and attempt < 3 else done(part)])
     crew = Crew(twice)
-    assert result_of(crew.digest_files(source, FILES)) == HASHES
+    assert sha256_of(crew.digest_files([source], source.files)) == HASHES
     assert twice.begun == {**dict.fromkeys(FILES, 1), "file1": 3} and crew.cost.repeated == ("file1", "file1")
     ever = Told(lambda part, _: [end if part.shard.file == "file1" else done(part)])
     kind = Refused if end is None else {"GrantExpired": GrantExpired, "SourceError": SourceError}[end.kind]  # type: ignore[union-attr]
@@ -84,7 +84,7 @@ def test_whatever_ends_the_job_ends_all_parts_that_are_under_way(how: str, sourc
     )
     workers.count_now = 3
     crew = Crew(workers)
-    work = crew.digest_files(source, FILES)
+    work = crew.digest_files([source], source.files)
     if how in ("closed", "interrupted"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sharding.fleet.crew.TOLD_SECONDS", 0)

@@ -10,7 +10,8 @@ from sharding.core.errors import UsageError
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint, Component, RepoRef, Tensor
-from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards, shard_header
+from sharding.formats.safetensors_file import shard_header
+from sharding.planning.plan import identify_plan, plan_checkpoint, plan_shards
 from sharding.recipes.cast import Cast
 from sharding.recipes.stored import Stored
 from tests.tensors import stored_tensor

@@ -1,4 +1,4 @@
-"""A written file is opened once more, with safetensors or, where that cannot be, with our own reader."""
+"""A written file is opened once more, with safetensors."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +17,6 @@ from tests.conftest import random_tensors, write_checkpoint
 METADATA = {"format": "pt"}
 
 
-@pytest.fixture(params=["safetensors", "own reader"])
-def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("sharding.verify.digests.is_installed", lambda module: request.param == "safetensors")
-    return str(request.param)
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> tuple[Path, Shard]:
     folder = write_checkpoint(tmp_path / "unet", {"model.safetensors": random_tensors(3)}, index=False)
@@ -30,7 +24,7 @@ def written(tmp_path: Path) -> tuple[Path, Shard]:
     return folder / "model.safetensors", Shard("model.safetensors", tensors, sum(tensor.bytes for tensor in tensors))
 
 
-def test_a_file_that_holds_what_was_planned_passes(reader: str, written: tuple[Path, Shard]) -> None:
+def test_a_file_that_holds_what_was_planned_passes(written: tuple[Path, Shard]) -> None:
     assert check_structure(*written, METADATA) == ()
 
 
@@ -39,22 +33,20 @@ def test_a_file_that_holds_what_was_planned_passes(reader: str, written: tuple[P
     [lambda data: data[:-1], lambda data: data + b"\0", lambda data: data[:7], lambda data: b"\xff" * 8 + data[8:]],
     ids=["short", "long", "no header", "false length"],
 )
-def test_a_damaged_file_cannot_be_opened(
-    reader: str, written: tuple[Path, Shard], damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_damaged_file_cannot_be_opened(written: tuple[Path, Shard], damage: Callable[[bytes], bytes]) -> None:
     path, shard = written
     path.write_bytes(damage(path.read_bytes()))
     (found,) = check_structure(path, shard, METADATA)
     assert found.tensor == "model.safetensors" and found.problem.startswith("safetensors cannot open it: ")
 
 
-def test_a_file_that_is_gone_cannot_be_opened(reader: str, written: tuple[Path, Shard]) -> None:
+def test_a_file_that_is_gone_cannot_be_opened(written: tuple[Path, Shard]) -> None:
     path, shard = written
     path.unlink()
     assert len(check_structure(path, shard, METADATA)) == 1
 
 
-def test_another_tensor_dtype_shape_or_metadata_is_named(reader: str, written: tuple[Path, Shard]) -> None:
+def test_another_tensor_dtype_shape_or_metadata_is_named(written: tuple[Path, Shard]) -> None:
     path, shard = written
     first, second, *others = shard.tensors
     tensors = (first._replace(name="other"), second._replace(dtype="BOOL"), *others)
@@ -62,8 +54,7 @@ def test_another_tensor_dtype_shape_or_metadata_is_named(reader: str, written: t
     assert [mismatch.tensor for mismatch in found] == ["other", second.name, first.name, "model.safetensors"]
 
 
-def test_the_report_says_with_what_the_structure_was_checked(reader: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_the_report_says_with_what_the_structure_was_checked(checkpoint: Path, tmp_path: Path) -> None:
     *_, report = job.shard(str(checkpoint), str(tmp_path / "out"), "60kB")
     assert isinstance(report, Report)
-    assert ("structure by safetensors," in report.verification.method) == (reader == "safetensors")
-    assert ("structure by this tool's own reader of headers" in report.verification.method) == (reader == "own reader")
+    assert "structure by safetensors," in report.verification.method

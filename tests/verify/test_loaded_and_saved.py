@@ -11,7 +11,8 @@ from sharding.checkpoint.read import read_checkpoint
 from sharding.core.options import Options
 from sharding.core.repo import Repo
 from sharding.core.values import Verification
-from sharding.planning.plan import plan_checkpoint, shard_header
+from sharding.formats.safetensors_file import shard_header
+from sharding.planning.plan import plan_checkpoint
 from sharding.storage.folder_source import open_folder
 from sharding.verify.digests import ThisMachine
 from sharding.verify.staged import compare_with_original

@@ -16,7 +16,7 @@ from sharding.core.protocols import Source
 from sharding.core.values import FileEntry, Shard, Tensor
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource
-from sharding.verify.digests import ThisMachine, digest_span
+from sharding.verify.digests import ThisMachine, WholeFile, digest_span
 from tests.conftest import in_two_files
 from tests.folders import result_of
 from tests.tensors import stored_tensor
@@ -60,10 +60,12 @@ SHARDS = [Shard(file, tuple(entries(file)), 5000) for file in DATA]
 
 Reading = Callable[[Source], Generator[Progress, None, Any]]
 READINGS: dict[str, Reading] = {
-    "whole files": lambda source: ThisMachine().digest_files(source, {file.path: file.bytes for file in FILES}),
+    "whole files": lambda source: ThisMachine().digest_files([source], FILES),
     "tensors": lambda source: ThisMachine().digest_tensors(source, TENSORS),
     "shards": lambda source: ThisMachine().digest_shards(SHARDS, lambda shard: b"head", [source]),
-    "ranges": lambda source: ThisMachine().digest_ranges(source, FILES, {file.path: RANGES for file in FILES}),
+    "ranges": lambda source: ThisMachine().digest_files(
+        [source], FILES, {file.path: [(0, 1), (5, 2500), (4000, 5000)] for file in FILES}
+    ),
 }
 
 
@@ -102,14 +104,16 @@ def test_progress_ends_at_every_byte_of_what_is_read(tmp_path: Path, reading: st
 @pytest.mark.parametrize("size", PIECES)
 def test_whole_files_and_ranges_of_them_have_their_digests_wherever_pieces_end(tmp_path: Path, size: int) -> None:
     hashes = {file: hashlib.sha256(data).hexdigest() for file, data in DATA.items()}
-    assert result_of(READINGS["whole files"](Pieces(tmp_path, size))) == hashes
     source = Pieces(tmp_path, size)
+    assert result_of(READINGS["whole files"](source)) == {
+        file: WholeFile(sha256, {}) for file, sha256 in hashes.items()
+    }
+    assert source.given == 4 * 5000, "each file is read once"
     ranges = {"a.bin": RANGES[:-1], "b.bin": [(1, 2)], "c.bin": [], "d.bin": RANGES[:1]}
-    found = result_of(ThisMachine().digest_ranges(source, FILES, ranges))
+    found = result_of(ThisMachine().digest_files([source], FILES, ranges))
     assert {file: whole.sha256 for file, whole in found.items()} == hashes
     for file, whole in found.items():
         assert whole.ranges == {(start, end): b3(DATA[file][start:end]) for start, end in ranges[file]}
-    assert source.given == 4 * 5000, "each file is read once, however many ranges are asked for"
 
 
 @pytest.mark.parametrize("broken", DATA)

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.core.values import BytesRead, FileEntry
-from sharding.fleet.cutting import layers_of
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource
 from sharding.transfer.noting_source import NotingSource
-from sharding.verify.digests import ThisMachine
+from sharding.verify.digests import ThisMachine, layers_of
 from sharding.verify.source_reads import prove_reads
 from tests.folders import result_of
 from tests.fuzz.targets import Memory

@@ -17,7 +17,8 @@ from sharding.core.meter import Meter
 from sharding.core.options import Options
 from sharding.core.repo import Repo
 from sharding.core.values import Checkpoint, FileEntry, Mismatch, ShardRecord, Tensor, Verification
-from sharding.planning.plan import plan_checkpoint, shard_header
+from sharding.formats.safetensors_file import shard_header
+from sharding.planning.plan import plan_checkpoint
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.transfer.prepare import Prepared
