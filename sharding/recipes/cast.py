@@ -1,7 +1,7 @@
 """Cast numbers to another dtype: each as `tensor.to(dtype)` of torch 2.13 does, and every NaN is a NaN."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -82,8 +82,20 @@ def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
             after[start : start + _PIECE_ELEMENTS] = (
                 piece.astype(np.float32) if (stored, dtype) == ("F64", "F16") else piece
             )
+    return Chunk(room, settle(before, numbers(room, f"U{CASTABLE[dtype].bits}"), CASTABLE[dtype].infinity))
+
+
+def settle(before: Any, bits: Any, infinity: int) -> int:
+    """Make every NaN the same one, by the `bits` of what was cast; return how many finite numbers are infinite now.
+
+    Which NaN comes of a cast depends on the processor, and on where in a run it stands.
+    """
+    import numpy as np
+
     # Asked of the bits, which is many times quicker than isinf.
-    width = CASTABLE[dtype].bits
-    bits = numbers(room, f"U{width}") & ((1 << width - 1) - 1)
-    is_infinite = bits == CASTABLE[dtype].infinity
-    return Chunk(room, int((is_infinite & np.isfinite(before)).sum()) if is_infinite.any() else 0)
+    magnitudes = bits & (np.iinfo(bits.dtype).max >> 1)
+    if magnitudes.max(initial=0) < infinity:
+        return 0
+    bits[magnitudes > infinity] = infinity | (infinity & -infinity) >> 1
+    with np.errstate(invalid="ignore"):
+        return int(((magnitudes == infinity) & np.isfinite(before)).sum())

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from sharding.core.dtypes import BY_NAME, tensor_bytes
+from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.recipes.cast import settle
 from sharding.recipes.feed import fed_by
 from sharding.recipes.numbers import numbers, numpy_dtype
 from sharding.recipes.stored import Stored
@@ -71,7 +72,9 @@ class Fp8(Recipe):
             scales = grid.of(range(row, row + (count if height == 1 else 1)), column, column + length)
             with np.errstate(all="ignore"):  # what is infinite is so for torch too
                 np.multiply(products, scales, out=products)
-            yield Chunk(products.astype(numpy_dtype(self.dtype), copy=False).view(np.uint8).data.cast("B"))
+            rounded = products.astype(numpy_dtype(self.dtype), copy=False)
+            settle(products, rounded.view(f"u{rounded.itemsize}"), CASTABLE[self.dtype].infinity)
+            yield Chunk(rounded.view(np.uint8).data.cast("B"))
             at += count * length
 
     @override
