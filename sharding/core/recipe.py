@@ -98,7 +98,3 @@ class Recipe:
     def key(self) -> bytes:
         """Return it as bytes that are the same only where the same bytes are made of the same."""
         raise NotImplementedError
-
-    def needs(self) -> tuple[str, tuple[str, ...]] | None:
-        """Return what it does, for a sentence, and the modules that this takes; None where a plain install has all."""
-        return None

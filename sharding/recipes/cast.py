@@ -1,4 +1,4 @@
-"""Cast numbers to another dtype, bit for bit as `tensor.to(dtype)` of torch 2.13 does in one thread."""
+"""Cast numbers to another dtype: each as `tensor.to(dtype)` of torch 2.13 does, and every NaN is a NaN."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,11 +9,10 @@ from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 from sharding.recipes.feed import made_by
+from sharding.recipes.numbers import numbers
 
 _PIECE_ELEMENTS = 32768
-"""What torch 2.13 converts in the thread that asks (`at::internal::GRAIN_SIZE`): more would start as many as cores.
-What is cast at a time is a multiple of it: torch converts what is left at the end of a run another way, which shows in
-the payloads of NaNs (fp16 to fp32)."""
+"""What is cast at a time: it stays in a processor's cache."""
 
 
 class _Fields(NamedTuple):
@@ -70,31 +69,33 @@ class Cast(_Fields, Recipe):
     def key(self) -> bytes:
         return f"c{self.stored} {self.dtype} ".encode() + self.of.key()
 
-    @override
-    def needs(self) -> tuple[str, tuple[str, ...]]:
-        own = f"A cast to {CASTABLE[self.dtype].option}", ("torch", "numpy")
-        inner = self.of.needs()
-        return inner if inner and "torch" in inner[1] else own
-
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
     """Return the elements in `data`, of dtype `stored`, as `dtype`, in `room`, and how many have become infinite."""
-    import torch
+    import numpy as np
 
-    before = torch.frombuffer(data, dtype=getattr(torch, CASTABLE[stored].torch))
-    after = torch.frombuffer(room, dtype=getattr(torch, CASTABLE[dtype].torch))
-    for source, piece in zip(before.split(_PIECE_ELEMENTS), after.split(_PIECE_ELEMENTS), strict=True):
-        # By way of float32 torch is twice as quick, and gives the same bits: every bfloat16 is one.
-        piece.copy_(source.float() if (stored, dtype) == ("BF16", "F16") else source)
-    overflowed = int((after.isinf() & before.isfinite()).sum()) if _has_infinity(after, dtype) else 0
-    return Chunk(room, overflowed)
+    before, after = numbers(data, stored), numbers(room, dtype)
+    for start in range(0, len(before), _PIECE_ELEMENTS):
+        piece = before[start : start + _PIECE_ELEMENTS]
+        with np.errstate(all="ignore"):
+            # From double to half torch goes by way of float, and so rounds twice.
+            after[start : start + _PIECE_ELEMENTS] = (
+                piece.astype(np.float32) if (stored, dtype) == ("F64", "F16") else piece
+            )
+    return Chunk(room, settle(before, numbers(room, f"U{CASTABLE[dtype].bits}"), CASTABLE[dtype].infinity))
 
 
-def _has_infinity(piece: Any, dtype: str) -> bool:
-    import torch
+def settle(before: Any, bits: Any, infinity: int) -> int:
+    """Make every NaN the same one, by the `bits` of what was cast; return how many finite numbers are infinite now.
 
-    # Asked of the bits by numpy, which is many times quicker than torch.isinf.
-    width = CASTABLE[dtype].bits
-    bits = piece.view(getattr(torch, f"int{width}")).numpy()
-    all_but_the_sign = (1 << width - 1) - 1
-    return bool(((bits & all_but_the_sign) == CASTABLE[dtype].infinity).any())
+    Which NaN comes of a cast depends on the processor, and on where in a run it stands.
+    """
+    import numpy as np
+
+    # Asked of the bits, which is many times quicker than isinf.
+    magnitudes = bits & (np.iinfo(bits.dtype).max >> 1)
+    if magnitudes.max(initial=0) < infinity:
+        return 0
+    bits[magnitudes > infinity] = infinity | (infinity & -infinity) >> 1
+    with np.errstate(invalid="ignore"):
+        return int(((magnitudes == infinity) & np.isfinite(before)).sum())

@@ -3,17 +3,20 @@
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, Literal
 
 from typing_extensions import override
 
-from sharding.core.dtypes import BY_NAME, tensor_bytes
+from sharding.core.dtypes import BY_NAME, CASTABLE, tensor_bytes
 from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
+from sharding.recipes.cast import settle
 from sharding.recipes.feed import made_by
+from sharding.recipes.numbers import numbers, numpy_dtype
 
 _PIECE_ELEMENTS = 32768
-"""What is computed at a time: it stays in a processor's cache, and torch converts no more in the thread that asks."""
+"""What is computed at a time: it stays in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,13 @@ class Fp8(Recipe):
                 if height > 1:  # those of a row of blocks have the same scales
                     below = min(below, height - row % rows % height)
                 count, length = min(below, _PIECE_ELEMENTS // columns), columns
-            numbers = table.take(np.frombuffer(source.take(count * length), np.uint8)).reshape(count, length)
+            products = table.take(np.frombuffer(source.take(count * length), np.uint8)).reshape(count, length)
             scales = grid.of(range(row, row + (count if height == 1 else 1)), column, column + length)
             with np.errstate(all="ignore"):  # what is infinite is so for torch too
-                np.multiply(numbers, scales, out=numbers)
-            yield Chunk(memoryview(_rounded(numbers, self.dtype)).cast("B"))
+                np.multiply(products, scales, out=products)
+            rounded = products.astype(numpy_dtype(self.dtype), copy=False)
+            settle(products, rounded.view(f"u{rounded.itemsize}"), CASTABLE[self.dtype].infinity)
+            yield Chunk(rounded.view(np.uint8).data.cast("B"))
             at += count * length
 
     @override
@@ -81,10 +86,6 @@ class Fp8(Recipe):
     def key(self) -> bytes:
         numbers = struct.pack(f"<{len(self.shape) + 2}q", *self.block, *self.shape)
         return f"8{self.scales_dtype} {self.dtype} ".encode() + numbers + self.packed.key() + self.scales.key()
-
-    @override
-    def needs(self) -> tuple[str, tuple[str, ...]]:
-        return "Dequantizing", ("torch", "numpy")
 
 
 class _Scales:
@@ -123,26 +124,15 @@ class _Scales:
         return scales if scales.shape[1] == 1 else scales[:, skip : skip + end - start]
 
     def _read(self, first: int, last: int) -> Any:
-        import torch
+        import numpy as np
 
         data = self._kept.read(self._of.scales, first * self._bytes, last * self._bytes)
-        dtype = getattr(torch, BY_NAME[self._of.scales_dtype].torch)
-        return torch.frombuffer(bytearray(data), dtype=dtype).float().numpy()
+        return numbers(data, self._of.scales_dtype).astype(np.float32)
 
 
-def _rounded(values: Any, dtype: str) -> Any:
-    if dtype == "F32":
-        return values
-    import torch
-
-    flat = torch.from_numpy(values.reshape(-1))
-    rounded = flat.to(getattr(torch, BY_NAME[dtype].torch))
-    # Which NaN it is would depend on where in a run it stands: torch converts what is left at its end another way.
-    return rounded.masked_fill_(flat.isnan(), float("nan")).view(torch.int16).numpy()
-
-
+@cache
 def _table() -> Any:
     """Return the float32 of each of the 256 bytes of float8_e4m3fn."""
-    import torch
+    import numpy as np
 
-    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    return numbers(bytes(range(256)), "F8_E4M3").astype(np.float32)

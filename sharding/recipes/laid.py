@@ -95,12 +95,6 @@ class Laid(Recipe):
             parts += [numbers, box.file.encode(), b"\0"]
         return b"".join([*parts, b"."])
 
-    @override
-    def needs(self) -> tuple[str, tuple[str, ...]] | None:
-        if self._in_order():
-            return None
-        return "Writing what does not lie in order (transposed, cut out, expanded, cut by columns)", ("numpy",)
-
     def _in_order(self) -> list[Extent]:
         """Return where the boxes lie, if they follow one another in the tensor, each in order; else nothing."""
         position, extents = 0, list[Extent]()

@@ -73,10 +73,6 @@ class Mxfp4(Recipe):
     def key(self) -> bytes:
         return b"4" + struct.pack("<3q", self.experts, self.rows, self.groups) + self.packed.key() + self.scales.key()
 
-    @override
-    def needs(self) -> tuple[str, tuple[str, ...]]:
-        return "Dequantizing", ("torch", "numpy")
-
 
 def _pairs() -> Any:
     """Return for each byte twice its two numbers, the lower half first, as the 64 bits of two float32."""

@@ -33,7 +33,7 @@ from sharding.recipes.stored import Stored
 from sharding.transfer.lanes import Done, Lanes, collected
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.pages import Pages
-from sharding.transfer.prepare import Prepared, require_libraries
+from sharding.transfer.prepare import Prepared
 from sharding.transfer.read_batches import Batch, read_batches
 from sharding.transfer.room import Room
 
@@ -101,10 +101,9 @@ def move_shards(
 ) -> Iterator[Progress | Done[ShardRecord]]:
     """Make `shards` of `sources`, each behind its `header`, into `sink`; yield progress, and the record of each.
 
-    What sources note of what is read of them stands in the records. Raises SourceError and DestinationError,
-    OverflowRefused where a finite number becomes infinite and may not, and Refused where a library is missing.
+    What sources note of what is read of them stands in the records. Raises SourceError and DestinationError, and
+    OverflowRefused where a finite number becomes infinite and may not.
     """
-    require_libraries(tensor for shard in shards for tensor in shard.tensors)
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
     move = _Move(lanes, shards, header, sources, sink)
     return lanes.run([partial(move.shard, shard) for shard in shards], move.stop)
