@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo pipeline run test thorough browser check bench matrix torture soak live fuzz mutants lock clean help
+.PHONY: demo pipeline run test thorough browser check bench matrix torture soak live fuzz mutants lock class-table clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.demo.whole_job
@@ -81,6 +81,10 @@ lock:  ## note the hashes of what CI installs
 	.venv/lock/bin/pip install --quiet uv==0.13.9
 	$(COMPILE) --output-file .ci/requirements.lock requirements.txt tests/requirements.txt
 	$(COMPILE) --output-file .ci/thorough.lock tests/kinds/requirements.txt
+
+# What each class of the installed transformers keeps in fp32, never splits and ties: minutes.
+class-table: .venv/tested  ## write down what the classes of transformers are like
+	$(BIN)/python -m tests.model_class.table_maker
 
 clean:  ## remove what all of these have made
 	rm -rf .venv demo fuzz

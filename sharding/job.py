@@ -17,7 +17,7 @@ from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import DestinationError, OverflowRefused, Refused, ShardingError, SourceError, UsageError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
-from sharding.core.extras import import_meanwhile, require
+from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
 from sharding.core.meter import Meter
 from sharding.core.options import Engine, Options, WorkersOf, chosen
@@ -150,8 +150,6 @@ def shard(
         else:
             noted = noting(origin.sources)
             checkpoint = _read(origin.through(noted), options.variant)
-            if options.dtype != "keep" and checkpoint.configs:
-                import_meanwhile("torch")  # while another process asks transformers
             plan = planned(checkpoint, options)
             prepared = Prepared(sources_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
         card = read_card(origin)

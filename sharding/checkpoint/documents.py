@@ -1,6 +1,5 @@
 """Read the small files by which a repo says what loads it."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_CARD_BYTES, MAX_CONFIG_BYTES, MAX_CONFIG_VALUES
 from sharding.core.protocols import Files
-from sharding.core.text import format_bytes, name_problem, values_in
+from sharding.core.text import format_bytes, name_problem, parsed_json, values_in
 from sharding.core.values import FileEntry
 from sharding.formats.model_card import parse_card
 from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED
@@ -151,15 +150,7 @@ def read_small(source: Files, file: FileEntry, max_bytes: int) -> bytes:
 
 def read_json(source: Files, file: FileEntry | None) -> Any:
     """Return what a small JSON file holds; None for one that is not there, too large or none."""
-    return parsed(config_text(source, file) or b"null")
-
-
-def parsed(text: str | bytes) -> Any:
-    """Return what a text of JSON holds; None for what is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    return parsed_json(config_text(source, file) or b"null")
 
 
 def config_text(source: Files, file: FileEntry | None) -> bytes | None:

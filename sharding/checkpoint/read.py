@@ -9,7 +9,6 @@ from threading import Lock
 from sharding.checkpoint.documents import (
     Documents,
     config_text,
-    parsed,
     read_card_names,
     read_documents,
     read_json,
@@ -20,7 +19,6 @@ from sharding.checkpoint.links import describe_links, refuse_links
 from sharding.checkpoint.one_file import why_one_file
 from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
-from sharding.checkpoint.tying import is_tied_again
 from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder
 from sharding.core.errors import SourceError, TooManyTensors
@@ -30,7 +28,7 @@ from sharding.core.limits import (
     TENSOR_DESCRIPTION_BYTES,
 )
 from sharding.core.protocols import Files
-from sharding.core.text import name_some, unreached_sentence
+from sharding.core.text import name_some, parsed_json, unreached_sentence
 from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Component, FileEntry, Finding, Header, Tensor
 from sharding.formats.dcp_safetensors import without_dcp
@@ -39,6 +37,7 @@ from sharding.formats.model_config import CONFIG_NAME, WEIGHTS_NAMED
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.safetensors_header import LENGTH_BYTES, header_end, parse_header
 from sharding.formats.torch_checkpoint import describe_archives, read_archives
+from sharding.model_class.class_table import ties
 from sharding.recipes.stored import Stored, place_of
 
 _LONG = Lock()
@@ -137,7 +136,7 @@ def _read_component(
     files = [by_path[path] for path in weight_set.files(index, by_path)]
     pickled = [file for file in files if file.path.endswith(".bin")]
     # A name that is left out is filled in by what loads the copy, or by nobody: so only transformers does.
-    is_tied = bool(pickled) and is_tied_again(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
+    is_tied = bool(pickled) and ties(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
     is_tied = is_tied and weight_set.stem == "model" and not weight_set.is_whole
     archives = read_archives(source, pickled, unites_tied=is_tied)
     headers = read_headers(source, [file for file in files if not file.path.endswith(".bin")], most_tensors)
@@ -167,7 +166,7 @@ def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tu
 def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> None:
     """Raise SourceError where a part of a repo names other weights than the usual ones, which is read of a whole."""
     for folder, config in configs.items():
-        name = Documents(parsed(config)).weights_named if folder and WEIGHTS_NAMED in config else None
+        name = Documents(parsed_json(config)).weights_named if folder and WEIGHTS_NAMED in config else None
         if name and folder + name not in taken:
             raise SourceError(
                 f"{folder}{CONFIG_NAME} names {name[:100]!r} as {WEIGHTS_NAMED}, which is followed at the top only.",

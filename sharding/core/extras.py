@@ -1,14 +1,12 @@
-"""Say whether the libraries are there that a plain install does not bring, and import large ones in good time."""
+"""Say whether the libraries are there that a plain install does not bring."""
 
 import json
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -21,17 +19,6 @@ _NAME = "shard-my-repo"
 def is_installed(module: str) -> bool:
     """Return whether `module` can be imported, without importing it."""
     return find_spec(module) is not None
-
-
-def import_meanwhile(module: str) -> None:
-    """Begin to import `module`, which will be needed; where it cannot be imported, whoever needs it will say so."""
-
-    def load() -> None:
-        with suppress(ImportError, MemoryError):
-            import_module(module)
-
-    # Not a daemon: one that is stopped inside an import, as a job is refused, may take the process down with it.
-    Thread(target=load, name=f"import {module}").start()
 
 
 def require(what: str, modules: Iterable[str] = ("torch", "transformers", "accelerate"), extra: str = "load") -> None:

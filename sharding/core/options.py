@@ -115,3 +115,8 @@ class Options:
     def asks_class(self) -> bool:
         """Whether a plan needs to know what transformers knows of the model."""
         return (self.strategy, self.dtype) != ("size", "keep") or self.order == "transformers"
+
+    @property
+    def asks_library(self) -> bool:
+        """Whether transformers itself must be asked, which the table in this package cannot answer for."""
+        return bool(self.ranks) or self.order == "transformers"

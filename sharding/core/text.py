@@ -20,6 +20,14 @@ def values_in(json_text: bytes) -> int:
     return sum(map(json_text.count, (b",", b"[", b"{")))
 
 
+def parsed_json(text: str | bytes) -> Any:
+    """Return what a text of JSON holds; None for what is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def json_file(document: Mapping[str, Any]) -> bytes:
     """Return a JSON file for people and programs: indented, one trailing newline."""
     # Half a surrogate pair, which a config.json may hold, becomes the escape that JSON has for it.

@@ -22,10 +22,10 @@ from sharding.recipes.stored import Stored
 
 _HINT = "Ask its author for safetensors, or load it in a sandbox of your own and save it again."
 
-_EMBEDDINGS = re.compile(
+EMBEDDINGS = re.compile(
     r"(?:^|[./])(?:embed_tokens|shared|wte|word_embeddings?|tok_embeddings|embeddings|embed_in|tokens_embed|w)\.weight$"
 )
-_HEADS = re.compile(
+HEADS = re.compile(
     r"(?:^|[./])(?:(?:\w+_)?head|(?:(?:lm_)?head|(?:cls\.)?predictions)\.decoder|decoder|output|embed_out|proj_out|out_proj"
     r"|lm_loss|output_projection|vocab_projector|proj)\.weight$"
 )
@@ -144,12 +144,12 @@ def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     """Return names that are not kept, by which one stands for the same tensor."""
     same: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
-        if _EMBEDDINGS.search(name) or _HEADS.search(name):
+        if EMBEDDINGS.search(name) or HEADS.search(name):
             same.setdefault(_identity(name, tensor), []).append(name)
         elif _HEAD_BIASES.search(name):
             same.setdefault((_HEAD_BIASES, _identity(name, tensor)), []).append(name)
     for identity, names in list(same.items()):
-        if identity[0] is not _HEAD_BIASES and not any(map(_EMBEDDINGS.search, names)):
+        if identity[0] is not _HEAD_BIASES and not any(map(EMBEDDINGS.search, names)):
             del same[identity]
     return {name: kept for names in same.values() for kept in [_main_name(names)] for name in names if name != kept}
 

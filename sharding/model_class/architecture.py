@@ -12,13 +12,14 @@ from typing import Any
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ModelRefused, SourceError
-from sharding.core.extras import require
+from sharding.core.extras import is_installed, require
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint
 from sharding.formats.quantization import ordinary_name, quantization_of, without_quantization
 from sharding.model_class.claims import refuse_contradiction
+from sharding.model_class.class_table import hints_from_table
 
 _TOO_LONG = "transformers took too long to build this model without weights."
 _LEAVE_OUT = "Check its config.json. A plan by size in natural order, without a cast, asks nothing of transformers."
@@ -69,14 +70,15 @@ def hints_for(
 ) -> dict[str, ModelHints]:
     """Return what transformers knows of each component, by its folder; nothing for a plan that needs none of it.
 
-    Takes seconds, in which another process imports transformers and reads no weights. Raises Refused where there is no
-    transformers, ModelRefused where a config.json claims far more than the headers can hold, or the answers
-    take longer than `limit_seconds` or more memory than is allowed.
+    The table in this package answers what it can. Otherwise it takes seconds, in which another process imports
+    transformers and reads no weights. Raises Refused where transformers itself must be asked and is not installed,
+    ModelRefused where a config.json claims far more than the headers can hold, or the answers take longer than
+    `limit_seconds` or more memory than is allowed.
     """
     if not options.asks_class:
         return {}
-    cut = "The order of transformers" if options.strategy == "size" else f"The strategy {options.strategy}"
-    require(cut if options.dtype == "keep" else f"A cast to {options.dtype}")
+    if options.asks_library:
+        require(f"The strategy {options.strategy}" if options.ranks else "The order of transformers")
     end = time.monotonic() + limit_seconds
     return {folder: _hints(checkpoint, folder, options, end - time.monotonic()) for folder in checkpoint.configs}
 
@@ -86,6 +88,13 @@ def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds:
     inside = [tensor for tensor in checkpoint.tensors if tensor.folder == folder]
     if '"model_type"' not in config:  # so no class of transformers is looked for
         return ModelHints(unknown=f"{folder}config.json names no model type.")
+    if not options.asks_library:
+        blocks = options.strategy == "blocks"
+        if hints := hints_from_table(config, inside, folder, options.dtype, with_blocks=blocks):
+            return hints
+        if not is_installed("transformers"):
+            reason = "its class is not in this tool's table, and transformers, which may know it, is not installed."
+            return ModelHints(unknown=reason)
     refuse_contradiction(config, (tensor.shape for tensor in inside), folder)
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
     asked = {"config": config, "dtype": torch_name(options.dtype), "tensors": tensors, "ranks": options.ranks}

@@ -113,12 +113,7 @@ def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
     ignored = model._keys_to_ignore_on_save or ()
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
     state = remove_tied_weights_from_state_dict(state, model)
-    block_of = {}
-    for block, inside in _by_block(model, state).items():
-        names = list(revert_weight_conversion(model, inside))
-        if not all(name.startswith(f"{block}.") for name in names):  # it is called otherwise in the files
-            block = ".".join(os.path.commonprefix([name.split(".") for name in names])) or block
-        block_of.update(dict.fromkeys(names, block))
+    block_of = blocks_in_files(model, state)
     storages: dict[int, int] = {}
     saved = [
         (name, _SAFETENSORS.get(tensor.dtype, ""), _storage(tensor, storages), block_of.get(name, ""))
@@ -134,6 +129,19 @@ def _class_of(text: str) -> tuple[Any, Any]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(text)
         return model_class(Path(folder))
+
+
+def blocks_in_files(model: Any, state: dict[str, Any]) -> dict[str, str]:
+    """Return the module around each tensor of `state` that is never split over devices, both as files name them."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    block_of = {}
+    for block, inside in _by_block(model, state).items():
+        names = list(revert_weight_conversion(model, inside))
+        if not all(name.startswith(f"{block}.") for name in names):  # it is called otherwise in the files
+            block = ".".join(os.path.commonprefix([name.split(".") for name in names])) or block
+        block_of.update(dict.fromkeys(names, block))
+    return block_of
 
 
 def _by_block(model: Any, state: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,7 @@ from sharding import job
 from sharding.core.errors import Refused
 from sharding.core.extras import require
 from sharding.core.options import Options
+from tests import models, quantized
 from tests.conftest import ROOT, environment, listing, options_of
 from tests.kinds.libraries import packages
 
@@ -35,8 +36,6 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "choices",
     [
-        {"dtype": "fp16"},
-        {"strategy": "blocks"},
         {"strategy": "pp:2"},
         {"order": "transformers"},
         {"engine": "classic"},
@@ -59,12 +58,11 @@ def test_a_job_that_needs_an_extra_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda folder: job.plan(folder, Options("60kB", dtype="bf16")),
-        lambda folder: list(job.verify(folder, folder, dtype="bf16")),
+        lambda folder: job.plan(folder, Options("60kB", order="transformers")),
         lambda folder: list(job.compare(folder, folder)),
         lambda folder: job.devices(folder, "cpu=1GB"),
     ],
-    ids=["plan", "verify", "compare", "devices"],
+    ids=["plan", "compare", "devices"],
 )
 def test_a_question_that_needs_an_extra_is_refused(plain: None, checkpoint: Path, ask: Callable[[str], object]) -> None:
     with pytest.raises(Refused, match="needs what a plain install does not bring"):
@@ -77,18 +75,34 @@ def test_what_is_installed_is_not_missed() -> None:
         require("This", ["json", "no_such_module"])
 
 
-def test_neither_plan_nor_shard_of_a_folder_imports_what_an_extra_brings(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {}),
+        ("t5", {"dtype": "fp16"}),
+        ("llama", {"dtype": "fp16", "strategy": "blocks"}),
+        ("fp8", {"dequantize": True}),
+    ],
+    ids=str,
+)
+def test_neither_plan_nor_shard_of_a_folder_imports_what_an_extra_brings(
+    kind: str, options: dict[str, object], tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    quantized.save_fp8("qwen3", source) if kind == "fp8" else models.save(kind, source)
     script = (
-        "import sys; from sharding import job; job.plan(sys.argv[1], '60kB'); print(sorted(sys.modules))\n"
-        "list(job.shard(sys.argv[1], sys.argv[2], '60kB')); print(sorted(sys.modules))"
+        "import sys; from sharding import job; from sharding.core.options import Options\n"
+        f"options = Options('60kB', **{options!r})\n"
+        "job.plan(sys.argv[1], options); print(sorted(sys.modules))\n"
+        "list(job.shard(sys.argv[1], sys.argv[2], options)); print(sorted(sys.modules))"
     )
-    command = [sys.executable, "-c", script, str(checkpoint), str(tmp_path / "out")]
+    command = [sys.executable, "-c", script, str(source), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
     planned, sharded = done.stdout.splitlines()
-    heavy = {"torch", "transformers", "accelerate", "gradio", "pandas", "starlette", "numpy"}
-    assert {name for name in heavy if f"'{name}'" in planned} == set()
-    # safetensors opens what was written with numpy, where that is.
-    assert {name for name in heavy if f"'{name}'" in sharded} <= {"numpy"}
+    heavy = {"torch", "transformers", "accelerate", "gradio", "pandas", "starlette"}
+    assert {name for name in heavy | {"numpy", "ml_dtypes"} if f"'{name}'" in planned} == set()
+    assert {name for name in heavy if f"'{name}'" in sharded} == set()
+    assert ("'ml_dtypes'" in sharded) == bool(options)
 
 
 def test_every_range_that_the_package_asks_for_holds_the_version_that_is_pinned() -> None:

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_who_asks_says_how_long_it_may_take_and_the_process_is_gone_then(folder: Path) -> None:
     before = psutil.Process().children()  # a browser of other tests may be there
     with pytest.raises(ModelRefused, match="too long"):
-        hints_for(job.inspect(str(folder)), Options(dtype="bf16"), limit_seconds=0.01)
+        hints_for(job.inspect(str(folder)), Options(order="transformers"), limit_seconds=0.01)
     with pytest.raises(ModelRefused, match="too long"):
         job.devices(str(folder), "cpu=1GB", limit_seconds=0.01)
     assert psutil.Process().children() == before
@@ -38,7 +38,7 @@ def test_who_asks_says_how_long_it_may_take_and_the_process_is_gone_then(folder:
 def component_of_a_pipeline(folder: Path, name: str) -> None:
     (folder / name).mkdir(parents=True)
     save_file({"w": np.ones(3, np.float32)}, folder / name / "model.safetensors", metadata={"format": "pt"})
-    (folder / name / "config.json").write_text('{"model_type": "llama"}')
+    (folder / name / "config.json").write_text('{"model_type": "mine"}')
 
 
 def ended(returncode: int, answer: object = None, said: bytes = b"") -> Callable[..., object]:
@@ -56,7 +56,7 @@ def ended(returncode: int, answer: object = None, said: bytes = b"") -> Callable
 def test_where_the_process_that_asks_is_killed_nothing_is_planned(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_by: signal.Signals
 ) -> None:
-    (checkpoint / "config.json").write_text('{"model_type": "llama"}')
+    (checkpoint / "config.json").write_text('{"model_type": "mine"}')
     monkeypatch.setattr("subprocess.run", ended(-killed_by, said=b"a library said so\n"))
     reason = "too long" if killed_by == signal.SIGALRM else f"its process was ended by {killed_by.name}"
     for options in (Options(dtype="bf16"), Options(order="transformers"), Options(strategy="blocks")):

@@ -1,6 +1,4 @@
-"""A cast gives what `tensor.to(dtype)` of torch gives, bit for bit, and counts what it makes infinite."""
-
-from collections.abc import Iterator
+"""A cast gives every number that `tensor.to(dtype)` of torch gives, and counts what it makes infinite."""
 
 import numpy as np
 import pytest
@@ -18,15 +16,6 @@ from tests.folders import bits
 from tests.fuzz.targets import Memory
 from tests.recipes.executor import FILE, ShortChunks, moved, outcome, shard_of, tensor_of, whole
 from tests.tensors import stored_tensor
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """What several threads of torch make of NaNs depends on how many they are."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -71,6 +60,34 @@ def test_every_kind_of_number_is_cast_as_torch_does_whatever_comes_at_a_time(sto
         found, record = outcome([tensor], ShortChunks(data, chunk, batch))
         assert found["w"] == bits(expected.masked_fill(expected.isnan(), float("nan")))[2]
         assert record.overflowed == ({"w": count} if count else {})
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("after", ["F16", "BF16"])
+def test_all_numbers_of_32_bits_are_cast_as_torch_does(after: str) -> None:
+    many = 1 << 22
+    kept, made = Cast(Stored(0, FILE, 0, 4 * many), "F32", after), getattr(torch, CASTABLE[after].torch)
+    for start in range(0, 1 << 32, many):
+        data = np.arange(start, start + many, dtype=np.uint32)
+        expected = torch.from_numpy(data.view(np.float32)).to(made)
+        chunks = kept.make(Whole(data), kept=None)  # type: ignore[arg-type]
+        found = torch.frombuffer(bytearray(b"".join(bytes(chunk.data) for chunk in chunks)), dtype=made)
+        is_nan = expected.isnan()
+        assert torch.equal(found.isnan(), is_nan)
+        assert torch.equal(
+            found.masked_fill(is_nan, 0).view(torch.int16), expected.masked_fill(is_nan, 0).view(torch.int16)
+        )
+
+
+class Whole:
+    """What is read, all of it at once. See `core.recipe.Inputs`."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.left = memoryview(data).cast("B")
+
+    def take(self, count: int) -> memoryview:
+        taken, self.left = self.left[:count], self.left[count:]
+        return taken
 
 
 def test_what_is_cast_may_lie_in_any_order() -> None:

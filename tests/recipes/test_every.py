@@ -6,16 +6,14 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from sharding.core.errors import Refused
 from sharding.core.recipe import Recipe
 from sharding.recipes.cast import Cast
 from sharding.recipes.fp8 import Fp8
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.mxfp4 import Mxfp4
 from sharding.recipes.stored import Stored
-from sharding.transfer.stream import move_shards
 from tests.fuzz.targets import Memory
-from tests.recipes.executor import CollectingSink, bytes_of, outcome, shard_of, tensor_of
+from tests.recipes.executor import bytes_of
 
 FILES = {"a": bytes(range(256)), "b": bytes(range(255, -1, -1)), "scales": torch.rand(64).numpy().tobytes()}
 TURNED = Laid((Box("a", 8, (0, 0), (4, 6), (1, 4)),), (4, 6), 4)
@@ -41,11 +39,6 @@ EVERY: dict[str, Recipe] = {
     "cast of a view": Cast(TURNED, "F32", "BF16"),
     "cast of fp8": Cast(Fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "F32"), "F32", "BF16"),
     "cast of mxfp4": Cast(Mxfp4(Stored(0, "a", 0, 96), Stored(0, "b", 100, 106), 1, 3, 2), "F32", "BF16"),
-}
-NEEDED = {
-    "turned": {"numpy"},
-    "in halves": {"numpy"},
-    **{name: {"torch", "numpy"} for name in EVERY if name.startswith(("fp8", "mxfp4", "cast"))},
 }
 
 
@@ -112,24 +105,3 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
 def test_that_numbers_may_become_infinite_changes_no_byte_and_so_no_key() -> None:
     allowed, refused = (Cast(Stored(0, "a", 0, 32), "F32", "F16", may_overflow=may) for may in (True, False))
     assert allowed != refused and allowed.key() == refused.key()
-
-
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize(
-    "missing", [{"torch"}, {"numpy"}, {"torch", "numpy"}, set()], ids=["torch", "numpy", "both", "none"]
-)
-def test_what_takes_a_package_is_refused_without_it_before_anything_is_read_or_written(
-    name: str, missing: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, sink = Noting(), CollectingSink()
-    monkeypatch.setattr("sharding.core.extras.find_spec", lambda module: None if module in missing else object())
-    tensors = [tensor_of(Stored(0, "b", 0, 9), name="first"), tensor_of(EVERY[name])]
-    lacking = NEEDED.get(name, set()) & missing
-    if not lacking:
-        assert len(outcome(tensors, source)[0]["w"]) == EVERY[name].size_bytes
-        return
-    with pytest.raises(Refused, match="needs what a plain install does not bring") as refusal:
-        list(move_shards("transfer", [shard_of(tensors)], lambda _: b"", [source], sink))
-    assert set(refusal.value.message.rstrip(".").rpartition(": ")[2].split(", ")) == lacking
-    assert refusal.value.hint.startswith("Run `pip install '.[")
-    assert source.noted == [] and sink.writers == {}

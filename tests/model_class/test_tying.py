@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from sharding import job
-from sharding.checkpoint import tying
+from sharding.model_class.class_table import ties
 from tests import models
 from tests.folders import finish, reshard, tensors, weights
 
@@ -160,13 +159,6 @@ def test_the_part_with_the_head_must_ask_for_ties_too(tmp_path: Path) -> None:
         assert len(written(state, config, folder)) == kept
 
 
-def test_the_types_that_are_tied_are_tied_by_the_installed_transformers() -> None:
-    for model_type in sorted(tying._TIED_BY_DEFAULT):
-        assert CONFIG_MAPPING[model_type]().tie_word_embeddings is True, model_type
-    for model_type in sorted(tying._TIED_WHATEVER_IT_SAYS):
-        assert CONFIG_MAPPING[model_type](tie_word_embeddings=False).tie_word_embeddings is True, model_type
-
-
 SAYS_SO = {"tie_word_embeddings": True}
 
 
@@ -190,7 +182,8 @@ SAYS_SO = {"tie_word_embeddings": True}
         ({"model_type": "nemotron_h", **SAYS_SO}, False),
         ({"model_type": "none-that-is-known", **SAYS_SO}, False),
         ({"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "x.Y"}, **SAYS_SO}, False),
-        ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "gpt2"}, **SAYS_SO}, False),
+        ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "gpt2"}, **SAYS_SO}, True),
+        ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "luke", **SAYS_SO}, **SAYS_SO}, False),
         (
             {"model_type": "llava", "text_config": {"model_type": "llama", "tie_word_embeddings": False}, **SAYS_SO},
             False,
@@ -198,21 +191,4 @@ SAYS_SO = {"tie_word_embeddings": True}
     ],
 )
 def test_only_what_is_known_to_be_tied_again_is_united(config: dict[str, Any], is_tied: bool) -> None:
-    assert tying.is_tied_again(config) is is_tied
-
-
-@pytest.mark.thorough
-def test_the_types_that_can_be_tied_have_classes_in_the_installed_transformers_that_say_what() -> None:
-    import transformers
-    from transformers.models.auto import modeling_auto
-
-    tables = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "PRETRAINING")
-    heads: dict[str, set[str]] = {}
-    for table in tables:
-        for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES").items():
-            heads.setdefault(model_type, set()).update([names] if isinstance(names, str) else names)
-    known = tying._TIED_ON_DEMAND & heads.keys()
-    assert len(known) > 250
-    for model_type in sorted(known):
-        classes = heads[model_type] - tying._NEVER_TIED - {"Llama4ForConditionalGeneration"}
-        assert all(getattr(transformers, name)._tied_weights_keys for name in classes), model_type
+    assert ties(config) is is_tied

@@ -1,0 +1,240 @@
+"""Write down what the classes of the installed transformers are like, for `sharding/model_class/class_table.json`.
+
+Each class is built without weights, of the smallest configuration that it takes. `make class-table` writes the table,
+and tests hold it to the library.
+"""
+
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.initialization import meta_device_safe_creation_ops
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
+from sharding.model_class.class_table import TABLE
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+_WITH: tuple[dict[str, Any], ...] = (
+    {},
+    {"vocab_size": 96, "pad_token_id": 0},
+    {"head_dim": 64, "num_key_value_heads": 8},
+    {"head_dim": 64},
+    {"prediction_length": 4},
+    {"is_decoder": True},
+    {"is_encoder_decoder": False},
+    {"out_indices": [1, 2, 3, 4]},
+    {"n_shared_experts": 2, "n_routed_experts": 8},
+    {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    {"vocabulary_map": {"<image>": 5}},
+    {
+        "text_config": {"model_type": "cohere2", "hidden_size": 64},
+        "vision_config": {"model_type": "siglip_vision_model"},
+    },
+    {
+        "rope_parameters": {
+            f"{kind}_attention": {"rope_type": "default", "rope_theta": 1e4} for kind in ("full", "sliding")
+        }
+    },
+    {"attn_config": {"kv_n_heads": 8, "rope_theta": 1e4, "clip_qkv": 8}},
+    {"mlp_layer_types": ["dense"], "num_hidden_layers": 1},
+    {"text_config": {"mlp_layer_types": ["dense"], "num_hidden_layers": 1}},
+    _EXPERTS,
+    {"text_config": _EXPERTS},
+    {"vocab_size": 33, "is_folding_model": True},
+    {"d_latents": 512, "num_cross_attention_heads": 1, "num_self_attention_heads": 1},
+    {"num_images": 2},
+)
+"""What some configurations need said, as their defaults build nothing."""
+
+
+def classes() -> Iterator[tuple[str, type[PreTrainedModel]]]:
+    """Yield every class of a model that config.json may name, by that name."""
+    for name in sorted(dir(transformers)):
+        try:
+            cls = getattr(transformers, name)
+        except Exception:  # what needs a library that is not there
+            continue
+        if isinstance(cls, type) and issubclass(cls, PreTrainedModel) and cls.config_class is not None:
+            yield name, cls
+
+
+def built(cls: type[PreTrainedModel], dtype: torch.dtype = torch.float16) -> PreTrainedModel | None:
+    """Return a model of a class without weights; None where no configuration that is tried here builds it."""
+    for more in _WITH:
+        try:
+            config = cls.config_class(**more)
+            for part in (config, *(getattr(config, key, None) for key in ("text_config", "decoder"))):
+                if part is not None:
+                    part.tie_word_embeddings = True
+            with torch.device("meta"), meta_device_safe_creation_ops():
+                model: PreTrainedModel = cls._from_config(config, dtype=dtype)
+            model.tie_weights()
+            return model
+        except Exception:
+            continue
+    return None
+
+
+def entry_of(cls: type[PreTrainedModel], model: PreTrainedModel) -> dict[str, Any]:
+    """Return what the table says of a class."""
+    state = saved(model)
+    apart = _of_parts(model)
+    plain, strict = (
+        _own(cls, model, apart, kind) for kind in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    )
+    all_kept = set(model._keep_in_fp32_modules or ()) | set(model._keep_in_fp32_modules_strict or ())
+    explicit = {
+        name
+        for name, tensor in state.items()
+        if tensor.is_floating_point() and tensor.dtype == torch.float32 and not _search(all_kept, name)
+    }
+    entry: dict[str, Any] = {"type": cls.config_class.model_type}
+    for dtype, patterns in (("fp16", plain | strict), ("bf16", strict)):
+        regexes = {pattern.replace("*", ".*") for pattern in patterns}
+        matched = {name for name in state if _search(regexes, name)}
+        # What is called otherwise in files, and what is made in fp32 without a pattern that says so.
+        files = {
+            *_files(model, state, explicit),
+            *(n for n in _files(model, state, matched) if not _search(regexes, n)),
+        }
+        if kept := sorted(regexes | set(map(_as_pattern, files))):
+            entry[dtype] = kept
+    if blocks := sorted(set(_blocks(model, state))):
+        entry["blocks"] = blocks
+    if parts := _parts(cls, model):
+        entry["parts"] = parts
+    if (ties := _ties(model)) is not None:
+        entry["ties"] = ties
+    return entry
+
+
+def saved(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return what a class saves, as it names that in memory."""
+    ignored = model._keys_to_ignore_on_save or ()
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
+
+
+def names_in_files(model: PreTrainedModel) -> list[str]:
+    """Return what files call the floating-point tensors that a class saves."""
+    state = {name: tensor for name, tensor in saved(model).items() if tensor.is_floating_point()}
+    return _files(model, state, state)
+
+
+def _of_parts(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """Return the models inside whose class a configuration chooses."""
+    chosen = [getattr(model.config, key, None) for key in _chosen_parts(type(model))]
+    types = {type(config) for config in chosen if config is not None}
+    return [part for part in model.modules() if part is not model and type(getattr(part, "config", None)) in types]  # type: ignore[misc]
+
+
+def _chosen_parts(cls: type[PreTrainedModel]) -> list[str]:
+    return sorted(key for key, config in cls.config_class.sub_configs.items() if config.__name__ == "AutoConfig")
+
+
+def _parts(cls: type[PreTrainedModel], model: PreTrainedModel) -> dict[str, str]:
+    """Return of what type the models inside are where config.json does not say."""
+    configs = {key: getattr(model.config, key, None) for key in _chosen_parts(cls)}
+    return {key: config.model_type for key, config in configs.items() if getattr(config, "model_type", "")}
+
+
+def _own(cls: type[PreTrainedModel], model: PreTrainedModel, apart: list[PreTrainedModel], kind: str) -> set[str]:
+    others = set().union(*(getattr(part, kind, None) or () for part in apart))
+    mine = set(getattr(cls, kind) or ())
+    inside = [m for m in model.modules() if isinstance(m, PreTrainedModel) and m is not model and m not in apart]
+    mine |= set().union(*(getattr(type(part), kind, None) or () for part in inside))
+    assert set(getattr(model, kind) or ()) <= mine | others, cls
+    return mine
+
+
+def _search(patterns: Iterable[str], name: str) -> bool:
+    return any(
+        re.search(pattern.replace("*", ".*") if pattern.isidentifier() else pattern, name) for pattern in patterns
+    )
+
+
+def _files(model: PreTrainedModel, state: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[str]:
+    return list(revert_weight_conversion(model, {name: state[name] for name in names}))
+
+
+def _as_pattern(name: str) -> str:
+    return r"(?:^|\.)" + re.escape(_NUMBER.sub("0", name)).replace(r"\.0", r"\.\d+") + "$"
+
+
+def _blocks(model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Yield the modules that are never split over devices, as files name them, with * for their numbers."""
+    from sharding.model_class.meta_model import blocks_in_files
+
+    yield from (_NUMBER.sub("*", block) for block in set(blocks_in_files(model, dict(state)).values()))
+
+
+def _ties(model: PreTrainedModel) -> bool | None:
+    """Return whether transformers makes one tensor of whatever embeddings and heads have one shape; None if of none."""
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    by_shape: dict[torch.Size, list[str]] = {}
+    for name, parameter in parameters.items():
+        if EMBEDDINGS.search(name) or HEADS.search(name):
+            by_shape.setdefault(parameter.shape, []).append(name)
+    alike = [names for names in by_shape.values() if len(names) > 1 and any(map(EMBEDDINGS.search, names))]
+    if not tied or not alike:
+        return None
+    return all(len({id(parameters[name]) for name in names}) == 1 for names in alike)
+
+
+def table() -> dict[str, Any]:
+    """Return the table."""
+    known: dict[str, Any] = {}
+    for name, cls in classes():
+        if name != cls.__name__:
+            known[name] = cls.__name__
+        elif not name.endswith(("PreTrainedModel", "PretrainedModel")):
+            known[name] = entry_of(cls, model) if (model := built(cls)) else None
+    types = {}
+    for model_type in sorted(CONFIG_MAPPING.keys()):
+        names = MODEL_MAPPING_NAMES.get(model_type, "")
+        base = names if isinstance(names, str) else names[0]
+        types[model_type] = {"class": base, "ties": _ties_by_default(model_type)}
+    return {"transformers": transformers.__version__, "types": types, "classes": known}
+
+
+def _ties_by_default(model_type: str) -> str:
+    cls = CONFIG_MAPPING[model_type]
+    try:
+        if not getattr(cls(), "tie_word_embeddings", False):
+            return "no"
+        return "always" if cls(tie_word_embeddings=False).tie_word_embeddings else "yes"
+    except Exception:  # it has no defaults
+        return "no"
+
+
+def text_of(document: Mapping[str, Any]) -> str:
+    """Return the table as the file holds it: a line for each class."""
+
+    def lines(entries: Mapping[str, Any]) -> str:
+        return ",\n".join(f"{json.dumps(name)}: {json.dumps(entry, sort_keys=True)}" for name, entry in entries.items())
+
+    return (
+        f'{{"transformers": {json.dumps(document["transformers"])},\n"types": {{\n{lines(document["types"])}\n}},\n'
+        f'"classes": {{\n{lines(document["classes"])}\n}}}}\n'
+    )
+
+
+def quietly() -> None:
+    """Have the library say nothing of its defaults."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+
+
+if __name__ == "__main__":
+    quietly()
+    TABLE.write_text(text_of(table()))
