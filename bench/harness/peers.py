@@ -8,12 +8,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_TORCH = {"keep": "auto", "fp16": "float16", "bf16": "bfloat16"}
+
+
 def load(source: Path, dtype: str) -> "PreTrainedModel":
-    """Load a model as the tutorials do, kept as it is stored or cast to fp16."""
-    import torch
+    """Load a model as the tutorials do, kept as it is stored or cast to a dtype."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float16 if dtype == "fp16" else "auto")
+    return AutoModelForCausalLM.from_pretrained(source, dtype=_TORCH[dtype])
 
 
 def save_with_accelerate(source: Path, destination: Path, max_shard_size: str, dtype: str) -> None:
@@ -34,15 +36,6 @@ def save_with_hub(source: Path, destination: Path, max_shard_size: str, dtype: s
 
     destination.mkdir(parents=True)
     save_torch_state_dict(load(source, dtype).state_dict(), destination, max_shard_size=max_shard_size)
-
-
-def load_cast_and_save(source: Path, destination: Path, max_shard_size: str) -> None:
-    """Load as stored, cast the whole model to fp16, save it."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(source).to(torch.float16)
-    model.save_pretrained(destination, max_shard_size=max_shard_size)
 
 
 def load_dequantized_and_save(source: Path, destination: Path, max_shard_size: str) -> None:
@@ -126,7 +119,7 @@ def main() -> None:
     parser.add_argument(
         "what",
         choices=[
-            "accelerate", "transformers", "hub", "cast", "dequantize", "consolidate", "torch-save", "headers", "upload",
+            "accelerate", "transformers", "hub", "dequantize", "consolidate", "torch-save", "headers", "upload",
             "download",
         ],
     )  # fmt: skip
@@ -134,7 +127,7 @@ def main() -> None:
     parser.add_argument("destination", type=Path, nargs="?")
     parser.add_argument("--max-shard-size", default="200MB")
     parser.add_argument("--base", type=Path)
-    parser.add_argument("--dtype", choices=["keep", "fp16"], default="keep")
+    parser.add_argument("--dtype", choices=list(_TORCH), default="keep")
     arguments = parser.parse_args()
     match arguments.what:
         case "accelerate":
@@ -143,8 +136,6 @@ def main() -> None:
             save_with_transformers(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
         case "hub":
             save_with_hub(arguments.source, arguments.destination, arguments.max_shard_size, arguments.dtype)
-        case "cast":
-            load_cast_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
         case "dequantize":
             load_dequantized_and_save(arguments.source, arguments.destination, arguments.max_shard_size)
         case "consolidate":

@@ -137,7 +137,9 @@ def _entries(name: str, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
         part = config.get(key)
         part = part if isinstance(part, dict) else {}
         kind = part.get("model_type", usual)
-        yield from _entries(_table()["types"].get(kind, {}).get("class", "") if isinstance(kind, str) else "", part)
+        known = _table()["types"].get(kind) if isinstance(kind, str) else None
+        if known is None or known["class"]:  # of a type without a base class the model takes another one, its own
+            yield from _entries(known["class"] if known else "", part)
 
 
 def _with_heads(kind: str) -> list[Mapping[str, Any]]:

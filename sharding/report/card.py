@@ -138,11 +138,11 @@ def _proof(report: Report) -> str:
         return f"Loaded and saved by transformers and accelerate; all {count} tensors were read again and compared."
     lost, dtype = "", report.plan.dtype
     if report.plan.dequantized:
-        claim = f"equalled what was computed of the original's numbers and scales in {dtype}, bit for bit"
+        claim = f"equalled what was computed of the original's numbers and scales in {dtype}"
     elif dtype == "keep":
         claim = "were bit-identical to the original's"
     else:
-        claim = f"equalled `tensor.to(dtype)` of the original's, cast to {dtype}, bit for bit"
+        claim = f"equalled the original's, cast to {dtype} as `tensor.to(dtype)` casts numbers"
     if report.verification.unstated:
         claim += ", as it was read: not all of its files were compared with a hash that the Hub states"
     if dtype != "keep":

@@ -59,7 +59,9 @@ def hold_to_the_library(name: str) -> None:
     assert model is not None
     assert table_maker.entry_of(cls, model) == ENTRIES[name], name
     known = known_class({**model.config.to_dict(), "architectures": [name]})
-    assert known is not None and known.name == name
+    if known is None:  # a part of it is asked of transformers
+        return
+    assert known.name == name
     floats = table_maker.names_in_files(model)
     for option, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         kept = re.compile("|".join(known.kept[option]) or "(?!)")
@@ -85,6 +87,10 @@ def test_every_class_of_the_library_is_in_the_table() -> None:
     known = [entry for entry in ENTRIES.values() if isinstance(entry, dict)]
     assert len(known) > 1650
     assert sum("fp16" in entry for entry in known) > 180
+    told = [
+        known_class({"model_type": entry["type"], "architectures": [name]}) for name, entry in ENTRIES.items() if entry
+    ]
+    assert told.count(None) < 15
 
 
 def test_most_classes_that_cannot_be_built_here_want_a_library_that_is_not_there() -> None:

@@ -184,7 +184,7 @@ def test_a_card_says_what_was_proved_and_what_not(report: Report, dtype: str) ->
         assert f"all {report.verification.tensors} tensors" in said
     words = {
         "keep": "were bit-identical to the original's",
-        "fp16": "equalled `tensor.to(dtype)` of the original's, cast to fp16",
+        "fp16": "equalled the original's, cast to fp16 as `tensor.to(dtype)` casts numbers",
         "dequantized": "equalled what was computed of the original's numbers and scales in bf16",
     }
     assert [word in said for word in words.values()] == [name == dtype for name in words]

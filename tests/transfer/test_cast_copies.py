@@ -1,4 +1,4 @@
-"""A cast copy holds what `tensor.to(dtype)` gives, bit for bit, and says that it is one."""
+"""A cast copy holds the numbers that `tensor.to(dtype)` gives, and says that it is one."""
 
 import json
 import subprocess
