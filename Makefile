@@ -90,7 +90,7 @@ clean:  ## remove what all of these have made
 	rm -rf .venv demo fuzz
 
 help:  ## list these
-	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / { printf "%-12s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-12s%s\n", $$1, $$2 }' Makefile
 
 .venv/installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'

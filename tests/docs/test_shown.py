@@ -57,7 +57,7 @@ def commands_shown() -> Iterator[Example]:
 
 @cache
 def targets() -> frozenset[str]:
-    return frozenset(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    return frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
 
 
 @cache

@@ -189,11 +189,11 @@ class NotStarted(Exception):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda source, out: job.plan(source, Options(dtype="bf16")),
+        lambda source, out: job.plan(source, Options(order="transformers")),
         lambda source, out: job.devices(source, "cpu=1GB"),
         lambda source, out: list(job.compare(source, source)),
         lambda source, out: list(job.shard(source, out, engine="classic")),
-        lambda source, out: list(job.shard(source, out, Options(strategy="blocks"))),
+        lambda source, out: list(job.shard(source, out, Options(strategy="pp:2"))),
     ],
     ids=["plan", "devices", "compare", "classic", "shard"],
 )

@@ -137,9 +137,9 @@ def test_a_private_copy_needs_no_word_and_none_is_put_into_anybodys_mouth(at_hom
 
 @pytest.fixture(scope="module")
 def llamas(rooms: Rooms, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Models of which transformers is asked."""
+    """Models of which transformers is asked, as the table does not have them."""
     folder = write_checkpoint(tmp_path_factory.mktemp("in") / "llama", {"model.safetensors": random_tensors()}, False)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "config.json").write_text('{"model_type": "mine"}')
     for name in LLAMAS:
         push(rooms.hub, folder, name)
     return LLAMAS
