@@ -48,9 +48,9 @@ window.addEventListener("popstate", () => window.location.reload());
 
 // --- What is waited for
 
-const CHOICES = "#size, #strategy, #stages, #order, #dtype, #overflow, #variants";
+const CHOICES = "#size, #machines, .choice, #variants";
 document.addEventListener("change", (event) => event.target.closest(CHOICES) && window.shardMyRepo.busy());
-document.addEventListener("input", (event) => event.target.closest("#size, #stages") && window.shardMyRepo.busy());
+document.addEventListener("input", (event) => event.target.closest("#size, #machines") && window.shardMyRepo.busy());
 document.addEventListener("click", (event) => {
   if (event.target.closest("#show, #examples button, #examples .gallery-item")) window.shardMyRepo.busy();
 });

@@ -8,7 +8,7 @@ Hub at `endpoint`, seen with `token`; a destination likewise.
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.trained import compare_with_base
@@ -20,7 +20,7 @@ from sharding.core.events import Planned, Progress, Published, ShardFinished, Ve
 from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
 from sharding.core.meter import Meter
-from sharding.core.options import Engine, Options, WorkersOf, chosen
+from sharding.core.options import Engine, Options, Request, WorkersOf
 from sharding.core.repo import Repo
 from sharding.core.values import Checkpoint, Discarded, Plan, Resources, ShardRecord, StagedJob
 from sharding.drawing.picture import save_picture
@@ -54,7 +54,9 @@ from sharding.verify.verify import verify
 
 __all__ = [
     "Options",
+    "Request",
     "check",
+    "check_request",
     "compare",
     "devices",
     "discard",
@@ -62,6 +64,7 @@ __all__ = [
     "how_to_load",
     "inspect",
     "plan",
+    "run",
     "shard",
     "verify",
 ]
@@ -136,16 +139,34 @@ def shard(
     cluster at RAY_ADDRESS; they are given no login. `expect` is the `plan_id` that the plan must have. Raises
     UsageError, SourceError, DestinationError, and Refused where an extra is missing or the plan is another one.
     """
-    options = _as_options(options)
-    _refuse_contradictions(options, destination, engine, compare_rounds, workers)
-    hub = Hub(endpoint or hub_endpoint(), token)
-    origin, target = _open(
-        source, destination, hub, private, confirmed, overwrite, restart, options.base, bool(workers)
+    request = Request(
+        source,
+        destination,
+        _as_options(options),
+        private=private,
+        confirmed=confirmed,
+        overwrite=overwrite,
+        restart=restart,
+        engine=engine,
+        compare_rounds=compare_rounds,
+        workers=workers,
+        expect=expect,
     )
+    yield from run(request, endpoint=endpoint, token=token)
+
+
+def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
+    """Do what was asked for: see `shard`."""
+    request.refuse_contradictions()
+    options, classic, compare_rounds = request.options, request.engine == "classic", request.compare_rounds
+    if options.rank is not None and not is_folder(request.destination):
+        raise UsageError("What one rank loads is no repo of a model.", "Name a folder, such as ./part.")
+    hub = Hub(endpoint or hub_endpoint(), token)
+    origin, target = _open(request, hub)
     with Meter() as meter, closing(target), ExitStack() as stack:
-        crew = Crew(stack.enter_context(ray_workers())) if workers else None
+        crew = Crew(stack.enter_context(ray_workers())) if request.workers else None
         reader = crew or ThisMachine()
-        if engine == "classic":
+        if classic:
             prepared = stack.enter_context(prepared_classic(origin, options))
         else:
             noted = noting(origin.sources)
@@ -160,9 +181,9 @@ def shard(
         yield Planned(replace(checkpoint, findings=(*checkpoint.findings, *target.findings)), plan)
 
         plan_id = identify_plan(plan)
-        if expect and plan_id != expect:
+        if request.expect and plan_id != request.expect:
             raise Refused(
-                f"The plan is {plan_id}, and you expect {expect}.",
+                f"The plan is {plan_id}, and you expect {request.expect}.",
                 "The source has changed since, or the options are others: look at the plan again.",
             )
         kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
@@ -176,7 +197,7 @@ def shard(
             records, read = yield from _measured(moved, target, meter)
             proving = verify_staged(prepared, origin, records, read, target, meter, reader, kept)
             verification = yield from _measured(proving, target, meter)
-            if engine == "classic" and options.dtype == "keep":
+            if classic and options.dtype == "keep":
                 verification = yield from compare_with_original(verification, plan, records, origin)
             yield Verified(verification)
 
@@ -192,7 +213,7 @@ def shard(
                 verification=verification,
                 resources=resources,
                 destination=target.ref,
-                engine=engine,
+                engine=request.engine,
                 overflowed=overflowed_in(records),
                 comparison=comparison,
                 fleet=crew.cost if crew else None,
@@ -268,8 +289,14 @@ def check(
     token: str | None = None,
 ) -> None:
     """Raise what `shard` with the same arguments would raise before it reads a header. Changes nothing."""
-    hub = Hub(endpoint or hub_endpoint(), token)
-    _, target = _open(source, destination, hub, private, confirmed, overwrite, restart=False, base=base)
+    options = Options(base=base)
+    request = Request(source, destination, options, private=private, confirmed=confirmed, overwrite=overwrite)
+    check_request(request, endpoint=endpoint, token=token)
+
+
+def check_request(request: Request, *, endpoint: str | None = None, token: str | None = None) -> None:
+    """Raise what `run` would raise before it reads a header. Changes nothing."""
+    _, target = _open(replace(request, restart=False), Hub(endpoint or hub_endpoint(), token))
     target.close()
 
 
@@ -291,29 +318,27 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
         return target.discard()
 
 
-def _open(
-    source: str,
-    destination: str,
-    hub: Hub,
-    private: bool | None,
-    confirmed: bool,
-    overwrite: bool,
-    restart: bool,
-    base: str,
-    is_shared: bool = False,
-) -> tuple[Repo, Destination]:
+def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
     """Return both sides of a job that may be done. Raises UsageError, SourceError, DestinationError."""
-    origin = open_source(source, hub, base)
-    if origin.is_private and private is False and not confirmed:
-        hidden = base if origin.base and origin.base.is_private else source
+    base, private = request.options.base, request.private
+    origin = open_source(request.source, hub, base)
+    if origin.is_private and private is False and not request.confirmed:
+        hidden = base if origin.base and origin.base.is_private else request.source
         raise DestinationError(
             f"{hidden} is private or gated (or its Hub does not say), and a public copy would show it to everybody.",
             "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
         )
     if private is None:  # as the source; what is not shown anywhere yet is not shown by this job
-        private = False if origin.is_private is False else None if confirmed or origin.is_private is None else True
+        is_hidden = None if request.confirmed or origin.is_private is None else True
+        private = False if origin.is_private is False else is_hidden
     target = open_destination(
-        destination, hub, origin, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared
+        request.destination,
+        hub,
+        origin,
+        private=private,
+        overwrite=request.overwrite,
+        restart=request.restart,
+        is_shared=bool(request.workers),
     )
     try:
         target.check(origin.ref)
@@ -330,31 +355,6 @@ def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS) -> Checkp
         return checkpoint
     trained = read_checkpoint(origin.base, most_tensors=most_tensors)
     return compare_with_base(checkpoint, trained, ordinary(trained))
-
-
-def _refuse_contradictions(
-    options: Options, destination: str, engine: Engine, compare_rounds: int, workers: WorkersOf | None
-) -> None:
-    chosen("engine", engine, get_args(Engine))
-    if workers:
-        chosen("kind of workers", workers, get_args(WorkersOf))
-    if engine == "classic" and workers:
-        raise UsageError("The classic engine loads the model on one machine.", "Leave out --workers or --engine.")
-    if engine == "classic" and options.variant:
-        raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
-    if engine == "classic" and options.ranks:
-        raise UsageError("The classic engine cuts for no pipeline.", "Leave out --strategy or --engine.")
-    if options.dequantize and engine == "classic":
-        raise UsageError("The classic engine dequantizes nothing.", "Leave out --dequantize or --engine.")
-    if options.dequantize and compare_rounds:
-        raise UsageError(
-            "Loading the quantized original may need kernels that are not here: it is not compared.",
-            "Leave out --compare or --dequantize.",
-        )
-    if options.rank is not None and not is_folder(destination):
-        raise UsageError("What one rank loads is no repo of a model.", "Name a folder, such as ./part.")
-    if options.rank is not None and compare_rounds:
-        raise UsageError("What one rank loads computes nothing by itself.", "Leave out --compare or --rank.")
 
 
 def _as_options(options: Options | str) -> Options:

@@ -16,12 +16,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from sharding import __version__
 from sharding.cli.outlet import Outlet
-from sharding.core import options
+from sharding.cli.parameters import parsed_choice, taking_options, without_shorthands
 from sharding.core.environment import hub_token
 from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
 from sharding.core.extras import require
-from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
-from sharding.core.options import SINGLE_FILE, Options
+from sharding.core.limits import ROUNDS
+from sharding.core.options import Options, Request
 
 if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
@@ -61,15 +61,6 @@ def _wrong_words(error: typer.TyperException) -> UsageError:
     return UsageError(message if message.endswith((".", "?")) else f"{message}.", see)
 
 
-def _choice(what: str, choices: Any, *names: str, **more: Any) -> Any:
-    """Return an option that takes one of `choices`; what is empty is refused with all else that is."""
-
-    def parse(text: str) -> str:
-        return options.chosen(what, text, get_args(choices)) if text.strip() else text
-
-    return typer.Option(*names, parser=parse, **more)
-
-
 app = typer.Typer(
     name="shard-my-repo",
     cls=_Group,
@@ -86,13 +77,18 @@ class _Command(TyperCommand):
     """A command that takes nothing empty: as a folder it would mean the current one, as an option its default."""
 
     def invoke(self, ctx: Any) -> Any:
-        for parameter in self.params:
-            value, source = ctx.params.get(parameter.name), ctx.get_parameter_source(parameter.name)
-            if isinstance(value, str) and not value.strip() and source.name == "COMMANDLINE":
-                is_option = parameter.opts[0].startswith("-")
-                name = parameter.opts[0] if is_option else parameter.opts[0].upper()
-                with _outcome(any(ctx.params.get(machine) for machine in ("as_json", "as_events"))):
+        given = [one for one in self.params if ctx.get_parameter_source(one.name).name == "COMMANDLINE"]
+        try:
+            for parameter in given:
+                value = ctx.params.get(parameter.name)
+                if isinstance(value, str) and not value.strip():
+                    is_option = parameter.opts[0].startswith("-")
+                    name = parameter.opts[0] if is_option else parameter.opts[0].upper()
                     raise UsageError(f"{name} is empty.", f"Give it a value{', or leave it out' * is_option}.")
+            ctx.params = without_shorthands(ctx.params, {str(parameter.name) for parameter in given})
+        except UsageError as error:
+            with _outcome(any(ctx.params.get(machine) for machine in ("as_json", "as_events"))):
+                raise error
         return super().invoke(ctx)
 
 
@@ -100,52 +96,6 @@ _command = partial(app.command, cls=_Command)
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or owner/name[@revision] on the Hub.")]
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub.")]
-Private = Annotated[
-    bool | None, typer.Option("--private/--public", help="Who may see a new repo; default: as the source.")
-]
-Size = Annotated[
-    str | None,
-    typer.Option(
-        "--max-shard-size", "-s", help="Largest shard: 200MB, 2GB, 1GiB, or bytes.", show_default=DEFAULT_MAX_SHARD_SIZE
-    ),
-]
-SingleFile = Annotated[
-    bool, typer.Option("--single-file", help="One model.safetensors, whatever its size, as ComfyUI and kohya want it.")
-]
-Strategy = Annotated[
-    str,
-    typer.Option(
-        help="size fills each shard; blocks cuts no decoder block; pp:N cuts as transformers loads a pipeline of N "
-        "ranks."
-    ),
-]
-Rank = Annotated[
-    int | None, typer.Option(help="Only what this rank of pp:N loads, from 0 as torchrun counts.", show_default=False)
-]
-Order = Annotated[
-    options.Order,
-    _choice(
-        "order",
-        options.Order,
-        help="natural: layer 2 before layer 10. stored: as in the source. transformers: asks the model class, and cuts "
-        "as save_pretrained does where weights are renamed or fused in memory.",
-    ),
-]
-Variant = Annotated[str, typer.Option(help="Which weights, where a repo has several: fp16 for model.fp16.safetensors.")]
-Base = Annotated[
-    str,
-    typer.Option(
-        metavar="SOURCE",
-        help="The model that was trained, for what a training run has saved: its config.json, tokenizer and the like.",
-    ),
-]
-_dtype = partial(_choice, "dtype", options.TargetDtype)
-Dtype = Annotated[options.TargetDtype, _dtype(help="What to load as; keep: as it is stored.")]
-Cast = Annotated[options.TargetDtype, _dtype("--dtype", help="What to cast to; keep: every bit as it is.")]
-Dequantize = Annotated[
-    bool,
-    typer.Option("--dequantize", help="Make ordinary weights of quantized ones, in --dtype (bf16): FP8, MXFP4."),
-]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
 AsEvents = Annotated[
@@ -154,13 +104,14 @@ AsEvents = Annotated[
 
 
 @_command()
-def inspect(source: Source, variant: Variant = "", base: Base = "", as_json: AsJson = False) -> None:
+@taking_options("inspect")
+def inspect(source: Source, as_json: AsJson = False, **chosen: Any) -> None:
     """Show what a checkpoint holds, from its headers only."""
     with _outcome(as_json) as terminal:
         from sharding import job
         from sharding.report import report, schema
 
-        checkpoint = job.inspect(source, variant=variant, base=base, token=hub_token())
+        checkpoint = job.inspect(source, **chosen, token=hub_token())
         if as_json:
             _print_json(schema.to_json(report.summarize_source(checkpoint)))
         else:
@@ -168,17 +119,9 @@ def inspect(source: Source, variant: Variant = "", base: Base = "", as_json: AsJ
 
 
 @_command()
+@taking_options("plan")
 def plan(
     source: Source,
-    max_shard_size: Size = None,
-    single_file: SingleFile = False,
-    strategy: Strategy = "size",
-    order: Order = "natural",
-    dtype: Cast = "keep",
-    variant: Variant = "",
-    rank: Rank = None,
-    base: Base = "",
-    dequantize: Dequantize = False,
     picture: Annotated[str, typer.Option(metavar="FILE", help="Draw today's files and the shards into this SVG.")] = "",
     explain: Annotated[
         str | None,
@@ -187,6 +130,7 @@ def plan(
         ),
     ] = None,
     as_json: AsJson = False,
+    **chosen: Any,
 ) -> None:
     """Show which shards a checkpoint would be cut into. Moves no weights."""
     with _outcome(as_json) as terminal:
@@ -196,9 +140,7 @@ def plan(
         from sharding.planning.explain import explained
         from sharding.report import report, schema
 
-        size = _size(max_shard_size, single_file)
-        chosen = Options(size, strategy, order, dtype, variant, rank=rank, base=base, dequantize=dequantize)
-        checkpoint, plan = job.plan(source, chosen, token=hub_token())
+        checkpoint, plan = job.plan(source, Options(**chosen), token=hub_token())
         if picture:
             save_picture(picture, map_svg.draw_plan(checkpoint, plan))
         recipes = explained(plan, explain) if explain else {}
@@ -213,113 +155,37 @@ def plan(
 
 
 @_command()
+@taking_options("shard")
 def shard(
-    source: Source,
-    destination: Destination,
-    max_shard_size: Size = None,
-    single_file: SingleFile = False,
-    strategy: Strategy = "size",
-    order: Order = "natural",
-    variant: Variant = "",
-    rank: Rank = None,
-    base: Base = "",
-    private: Private = None,
-    confirmed: Annotated[
-        bool, typer.Option("--yes", help="A copy of a private or gated source may be public.")
-    ] = False,
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace another model's copy; in a folder also what others wrote."),
-    ] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Forget an interrupted run instead of resuming it.")
-    ] = False,
-    engine: Annotated[
-        options.Engine,
-        _choice(
-            "engine",
-            options.Engine,
-            help="stream moves bytes; classic loads the whole model and saves it, as the tutorials do.",
-        ),
-    ] = "stream",
-    dtype: Cast = "keep",
-    dequantize: Dequantize = False,
-    allow_overflow: Annotated[
-        bool, typer.Option("--allow-overflow", help="Cast numbers that become infinite; they are counted.")
-    ] = False,
-    comparing: Annotated[
-        bool, typer.Option("--compare", help="Load original and result in turn first; the card shows what it cost.")
-    ] = False,
-    workers: Annotated[
-        options.WorkersOf | None,
-        _choice(
-            "kind of workers",
-            options.WorkersOf,
-            help="Have many machines do it: ray, the cluster at RAY_ADDRESS.",
-            show_default=False,
-        ),
-    ] = None,
-    expect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLAN_ID", help="Refuse any other plan than this one of `plan --json`.", show_default=False
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    as_events: AsEvents = False,
+    source: Source, destination: Destination, as_json: AsJson = False, as_events: AsEvents = False, **chosen: Any
 ) -> None:
     """Re-shard a checkpoint, verify the result, then publish it. Run it again to resume."""
     with _outcome(as_json or as_events, resumable=True) as terminal:
         from sharding import job
         from sharding.report.schema import Report
 
-        size = _size(max_shard_size, single_file)
-        events = job.shard(
-            source,
-            destination,
-            Options(size, strategy, order, dtype, variant, allow_overflow, rank, base, dequantize),
-            private=private,
-            confirmed=confirmed,
-            overwrite=overwrite,
-            restart=restart,
-            engine=engine,
-            compare_rounds=ROUNDS if comparing else 0,
-            workers=workers,
-            expect=expect or "",
-            token=hub_token(),
-        )
+        events = job.run(Request.of(source, destination, chosen), token=hub_token())
         last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Report) and not last.verification.identical:
             raise typer.Exit(1)
 
 
 @_command()
+@taking_options("verify")
 def verify(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it.")],
     quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
-    dtype: Annotated[options.TargetDtype, _dtype(help="Compare with SOURCE cast to this.")] = "keep",
-    dequantize: Annotated[bool, typer.Option("--dequantize", help="Compare with SOURCE dequantized to it.")] = False,
-    variant: Variant = "",
-    base: Base = "",
     as_json: AsJson = False,
     as_events: AsEvents = False,
+    **chosen: Any,
 ) -> None:
     """Compare two checkpoints tensor by tensor. Exit status 1 if they differ."""
     with _outcome(as_json or as_events) as terminal:
         from sharding import job
         from sharding.core.events import Verified
 
-        events = job.verify(
-            source,
-            destination,
-            quick=quick,
-            dtype=dtype,
-            variant=variant,
-            base=base,
-            dequantize=dequantize,
-            token=hub_token(),
-        )
+        events = job.verify(source, destination, quick=quick, **chosen, token=hub_token())
         last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:
             raise typer.Exit(1)
@@ -342,12 +208,17 @@ def discard(
 
 
 @_command()
+@taking_options("compare")
 def compare(
     original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision].")],
     sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare it with.")],
-    dtype: Dtype = "keep",
     method: Annotated[
-        Method, _choice("method", Method, metavar="METHOD", help=f"How to load: {', '.join(get_args(Method))}.")
+        Method,
+        typer.Option(
+            parser=parsed_choice("method", get_args(Method)),
+            metavar="METHOD",
+            help=f"How to load: {', '.join(get_args(Method))}.",
+        ),
     ] = "from_pretrained",
     memory_limit: Annotated[str, typer.Option(help="Hold every load to this: 4GB. Would it load there?")] = "",
     no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Load without memory mapping.")] = False,
@@ -355,32 +226,34 @@ def compare(
     picture: Annotated[str, typer.Option(metavar="FILE", help="Draw memory over time into this SVG file.")] = "",
     as_json: AsJson = False,
     as_events: AsEvents = False,
+    **chosen: Any,
 ) -> None:
     """Load both in turn: time, memory, what makes the difference. Each load has a process of its own."""
     with _outcome(as_json or as_events) as terminal:
         from sharding import job
 
-        load = job.how_to_load(method, dtype, memory_limit, with_mapping=not no_mmap)
+        load = job.how_to_load(method, chosen["dtype"], memory_limit, with_mapping=not no_mmap)
         events = job.compare(original, sharded, load=load, rounds=rounds, picture=picture, token=hub_token())
         _follow(events, terminal, as_json, as_events)
 
 
 @_command()
+@taking_options("devices")
 def devices(
     source: Source,
     budget: Annotated[
         str,
         typer.Option("--budget", help="cuda:0=16GB,cpu=12GB, or a preset: colab-t4, kaggle-2xt4, 24gb, laptop-16gb."),
     ],
-    dtype: Dtype = "keep",
     as_json: AsJson = False,
+    **chosen: Any,
 ) -> None:
     """Show which block of a model goes on which device. Lists the shard files of each; loads no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
         from sharding.planning.devices import device_plan_json
 
-        plan = job.devices(source, budget, dtype=dtype, token=hub_token())
+        plan = job.devices(source, budget, **chosen, token=hub_token())
         if as_json:
             _print_json(device_plan_json(plan))
         else:
@@ -422,13 +295,6 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
     if version:
         typer.echo(f"shard-my-repo {__version__}")
         raise typer.Exit
-
-
-def _size(size: str | None, single_file: bool) -> str:
-    """Return the size that was asked for. Raises UsageError for two answers to one question."""
-    if size is not None and single_file:
-        raise UsageError("--single-file takes no size.", "Leave out --max-shard-size or --single-file.")
-    return SINGLE_FILE if single_file else DEFAULT_MAX_SHARD_SIZE if size is None else size
 
 
 def _interrupt(number: int, _: object) -> NoReturn:

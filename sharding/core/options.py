@@ -1,12 +1,14 @@
-"""What somebody may choose of a copy, checked as soon as it is chosen. Pure."""
+"""What somebody may choose of a copy and of a job: each option is declared once, for every front end. Pure."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sharding.core.errors import UsageError
-from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
+from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.text import nearest, parse_bytes
 
 Strategy = str
@@ -48,6 +50,78 @@ def _no_such(what: str, choice: str, choices: Sequence[str], more: str = "") -> 
 
 
 @dataclass(frozen=True, slots=True)
+class Declared:
+    """What every front end knows of an option, besides its name, type and default: those are the field's.
+
+    `commands` take it on the command line, under `flags`, and `tools` over HTTP, as `tool_name`. A switch sets it to
+    `on`, a `shorthand` (flag, value, help) to one value. `called` is what a refused choice is none of. What the page
+    shows has a `title`, a line of `info` and `words` for its choices. `excludes` are options that make no sense beside
+    it, with the reason. `since` orders the parameters of a tool: what came later stands later.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    commands: tuple[str, ...] = ("plan", "shard")
+    tools: tuple[str, ...] = ("plan", "shard")
+    tool_name: str = ""
+    called: str = ""
+    metavar: str | None = None
+    on: Any = None
+    shorthand: tuple[str, Any, str] | None = None
+    title: str = ""
+    info: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
+    excludes: Mapping[str, str] = field(default_factory=dict)
+    since: int = 0
+
+
+def _option(default: Any, flags: str, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"declared": Declared(tuple(flags.split()), help, **more)})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option as a front end meets it."""
+
+    name: str
+    kind: Any
+    default: Any
+    declared: Declared
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is given or not, without a value."""
+        return self.kind is bool or self.declared.on is not None
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What there is to choose from, () where that is open."""
+        kinds = get_args(self.kind) if get_origin(self.kind) in (Union, UnionType) else (self.kind,)
+        return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it takes text alone."""
+        return self.kind is str or bool(self.choices)
+
+    @property
+    def tool_name(self) -> str:
+        """What programs call it."""
+        return self.declared.tool_name or self.name
+
+    def words(self, value: Any) -> list[str]:
+        """Return the words of the command line that set it to `value`."""
+        if value == self.default:
+            return []
+        flag = self.declared.flags[0]
+        if "/" in flag:  # --private/--public
+            return [flag.split("/")[0 if value else 1]]
+        if self.declared.shorthand and value == self.declared.shorthand[1]:
+            return [self.declared.shorthand[0]]
+        return [flag] if self.is_switch else [flag, str(value)]
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What a copy shall be like: the same options and the same source give the same files, byte for byte.
 
@@ -64,15 +138,94 @@ class Options:
     (200000000, 4)
     """
 
-    max_shard_size: str | int = DEFAULT_MAX_SHARD_SIZE
-    strategy: Strategy = "size"
-    order: Order = "natural"
-    dtype: TargetDtype = "keep"
-    variant: str = ""
-    allow_overflow: bool = False
-    rank: int | None = None
-    base: str = ""
-    dequantize: bool = False
+    max_shard_size: str | int = _option(
+        DEFAULT_MAX_SHARD_SIZE,
+        "--max-shard-size -s",
+        "The largest file: 200MB, 2GB, 1GiB, or a number of bytes.",
+        shorthand=("--single-file", SINGLE_FILE, "One file, whatever its size, as ComfyUI and kohya want it."),
+    )
+    strategy: Strategy = _option(
+        "size",
+        "--strategy",
+        "size fills each file. blocks cuts no decoder block. pp:N cuts as transformers loads a pipeline of N ranks.",
+        title="Where to cut",
+        info="Between layers, where you load layer by layer. For several machines, where torchrun and transformers "
+        "cut: each loads its own files only.",
+        words={
+            "size": "Wherever a file is full",
+            "blocks": "Between layers",
+            "pp": "For transformers on several machines",
+        },
+        excludes={"engine": "The classic engine cuts by size alone."},
+    )
+    order: Order = _option(
+        "natural",
+        "--order",
+        "natural: layer 2 before layer 10. stored: as in the source. transformers: asks the model class, and cuts as "
+        "save_pretrained does where weights are renamed or fused in memory.",
+        title="Order of the tensors",
+        info="By layer gives what most tools write. As transformers saves it, where the files shall equal those of "
+        "save_pretrained also for models that it renames or fuses in memory.",
+        words={
+            "natural": "By layer: 2 before 10",
+            "stored": "As in today's files",
+            "transformers": "As transformers saves it",
+        },
+    )
+    dtype: TargetDtype = _option(
+        "keep",
+        "--dtype",
+        "fp32, fp16 or bf16: what numbers are cast to, or loaded as. keep: as they are stored.",
+        commands=("plan", "shard", "verify", "compare", "devices"),
+        title="Number format",
+        info="fp16 and bf16 halve a model of fp32, and lose digits. As it is keeps every bit.",
+        words={"keep": "As it is"},
+    )
+    variant: str = _option(
+        "",
+        "--variant",
+        "Which weights, where a repo has several: fp16 for model.fp16.safetensors.",
+        commands=("inspect", "plan", "shard", "verify"),
+        tools=("inspect", "plan", "shard"),
+        excludes={"engine": "The classic engine loads the plain weights only."},
+        since=1,
+    )
+    allow_overflow: bool = _option(
+        False,
+        "--allow-overflow",
+        "Cast numbers that become infinite too. They are counted.",
+        commands=("shard",),
+        tools=("shard",),
+        title="Allow overflow",
+        info="Numbers too large for this format become infinite and are counted; else they end the job.",
+    )
+    rank: int | None = _option(
+        None,
+        "--rank",
+        "Only what this rank of pp:N loads, from 0 as torchrun counts.",
+        tools=(),
+        excludes={"compare_rounds": "What one rank loads computes nothing by itself."},
+    )
+    base: str = _option(
+        "",
+        "--base",
+        "The model that was trained, for what a training run has saved: its config.json, tokenizer and the like.",
+        commands=("inspect", "plan", "shard", "verify"),
+        tools=("inspect", "plan", "shard"),
+        metavar="SOURCE",
+        since=2,
+    )
+    dequantize: bool = _option(
+        False,
+        "--dequantize",
+        "Make ordinary weights of quantized ones (FP8, MXFP4), of the dtype that is asked for, or of bf16.",
+        commands=("plan", "shard", "verify"),
+        excludes={
+            "engine": "The classic engine dequantizes nothing.",
+            "compare_rounds": "Loading the quantized original may need kernels that are not here: it is not compared.",
+        },
+        since=3,
+    )
 
     def __post_init__(self) -> None:
         """Refuse what is no choice."""
@@ -120,3 +273,128 @@ class Options:
     def asks_library(self) -> bool:
         """Whether transformers itself must be asked, which the table in this package cannot answer for."""
         return bool(self.ranks) or self.order == "transformers"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job: which copy of what goes where, and how. What `job.shard` takes."""
+
+    source: str
+    destination: str
+    options: Options = Options()
+    private: bool | None = _option(
+        None,
+        "--private/--public",
+        "Who may see a new repo. As the source, where nothing is said.",
+        commands=("shard",),
+        tools=("shard",),
+    )
+    confirmed: bool = _option(
+        False,
+        "--yes",
+        "A copy of a private or gated source may be public.",
+        commands=("shard",),
+        tools=("shard",),
+        tool_name="public_copy_allowed",
+    )
+    overwrite: bool = _option(
+        False,
+        "--overwrite",
+        "Replace another model's copy. In a folder also what others wrote.",
+        commands=("shard",),
+        tools=("shard",),
+    )
+    restart: bool = _option(
+        False, "--restart", "Forget an interrupted run instead of resuming it.", commands=("shard",), tools=()
+    )
+    engine: Engine = _option(
+        "stream",
+        "--engine",
+        "stream moves bytes. classic loads the whole model and saves it, as the tutorials do.",
+        commands=("shard",),
+        tools=(),
+    )
+    compare_rounds: int = _option(
+        0,
+        "--compare",
+        "Load the original and the copy as well, and report what that costs.",
+        commands=("shard",),
+        tools=("shard",),
+        tool_name="compare",
+        on=ROUNDS,
+    )
+    workers: WorkersOf | None = _option(
+        None,
+        "--workers",
+        "Have many machines do it: ray, the cluster at RAY_ADDRESS.",
+        commands=("shard",),
+        tools=(),
+        called="kind of workers",
+        excludes={"engine": "The classic engine loads the model on one machine."},
+    )
+    expect: str = _option(
+        "",
+        "--expect",
+        "Refuse any other plan than this one of `plan --json`.",
+        commands=("shard",),
+        tools=(),
+        metavar="PLAN_ID",
+    )
+
+    @classmethod
+    def of(cls, source: str, destination: str, chosen: Mapping[str, Any]) -> Self:
+        """Return a request with the options that are `chosen`, by name."""
+        return cls(source, destination, **_sorted_out(chosen))
+
+    def refuse_contradictions(self) -> None:
+        """Raise UsageError for what is no choice, and for options that exclude one another."""
+        for name, option in _declared(Request).items():
+            if option.choices and getattr(self, name) is not None:
+                chosen(option.declared.called or name, getattr(self, name), option.choices)
+        known = OPTIONS
+        for option in known.values():
+            for other, reason in option.declared.excludes.items():
+                if self._has(option) and self._has(known[other]):
+                    flags = option.declared.flags[0], known[other].declared.flags[0]
+                    raise UsageError(reason, f"Leave out {flags[0]} or {flags[1]}.")
+
+    def words(self, command: str) -> list[str]:
+        """Return the words of the command line that choose the same for `command`."""
+        taken = (option for option in OPTIONS.values() if command in option.declared.commands)
+        return [word for option in taken for word in option.words(self._value(option))]
+
+    def _has(self, option: Option) -> bool:
+        return bool(self._value(option) != option.default)
+
+    def _value(self, option: Option) -> Any:
+        return getattr(self.options if option.name in _declared(Options) else self, option.name)
+
+
+def _sorted_out(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {name: value for name, value in chosen.items() if name in _declared(Options)}
+    return {"options": Options(**inner), **{name: value for name, value in chosen.items() if name not in inner}}
+
+
+@cache
+def _declared(kind: type[Any]) -> Mapping[str, Option]:
+    hints = get_type_hints(kind)
+    return {
+        one.name: Option(one.name, hints[one.name], one.default, one.metadata["declared"])
+        for one in fields(kind)
+        if "declared" in one.metadata
+    }
+
+
+OPTIONS: Mapping[str, Option] = {**_declared(Options), **_declared(Request)}
+"""Every option of a copy and of a job, by its name: all lists of them are made from this one."""
+
+
+def of_command(command: str) -> list[Option]:
+    """Return the options that `command` takes."""
+    return [option for option in OPTIONS.values() if command in option.declared.commands]
+
+
+def of_tool(tool: str) -> list[Option]:
+    """Return the options that `tool` takes, in the order of its parameters."""
+    taken = [option for option in OPTIONS.values() if tool in option.declared.tools]
+    return sorted(taken, key=lambda option: option.declared.since)

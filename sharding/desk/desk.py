@@ -155,16 +155,9 @@ class Desk:
         self._refuse_large(plan.total_bytes, who)
         pinned = pinned_name(checkpoint.source)
         base = pinned_name(checkpoint.base) if checkpoint.base else ""
-        job.check(
-            self.lookup.link(pinned),
-            destination,
-            private=request.private,
-            confirmed=request.confirmed,
-            overwrite=request.overwrite,
-            base=self.lookup.link(base) if base else "",
-            endpoint=self._settings.endpoint,
-            token=token,
-        )
+        linked = replace(request.options, base=self.lookup.link(base) if base else "")
+        asked = replace(request, source=self.lookup.link(pinned), destination=destination, options=linked)
+        job.check_request(asked, endpoint=self._settings.endpoint, token=token)
         options = replace(request.options, base=base)
         request = replace(request, source=pinned, destination=destination, options=options)
         size, unreached = plan.total_bytes, checkpoint.unreached

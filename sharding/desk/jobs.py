@@ -9,7 +9,7 @@ from typing import Literal
 from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_owner
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import KEEP_SECONDS
-from sharding.core.options import Options
+from sharding.core.options import Request
 from sharding.report.events import PlanMade
 from sharding.report.schema import Proof, Report
 
@@ -39,20 +39,12 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRequest:
-    """What somebody asked for: repos of the Hub and what else `job.shard` takes.
+class JobRequest(Request):
+    """What somebody asked for, of repos of the Hub.
 
     To "verify" is to read every byte of the source and of a result, at a commit, which is then the destination.
     """
 
-    source: str
-    destination: str
-    options: Options
-    private: bool | None = None
-    confirmed: bool = False
-    overwrite: bool = False
-    restart: bool = False
-    compare: bool = False
     kind: Literal["shard", "verify"] = "shard"
 
 

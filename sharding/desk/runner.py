@@ -160,23 +160,8 @@ class Runner:
 
 def command_of(request: JobRequest) -> list[str]:
     """Return the command line of a job."""
-    options = request.options
-    if request.kind == "verify":
-        words = ["--dtype", options.dtype] + (["--variant", options.variant] if options.variant else [])
-        words += ["--base", options.base] if options.base else []
-        words += ["--dequantize"] * options.dequantize
-        return ["verify", *words, "--events", "--", request.source, request.destination]
-    size = ["--single-file"] if options.is_single_file else ["--max-shard-size", str(options.max_shard_size)]
-    words = [*size, "--strategy", options.strategy, "--order", options.order]
-    words += ["--dtype", options.dtype] + ["--allow-overflow"] * options.allow_overflow
-    words += ["--dequantize"] * options.dequantize
-    words += ["--variant", options.variant] if options.variant else []
-    words += ["--base", options.base] if options.base else []
-    if request.private is not None:
-        words.append("--private" if request.private else "--public")
-    words += ["--yes"] * request.confirmed + ["--overwrite"] * request.overwrite
-    words += ["--restart"] * request.restart + ["--compare"] * request.compare
-    return ["shard", *words, "--events", "--", request.source, request.destination]
+    words = request.words(request.kind)
+    return [request.kind, *words, "--events", "--", request.source, request.destination]
 
 
 def _result(job: ActiveJob) -> str:

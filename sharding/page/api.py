@@ -1,17 +1,18 @@
 """The same work for programs: endpoints of Gradio's HTTP API, which are MCP tools as well."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import gradio as gr
 from gradio.events import api
 
 from sharding.core.errors import Refused, ShardingError, TooManyTensors, unforeseen
-from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
-from sharding.core.options import Options, Order, Strategy, TargetDtype
+from sharding.core.options import OPTIONS, Options
 from sharding.desk import Desk, JobRequest
 from sharding.desk.patience import patient
 from sharding.page.links import Wish, query_of
+from sharding.page.parameters import taking_options
 from sharding.page.site import Site, person
 from sharding.report.report import summarize_plan, summarize_source
 from sharding.report.schema import Json, to_json
@@ -31,70 +32,35 @@ class Endpoints:
         for endpoint in (self.inspect, self.plan, self.shard, self.status, self.result):
             api(patient(endpoint), api_name=endpoint.__name__, concurrency_limit=None)
 
-    def inspect(self, source: str, request: gr.Request, variant: str = "", base: str = "") -> Json:
+    @taking_options("inspect")
+    def inspect(self, source: str, request: gr.Request, **chosen: Any) -> Json:
         """Say what a model checkpoint on the Hub holds, from its headers only: architecture, parameters, dtypes, files.
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
-            variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
-            base: the repo of the model that was trained, where the source is what the ranks of a training run saved
         """
-        with _api_errors(source, variant, base):
+        with _api_errors(source, *_texts(chosen)):
             token = self._site.token(request)
             try:
-                return to_json(summarize_source(self._desk.inspect(source, variant, token, base)))
+                return to_json(summarize_source(self._desk.inspect(source, token=token, **chosen)))
             except TooManyTensors:
-                return to_json(self._desk.overview(source, variant, token, base, _session(request)).source)
+                overview = self._desk.overview(source, token=token, session=_session(request), **chosen)
+                return to_json(overview.source)
 
-    def plan(
-        self,
-        source: str,
-        request: gr.Request,
-        max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
-        strategy: Strategy = "size",
-        order: Order = "natural",
-        dtype: TargetDtype = "keep",
-        variant: str = "",
-        base: str = "",
-        dequantize: bool = False,
-    ) -> Json:
+    @taking_options("plan")
+    def plan(self, source: str, request: gr.Request, **chosen: Any) -> Json:
         """Say which files a model checkpoint would be cut into. Moves no weights and needs no login.
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
-            max_shard_size: the largest file, such as "200MB", "2GB" or "1GiB"; "single-file" for one, of any size
-            strategy: "size" fills each file, "blocks" cuts no decoder block, "pp:4" cuts as transformers loads a
-                pipeline of four ranks
-            order: "natural" (layer 2 before 10), "stored" (as in the source), "transformers" (as save_pretrained)
-            dtype: what weights are cast to, "keep" for not at all
-            variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
-            base: the repo of the model that was trained, where the source is what the ranks of a training run saved
-            dequantize: whether quantized weights (FP8, MXFP4) become ordinary ones of `dtype`, or of bf16
         """
-        with _api_errors(source, strategy, order, dtype, variant, base):
+        with _api_errors(source, *_texts(chosen)):
             token = self._site.token(request)
-            options = Options(max_shard_size, strategy, order, dtype, variant, base=base, dequantize=dequantize)
-            checkpoint, plan = self._desk.plan(source, options, token, _session(request))
+            checkpoint, plan = self._desk.plan(source, Options(**chosen), token, _session(request))
             return to_json(summarize_plan(plan, checkpoint.findings))
 
-    def shard(
-        self,
-        source: str,
-        destination: str,
-        request: gr.Request,
-        max_shard_size: str = DEFAULT_MAX_SHARD_SIZE,
-        strategy: Strategy = "size",
-        order: Order = "natural",
-        dtype: TargetDtype = "keep",
-        allow_overflow: bool = False,
-        private: bool | None = None,
-        public_copy_allowed: bool = False,
-        overwrite: bool = False,
-        compare: bool = False,
-        variant: str = "",
-        base: str = "",
-        dequantize: bool = False,
-    ) -> Json:
+    @taking_options("shard")
+    def shard(self, source: str, destination: str, request: gr.Request, **chosen: Any) -> Json:
         """Start a job that copies a model checkpoint into files of at most the given size, verifies and pushes them.
 
         Answers at once with the job's id and link; ask `status` how it is. Needs the caller's Hugging Face token in
@@ -103,34 +69,10 @@ class Endpoints:
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
             destination: the repo to write, as "owner/name"; it is created if there is none
-            max_shard_size: the largest file, such as "200MB", "2GB" or "1GiB"; "single-file" for one, of any size
-            strategy: "size" fills each file, "blocks" cuts no decoder block, "pp:4" cuts as transformers loads a
-                pipeline of four ranks
-            order: "natural" (layer 2 before 10), "stored" (as in the source), "transformers" (as save_pretrained)
-            dtype: what weights are cast to, "keep" for not at all
-            allow_overflow: whether a cast may make finite numbers infinite
-            private: whether a new repo is private; by default it is as the source
-            public_copy_allowed: whether the terms of a gated or private source allow a public copy
-            overwrite: whether a copy of another model that stands in the destination may be replaced
-            compare: whether to load the original and the copy as well, and report what that costs
-            variant: which weights, where a repo has several, such as "fp16"; "" takes the plain ones
-            base: the repo of the model that was trained, where the source is what the ranks of a training run saved
-            dequantize: whether quantized weights (FP8, MXFP4) become ordinary ones of `dtype`, or of bf16
         """
-        with _api_errors(source, destination, strategy, order, dtype, variant, base):
+        with _api_errors(source, destination, *_texts(chosen)):
             caller, token = self._caller(request)
-            asked = JobRequest(
-                source=source,
-                destination=destination,
-                options=Options(
-                    max_shard_size, strategy, order, dtype, variant, allow_overflow, base=base, dequantize=dequantize
-                ),
-                private=private,
-                confirmed=public_copy_allowed,
-                overwrite=overwrite,
-                compare=compare,
-            )
-            job = self._desk.submit(asked, caller, token)
+            job = self._desk.submit(JobRequest.of(source, destination, chosen), caller, token)
             return {"job": job, "link": self._site.address(request) + query_of(Wish(job=job))}
 
     def status(self, job: str, request: gr.Request) -> Json:
@@ -146,7 +88,9 @@ class Endpoints:
             if status is None:
                 raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
             document = to_json(status)
-            document["request"] |= document["request"].pop("options")
+            asked = document["request"]
+            asked |= asked.pop("options")
+            asked["compare"] = bool(asked.pop("compare_rounds"))
             if document["published"]:
                 document["published"] |= document["published"].pop("ref")
             return document
@@ -182,6 +126,11 @@ class Endpoints:
 def _session(request: gr.Request) -> str | None:
     """Return the session of who asks, None for the one that Gradio 6.31 has for the calls of all tools together."""
     return None if request.headers.get("x-gradio-user") == "mcp" else request.session_hash
+
+
+def _texts(chosen: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield what was given for options that take text."""
+    return (value for name, value in chosen.items() if OPTIONS[name].is_text)
 
 
 @contextmanager

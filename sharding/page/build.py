@@ -11,6 +11,7 @@ from sharding.desk import Desk
 from sharding.desk.patience import patient
 from sharding.page.answers import bound_answers
 from sharding.page.api import Endpoints
+from sharding.page.choices import fields_of_a_plan
 from sharding.page.form import Form, lay_out
 from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
@@ -58,8 +59,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
     # Sets, so that Gradio hands all fields over together, by field.
     name: list[Block] = [form.namespace, form.name]
-    plan: set[Block] = {form.repo, form.base, form.variant, form.size, form.suggested, form.order, form.strategy}
-    plan |= {form.machines, form.dtype, form.overflow, form.dequantize, form.seen}
+    plan: set[Block] = {*fields_of_a_plan(form), form.suggested, form.seen}
     target: set[Block] = {*name, form.visibility}
     order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced}
 
@@ -83,7 +83,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     # What the visitor does, not what a link fills in; one after another, the last one last.
     changes = [form.size.submit, form.size.blur, form.order.input]
     changes += [form.strategy.input, form.machines.submit, form.machines.blur, form.dtype.input, form.overflow.input]
-    changes += [form.dequantize.input]
+    changes += [form.dequantize.input, *(field.input for field in form.more.values())]
     propose(gr.on(changes, patient(planning.draw), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     propose(form.sizes.select(patient(planning.slide), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET)

@@ -34,6 +34,12 @@ def size_label(size: str) -> str:
     return ONE_FILE if size == SINGLE_FILE else size
 
 
+def fields_of_a_plan(form: Form) -> list[Any]:
+    """Return all fields that a plan follows from."""
+    named = [form.repo, form.base, form.variant, form.size, form.strategy, form.machines, form.order, form.dtype]
+    return [*named, form.overflow, form.dequantize, *form.more.values()]
+
+
 def options_in(form: Form, values: Mapping[Any, Any]) -> Options:
     """Return what is chosen. Raises UsageError for what is no choice."""
     kind = values[form.strategy]
@@ -46,6 +52,7 @@ def options_in(form: Form, values: Mapping[Any, Any]) -> Options:
         allow_overflow=values[form.overflow],
         base=base_in(form, values),
         dequantize=values[form.dequantize],
+        **{name: values[field] for name, field in form.more.items()},
     )
 
 
@@ -61,4 +68,5 @@ def filled_in(form: Form, options: Options) -> dict[Any, Any]:
         form.overflow: options.allow_overflow,
         form.base: options.base,
         form.dequantize: options.dequantize,
+        **{field: getattr(options, name) for name, field in form.more.items()},
     }

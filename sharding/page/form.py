@@ -1,16 +1,15 @@
 """Lay out the page: what stands where, and nothing of what it does."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import gradio as gr
-from gradio.blocks import Block
 from markupsafe import Markup
 
-from sharding.core.options import Order, TargetDtype
+from sharding.core.options import OPTIONS
 from sharding.page.render import render
 from sharding.planning.devices import PRESETS
 
@@ -20,22 +19,15 @@ PIPELINE = "pp"
 """The strategy that wants to know for how many machines."""
 FEWEST_MACHINES = 2
 
-_ORDERS = {
-    "natural": "By layer: 2 before 10",
-    "stored": "As in today's files",
-    "transformers": "As transformers saves it",
-}
-_STRATEGIES = {
-    "size": "Wherever a file is full",
-    "blocks": "Between layers",
-    PIPELINE: "For transformers on several machines",
-}
 _PRESETS = {
     "colab-t4": "Colab, one T4",
     "kaggle-2xt4": "Kaggle, two T4",
     "24gb": "a card of 24 GB",
     "laptop-16gb": "a laptop with 16 GB",
 }
+_PLACED = ("strategy", "order", "dtype", "allow_overflow")
+_MORE = tuple(name for name, option in OPTIONS.items() if option.declared.title and name not in _PLACED)
+"""Options with a title that have no place of their own yet: they stand below the others."""
 PLAIN = "The plain weights"
 PRIVATE, PUBLIC = "Private", "Public"
 
@@ -81,6 +73,7 @@ class Form:
     order: gr.Radio
     dtype: gr.Radio
     overflow: gr.Checkbox
+    more: Mapping[str, Any]
     namespace: gr.Dropdown
     name: gr.Textbox
     name_message: gr.HTML
@@ -129,7 +122,7 @@ class Form:
 
 def lay_out(on_space: bool) -> Form:
     """Put every part in its place, inside the `gr.Blocks` that is open. The login button is for a Space only."""
-    parts: dict[str, Block] = {"account": _masthead(on_space)}
+    parts: dict[str, Any] = {"account": _masthead(on_space)}
     with _step("choose") as parts["choose"]:
         _choose(parts)
     with gr.Column(visible=False, elem_id="plan", elem_classes="step") as parts["plan"]:
@@ -163,10 +156,10 @@ def lay_out(on_space: bool) -> Form:
         "seen": gr.State(()),
         "replaced": gr.State(("", "")),
     }
-    return Form(**parts)  # type: ignore[arg-type]
+    return Form(**parts)
 
 
-def _choose(parts: dict[str, Block]) -> None:
+def _choose(parts: dict[str, Any]) -> None:
     with gr.Row(elem_classes="fields"):
         parts["repo"] = gr.Dropdown(
             [], value=None, label="Model", info="owner/name, or a link to it; @name for a branch, tag or commit",
@@ -183,7 +176,7 @@ def _choose(parts: dict[str, Block]) -> None:
     parts["facts"] = _panel("facts")
 
 
-def _plan(parts: dict[str, Block]) -> None:
+def _plan(parts: dict[str, Any]) -> None:
     with gr.Row(elem_classes="fields sizing"):
         parts["sizes"] = _panel("sizes", js_on_load=_CHOSEN, scale=4)
         parts["size"] = gr.Textbox(
@@ -196,42 +189,24 @@ def _plan(parts: dict[str, Block]) -> None:
     parts["findings"] = _panel("findings")
 
 
-def _advanced(parts: dict[str, Block]) -> None:
+def _advanced(parts: dict[str, Any]) -> None:
     parts["variants"] = gr.Radio(
         [(PLAIN, "")], value="", visible=False, elem_id="variants", label="Which weights",
         info="The repo holds several sets of weights; a copy has one of them.",
     )  # fmt: skip
     with gr.Row(elem_classes="fields tops"):
         with gr.Column():
-            choices = [(title, strategy) for strategy, title in _STRATEGIES.items()]
-            parts["strategy"] = gr.Radio(
-                choices, value="size", label="Where to cut", elem_id="strategy",
-                info="Between layers, where you load layer by layer. For several machines, where torchrun and "
-                "transformers cut: each loads its own files only.",
-            )  # fmt: skip
+            parts["strategy"] = _control("strategy")
             parts["machines"] = gr.Number(
                 FEWEST_MACHINES, label="Machines", precision=0, minimum=1, visible=False, elem_id="machines"
             )
         with gr.Column():
-            parts["order"] = gr.Radio(
-                [(_ORDERS[order], order) for order in get_args(Order)], value="natural", elem_id="order",
-                label="Order of the tensors",
-                info="By layer gives what most tools write. As transformers saves it, where the files shall equal "
-                "those of save_pretrained also for models that it renames or fuses in memory.",
-            )  # fmt: skip
+            parts["order"] = _control("order")
     with gr.Row(elem_classes="fields tops"):
         with gr.Column():
-            choices = [("As it is" if dtype == "keep" else dtype, dtype) for dtype in get_args(TargetDtype)]
-            parts["dtype"] = gr.Radio(
-                choices, value="keep", label="Number format", elem_id="dtype",
-                info="fp16 and bf16 halve a model of fp32, and lose digits. As it is keeps every bit.",
-            )  # fmt: skip
-            parts["overflow"] = gr.Checkbox(
-                label="Allow overflow",
-                info="Numbers too large for this format become infinite and are counted; else they end the job.",
-                visible=False,
-                elem_id="overflow",
-            )
+            parts["dtype"] = _control("dtype")
+            parts["overflow"] = _control("allow_overflow", visible=False, elem_id="overflow")
+            parts["more"] = {name: _control(name) for name in _MORE}
         with gr.Column():
             with gr.Row(elem_classes="fields"):
                 parts["namespace"] = gr.Dropdown([], label="Owner of the copy", elem_id="namespace", scale=1)
@@ -260,7 +235,23 @@ def _advanced(parts: dict[str, Block]) -> None:
         parts["devices"] = _panel("devices")
 
 
-def _run(parts: dict[str, Block]) -> None:
+def _control(name: str, **more: Any) -> Any:
+    """Return the field for an option, in the words that it is declared with."""
+    option = OPTIONS[name]
+    told = {
+        "label": option.declared.title,
+        "info": option.declared.info,
+        "elem_id": name,
+        "elem_classes": "choice",
+    } | more
+    if option.is_switch:
+        return gr.Checkbox(value=option.default, elem_classes="choice", **told)
+    choices = option.declared.words if option.name == "strategy" else dict.fromkeys(option.choices)
+    titles = [(option.declared.words.get(choice, choice), choice) for choice in choices]
+    return gr.Radio(titles, value=option.default, elem_classes="choice", **told)
+
+
+def _run(parts: dict[str, Any]) -> None:
     parts["run_heading"] = _panel("run-heading")
     parts["progress"] = _panel("progress")
     parts["job_map"] = _panel("job-map")

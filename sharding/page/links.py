@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from sharding.core.errors import UsageError
-from sharding.core.options import Options
+from sharding.core.options import Options, of_tool
 
 _LONGEST = 300
-_USUAL = {"variant": "", "base": "", "order": "natural", "strategy": "size", "dtype": "keep"}
-_SWITCHES = ("allow_overflow", "dequantize")
+_OF_A_COPY = {one.name for one in fields(Options)} - {"max_shard_size"}
+"""What a link says of a copy besides its size."""
+_ASKED = {option.name: option for option in of_tool("shard") if option.name in _OF_A_COPY}
+_USUAL = {name: option.default for name, option in _ASKED.items() if not option.is_switch}
+_SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.choices import base_in, filled_in, options_in, size_in, size_label, source_in
+from sharding.page.choices import base_in, fields_of_a_plan, filled_in, options_in, size_in, size_label, source_in
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
@@ -225,20 +225,7 @@ class Planning:
 
     def _choices(self, values: Mapping[Any, Any], checkpoint: Checkpoint) -> tuple[Any, ...]:
         """Return all that what is shown of a model and its plan follows from."""
-        form = self._form
-        fields = (
-            form.repo,
-            form.base,
-            form.variant,
-            form.size,
-            form.strategy,
-            form.machines,
-            form.order,
-            form.dtype,
-            form.overflow,
-            form.dequantize,
-        )
-        return checkpoint.source, *(values[field] for field in fields)
+        return checkpoint.source, *(values[field] for field in fields_of_a_plan(self._form))
 
     def _plan(
         self, options: Options, values: Mapping[Any, Any], token: str | None, request: gr.Request

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from sharding.core.errors import Refused, ReplaceRefused, ShardingError, UsageError
+from sharding.core.limits import ROUNDS
 from sharding.desk import Desk, JobRequest
 from sharding.page.choices import options_in, source_in
 from sharding.page.form import HIDDEN, PRIVATE, Form
@@ -95,7 +96,7 @@ class Pushing:
                 confirmed=values[form.permitted],
                 # What was said of one copy is not said of another.
                 overwrite=values[form.replace] and values[form.replaced] == (source, destination),
-                compare=values[form.measure],
+                compare_rounds=ROUNDS if values[form.measure] else 0,
             )
             who = person(self._desk, token)
             if who is None or token is None:

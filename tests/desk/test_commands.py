@@ -1,7 +1,7 @@
 """What a desk tells the command line of a job, and what that makes of it: every choice, and none that nobody made."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from sharding import job
 from sharding.cli.commands import app
-from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE
-from sharding.core.options import SINGLE_FILE, Options
+from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
+from sharding.core.options import SINGLE_FILE, Options, Request
 from sharding.desk.jobs import JobRequest
 from sharding.desk.runner import command_of
 
@@ -45,7 +45,7 @@ def asked(request: JobRequest) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", "hf_alice")
-        for name in ("shard", "verify"):
+        for name in ("run", "verify"):
             patch.setattr(job, name, noting(name))
         done = CliRunner().invoke(app, command_of(request))
     assert done.exit_code == 0, done.output
@@ -53,29 +53,32 @@ def asked(request: JobRequest) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     return name, given, more
 
 
-def copies(request: JobRequest) -> tuple[JobRequest, int]:
-    """Return what the command line of a copy asks for, as a request, and how often it compares."""
-    name, (source, destination, options), more = asked(request)
-    assert name == "shard" and more.pop("token") == "hf_alice"
-    assert (more.pop("engine"), more.pop("workers"), more.pop("expect")) == ("stream", None, "")
-    rounds = more.pop("compare_rounds")
-    return JobRequest(source, destination, options, compare=bool(rounds), **more), rounds
+def copied(request: JobRequest) -> Request:
+    """Return what the command line of a copy asks for."""
+    name, (asks,), more = asked(request)
+    assert (name, more) == ("run", {"token": "hf_alice"}) and isinstance(asks, Request)
+    return asks
+
+
+def as_asked(request: JobRequest) -> Request:
+    """The same request, of a copy."""
+    return Request(**{field.name: getattr(request, field.name) for field in fields(Request)})
 
 
 @pytest.mark.parametrize("options", EACH_OPTION)
 def test_a_process_is_told_each_option_that_was_chosen(options: Options) -> None:
     request = replace(PLAIN, options=options)
-    assert copies(request)[0] == request
+    assert copied(request) == as_asked(request)
 
 
 @pytest.mark.parametrize("private", [None, True, False])
-@pytest.mark.parametrize("words", [{}, *({name: True} for name in ("confirmed", "overwrite", "restart", "compare"))])
-def test_a_process_is_told_each_word_that_was_given_and_no_other(private: bool | None, words: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "words", [{}, {"confirmed": True}, {"overwrite": True}, {"restart": True}, {"compare_rounds": ROUNDS}]
+)
+def test_a_process_is_told_each_word_that_was_given_and_no_other(private: bool | None, words: dict[str, Any]) -> None:
     """Nobody has chosen a visibility where it is None: then the copy is as hidden as its source."""
     request = replace(PLAIN, private=private, **words)
-    again, rounds = copies(request)
-    assert again == request
-    assert (rounds > 0) == request.compare
+    assert copied(request) == as_asked(request)
 
 
 def test_a_process_is_told_all_words_at_once() -> None:
@@ -87,14 +90,14 @@ def test_a_process_is_told_all_words_at_once() -> None:
         confirmed=True,
         overwrite=True,
         restart=True,
-        compare=True,
+        compare_rounds=ROUNDS,
     )
-    assert copies(request)[0] == request
+    assert copied(request) == as_asked(request)
 
 
 def test_what_looks_like_an_option_is_taken_for_a_repo() -> None:
     request = replace(PLAIN, source="--help", destination="--overwrite")
-    assert copies(request)[0] == request
+    assert copied(request) == as_asked(request)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_what_is_kept_comes_back_as_it_was_the_oldest_first(shelf: Shelf, tmp_pa
     whole = record(
         "whole",
         request=JobRequest(
-            "a/b@c", "alice/whole", Options("1MB", variant="fp16", base="d/e"), private=False, compare=True
+            "a/b@c", "alice/whole", Options("1MB", variant="fp16", base="d/e"), private=False, compare_rounds=3
         ),
         created=5.0,
         state="failed",
