@@ -7,7 +7,6 @@ from math import prod
 from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.limits import MAX_EXPERT_BYTES
-from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats.quantization import is_quantized, may_be_quantized, quantization_of, without_quantization
@@ -19,15 +18,13 @@ from sharding.recipes.mxfp4 import GROUP, GROUP_BYTES, Mxfp4
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 
 
-def dequantized(checkpoint: Checkpoint, options: Options) -> Checkpoint:
-    """Return `checkpoint` as it is once its weights are computed, or as it is where `options` do not ask for that.
+def dequantized(checkpoint: Checkpoint) -> Checkpoint:
+    """Return `checkpoint` as it is once its weights are computed.
 
     Names, shapes and order are those of the source, but for MXFP4, which gives what the class of gpt-oss saves; scales
     are gone, and what the configurations say of quantization. Raises UsageError where nothing is quantized, SourceError
     for another method, named, and for weights that are not as their configuration says.
     """
-    if not options.dequantize:
-        return checkpoint
     stated = {folder: quantization_of(config) for folder, config in checkpoint.configs.items()}
     schemes = {folder: scheme_of(quantization) for folder, quantization in stated.items() if quantization is not None}
     if not schemes:
@@ -71,7 +68,7 @@ def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
     if not says_so or not any(map(may_be_quantized, checkpoint.tensors)):
         return checkpoint
     try:
-        after = dequantized(checkpoint, Options(dequantize=True))
+        after = dequantized(checkpoint)
     except (SourceError, UsageError):
         return None
     return replace(after, tensors=cast_tensors(after.tensors, "bf16", {}))

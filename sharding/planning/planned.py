@@ -23,5 +23,5 @@ def planned(
     takes seconds for a hundred thousand tensors. Raises UsageError, SourceError, and Refused where a library is
     missing.
     """
-    after = dequantized(checkpoint, options)
+    after = dequantized(checkpoint) if options.dequantize else checkpoint
     return run(partial(plan_checkpoint, after, options, ask(after, options)))

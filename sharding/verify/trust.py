@@ -10,7 +10,6 @@ from typing import Literal
 
 from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.options import Options
 from sharding.core.text import count, format_bytes, name_some, unreached_sentence
 from sharding.core.values import Checkpoint, FileEntry
 from sharding.planning.dequantize import dequantized
@@ -60,7 +59,7 @@ def _compared(
     if original:
         against += _not_that_source(report, original)
         try:
-            original = dequantized(original, Options(dtype=report.plan.dtype, dequantize=bool(report.plan.dequantized)))
+            original = dequantized(original) if report.plan.dequantized else original
         except (SourceError, UsageError) as error:
             against.append(f"The report says that its source is quantized, and it is not as it says: {error.message}")
         else:
