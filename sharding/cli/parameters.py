@@ -65,7 +65,8 @@ def _shorthand_name(option: Option) -> str:
 
 
 def _parameters(option: Option) -> list[inspect.Parameter]:
-    made = [_parameter(option.name, _kind(option), option.default, _told(option))]
+    default = option.default if option.declared.on is None else False
+    made = [_parameter(option.name, _kind(option), default, _told(option))]
     if option.declared.shorthand:
         flag, _, words = option.declared.shorthand
         made.append(_parameter(_shorthand_name(option), bool, False, typer.Option(flag, help=words)))

@@ -238,17 +238,13 @@ def _advanced(parts: dict[str, Any]) -> None:
 def _control(name: str, **more: Any) -> Any:
     """Return the field for an option, in the words that it is declared with."""
     option = OPTIONS[name]
-    told = {
-        "label": option.declared.title,
-        "info": option.declared.info,
-        "elem_id": name,
-        "elem_classes": "choice",
-    } | more
+    told = {"label": option.declared.title, "info": option.declared.info, "elem_id": name, **more}
+    told["elem_classes"] = "choice"
     if option.is_switch:
-        return gr.Checkbox(value=option.default, elem_classes="choice", **told)
+        return gr.Checkbox(value=option.default, **told)
     choices = option.declared.words if option.name == "strategy" else dict.fromkeys(option.choices)
     titles = [(option.declared.words.get(choice, choice), choice) for choice in choices]
-    return gr.Radio(titles, value=option.default, elem_classes="choice", **told)
+    return gr.Radio(titles, value=option.default, **told)
 
 
 def _run(parts: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharding.core import limits
+from sharding.core.options import of_tool
 from sharding.core.text import format_bytes
 from tests.conftest import ROOT
 from tests.docs.pages import (
@@ -37,7 +38,10 @@ def test_the_endpoints_and_their_arguments_are_those_in_the_docs() -> None:
     tree = ast.parse((ROOT / "sharding/page/api.py").read_text())  # to import it takes seconds
     (endpoints,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Endpoints")
     arguments = {
-        f"/{method.name}": [one.arg for one in method.args.args if one.arg not in ("self", "request")]
+        f"/{method.name}": [
+            *(one.arg for one in method.args.args if one.arg not in ("self", "request")),
+            *(option.tool_name for option in of_tool(method.name)),
+        ]
         for method in endpoints.body
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_") and method.name != "add"
     }

@@ -115,12 +115,13 @@ def test_what_cannot_be_loaded_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     ("options", "more", "reason"),
     [
         (Options(variant="fp16"), {}, "plain weights only"),
-        (Options(strategy="pp:2"), {}, "cuts for no pipeline"),
-        (Options(strategy="pp:2", rank=0), {}, "cuts for no pipeline"),
+        (Options(strategy="pp:2"), {}, "cuts by size alone"),
+        (Options(strategy="blocks"), {}, "cuts by size alone"),
+        (Options(strategy="pp:2", rank=0), {}, "cuts by size alone"),
         (Options(dequantize=True), {}, "dequantizes nothing"),
         (Options(), {"workers": "ray"}, "on one machine"),
     ],
-    ids=["variant", "pipeline", "rank", "dequantize", "workers"],
+    ids=["variant", "pipeline", "blocks", "rank", "dequantize", "workers"],
 )
 def test_what_the_classic_engine_cannot_do_is_wrong_usage(
     options: Options, more: dict[str, str], reason: str, tmp_path: Path

@@ -151,7 +151,7 @@ def test_a_link_says_what_was_chosen(wish: Wish) -> None:
 
 @given(OPTIONS)
 def test_fields_that_were_filled_in_ask_for_the_same_again(options: Options) -> None:
-    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__})
+    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__} | {"more": {}})
     shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
     shown[form.size] = size_label(str(options.max_shard_size))
     assert options_in(form, shown) == options
@@ -175,7 +175,7 @@ def test_a_link_to_stages_of_an_earlier_version_still_says_the_rest() -> None:
 
 
 def test_a_single_file_is_written_in_words_and_read_again() -> None:
-    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__})
+    form: Any = SimpleNamespace(**{name: name for name in Form.__slots__} | {"more": {}})
     options = Options(SINGLE_FILE)
     shown = {field: getattr(value, "value", value) for field, value in filled_in(form, options).items()}
     assert size_label(SINGLE_FILE) == "one file"
