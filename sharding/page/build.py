@@ -153,4 +153,4 @@ def _check_parts(form: Form) -> list[Block]:
 
 
 def _all(form: Form) -> list[Block]:
-    return [getattr(form, name) for name in form.__slots__]
+    return [getattr(form, name) for name in form.__slots__ if name != "more"] + [*form.more.values()]

@@ -105,7 +105,7 @@ def test_what_nobody_foresaw_shows_no_token(
     def fail(*_: object, **given: object) -> None:
         raise RuntimeError(f"sent {{'authorization': 'Bearer {given['token']}'}}")
 
-    monkeypatch.setattr(job, "shard", fail)
+    monkeypatch.setattr(job, "run", fail)
     result = CliRunner().invoke(app, [*COMMANDS["shard"], *more])
     assert result.exit_code == 3
     assert TOKEN not in result.stdout + result.stderr

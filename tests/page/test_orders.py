@@ -6,6 +6,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from sharding.core.limits import ROUNDS
 from sharding.page.form import PRIVATE, PUBLIC
 from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
@@ -100,12 +101,16 @@ def test_a_form_that_nobody_touched_asks_for_no_more_than_a_copy(rooms: Rooms, p
     assert not any(getattr(form, name).value for name in boxes)
     pushing.start(order(rooms, MODEL, "alice/plain"), asks("alice"), None)
     (waits,) = rooms.waiting("alice")
-    assert (waits.compare, waits.confirmed, waits.overwrite, waits.restart, waits.private) == (*[False] * 4, False)
+    assert (waits.compare_rounds, waits.confirmed, waits.overwrite, waits.restart, waits.private) == (
+        0,
+        *[False] * 3,
+        False,
+    )
     assert (waits.options.dtype, waits.options.allow_overflow, waits.options.dequantize) == ("keep", False, False)
     rooms.cancel_all("alice")
     pushing.start(order(rooms, MODEL, "alice/plain", measure=True, visibility=PRIVATE), asks("alice"), None)
     (waits,) = rooms.waiting("alice")
-    assert (waits.compare, waits.private) == (True, True)
+    assert (waits.compare_rounds, waits.private) == (ROUNDS, True)
 
 
 def test_loading_is_offered_for_each_model_without_a_tick_of_its_own(rooms: Rooms) -> None:

@@ -128,7 +128,7 @@ def test_a_private_copy_needs_no_word_and_none_is_put_into_anybodys_mouth(at_hom
     for source, private in ((HIDDEN, True), (HIDDEN, None), (SMALL, None), (SMALL, True), (SMALL, False)):
         at_home.shard(source, "alice/some-copy", asks(), private=private)
         (waits,) = rooms.waiting("alice")
-        assert (waits.private, waits.confirmed, waits.overwrite, waits.compare) == (private, False, False, False)
+        assert (waits.private, waits.confirmed, waits.overwrite, waits.compare_rounds) == (private, False, False, 0)
         rooms.cancel_all("alice")
 
 
