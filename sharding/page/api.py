@@ -1,5 +1,6 @@
 """The same work for programs: endpoints of Gradio's HTTP API, which are MCP tools as well."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -30,7 +31,9 @@ class Endpoints:
     def add(self) -> None:
         """Add the endpoints to the page that is being built."""
         for endpoint in (self.inspect, self.plan, self.shard, self.status, self.result):
-            api(patient(endpoint), api_name=endpoint.__name__, concurrency_limit=None)
+            answer = patient(endpoint)
+            answer.__signature__ = inspect.signature(endpoint)  # type: ignore[attr-defined] # as bound: without self
+            api(answer, api_name=endpoint.__name__, concurrency_limit=None)
 
     @taking_options("inspect")
     def inspect(self, source: str, request: gr.Request, **chosen: Any) -> Json:
