@@ -15,7 +15,15 @@ from sharding.checkpoint.trained import compare_with_base
 from sharding.core.destination import Destination
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import DestinationError, OverflowRefused, Refused, ShardingError, SourceError, UsageError
+from sharding.core.errors import (
+    DestinationError,
+    OverflowRefused,
+    Refused,
+    Remedy,
+    ShardingError,
+    SourceError,
+    UsageError,
+)
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
@@ -69,6 +77,9 @@ __all__ = [
 _T = TypeVar("_T")
 
 Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
+
+_STREAM = Remedy("use_stream_engine")
+_NO_COMPARISON = Remedy("leave_comparison_out")
 
 
 def inspect(
@@ -308,7 +319,9 @@ def _open(
         hidden = base if origin.base and origin.base.is_private else source
         raise DestinationError(
             f"{hidden} is private or gated (or its Hub does not say), and a public copy would show it to everybody.",
-            "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
+            "Make the copy private, or say that its terms allow a public one. For the first leave out --public, for "
+            "the second add --yes.",
+            Remedy("make_private"),
         )
     if private is None:  # as the source; what is not shown anywhere yet is not shown by this job
         private = False if origin.is_private is False else None if confirmed or origin.is_private is None else True
@@ -339,22 +352,28 @@ def _refuse_contradictions(
     if workers:
         chosen("kind of workers", workers, get_args(WorkersOf))
     if engine == "classic" and workers:
-        raise UsageError("The classic engine loads the model on one machine.", "Leave out --workers or --engine.")
+        raise UsageError(
+            "The classic engine loads the model on one machine.", "Leave out --workers or --engine.", _STREAM
+        )
     if engine == "classic" and options.variant:
-        raise UsageError("The classic engine loads the plain weights only.", "Leave out --variant or --engine.")
+        raise UsageError(
+            "The classic engine loads the plain weights only.", "Leave out --variant or --engine.", _STREAM
+        )
     if engine == "classic" and options.ranks:
-        raise UsageError("The classic engine cuts for no pipeline.", "Leave out --strategy or --engine.")
+        raise UsageError("The classic engine cuts for no pipeline.", "Leave out --strategy or --engine.", _STREAM)
     if options.dequantize and engine == "classic":
-        raise UsageError("The classic engine dequantizes nothing.", "Leave out --dequantize or --engine.")
+        raise UsageError("The classic engine dequantizes nothing.", "Leave out --dequantize or --engine.", _STREAM)
     if options.dequantize and compare_rounds:
         raise UsageError(
             "Loading the quantized original may need kernels that are not here: it is not compared.",
             "Leave out --compare or --dequantize.",
+            _NO_COMPARISON,
         )
     if options.rank is not None and not is_folder(destination):
         raise UsageError("What one rank loads is no repo of a model.", "Name a folder, such as ./part.")
     if options.rank is not None and compare_rounds:
-        raise UsageError("What one rank loads computes nothing by itself.", "Leave out --compare or --rank.")
+        message = "What one rank loads computes nothing by itself."
+        raise UsageError(message, "Leave out --compare or --rank.", _NO_COMPARISON)
 
 
 def _as_options(options: Options | str) -> Options:
