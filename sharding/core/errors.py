@@ -79,7 +79,7 @@ class ShardingError(Exception):
     exit_status = 3
 
     def __init__(self, message: str, hint: str = "", remedy: Remedy | None = None) -> None:
-        """Keep `message`, one sentence about what happened, `hint`, on what helps, and `remedy`, which is the same.
+        """Keep `message`, one sentence about what happened, `hint`, on what helps, and `remedy`, the same for programs.
 
         A message names no option of the command line. A sentence of a hint that names one says nothing else.
         """

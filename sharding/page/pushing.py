@@ -17,7 +17,7 @@ from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.storage.hub.lookup import propose_name
 
-_NEEDS_LOGIN = Refused("Pushing needs a login.", "What you chose is kept.", SIGN_IN)
+_NEEDS_LOGIN = ("Pushing needs a login.", "What you chose is kept.")
 
 
 class Pushing:
@@ -40,7 +40,7 @@ class Pushing:
                 return {
                     form.start: gr.Button(interactive=False),
                     form.target: "",
-                    form.start_message: message(_NEEDS_LOGIN.message, _NEEDS_LOGIN.hint, remedy=SIGN_IN),
+                    form.start_message: message(*_NEEDS_LOGIN, remedy=SIGN_IN),
                 }
             space = namespace if namespace in who.namespaces else who.name
             update: dict[Any, Any] = {form.start: gr.Button(interactive=True), form.start_message: ""}
@@ -99,7 +99,7 @@ class Pushing:
             )
             who = person(self._desk, token)
             if who is None or token is None:
-                raise _NEEDS_LOGIN
+                raise Refused(*_NEEDS_LOGIN, SIGN_IN)
             taken = self._desk.submit(wanted, who, token)
         except ReplaceRefused as error:
             label = f"Replace the copy of {error.there} in {destination} by this one of {source}"
