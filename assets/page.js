@@ -231,7 +231,30 @@ new MutationObserver((changes) => {
   if (has("#progress .job, #job-map .map")) { colour(); tick(); }
   if (log) document.querySelector("#log details")?.setAttribute("open", "");
   document.querySelectorAll(".map[data-plays]").forEach(play);
+  document.querySelectorAll("[data-press]").forEach(offer);
 }).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: told });
+
+// --- Remedies
+
+// The control that a button works, if a visitor sees it or would, had they opened Advanced.
+function controlOf(button) {
+  const control = document.querySelector(button.dataset.press);
+  return (control?.closest("#advanced") ?? control)?.checkVisibility() ? control : null;
+}
+
+// A button where it works something; words where not.
+function offer(button) {
+  button.hidden = !controlOf(button);
+  if (button.nextElementSibling) button.nextElementSibling.hidden = !button.hidden;
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-press]"), control = button && controlOf(button);
+  if (!control) return;
+  if (!control.checkVisibility()) control.closest("#advanced").querySelector("button").click();
+  if (!control.checked) control.click();
+  requestAnimationFrame(() => control.focus());
+});
 
 // --- Tabs, copying, signing in
 
@@ -268,7 +291,7 @@ document.addEventListener("click", async (event) => {
 
 // Gradio's own way loses all but the first part of the address on the way through the login.
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("#sign-in, .to-sign-in");
+  const button = event.target.closest("#sign-in, [data-press='#sign-in']");
   if (!button) return;
   event.stopPropagation();
   event.preventDefault();

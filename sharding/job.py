@@ -15,7 +15,15 @@ from sharding.checkpoint.trained import compare_with_base
 from sharding.core.destination import Destination
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import DestinationError, OverflowRefused, Refused, ShardingError, SourceError, UsageError
+from sharding.core.errors import (
+    DestinationError,
+    OverflowRefused,
+    Refused,
+    Remedy,
+    ShardingError,
+    SourceError,
+    UsageError,
+)
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
@@ -326,7 +334,9 @@ def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
         hidden = base if origin.base and origin.base.is_private else request.source
         raise DestinationError(
             f"{hidden} is private or gated (or its Hub does not say), and a public copy would show it to everybody.",
-            "If its terms allow a public copy, say so (--yes), or make the copy private (leave --public out).",
+            "Make the copy private, or say that its terms allow a public one. For the first leave out --public, for "
+            "the second add --yes.",
+            Remedy("make_private"),
         )
     if private is None:  # as the source; what is not shown anywhere yet is not shown by this job
         is_hidden = None if request.confirmed or origin.is_private is None else True

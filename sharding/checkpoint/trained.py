@@ -99,7 +99,7 @@ def what_is_missing(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     if not needs_base(checkpoint):
         return ()
     message = "There is no config.json and no tokenizer: the result is weights that nothing can load by its name."
-    hint = "Name the model that was trained (--base owner/name): what lies beside its weights is taken from there."
+    hint = "What lies beside its weights is taken from the model that was trained. Name it with --base owner/name."
     return (Finding("warning", "no-base", message, hint),)
 
 
@@ -168,7 +168,7 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
     dtypes = [Counter(tensor.dtype for tensor in tensors.values()).most_common(1)[0][0] for tensors in (ours, theirs)]
     if dtypes[0] != dtypes[1]:
         message = f"The weights are {dtypes[0]}, those of {name} {dtypes[1]}; they are kept as they are."
-        findings.append(Finding("info", "base-dtype", message, "Choose a dtype (--dtype) to have them as there."))
+        findings.append(Finding("info", "base-dtype", message, "To have them as there, choose a --dtype."))
     return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, *findings))
 
 

@@ -92,7 +92,7 @@ def no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
     names = ", ".join(repr(name) if name else "the plain weights" for name in variants)
     if variant:
         return VariantMissing(f"There is no variant {variant!r}.", f"There are: {names}.", variants)
-    hint = f"Choose one of them (--variant): {names}."
+    hint = f"There are: {names}. Choose one with --variant."
     return VariantMissing("There are several variants and no plain weights.", hint, variants)
 
 

@@ -137,7 +137,7 @@ def _remarks(
 ) -> Iterable[Finding]:
     if names := sorted(name for name in passed_over if name):
         message = f"Other variants are left out: {', '.join(names)}."
-        hint = f"Choose one as the variant (--variant {names[0]}) to re-shard that instead."
+        hint = f"To re-shard one of them instead, add --variant {names[0]}."
         yield Finding("info", "variants", message, hint)
     for name in sorted({weight_set.variant for weight_set in sets} - {""}):
         yield Finding("info", "variant", f"The variant {name} is taken.", f'Load the result with variant="{name}".')
@@ -155,5 +155,5 @@ def _remarks(
         yield Finding("info", "kept-whole", message, hint)
     if library == "unknown":
         message = "No loader is known: nothing here says which library loads these weights."
-        hint = "They are cut as transformers cuts. For a loader that knows one file only, choose --single-file."
+        hint = "They are cut as transformers cuts. For a loader that knows one file only, add --single-file."
         yield Finding("warning", "no-known-loader", message, hint)

@@ -318,13 +318,13 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
                 try:
                     yield terminal
                 except KeyboardInterrupt as error:
-                    hint = "What is finished is kept: run the same command again to go on, or with --restart anew."
+                    hint = "What is finished is kept: run the same command again to go on. Add --restart to begin anew."
                     raise Cancelled(str(error) or "Cancelled.", hint if resumable else "") from error
         except ShardingError as error:
             _strike_out_token(error)
             terminal.error(error)
             if machine:
-                _print_json({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}})
+                _print_json({"error": error.document()})
             raise typer.Exit(error.exit_status) from error
 
 

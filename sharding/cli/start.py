@@ -25,6 +25,5 @@ def main() -> None:
         print(lack.message, lack.hint, sep="\n", file=sys.stderr)
         if {"--json", "--events"} & set(sys.argv):
             with suppress(ShardingError):
-                error_json = {"kind": type(lack).__name__, "message": lack.message, "hint": lack.hint}
-                print(json.dumps({"error": error_json}), flush=True)
+                print(json.dumps({"error": lack.document()}), flush=True)
         sys.exit(lack.exit_status)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sharding.core.errors import Refused, UsageError
+from sharding.core.errors import Refused, Remedy, UsageError
 from sharding.core.limits import MAX_STORED_TOKENS_BYTES, MAX_TOKEN_BYTES, SHARED_JOB_BYTES
 from sharding.core.text import parse_bytes
 
@@ -59,7 +59,7 @@ def hub_token() -> str | None:
     except Exception as error:  # whatever the Hub's library raises of files that it has written, or has not
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text of a token"
         hint = "Run `hf auth login` again, or set HF_TOKEN."
-        raise Refused(f"The saved login cannot be read from {path}: {reason}.", hint) from error
+        raise Refused(f"The saved login cannot be read from {path}: {reason}.", hint, Remedy("sign_in")) from error
 
 
 def _refuse_no_token(path: Path, most_bytes: int) -> None:

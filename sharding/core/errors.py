@@ -22,10 +22,46 @@ tensor is a `values.Finding`.
 """
 
 import traceback
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 _LONGEST = 1000
 """Characters of a sentence: what it names may come from anybody, and be of any length."""
+
+
+RemedyKind = Literal[
+    "sign_in",
+    "accept_terms",
+    "make_private",
+    "allow_public_copy",
+    "choose_variant",
+    "choose_dtype",
+    "choose_order",
+    "cut_between_layers",
+    "dequantize",
+    "leave_dequantize_out",
+    "allow_overflow",
+    "leave_base_out",
+    "overwrite",
+    "discard_unfinished",
+    "leave_comparison_out",
+    "use_classic_engine",
+    "use_stream_engine",
+    "leave_workers_out",
+    "read_every_byte",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What helps, for programs and front ends that word it themselves.
+
+    `value` is the address whose terms to accept, or the variant, dtype or order to choose; "" for all other kinds.
+    """
+
+    kind: RemedyKind
+    value: str = ""
 
 
 def shortened(text: str) -> str:
@@ -42,13 +78,22 @@ class ShardingError(Exception):
 
     exit_status = 3
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        """Keep `message`, one sentence about what happened, and `hint`, one about what helps."""
+    def __init__(self, message: str, hint: str = "", remedy: Remedy | None = None) -> None:
+        """Keep `message`, one sentence about what happened, `hint`, on what helps, and `remedy`, the same for programs.
+
+        A message names no option of the command line. A sentence of a hint that names one says nothing else.
+        """
         # A name in them may be one that UTF-8 cannot hold, and whoever shows an error must be able to.
         self.message, self.hint = (
             shortened(text).encode(errors="backslashreplace").decode() for text in (message, hint)
         )
+        self.remedy = remedy
         super().__init__(self.message)
+
+    def document(self) -> dict[str, Any]:
+        """Return what programs read of it: `kind`, `message`, `hint`, and `remedy`, an object or None."""
+        remedy = asdict(self.remedy) if self.remedy else None
+        return {"kind": type(self).__name__, "message": self.message, "hint": self.hint, "remedy": remedy}
 
 
 class UsageError(ShardingError):
@@ -82,7 +127,7 @@ class VariantMissing(SourceError):
 
     def __init__(self, message: str, hint: str, there: tuple[str, ...]) -> None:
         """Keep what can be asked for instead."""
-        super().__init__(message, hint)
+        super().__init__(message, hint, Remedy("choose_variant", there[0]) if there else None)
         self.there = there
 
 
@@ -101,7 +146,8 @@ class ReplaceRefused(DestinationError):
         """Say which copy would be replaced by that of which."""
         super().__init__(
             f"{place} holds a copy of {there}, which a copy of {source} would replace.",
-            "Choose another name, or add --overwrite to replace it.",
+            "Choose another name. Or add --overwrite to replace it.",
+            Remedy("overwrite"),
         )
         self.there = there
 

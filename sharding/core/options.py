@@ -7,7 +7,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sharding.core.errors import UsageError
+from sharding.core.errors import Remedy, RemedyKind, UsageError
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
 from sharding.core.text import nearest, parse_bytes
 
@@ -56,7 +56,8 @@ class Declared:
     `commands` take it on the command line, under `flags`, and `tools` over HTTP, as `tool_name`. A switch sets it to
     `on`, a `shorthand` (flag, value, help) to one value. `called` is what a refused choice is none of. What the page
     shows has a `title`, a line of `info` and `words` for its choices. `excludes` are options that make no sense beside
-    it, with the reason. `since` orders the parameters of a tool: what came later stands later.
+    it, with the reason; `remedy` is to leave this one out. `since` orders the parameters of a tool: what came later
+    stands later.
     """
 
     flags: tuple[str, ...]
@@ -72,6 +73,7 @@ class Declared:
     info: str = ""
     words: Mapping[str, str] = field(default_factory=dict)
     excludes: Mapping[str, str] = field(default_factory=dict)
+    remedy: RemedyKind | None = None
     since: int = 0
 
 
@@ -313,6 +315,7 @@ class Request:
         "stream moves bytes. classic loads the whole model and saves it, as the tutorials do.",
         commands=("shard",),
         tools=(),
+        remedy="use_stream_engine",
     )
     compare_rounds: int = _option(
         0,
@@ -321,6 +324,7 @@ class Request:
         commands=("shard",),
         tools=("shard",),
         tool_name="compare",
+        remedy="leave_comparison_out",
         on=ROUNDS,
     )
     workers: WorkersOf | None = _option(
@@ -356,7 +360,9 @@ class Request:
             for other, reason in option.declared.excludes.items():
                 if self._has(option) and self._has(known[other]):
                     flags = option.declared.flags[0], known[other].declared.flags[0]
-                    raise UsageError(reason, f"Leave out {flags[0]} or {flags[1]}.")
+                    remedy = known[other].declared.remedy
+                    hint = f"Leave out {flags[0]} or {flags[1]}."
+                    raise UsageError(reason, hint, Remedy(remedy) if remedy else None)
 
     def words(self, command: str) -> list[str]:
         """Return the words of the command line that choose the same for `command`."""

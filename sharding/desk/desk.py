@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from sharding import job
-from sharding.core.errors import Refused
+from sharding.core.errors import Refused, Remedy
 from sharding.core.limits import (
     JOB_SECONDS,
     JOBS_REMEMBERED,
@@ -148,7 +148,8 @@ class Desk:
         SourceError and DestinationError where it would end so before a byte has moved.
         """
         if not token:
-            raise Refused("Nobody is signed in.", "Sign in first: the result goes into a repo of your own.")
+            hint = "Sign in first: the result goes into a repo of your own."
+            raise Refused("Nobody is signed in.", hint, Remedy("sign_in"))
         destination = self.lookup.repo_id(request.destination, who)
         self._refuse_busy(who.name, destination)
         checkpoint, plan = self.plan(request.source, request.options, token)

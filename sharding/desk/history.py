@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import LOG_LINES, MAX_FILES
 from sharding.core.text import duration, format_bytes
@@ -28,6 +29,7 @@ class History:
         self.report: Report | None = None
         self.published: Published | None = None
         self.error: tuple[str, str] | None = None
+        self.remedy: Remedy | None = None
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         for seconds, event in events:
             self.take(event, seconds)
@@ -90,7 +92,7 @@ class History:
                 self.report = event
                 return f"Done; copying and reading again took {duration(event.resources.seconds)}."
             case Problem():
-                self.error = (event.message, event.hint)
+                self.error, self.remedy = (event.message, event.hint), event.remedy
                 return event.message
 
 
@@ -117,6 +119,7 @@ def status_of(
         report=history.report,
         published=history.published,
         error=record.error,
+        remedy=record.remedy,
         remark=record.remark,
         unreached=record.unreached,
     )

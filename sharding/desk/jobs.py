@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_owner
+from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import KEEP_SECONDS
 from sharding.core.options import Request
@@ -67,6 +68,7 @@ class JobRecord:
     ended: float | None = None
     process: tuple[int, float] | None = None
     error: tuple[str, str] | None = None
+    remedy: Remedy | None = None
     remark: str = ""
     result: str = ""
     seconds: float | None = None
@@ -84,7 +86,8 @@ class JobStatus:
     from those jobs, None where that is unknown. `planned`, `progress` (the newest), `shards`, `verification`, `report`
     and `published` are what the job's events say, `loads` how many of a comparison are done of how many, and `log`
     tells them in readable lines with the time (UTC). `created`, `started` and `ended` are seconds since 1970. `error`
-    is a sentence and a hint; `remark` what is left to do; `unreached` is that of the record.
+    is a sentence and a hint, `remedy` what helps for who words it otherwise; `remark` what is left to do; `unreached`
+    is that of the record.
     """
 
     id: str
@@ -105,6 +108,7 @@ class JobStatus:
     report: Report | None
     published: Published | None
     error: tuple[str, str] | None
+    remedy: Remedy | None
     remark: str
     unreached: tuple[str, ...]
 

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from sharding.core.environment import child_command, reading_variables
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_OVERVIEW_BYTES, OVERVIEW_BYTES, OVERVIEW_SECONDS
+from sharding.report.events import Problem
 from sharding.report.schema import Inspection
 
 
@@ -33,7 +34,7 @@ class Question:
     token: str | None
 
 
-_QUESTION, _ANSWER = TypeAdapter(Question), TypeAdapter(Overview)
+_QUESTION, _ANSWER, _PROBLEM = TypeAdapter(Question), TypeAdapter(Overview), TypeAdapter(Problem)
 
 
 def ask_overview(question: Question) -> Overview:
@@ -48,7 +49,8 @@ def ask_overview(question: Question) -> Overview:
             timeout=OVERVIEW_SECONDS,
         )
         if done.returncode == SourceError.exit_status:
-            raise SourceError(*json.loads(done.stdout))
+            problem = _PROBLEM.validate_json(done.stdout)
+            raise SourceError(problem.message, problem.hint, problem.remedy)
         if len(done.stdout) <= MAX_OVERVIEW_BYTES:
             return _ANSWER.validate_json(done.stdout)
     except (subprocess.TimeoutExpired, ValidationError, ValueError):
@@ -73,7 +75,7 @@ def main() -> int:
             asked.source, variant=asked.variant, base=asked.base, endpoint=asked.endpoint, token=asked.token
         )
     except ShardingError as error:
-        sys.stdout.write(json.dumps([error.message, error.hint]))
+        sys.stdout.write(json.dumps(error.document()))
         return SourceError.exit_status
     summary = summarize_source(checkpoint)
     title = f"{checkpoint.source.repo_id}: {summary.tensors:,} tensors"

@@ -77,6 +77,7 @@ class Runner:
                 ended=self._clock(),
                 process=None,
                 error=error,
+                remedy=job.history.remedy if error and error == job.history.error else None,
                 remark=remark,
                 result=_result(job) if state == "done" else _differing(job) if state == "failed" else "",
                 seconds=cost.seconds if cost else None,

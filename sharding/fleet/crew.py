@@ -219,7 +219,8 @@ def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
         )
     if failure and (not failure.again or begun >= ATTEMPTS):
         kind = _KINDS.get(failure.kind, ShardingError)
-        raise kind(failure.message, f"{failure.hint} That was on node {failure.worker.node}.".lstrip())
+        hint = f"{failure.hint} That was on node {failure.worker.node}.".lstrip()
+        raise kind(failure.message, hint, failure.remedy)
 
 
 _KINDS = {

@@ -11,6 +11,7 @@ from pydantic import Base64Bytes, TypeAdapter
 
 import sharding.recipes  # noqa: F401 - every kind, so that it can be read from text
 from sharding.core.bounds import Count, Line, Seconds
+from sharding.core.errors import Remedy
 from sharding.core.events import Phase
 from sharding.core.lent import LentDestination, LentSource
 from sharding.core.values import Shard, ShardRecord
@@ -91,6 +92,7 @@ class PartFailed:
     message: str
     hint: str
     again: bool = False
+    remedy: Remedy | None = None
 
 
 PartEvent = UnderWay | PartDone | PartFailed

@@ -28,7 +28,7 @@ def work(text: str, node: str) -> Iterator[str]:
             yield event_line(event)
     except ShardingError as error:
         again = _is_worth_another_try(error, part)
-        yield event_line(PartFailed(worker, type(error).__name__, error.message, error.hint, again))
+        yield event_line(PartFailed(worker, type(error).__name__, error.message, error.hint, again, error.remedy))
     except Exception as error:
         fault = unforeseen(error)
         yield event_line(PartFailed(worker, type(fault).__name__, fault.message, fault.hint))

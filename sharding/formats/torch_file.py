@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sharding.core.dtypes import item_bytes
-from sharding.core.errors import SourceError
+from sharding.core.errors import Remedy, SourceError
 from sharding.core.limits import MAX_DIRECTORY_BYTES, MAX_PICKLE_BYTES
 from sharding.core.protocols import Files
 from sharding.core.text import format_bytes
@@ -175,4 +175,5 @@ def _unstreamable(file: FileEntry, problem: str) -> SourceError:
     return SourceError(
         f"The bytes of {file.path} cannot be streamed: {problem}.",
         "Add --engine classic, which loads the model in a process of its own and saves it again.",
+        Remedy("use_classic_engine"),
     )

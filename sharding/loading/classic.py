@@ -17,7 +17,7 @@ from sharding.checkpoint.side_files import sort_files
 from sharding.checkpoint.weight_sets import by_folder
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
-from sharding.core.errors import SourceError
+from sharding.core.errors import Remedy, SourceError
 from sharding.core.extras import require
 from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
 from sharding.core.meter import anon_bytes
@@ -34,6 +34,7 @@ from sharding.storage.folder_source import open_folder
 from sharding.transfer.prepare import Prepared
 
 _SAMPLE_SECONDS = 0.02
+_STREAM = Remedy("use_stream_engine")
 
 
 def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, folder: Path) -> None:
@@ -44,6 +45,7 @@ def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, folder: P
             f"The classic engine would need about {format_bytes(needed_memory_bytes)} of memory for this model, and "
             f"{format_bytes(free_bytes)} can be used here.",
             "The stream engine needs no more than a few blocks: leave --engine out.",
+            _STREAM,
         )
     free_bytes = shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
     if needed_disk_bytes > free_bytes:
@@ -51,6 +53,7 @@ def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, folder: P
             f"The classic engine would need {format_bytes(needed_disk_bytes)} on the disk for its copies, and "
             f"{format_bytes(free_bytes)} are free.",
             "The stream engine keeps no copy: leave --engine out.",
+            _STREAM,
         )
 
 
@@ -77,7 +80,7 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
         lines = errors.read().decode(errors="replace").strip().splitlines()
     if process.returncode:
         reason = lines[-1][:500] if lines else f"it ended with {process.returncode}"
-        raise SourceError(f"The classic engine cannot do this checkpoint: {reason}", "Leave --engine out.")
+        raise SourceError(f"The classic engine cannot do this checkpoint: {reason}", "Leave --engine out.", _STREAM)
     written_bytes = sum(path.stat().st_size for path in out.iterdir())
     return ClassicCost(time.monotonic() - started, peak_bytes, written_bytes)
 

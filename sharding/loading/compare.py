@@ -11,7 +11,7 @@ from sharding.checkpoint.documents import read_small
 from sharding.checkpoint.loadable import loadable_files
 from sharding.core.destination import Destination
 from sharding.core.dtypes import torch_name
-from sharding.core.errors import SourceError, UsageError
+from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.extras import require
 from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
@@ -27,6 +27,8 @@ from sharding.loading.measure import Load, Method, describe_machine, free_memory
 from sharding.loading.predict import predict_load
 from sharding.loading.verdict import judge, judge_predicted
 from sharding.model_class.claims import refuse_contradiction
+
+_LEAVE_OUT = Remedy("leave_comparison_out")
 
 
 def compare_loads(
@@ -151,13 +153,14 @@ def refuse_incomparable(checkpoint: Checkpoint, origin: Files) -> None:
         what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {library}"
         what = "in the pieces of a training run" if checkpoint.of_ranks else what
         name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
-        raise UsageError(f"{name} is {what}, which --compare cannot load.", "Leave --compare out.")
+        raise UsageError(f"{name} is {what}, which a comparison cannot load.", "Leave --compare out.", _LEAVE_OUT)
     try:
         loadable_files(origin)
     except SourceError as error:
         names = name_some([file.path for file in checkpoint.weight_files])
-        message = f"{names}: transformers does not look for weights there, so --compare cannot load the original."
-        raise UsageError(message, "Leave --compare out; the copy has the names that it looks for.") from error
+        message = f"{names}: transformers does not look for weights there, so a comparison cannot load the original."
+        hint = "Leave --compare out. The copy has the names that it looks for."
+        raise UsageError(message, hint, _LEAVE_OUT) from error
 
 
 def compare_staged(

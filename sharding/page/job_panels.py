@@ -1,12 +1,13 @@
 """Turn the state of a job into the panel that its owner watches. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sharding.core.errors import Remedy
 from sharding.core.text import count, duration, format_bytes
 from sharding.desk import JobStatus
 from sharding.page.links import Wish, query_of
+from sharding.page.remedies import help_with, without_options
 from sharding.page.render import render
-from sharding.page.words import in_page_words
 
 _PHASES = {
     "check": "Checking what an earlier run has finished",
@@ -15,6 +16,7 @@ _PHASES = {
 }
 _CHECKING = "Reading every byte of both"
 _LOADING = "Loading the original and the copy in turn, to compare"
+_OVERFLOW = Remedy("allow_overflow")
 _LATER = "You may close this page and come back with the link of the job."
 
 
@@ -51,7 +53,9 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         is_active=status.state in ("queued", "running", "cancelling"),
         finished=_runs(status),
         shards=len(status.planned.plan.shards) if status.planned else 0,
+        help=help_with(status.remedy),
         again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
+        overflowing=_form_of(status, with_overflow=True) if status.remedy == _OVERFLOW else None,
         is_check=is_check,
     )
 
@@ -74,10 +78,11 @@ def _headline(status: JobStatus) -> tuple[str, str]:
         case "done":
             return "Done", status.remark
         case "interrupted":
-            reason = in_page_words(status.error[0]) if status.error else ""
+            reason = status.error[0] if status.error else ""
             return "Interrupted", f"{reason} Resume goes on from the files that are finished.".strip()
         case "failed":
-            return "Failed", in_page_words(" ".join(status.error or ()))
+            text, hint = status.error or ("", "")
+            return "Failed", f"{text} {without_options(hint)}".strip()
 
 
 def _phase(status: JobStatus) -> str:
@@ -86,9 +91,11 @@ def _phase(status: JobStatus) -> str:
     return _CHECKING if status.request.kind == "verify" else _PHASES[status.progress.phase]
 
 
-def _form_of(status: JobStatus) -> str:
+def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
+    """Return the link to the plan of a job, as it was asked for or `with_overflow` allowed."""
     asked = status.request
-    return query_of(Wish(asked.source, asked.options, to=asked.destination, private=bool(asked.private)))
+    options = replace(asked.options, allow_overflow=asked.options.allow_overflow or with_overflow)
+    return query_of(Wish(asked.source, options, to=asked.destination, private=bool(asked.private)))
 
 
 def _runs(status: JobStatus) -> str:

@@ -2,11 +2,11 @@
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import gradio as gr
 
-from sharding.core.errors import ShardingError
+from sharding.core.errors import Remedy, ShardingError
 from sharding.core.text import count, duration, format_bytes, parameters
 from sharding.core.values import Checkpoint, Finding, Plan, Tensor
 from sharding.desk import JobStatus
@@ -16,8 +16,8 @@ from sharding.desk.overview import Overview
 from sharding.drawing.model_map import ModelMap, today_of
 from sharding.page.choices import size_label
 from sharding.page.links import Wish, query_of
+from sharding.page.remedies import help_with, in_page_words, without_options
 from sharding.page.render import render
-from sharding.page.words import in_page_words
 from sharding.planning.devices import DevicePlan
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.schema import Inspection, PlanSummary
@@ -50,14 +50,17 @@ class Files:
     bytes: int
 
 
-def message(text: str, hint: str = "", level: str = "note", sign_in: bool = False) -> str:
-    """Return a sentence to stand beside the field it is about; an address in `hint` becomes a link."""
-    return render("message", message=text, hint=hint, level=level, sign_in=sign_in)
+def message(text: str, hint: str = "", level: str = "note", remedy: Remedy | None = None) -> str:
+    """Return a sentence to stand beside the field it is about; an address in `hint` becomes a link.
+
+    Sentences of `hint` for the command line are left out, and the page's own words of `remedy` stand behind it.
+    """
+    return render("message", message=text, hint=without_options(hint), level=level, help=help_with(remedy))
 
 
 def problem(error: ShardingError) -> str:
     """Return what went wrong and what helps."""
-    return message(in_page_words(error.message), in_page_words(error.hint), "error")
+    return message(error.message, error.hint, "error", error.remedy)
 
 
 def facts_panel(inspection: Inspection, card: SourceCard) -> str:
@@ -130,7 +133,7 @@ def shards_panel(plan: Plan, forecast: Forecast) -> str:
 
 def findings_panel(findings: Sequence[Finding]) -> str:
     """Return what else there is to know: warnings at once, the rest where it is asked for."""
-    remarks = [replace(finding, hint=in_page_words(finding.hint)) for finding in findings]
+    remarks = [*map(in_page_words, findings)]
     warnings = [finding for finding in remarks if finding.level == "warning"]
     notes = [finding for finding in remarks if finding.level != "warning"]
     return render("findings", warnings=warnings, notes=notes)

@@ -13,12 +13,12 @@ from sharding.page.choices import options_in, source_in
 from sharding.page.form import HIDDEN, PRIVATE, Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import message, problem
+from sharding.page.remedies import SIGN_IN
 from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.storage.hub.lookup import propose_name
 
-_TO_SIGN_IN = "What you chose is kept."
-_TO_LOG_IN = "On the machine that serves this page, run hf auth login; then reload it."
+_NEEDS_LOGIN = ("Pushing needs a login.", "What you chose is kept.")
 
 
 class Pushing:
@@ -41,7 +41,7 @@ class Pushing:
                 return {
                     form.start: gr.Button(interactive=False),
                     form.target: "",
-                    form.start_message: self._needs_login(),
+                    form.start_message: message(*_NEEDS_LOGIN, remedy=SIGN_IN),
                 }
             space = namespace if namespace in who.namespaces else who.name
             update: dict[Any, Any] = {form.start: gr.Button(interactive=True), form.start_message: ""}
@@ -100,12 +100,12 @@ class Pushing:
             )
             who = person(self._desk, token)
             if who is None or token is None:
-                raise Refused("Pushing needs a login.", self._to_sign_in)
+                raise Refused(*_NEEDS_LOGIN, SIGN_IN)
             taken = self._desk.submit(wanted, who, token)
         except ReplaceRefused as error:
             label = f"Replace the copy of {error.there} in {destination} by this one of {source}"
             return {
-                form.start_message: message(error.message, "Tick Replace to do that, or choose another name.", "error"),
+                form.start_message: problem(error),
                 form.replace: gr.Checkbox(label=label, value=False, visible=True),
                 form.replaced: (source, destination),
             }
@@ -119,13 +119,6 @@ class Pushing:
             form.job: taken,
             form.query: query_of(Wish(job=taken)),
         }
-
-    @property
-    def _to_sign_in(self) -> str:
-        return _TO_SIGN_IN if self._site.space else _TO_LOG_IN
-
-    def _needs_login(self) -> str:
-        return message("Pushing needs a login.", self._to_sign_in, sign_in=bool(self._site.space))
 
 
 def _taken(wanted: str, free: str) -> str:

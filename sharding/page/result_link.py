@@ -12,10 +12,13 @@ from sharding.drawing.model_map import map_of_copy
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import map_panel, message, problem, tensors_of
+from sharding.page.remedies import SIGN_IN
 from sharding.page.result_panels import can_check, details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.report.fetch import Result
 from sharding.verify.trust import Trust
+
+_NEEDS_LOGIN = "To read every byte needs a login."
 
 
 class Showing:
@@ -45,7 +48,7 @@ class Showing:
             **self._panels(result, trust, wanted, request),
             form.result_map: map_panel(map_of_copy(*self._both(result, token), result.report.plan.stages)),
             form.check: gr.Button(visible=checkable, interactive=token is not None),
-            form.check_message: message("To read every byte needs a login.") if checkable and token is None else "",
+            form.check_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
         }
 
     def check(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
@@ -54,7 +57,7 @@ class Showing:
         try:
             who = person(self._desk, token)
             if who is None or token is None:
-                raise Refused("To read every byte needs a login.", "Sign in first.")
+                raise Refused(_NEEDS_LOGIN, "Sign in first.", SIGN_IN)
             taken = self._desk.submit_check(wanted, who, token)
         except ShardingError as error:
             return {form.check_message: problem(error)}

@@ -19,6 +19,7 @@ from sharding.page.form import Form
 from sharding.page.job_panels import heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
+from sharding.page.remedies import SIGN_IN
 from sharding.page.render import render
 from sharding.page.result_panels import details_panel, result_panel
 from sharding.page.site import Site, person
@@ -127,7 +128,7 @@ class Running:
         """Say what is to be done about a job that the desk does not know, or not as this visitor's."""
         form, repo_id = self._form, destination_of(job) or ""
         if who is None or token is None:
-            text = message("Sign in to see this job.", "It is shown only to the one who started it.")
+            text = message("Sign in to see this job.", "It is shown only to the one who started it.", remedy=SIGN_IN)
             return {form.progress: text}
         if repo_id.partition("/")[0] in who.namespaces and self._desk.unfinished(repo_id, token):
             text = message(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from sharding.core.dtypes import BY_NAME, BY_OPTION, CASTABLE
-from sharding.core.errors import SourceError
+from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.text import name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
@@ -81,10 +81,12 @@ def refuse_cast(checkpoint: Checkpoint) -> None:
     telling = [tensor.name for tensor in checkpoint.tensors if is_packed(tensor)]
     if stated or telling:
         how = f" with {method_of(stated[0])}" if stated else f", as {name_some(telling, 1)} tells"
-        hint = "Keep the dtype, or take the repo that it was quantized from."
+        hint, remedy = "Keep the dtype, or take the repo that it was quantized from.", Remedy("choose_dtype", "keep")
         if stated and all(map(can_help, stated)):
-            hint = "--dequantize computes them with their scales. Or keep the dtype."
+            hint = "Keep the dtype. Or add --dequantize, which computes them with their scales."
+            remedy = Remedy("dequantize")
         raise SourceError(
             f"This checkpoint is quantized{how}: its numbers mean nothing without their scales, so it is not cast.",
             hint,
+            remedy,
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sharding.core.dtypes import CASTABLE
-from sharding.core.errors import SourceError, UsageError
+from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
@@ -94,7 +94,8 @@ def _refuse_unknown(checkpoint: Checkpoint) -> None:
             f"These weights are quantized, as {name_some(telling, 1)} tells, and no config.json says how.",
             "Put the config.json beside them that belongs to them.",
         )
-    raise UsageError("This checkpoint is not quantized.", "Leave out --dequantize; --dtype alone casts it.")
+    hint = "Leave out --dequantize; --dtype alone casts it."
+    raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
 
 
 def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> Iterator[Tensor]:

@@ -64,7 +64,7 @@ def parse_budgets(text: str) -> dict[str, int]:
         if not equals or not _DEVICE.fullmatch(device) or device in budgets:
             raise UsageError(
                 f"{budget.strip()!r} is not a budget of one device.",
-                f"Write --budget cuda:0=16GB,cpu=12GB, or a preset: {', '.join(PRESETS)}.",
+                f"Write it like cuda:0=16GB,cpu=12GB, or take a preset: {', '.join(PRESETS)}.",
             )
         budgets[device] = parse_bytes(size, f"a budget of {device}")
     return budgets

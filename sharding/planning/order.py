@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from sharding.core.errors import SourceError
+from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import ModelHints
 from sharding.core.text import name_some
 from sharding.core.values import Finding, Tensor
@@ -25,7 +25,8 @@ def in_order(
         return queue, []
     if hints is None or hints.unknown:
         reason = hints.unknown if hints else "There is no config.json, which says what model it is."
-        raise SourceError(f"The order of transformers is not known: {reason}", "Choose the natural order.")
+        message = f"The order of transformers is not known: {reason}"
+        raise SourceError(message, "Choose the natural order.", Remedy("choose_order", "natural"))
     position = {saved.name: index for index, saved in enumerate(hints.saved)}
     unknown = [tensor.name for tensor in queue if tensor.name not in position]
     queue.sort(key=lambda tensor: position.get(tensor.name, len(position)))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sharding.core.errors import SourceError, UsageError
+from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.hints import ModelHints
 from sharding.core.values import Shard, Stage, Tensor, TiedTensor
 from sharding.planning.blocks import blocks_around
@@ -79,6 +79,7 @@ def _loads(hints: ModelHints | None) -> tuple[frozenset[str], ...]:
         raise SourceError(
             f"transformers cannot load this model as a pipeline: {reason}",
             "Choose --strategy blocks, which cuts between layers.",
+            Remedy("cut_between_layers"),
         )
     if any(start == end for start, end in hints.pipeline.layers):
         layers = hints.pipeline.layers[-1][1]

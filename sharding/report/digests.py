@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from sharding.core.bounds import Blake3, Count, Sha256
-from sharding.core.errors import SourceError
+from sharding.core.errors import Remedy, SourceError
 from sharding.core.values import Plan, ShardRecord, TensorDigest
 from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.explain import sentence
@@ -81,7 +81,8 @@ def parse_digests(text: bytes) -> Stored:
         digests: _Digests = adapter(_Digests).validate_json(text, strict=True)
     except ValidationError as error:
         message = f"{DIGESTS_NAME} is not valid: {first_problem(error)}."
-        raise SourceError(message, "Verify without --quick, which reads the weights.") from error
+        hint = "Verify without --quick, which reads the weights."
+        raise SourceError(message, hint, Remedy("read_every_byte")) from error
     entries = digests.tensors.items()
     tensors = {
         name: TensorDigest(entry.dtype, entry.shape, entry.blake3 if isinstance(entry, _Tensor) else entry.sha256)

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sharding.core.errors import Remedy
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.values import Verification
 from sharding.loading.costs import Compared, Probed
@@ -23,11 +24,12 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What went wrong: the name of the error, a sentence, and what helps."""
+    """What went wrong: the name of the error, a sentence, and what helps, also for who words it otherwise."""
 
     kind: str
     message: str
     hint: str
+    remedy: Remedy | None = None
 
 
 JobEvent = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from sharding.core.destination import Destination
-from sharding.core.errors import DestinationError, ReplaceRefused
+from sharding.core.errors import DestinationError, Remedy, ReplaceRefused
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import DISK_FLOOR_BYTES, LEASE_SECONDS
@@ -250,7 +250,8 @@ class FolderDestination(FolderSink, Destination):
         if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
             raise DestinationError(
                 f"The folder {self._folder} is not empty, and this tool did not write what is in it.",
-                "Choose another folder, or add --overwrite to replace the checkpoint in it.",
+                "Choose another folder. Or add --overwrite to replace the checkpoint in it.",
+                Remedy("overwrite"),
             )
 
     def _refuse_without_room(self, new_bytes: int, reclaimed_bytes: int) -> None:
@@ -278,7 +279,8 @@ class FolderDestination(FolderSink, Destination):
             raise DestinationError(
                 f"{name_some(there)} in {self._folder} would be replaced, or loaded instead of the copy, and this tool "
                 "did not write that.",
-                "Move it away, or add --overwrite. Then start the same job again; it goes on where it stopped.",
+                "Move it away, then start the same job again; it goes on where it stopped. Or add --overwrite as well.",
+                Remedy("overwrite"),
             )
         if folder := next((path for path in targets if (self._folder / path).is_dir()), None):
             message = f"{folder} in {self._folder} is a folder, and the copy has a file of that name."

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from typing_extensions import override
 
-from sharding.core.errors import DestinationError
+from sharding.core.errors import DestinationError, Remedy
 from sharding.core.limits import THREADS
 from sharding.core.protocols import ShardSink, ShardWriter
 from sharding.core.values import ShardRecord
@@ -55,7 +55,8 @@ class FolderSink(ShardSink):
         if job is None or job.plan_id != self._plan_id:
             raise DestinationError(
                 f"In {self._folder} there is not, or no longer, the job that this is a part of.",
-                "All nodes must have the same folder there; on one machine alone leave out --workers.",
+                "All nodes must have the same folder there. On one machine alone leave out --workers.",
+                Remedy("leave_workers_out"),
             )
 
     @override

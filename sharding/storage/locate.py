@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sharding.core.destination import Destination
-from sharding.core.errors import DestinationError, UsageError
+from sharding.core.errors import DestinationError, Remedy, UsageError
 from sharding.core.protocols import Files, Source
 from sharding.core.repo import Repo
 from sharding.formats.model_config import CONFIG_NAME
@@ -31,6 +31,7 @@ def open_source(text: str, hub: Hub, base: str = "") -> Repo:
         raise UsageError(
             f"{text} has a configuration of its own, or is nothing that a training run has saved.",
             "Leave out --base: it is for rank-sharded checkpoints, which have none.",
+            Remedy("leave_base_out"),
         )
     if folder is None or not (folder or base):
         return Repo([source])

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from sharding.core.destination import Destination
 from sharding.core.dtypes import BY_NAME
-from sharding.core.errors import OverflowRefused
+from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.hashing import new_tensor_hash
 from sharding.core.limits import BATCH_BYTES, BATCHES_AHEAD, FETCHED_BYTES, THREADS
@@ -294,9 +294,10 @@ def _may_overflow(tensor: Tensor) -> bool:
 
 
 def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
-    instead = "Choose bf16, which has the range of fp32," if tensor.dtype == "F16" else "Keep the dtype,"
+    instead = "Choose bf16, which has the range of fp32." if tensor.dtype == "F16" else "Keep the dtype."
     return OverflowRefused(
         f"{tensor.name} has {infinite:,} finite {'number' if infinite == 1 else 'numbers'} too large for "
         f"{BY_NAME[tensor.dtype].torch}, which would become infinite.",
-        f"{instead} or allow it (--allow-overflow): the report then counts them.",
+        f"{instead} Or add --allow-overflow, and the report counts them.",
+        Remedy("allow_overflow"),
     )

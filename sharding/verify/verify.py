@@ -7,7 +7,7 @@ from typing import TypeVar
 from sharding.checkpoint.documents import read_small
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import Refused, SourceError, UsageError
+from sharding.core.errors import Refused, Remedy, SourceError, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
@@ -25,6 +25,8 @@ from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
 
 _T = TypeVar("_T")
+_WITHOUT_QUICK = "Verify without --quick, which reads the weights."
+_READ = Remedy("read_every_byte")
 
 
 def verify(
@@ -49,7 +51,7 @@ def verify(
     options = Options(dtype=dtype, variant=variant, allow_overflow=True, dequantize=dequantize)
     dtype, how = options.dtype, ""
     if quick and dtype != "keep":
-        raise UsageError("Stored digests say nothing of a cast.", "Verify without --quick, which reads the weights.")
+        raise UsageError("Stored digests say nothing of a cast.", _WITHOUT_QUICK, _READ)
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
     sources = [open_source(original, hub, base), open_source(copy, hub)]
@@ -88,7 +90,7 @@ def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], 
     hashes = {side.hash for side in stored}
     if len(hashes) > 1:
         message = f"The stored digests of one are {' and of the other '.join(sorted(hashes))}: they cannot be compared."
-        raise Refused(message, "Verify without --quick, which reads the weights.")
+        raise Refused(message, _WITHOUT_QUICK, _READ)
     first, second = (side.tensors for side in stored)
     method, size = "stored digests compared, no weights read", checkpoints[1].total_bytes
     differ, (ours, theirs) = compare_listed(checkpoints)
@@ -128,12 +130,10 @@ def _stored_digests(source: Repo, checkpoint: Checkpoint) -> Stored:
     name = source_name(source.ref.kind, source.ref.repo_id)
     files = {file.path: file for file in source.files}
     if DIGESTS_NAME not in files:
-        raise SourceError(f"{name} has no {DIGESTS_NAME}.", "Verify without --quick, which reads the weights.")
+        raise SourceError(f"{name} has no {DIGESTS_NAME}.", _WITHOUT_QUICK, _READ)
     stored = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES))
     headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
     if headers != {name: (digest.dtype, digest.shape) for name, digest in stored.tensors.items()}:
-        raise SourceError(
-            f"{DIGESTS_NAME} of {name} does not describe the weights beside it.",
-            "Verify without --quick.",
-        )
+        message = f"{DIGESTS_NAME} of {name} does not describe the weights beside it."
+        raise SourceError(message, _WITHOUT_QUICK, _READ)
     return stored

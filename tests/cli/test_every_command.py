@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from sharding import job
 from sharding.cli import commands, start
 from sharding.cli.commands import app
-from sharding.core.errors import DestinationError, Refused, UsageError
+from sharding.core.errors import DestinationError, Refused, Remedy, ShardingError, UsageError
 from tests.conftest import in_two_files, listing, write_checkpoint
 from tests.hubs import TOKEN
 
@@ -92,7 +92,8 @@ def test_an_error_is_said_to_a_person_and_printed_for_a_program(
     command: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise kind(f"It is {TOKEN}.", f"Look at {TOKEN}.")
+        remedy = [Remedy("sign_in")] if issubclass(kind, ShardingError) else []
+        raise kind(f"It is {TOKEN}.", f"Look at {TOKEN}.", *remedy)
 
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(job, DONE_BY.get(command, command), fail)
@@ -104,7 +105,8 @@ def test_an_error_is_said_to_a_person_and_printed_for_a_program(
         errors = [json.loads(line) for line in done.stdout.splitlines()]
         assert len(errors) == bool(way)
         for error in (document["error"] for document in errors):
-            assert list(error) == ["kind", "message", "hint"] and error["kind"] == named
+            assert list(error) == ["kind", "message", "hint", "remedy"] and error["kind"] == named
+            assert error["remedy"] == ({"kind": "sign_in", "value": ""} if issubclass(kind, ShardingError) else None)
             assert error["message"] in done.stderr and error["hint"] in done.stderr
         if kind in (UsageError, DestinationError, Refused):
             assert "It is [token].\nLook at [token].\n" in done.stderr.replace("\n\n", "\n")

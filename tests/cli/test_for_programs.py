@@ -91,7 +91,7 @@ def test_what_ends_without_a_result_says_so_in_one_object_and_in_a_sentence(
     done = invoke(*arguments)
     assert (done.exit_code, done.stdout.count("\n")) == (status, 1), done.output
     said = json.loads(done.stdout)
-    assert said.keys() == {"error"} and said["error"].keys() == {"kind", "message", "hint"}
+    assert said.keys() == {"error"} and said["error"].keys() == {"kind", "message", "hint", "remedy"}
     assert said["error"]["kind"] == kind and said["error"]["message"] and said["error"]["hint"]
     told = " ".join(done.stderr.split())
     assert " ".join(said["error"]["message"].split()) in told and " ".join(said["error"]["hint"].split()) in told

@@ -46,7 +46,7 @@ def test_wrong_words_are_one_object_for_programs_and_a_sentence_for_people(case:
     done = invoke(*words.split(), way) if words[-2:] != "-s" else invoke(way, *words.split())  # else -s would take it
     assert (done.exit_code, done.stdout.count("\n")) == (2, 1), done.output
     document = json.loads(done.stdout)
-    assert document.keys() == {"error"} and list(document["error"]) == ["kind", "message", "hint"]
+    assert document.keys() == {"error"} and list(document["error"]) == ["kind", "message", "hint", "remedy"]
     error = document["error"]
     assert (
         error["kind"] == "UsageError" and error["message"].endswith((".", "?")) and error["hint"].endswith((".", "?"))

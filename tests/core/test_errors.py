@@ -7,6 +7,7 @@ from sharding.core.errors import (
     DestinationError,
     Fault,
     Refused,
+    Remedy,
     ReplaceRefused,
     ShardingError,
     UsageError,
@@ -42,6 +43,7 @@ def test_a_replacement_that_is_refused_names_the_copy_that_is_there_first() -> N
     error = ReplaceRefused("alice/copy", "alice/old", "alice/new")
     assert error.message == "alice/copy holds a copy of alice/old, which a copy of alice/new would replace."
     assert "--overwrite" in error.hint and error.there == "alice/old" and error.exit_status == 3
+    assert error.remedy == Remedy("overwrite")
 
 
 def inner() -> None:

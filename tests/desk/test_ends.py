@@ -8,6 +8,7 @@ import pytest
 
 from sharding.core.options import Options
 from sharding.desk import Desk, Settings
+from sharding.report.schema import to_json
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.desk.actors import Actor, Stage, is_gone, until
 from tests.desk.conftest import AS_ALICE, branches, hand_in, process_of, seen, state
@@ -78,6 +79,27 @@ def test_a_job_that_has_published_is_done_however_it_is_stopped(
         assert status.published and status.error is None and actor.discarded == 0
         (record,) = desk.jobs_of(who)
         assert record.result == f"alice/told@{commit}"
+
+
+def test_what_helps_is_told_and_kept_of_the_error_that_ended_the_job(
+    settings: Settings, stage: Stage, small: str
+) -> None:
+    said = {"kind": "OverflowRefused", "message": "It is too large.", "hint": "Do that."}
+    remedy = {"kind": "allow_overflow", "value": ""}
+    with Desk(settings) as desk:
+        job_id, destination = hand_in(desk, small, "a")
+        state(desk, job_id, "running", "a")
+        stage(destination).say({"error": {**said, "remedy": remedy}})
+        stage(destination).exit(3)
+        state(desk, job_id, "failed", "a")
+        other, destination = hand_in(desk, small, "b")
+        state(desk, other, "running", "b")
+        stage(destination).say({"error": {**said, "remedy": remedy}})
+        stage(destination).say({"event": "nonsense"})
+        assert state(desk, other, "failed", "b").remedy is None
+    with Desk(settings) as later:
+        document = to_json(seen(later, job_id, "a"))
+        assert (document["error"], document["remedy"]) == (["It is too large.", "Do that."], remedy)
 
 
 @pytest.mark.parametrize("end", ["done", "failed", "killed", "cancelled", "interrupted"])

@@ -10,7 +10,7 @@ from stat import S_IMODE
 
 import pytest
 
-from sharding.core.errors import Refused
+from sharding.core.errors import Refused, Remedy
 from sharding.core.options import Options
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
@@ -46,6 +46,7 @@ def test_what_is_kept_comes_back_as_it_was_the_oldest_first(shelf: Shelf, tmp_pa
         ended=7.0,
         process=(8, 9.5),
         error=("a sentence", "a hint"),
+        remedy=Remedy("choose_variant", "fp16"),
         remark="é\n",
         result="alice/whole@c",
         seconds=1.5,
@@ -66,6 +67,16 @@ def test_what_is_kept_comes_back_as_it_was_the_oldest_first(shelf: Shelf, tmp_pa
     again = Shelf(tmp_path / "desk")
     assert again.records() == [changed, whole, newest]
     again.close()
+
+
+def test_a_record_of_a_version_that_knew_no_remedies_is_read(shelf: Shelf, tmp_path: Path) -> None:
+    kept = record("earlier", state="failed", error=("a sentence", "a hint"))
+    shelf.save(kept)
+    file = place(tmp_path, kept) / "job.json"
+    fields = json.loads(file.read_text())
+    del fields["remedy"]
+    file.write_text(json.dumps(fields))
+    assert shelf.load(kept.id) == kept
 
 
 def test_a_folder_is_one_desks_until_it_lets_go(shelf: Shelf, tmp_path: Path) -> None:

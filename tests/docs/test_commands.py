@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sharding import job
 from sharding.cli import commands
 from sharding.cli.commands import app
-from sharding.core.errors import Cancelled
+from sharding.core.errors import Cancelled, RemedyKind
 from sharding.formats.names import PICTURE_NAME
 from sharding.planning.devices import PRESETS
 from tests.conftest import random_tensors
@@ -118,6 +118,11 @@ def test_the_keys_that_programs_read_are_those_in_the_docs(checkpoint: Path, tmp
     assert {key for one in inner for key in one} <= set(code(text))
     written = {path.name for path in out.iterdir() if not path.name.startswith("model")} - {"config.json"}
     assert {code(file)[0] for file, _ in table(COMMANDS, "file | what it is")} == written | {PICTURE_NAME}
+
+
+def test_the_remedies_are_those_in_the_docs() -> None:
+    rows = table(COMMANDS, "remedy | what helps")
+    assert [code(kind)[0] for kind, *_ in rows] == list(get_args(RemedyKind))
 
 
 def events(*arguments: object) -> list[dict[str, Any]]:

@@ -61,12 +61,14 @@ RAISED = {
 
 
 @pytest.mark.parametrize("name", RAISED)
-@pytest.mark.parametrize("hint", ["", "Do that."])
-def test_an_error_of_a_part_is_raised_as_it_was_and_names_the_node(name: str, hint: str, source: Any) -> None:
+@pytest.mark.parametrize(("hint", "remedy"), [("", None), ("Do that.", errors.Remedy("allow_overflow"))])
+def test_an_error_of_a_part_is_raised_as_it_was_and_names_the_node(
+    name: str, hint: str, remedy: errors.Remedy | None, source: Any
+) -> None:
     with pytest.raises(ShardingError) as raised:
-        read(Told(lambda part, _: [failed(name, again=False, hint=hint)]), source)
+        read(Told(lambda part, _: [failed(name, again=False, hint=hint, remedy=remedy)]), source)
     assert type(raised.value) is RAISED[name] and raised.value.message == "It has ended."
-    assert raised.value.hint == f"{hint} That was on node here.".strip()
+    assert (raised.value.hint, raised.value.remedy) == (f"{hint} That was on node here.".strip(), remedy)
 
 
 def under_way(part: Part, _: int) -> list[PartEvent | None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sharding.core.errors import Remedy
 from sharding.core.values import ShardRecord
 from sharding.fleet.crew import Crew
 from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, Spent, Worker, parse_part
@@ -23,8 +24,8 @@ def done(part: Part, node: str = "here", **spent: Any) -> PartDone:
     return PartDone(Worker(node, 1), record, Spent(**spent))
 
 
-def failed(kind: str = "GrantExpired", *, again: bool, hint: str = "") -> PartFailed:
-    return PartFailed(HERE, kind, "It has ended.", hint, again)
+def failed(kind: str = "GrantExpired", *, again: bool, hint: str = "", remedy: Remedy | None = None) -> PartFailed:
+    return PartFailed(HERE, kind, "It has ended.", hint, again, remedy)
 
 
 class Told:

@@ -197,7 +197,7 @@ def test_ordinary_weights_are_offered_where_a_repo_is_quantized(
     expect(offered).to_contain_text("Dequantize: 320.9 kB → 640.8 kB")
     expect(offered).to_contain_text("quantized with fp8, one scale for each 128 x 128")
     expect(box).not_to_be_checked()
-    expect(page.locator("#findings")).to_contain_text("Tick Dequantize, which computes them")
+    expect(page.locator("#findings")).to_contain_text("Tick Dequantize for tools that know no such weights")
     expect(page.locator("#picture .sides")).to_contain_text("Today 1 file, 320.9 kB")
     box.check()
     expect(page).to_have_url(re.compile("dtype=bf16&dequantize=true$"))

@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     endpoint, token = hub_endpoint(), hub_token()
     try:
         if token is None:
-            raise Refused(f"Nobody is signed in, so nothing can be made on {endpoint}.", f"First {SIGN_IN}")
+            raise Refused(f"Nobody is signed in, so nothing can be made on {endpoint}.", SIGN_IN)
         hub = Hub(endpoint, token)
         person = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         namespace = chosen or person.name

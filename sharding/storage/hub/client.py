@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
 
 from sharding import __version__
-from sharding.core.errors import DestinationError, ShardingError
+from sharding.core.errors import DestinationError, Remedy, ShardingError
 from sharding.core.lent import Grant
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
 from sharding.storage.hub.answers import Commit, Refs, checked_commit, parsed
@@ -256,7 +256,8 @@ class Hub:
             raise family(f"{self.endpoint} answers {error} with something that makes no sense.", hint) from error
         except errors.GatedRepoError as error:
             hint = f"Accept its terms on {self.page(repo_id)}, then run again signed in."
-            raise family(f"{repo_id} is gated.", hint) from error
+            remedy = Remedy("accept_terms", self.page(repo_id)) if self.is_signed_in else Remedy("sign_in")
+            raise family(f"{repo_id} is gated.", hint, remedy) from error
         except errors.RevisionNotFoundError as error:
             if family is DestinationError:
                 message = f"A branch of {repo_id} that the job writes to is gone."
@@ -265,8 +266,10 @@ class Hub:
         except errors.EntryNotFoundError as error:
             raise family(f"{repo_id} lacks a file that it listed.", "Run again: it may have just changed.") from error
         except errors.RepositoryNotFoundError as error:
-            hint = "Check the name." if self.is_signed_in else f"Check the name; if it is private, {SIGN_IN}"
-            raise family(f"There is no repo {repo_id} that you may see.", hint) from error
+            hint, remedy = "Check the name.", None
+            if not self.is_signed_in:
+                hint, remedy = f"Check the name; if it is private, sign in. {SIGN_IN}", Remedy("sign_in")
+            raise family(f"There is no repo {repo_id} that you may see.", hint, remedy) from error
         except errors.HfHubHTTPError as error:
             raise _explain(error, repo_id, family) from error
         except errors.HFValidationError as error:
@@ -282,7 +285,7 @@ class Hub:
                 raise  # a fault of our own
             raise self._unanswered(error, repo_id, family) from error
         except PermissionError as error:  # what hf-xet raises, as the next two are
-            raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1]) from error
+            raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1], Remedy("sign_in")) from error
         except FileNotFoundError as error:
             hint = "Run again later; if that does not help, whoever owns it should upload it again."
             raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
@@ -304,11 +307,11 @@ def is_without(error: Exception) -> bool:
     return not is_of_file and not error.response.headers.get("X-Error-Code")
 
 
-SIGN_IN = "sign in with `hf auth login` or set HF_TOKEN."
+SIGN_IN = "To sign in, run `hf auth login` or set HF_TOKEN."
 
 _BY_STATUS = {
     400: ("The Hub does not accept it", "Its own words, where it has any, say why."),
-    401: ("The login is not valid or has expired", f"Start the same job again after you {SIGN_IN}"),
+    401: ("The login is not valid or has expired", f"Sign in, then start the same job again. {SIGN_IN}"),
     403: ("The login does not allow it", "Use a token that may write there, or another namespace."),
     404: ("The Hub does not find it", "Check the name, and whether it has just been deleted."),
     409: ("It exists already, or was changed at the same moment", "Run again, or choose another name."),
@@ -342,4 +345,5 @@ def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingE
     if "storage limit" in (error.server_message or "").lower():
         problem, hint = "There is no storage left for it on the Hub", _BY_STATUS[413][1]
     lines = [line.rstrip(".") for line in (error.server_message or "").strip().splitlines()]
-    return family(f"{problem}: {repo_id}, status {status}{f', {lines[0][:200]}' if lines else ''}.", hint)
+    remedy = Remedy("sign_in") if status == 401 else None
+    return family(f"{problem}: {repo_id}, status {status}{f', {lines[0][:200]}' if lines else ''}.", hint, remedy)

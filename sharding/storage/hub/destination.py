@@ -15,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from typing_extensions import override
 
 from sharding.core.destination import Destination
-from sharding.core.errors import DestinationError
+from sharding.core.errors import DestinationError, Remedy
 from sharding.core.events import Published
 from sharding.core.lent import LentDestination
 from sharding.core.limits import THREADS
@@ -68,8 +68,9 @@ class HubDestination(StoreSink, Destination):
         self._has_xet = True
         self.ref = RepoRef("hub", name, "")
         if not hub.is_signed_in:
-            hint = f"First {SIGN_IN} For a folder write ./{name}."
-            raise DestinationError(f"Nobody is signed in, so nothing can be pushed to {name}.", hint)
+            hint = f"Sign in first. {SIGN_IN} For a folder write ./{name}."
+            message = f"Nobody is signed in, so nothing can be pushed to {name}."
+            raise DestinationError(message, hint, Remedy("sign_in"))
         self._me = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         self.ref = RepoRef("hub", self._me.own_id(name), "")
         self.findings = self._warn_of_namespace(name)
@@ -98,8 +99,9 @@ class HubDestination(StoreSink, Destination):
         if self._private and not self._repo.is_private():
             raise DestinationError(
                 f"{self.ref.repo_id} exists and is public, and the copy is to be private.",
-                f"Make it private at {self._hub.page(self.ref.repo_id)}/settings, choose another name, or add --public "
-                "if everybody may see the copy.",
+                f"Make it private at {self._hub.page(self.ref.repo_id)}/settings, or choose another name. If everybody "
+                "may see the copy, add --public.",
+                Remedy("allow_public_copy"),
             )
         self._main.look(source)
 
@@ -231,7 +233,8 @@ class HubDestination(StoreSink, Destination):
         if not self._has_xet or self._job is None:
             raise DestinationError(
                 f"This Hub has no Xet: it takes files for {repo_id} from nobody without a login, as workers are.",
-                "Work without --workers, or into a folder.",
+                "Work into a folder. Or work without --workers.",
+                Remedy("leave_workers_out"),
             )
         grant = self._repo.ask(lambda: self._hub.grant("write", repo_id, STAGING_BRANCH))
         return LentDestination(self.ref, self._job.plan_id, hub=self._hub.endpoint, grant=grant)

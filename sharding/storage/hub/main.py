@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from huggingface_hub import CommitOperationDelete
 
-from sharding.core.errors import DestinationError, ReplaceRefused
+from sharding.core.errors import DestinationError, Remedy, ReplaceRefused
 from sharding.core.text import name_some, source_name
 from sharding.core.values import FileEntry, RepoRef, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
@@ -76,6 +76,7 @@ class MainBranch:
             raise DestinationError(
                 f"The job that is staged in {self._repo.repo_id} is from an earlier version of this tool.",
                 "Add --restart to start it over.",
+                Remedy("discard_unfinished"),
             )
         if not self._has_published(job):
             raise self._changed(job.main, self.head)
@@ -88,7 +89,8 @@ class MainBranch:
             raise DestinationError(
                 f"{name_some(there)} in {self._repo.repo_id} would be replaced, or loaded instead of the copy, and "
                 "this tool did not write that, or somebody has changed it since.",
-                "Add --overwrite and start the same job again, or choose another name.",
+                "Choose another name. Or add --overwrite and start the same job again.",
+                Remedy("overwrite"),
             )
 
     def publish(

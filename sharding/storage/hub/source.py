@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 from typing_extensions import override
 
-from sharding.core.errors import DamagedError, SourceError
+from sharding.core.errors import DamagedError, Remedy, SourceError
 from sharding.core.lent import LentFile, LentSource
 from sharding.core.limits import (
     HUB_BATCH_BYTES,
@@ -141,7 +141,8 @@ class HubSource(Source):
         of_hub = [entry.file for entry in lent.files if entry.place.startswith(f"{self._hub.endpoint}/")]
         if of_hub and self.is_private is not False:
             message = f"{repo_id} is private or gated, and its Hub shows {of_hub[0]} to nobody without a login."
-            raise SourceError(message, "Other machines get none: work on it without --workers.")
+            hint = "Other machines get none: work on it without --workers."
+            raise SourceError(message, hint, Remedy("leave_workers_out"))
         return lent
 
     def _lend(self, entry: FileEntry) -> LentFile:

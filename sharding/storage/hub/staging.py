@@ -9,7 +9,7 @@ from threading import Lock
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError
 
-from sharding.core.errors import DestinationError
+from sharding.core.errors import DestinationError, Remedy
 from sharding.core.limits import COMMIT_SECONDS, MAX_REPORT_BYTES, RANGES_AT_ONCE
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
@@ -61,7 +61,8 @@ class StagingBranch:
         if job is None or job.plan_id != plan_id:
             raise DestinationError(
                 f"{self._repo.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
-                "If it is running, wait for it. Else finish it, choose another name, or discard it with --restart.",
+                "If it is running, wait for it. Else finish it, or choose another name. Or discard it with --restart.",
+                Remedy("discard_unfinished"),
             )
         files = self._repo.files(head)
         paths = list(filter(self._is_record, files))
@@ -69,6 +70,7 @@ class StagingBranch:
             raise DestinationError(
                 f"The records on the branch {STAGING_BRANCH} of {self._repo.repo_id} are larger than those of any job.",
                 "Discard them with --restart.",
+                Remedy("discard_unfinished"),
             )
         with readers(RANGES_AT_ONCE) as pool:
             texts = pool.map(lambda path: self._repo.read(head, path, files[path].bytes), paths)

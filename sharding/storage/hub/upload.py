@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd
 from typing_extensions import override
 
-from sharding.core.errors import DestinationError
+from sharding.core.errors import DestinationError, Remedy
 from sharding.core.protocols import ShardSink, ShardWriter
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.storage.hub.client import Hub
@@ -65,7 +65,7 @@ class XetShardWriter(ShardWriter):
             yield
         except PermissionError as error:
             message = f"The login is not valid any more, or may not upload {self._file}."
-            raise DestinationError(message, f"Sign in again. {_HINT}") from error
+            raise DestinationError(message, f"Sign in again. {_HINT}", Remedy("sign_in")) from error
         except (RuntimeError, OSError) as error:
             raise DestinationError(f"The upload of {self._file} broke off: {error}.", _HINT) from error
 

@@ -1,0 +1,238 @@
+"""What helps is said in the words of the page, as a button where the page has its control; no option is shown."""
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import gradio as gr
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from sharding import job
+from sharding.core import errors
+from sharding.core.errors import Remedy, RemedyKind, ShardingError
+from sharding.core.values import Finding
+from sharding.page.panels import findings_panel, message, problem
+from sharding.page.remedies import help_with, in_page_words
+from tests.conftest import ROOT, in_a_loop, random_tensors, write_checkpoint
+from tests.hubs import push
+from tests.localhub.conftest import Server
+from tests.page.conftest import Site, advanced, copy_name, start_job
+from tests.page.rooms import form
+
+Visit = Callable[..., Page]
+
+OPTION = re.compile(r"(?<![\w-])--[a-z]|HF_TOKEN(?!_)")
+KINDS = get_args(RemedyKind)
+APART = ("cli", "page", "demo", "localhub", "probe")
+"""Folders whose sentences are shown in a terminal only, or are the page's own."""
+OF_WHO_STARTS_IT = ("HF_ENDPOINT", "RAY_ADDRESS")
+"""What a message is about that only who starts the program can help."""
+
+
+# --- Every sentence of the program ----------------------------------------------------------------------
+
+
+class Made(NamedTuple):
+    """An error or a finding in the code: its class, the texts that it may have, and what these are about."""
+
+    of: str
+    message: list[str]
+    hint: list[str]
+    about: str
+    """The kind of the remedy, or the code of the finding; "" for none."""
+
+
+@cache
+def made() -> tuple[Made, ...]:
+    rooms = [path for path in (ROOT / "sharding").rglob("*.py") if not {*APART} & {*path.parts}]
+    return tuple(each for path in sorted(rooms) for each in made_in(ast.parse(path.read_text())))
+
+
+def made_in(room: ast.Module) -> Iterator[Made]:
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, ShardingError)}
+    for function in (node for part in room.body for node in ast.walk(part) if isinstance(node, ast.FunctionDef)):
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            of = ast.unparse(call.func)
+            if not call.args or of not in {*kinds, "Finding", "family", "kind", "super().__init__"}:
+                continue
+            code, parts = (call.args[1], call.args[2:]) if of == "Finding" else (None, call.args)
+            message, *more = (
+                [*meant(part, call.lineno, function, room, 3 if number else 1)] for number, part in enumerate(parts)
+            )
+            hint, remedy = (*more, [], [])[:2]
+            about = texts([code]) if code else [text for text in texts(remedy) if text in KINDS]
+            yield Made(of, texts(message), texts(hint), (*about, "")[0])
+
+
+def meant(part: ast.expr, line: int, function: ast.FunctionDef, room: ast.Module, deep: int) -> Iterator[ast.expr]:
+    """A part, and what its names were given last: in the function, else in the room."""
+    yield part
+    for name in {node.id for node in ast.walk(part) if isinstance(node, ast.Name)} if deep else ():
+        before = [value for value in given(name, ast.walk(function)) if value.lineno < line]
+        for value in sorted(before, key=lambda value: value.lineno)[-1:] or given(name, room.body):
+            yield from meant(value, line, function, room, deep - 1)
+
+
+def given(name: str, nodes: Iterable[ast.AST]) -> list[ast.expr]:
+    """What a name is given; as one of several, all that these are given."""
+    stored = [node for node in nodes if isinstance(node, ast.Assign)]
+    return [node.value for node in stored if name in ast.unparse(node.targets[0]).strip("()").split(", ")]
+
+
+def texts(parts: Iterable[ast.AST]) -> list[str]:
+    """The texts in some code; what is put into them is "x"."""
+    nodes = [node for part in parts for node in ast.walk(part)]
+    whole = [
+        "".join(str(getattr(piece, "value", "x")) if isinstance(piece, ast.Constant) else "x" for piece in node.values)
+        for node in nodes
+        if isinstance(node, ast.JoinedStr)
+    ]
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)] + whole
+
+
+def test_no_message_names_an_option_of_the_command_line() -> None:
+    assert len(made()) > 250
+    assert [each for each in made() if any(map(OPTION.search, each.message))] == []
+
+
+def is_of_who_starts_it(each: Made) -> bool:
+    return any(variable in text for variable in OF_WHO_STARTS_IT for text in each.message)
+
+
+def test_an_error_whose_hint_names_an_option_has_a_remedy_and_the_page_shows_no_option() -> None:
+    of_terminal = [each for each in made() if each.of != "Finding" and any(map(OPTION.search, each.hint))]
+    assert len(of_terminal) > 35
+    silent = [each for each in of_terminal if each.about not in KINDS and each.of != "VariantMissing"]
+    assert [each for each in silent if not is_of_who_starts_it(each)] == []
+    for each in of_terminal:
+        remedy = Remedy(each.about) if each.about in KINDS else None  # type: ignore[arg-type]
+        for hint in each.hint:
+            assert not OPTION.search(problem(ShardingError("It is so.", hint, remedy)))
+
+
+def test_a_finding_whose_hint_names_an_option_has_words_of_the_page() -> None:
+    of_terminal = [each for each in made() if each.of == "Finding" and any(map(OPTION.search, each.hint))]
+    assert len(of_terminal) == 5
+    for each in of_terminal:
+        for hint in each.hint:
+            finding = Finding("info", each.about, "It is so.", hint)
+            assert in_page_words(finding).hint and not OPTION.search(findings_panel([finding]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_remedy_is_worded_without_options(kind: RemedyKind) -> None:
+    shown = problem(ShardingError("It is so.", "Do this. Or add --that. What is finished is kept.", Remedy(kind)))
+    assert "Do this. What is finished is kept." in shown and not OPTION.search(shown)
+
+
+def test_each_button_works_a_field_of_the_form() -> None:
+    laid = in_a_loop(form())
+    fields = {block.elem_id: block for block in (getattr(laid, name) for name in laid.__slots__)}
+    helps = [help_with(Remedy(kind)) for kind in KINDS]
+    controls = {each.control for each in helps if each.label} - {"#sign-in"}
+    assert len(controls) == 7
+    for control in controls:
+        match = re.fullmatch(r"#(\w+) input(?:\[value=(\w+)\])?", control)
+        assert match, control
+        field = fields[match[1]]
+        if match[2]:
+            assert match[2] in [value for _, value in field.choices]
+        else:
+            assert isinstance(field, gr.Checkbox)
+
+
+def test_a_file_of_a_repo_keeps_its_name_in_a_message() -> None:
+    shown = message("The header of --odd.safetensors is not valid.", "Download a--b again.")
+    assert "The header of --odd.safetensors is not valid." in shown and "Download a--b again." in shown
+
+
+# --- Buttons --------------------------------------------------------------------------------------------
+
+
+def press(button: Locator) -> None:
+    """As somebody does who has a keyboard only."""
+    button.focus()
+    expect(button).to_be_focused()
+    button.press("Enter")
+
+
+def test_who_is_not_signed_in_is_led_to_it_from_the_refusal_and_back(space: Site, visit: Visit, gated: str) -> None:
+    page = visit(space, f"?repo={gated}")
+    refusal = page.locator("#repo-message")
+    expect(refusal).to_contain_text("is gated")
+    expect(refusal.get_by_text("hf auth login")).to_be_hidden()
+    press(refusal.get_by_role("button", name="Sign in"))
+    page.get_by_role("button", name="Continue as bob").click()
+    expect(page.locator("#facts")).to_contain_text(gated)
+
+
+def test_at_home_no_button_signs_in_and_words_say_how(serve: Callable[..., Site], visit: Visit, gated: str) -> None:
+    refusal = visit(serve(), f"?repo={gated}").locator("#repo-message")
+    expect(refusal).to_contain_text("run hf auth login; then reload it")
+    expect(refusal.get_by_role("button")).to_have_count(0)
+
+
+def test_a_public_copy_that_is_refused_is_made_private_by_a_button(
+    home: Site, visit: Visit, hub: Server, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
+    hidden = push(hub, folder, f"alice/{copy_name('hidden')}", private=True)
+    page = visit(home, f"?repo={hidden}&size=70kB")
+    page.locator("#start:not([disabled])").wait_for()
+    advanced(page).get_by_label("Public", exact=True).check()
+    name, private = copy_name(), page.get_by_label("Private", exact=True)
+    page.get_by_label("Name of the new repo").fill(name)
+    page.locator("#advanced > button").click()
+    page.locator("#start").click()
+    refusal = page.locator("#start-message").get_by_role("alert")
+    expect(refusal).to_contain_text("a public copy would show it to everybody")
+    expect(refusal.get_by_text("Both are under Advanced")).to_be_hidden()
+    press(refusal.get_by_role("button", name="Make it private"))
+    expect(private).to_be_checked()
+    expect(private).to_be_focused()
+    page.locator("#start").click()
+    expect(page.locator("#result")).to_contain_text("bit-identical")
+    assert hub.api().model_info(f"alice/{name}").private is True
+
+
+def test_another_models_copy_is_ticked_for_replacement_by_a_button(
+    home: Site, visit: Visit, hub: Server, small: str, long: str
+) -> None:
+    name = copy_name()
+    *_, _ = job.shard(long, f"alice/{name}", endpoint=hub.address, token="hf_alice")
+    page = visit(home, f"?repo={small}&size=70kB&to=alice/{name}")
+    page.locator("#start:not([disabled])").click()
+    press(page.locator("#start-message").get_by_role("button", name="Replace it"))
+    tick = page.get_by_label(f"Replace the copy of {long} in alice/{name} by this one of {small}")
+    expect(tick).to_be_checked()
+    expect(tick).to_be_focused()
+    assert "?job=" not in page.url  # to tick is not to start
+    page.locator("#start").click()
+    expect(page.locator("#result")).to_contain_text(f"All 14 tensors bit-identical to {small}@")
+
+
+def test_a_job_that_ended_at_an_overflow_leads_to_the_plan_that_allows_it(
+    home: Site, visit: Visit, variants: str
+) -> None:
+    page = visit(home, f"?repo={variants}&dtype=fp16")
+    start_job(page, copy_name())
+    ended = page.locator("#progress .failed")
+    expect(ended).to_contain_text("too large for float16")
+    expect(ended).to_contain_text("Choose bf16")
+    expect(ended.get_by_role("button")).to_have_count(0)  # the plan and its fields are not on the page
+    press(ended.get_by_role("link", name="Allow overflow"))
+    expect(advanced(page).get_by_label("Allow overflow")).to_be_checked()
+    expect(page.locator("#dtype").get_by_label("fp16")).to_be_checked()
+
+
+def test_a_plan_that_cannot_be_is_made_another_by_a_button(home: Site, visit: Visit, quantized: str) -> None:
+    page = visit(home, f"?repo={quantized}&size=90kB&dtype=bf16")
+    refusal = page.locator("#size-message")
+    expect(refusal).to_contain_text("so it is not cast")
+    press(refusal.get_by_role("button", name="Dequantize"))
+    expect(page.locator("#dequantize").get_by_role("checkbox")).to_be_checked()
+    expect(refusal).to_be_empty()
