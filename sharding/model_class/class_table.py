@@ -40,7 +40,10 @@ def known_class(config: Any) -> KnownClass | None:
     """
     if not isinstance(config, dict) or not (name := _name_of(config)):
         return None
-    entries = list(_entries(name, config))
+    try:
+        entries = list(_entries(name, config))
+    except RecursionError:  # models inside models inside models
+        return None
     if None in entries:
         return None
     found = [entry for entry in entries if entry is not None]
@@ -94,8 +97,9 @@ def ties(config: Any) -> bool:
     classes = [_table()["classes"][name] for name in named[:1]] or _with_heads(kind)
     parts = [config, *(part for part in map(config.get, _PARTS) if isinstance(part, dict))]
     for entry in list(classes):
-        chosen = [config.get(key, {}) for key in _PARTS if key in entry.get("parts", {})]
-        classes += [other for part in chosen for other in _with_heads(part.get("model_type")) or [{}]]
+        chosen = [config.get(key) for key in _PARTS if key in entry.get("parts", {})]
+        kinds = [part.get("model_type") if isinstance(part, dict) else None for part in chosen]
+        classes += [other for part in kinds for other in _with_heads(part) or [{}]]
     if not classes or not all(entry.get("ties") for entry in classes):
         return False
     if types[kind]["ties"] == "always":
@@ -142,7 +146,7 @@ def _entries(name: str, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
             yield from _entries(known["class"] if known else "", part)
 
 
-def _with_heads(kind: str) -> list[Mapping[str, Any]]:
+def _with_heads(kind: Any) -> list[Mapping[str, Any]]:
     """Return the classes of a type that tie something, or part of it."""
     classes = _table()["classes"].values()
     return [entry for entry in classes if entry and entry["type"] == kind and "ties" in entry]

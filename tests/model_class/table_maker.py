@@ -1,7 +1,7 @@
 """Write down what the classes of the installed transformers are like, for `sharding/model_class/class_table.json`.
 
-Each class is built without weights, of the smallest configuration that it takes. `make class-table` writes the table,
-and tests hold it to the library.
+Each class is built without weights, from its defaults or the first of a few configurations that builds it. `make
+class-table` writes the table, and tests hold it to the library.
 """
 
 import json
@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
 from sharding.model_class.class_table import TABLE
+from sharding.model_class.meta_model import blocks_in_files
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
@@ -68,8 +69,8 @@ def classes() -> Iterator[tuple[str, type[PreTrainedModel]]]:
             yield name, cls
 
 
-def built(cls: type[PreTrainedModel], dtype: torch.dtype = torch.float16) -> PreTrainedModel | None:
-    """Return a model of a class without weights; None where no configuration that is tried here builds it."""
+def built(cls: type[PreTrainedModel]) -> PreTrainedModel | None:
+    """Return a model of a class in fp16, without weights; None where no configuration that is tried here builds it."""
     for more in _WITH:
         try:
             config = cls.config_class(**more)
@@ -77,7 +78,7 @@ def built(cls: type[PreTrainedModel], dtype: torch.dtype = torch.float16) -> Pre
                 if part is not None:
                     part.tie_word_embeddings = True
             with torch.device("meta"), meta_device_safe_creation_ops():
-                model: PreTrainedModel = cls._from_config(config, dtype=dtype)
+                model: PreTrainedModel = cls._from_config(config, dtype=torch.float16)
             model.tie_weights()
             return model
         except Exception:
@@ -92,7 +93,7 @@ def entry_of(cls: type[PreTrainedModel], model: PreTrainedModel) -> dict[str, An
     plain, strict = (
         _own(cls, model, apart, kind) for kind in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
     )
-    all_kept = set(model._keep_in_fp32_modules or ()) | set(model._keep_in_fp32_modules_strict or ())
+    all_kept = _regexes({*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())})
     explicit = {
         name
         for name, tensor in state.items()
@@ -100,7 +101,7 @@ def entry_of(cls: type[PreTrainedModel], model: PreTrainedModel) -> dict[str, An
     }
     entry: dict[str, Any] = {"type": cls.config_class.model_type}
     for dtype, patterns in (("fp16", plain | strict), ("bf16", strict)):
-        regexes = {pattern.replace("*", ".*") for pattern in patterns}
+        regexes = _regexes(patterns)
         matched = {name for name in state if _search(regexes, name)}
         # What is called otherwise in files, and what is made in fp32 without a pattern that says so.
         files = {
@@ -156,10 +157,13 @@ def _own(cls: type[PreTrainedModel], model: PreTrainedModel, apart: list[PreTrai
     return mine
 
 
-def _search(patterns: Iterable[str], name: str) -> bool:
-    return any(
-        re.search(pattern.replace("*", ".*") if pattern.isidentifier() else pattern, name) for pattern in patterns
-    )
+def _regexes(patterns: Iterable[str]) -> set[str]:
+    """Return regular expressions for what a class names, as `build_glob_alternation` reads it."""
+    return {pattern.replace("*", ".*") for pattern in patterns}
+
+
+def _search(regexes: Iterable[str], name: str) -> bool:
+    return any(re.search(regex, name) for regex in regexes)
 
 
 def _files(model: PreTrainedModel, state: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[str]:
@@ -172,8 +176,6 @@ def _as_pattern(name: str) -> str:
 
 def _blocks(model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Iterator[str]:
     """Yield the modules that are never split over devices, as files name them, with * for their numbers."""
-    from sharding.model_class.meta_model import blocks_in_files
-
     yield from (_NUMBER.sub("*", block) for block in set(blocks_in_files(model, dict(state)).values()))
 
 

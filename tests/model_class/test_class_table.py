@@ -118,15 +118,28 @@ def test_a_configuration_tells_its_class(config: dict[str, Any], name: str, kept
     assert known and known.name == name and known.kept["fp16"] == kept
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """A model inside a model inside a model, none of which says what is in the last."""
+    config: dict[str, Any] = {"model_type": "mine"}
+    for _ in range(depth):
+        config = {"model_type": "llava", "text_config": config}
+    return config
+
+
 @pytest.mark.parametrize(
     "config",
     [
         None, [], {}, {"model_type": 7}, {"model_type": "mine"}, {"model_type": "llama", "auto_map": {}},
         {"model_type": "llama", "auto_map": {}, "architectures": ["Mine"]},
         {"model_type": "llava", "text_config": {"model_type": "mine"}},
-        {"model_type": "timm_backbone", "architectures": ["TimmBackbone"]},
+        {"model_type": "timm_backbone", "architectures": ["TimmBackbone"]}, nested(400),
     ],
 )  # fmt: skip
 def test_what_the_table_does_not_have_is_not_known(config: Any) -> None:
     assert known_class(config) is None
     assert not class_table.ties(config)
+
+
+def test_a_part_that_is_no_configuration_ties_nothing() -> None:
+    config = {"model_type": "llava", "text_config": ["llama"], "architectures": ["LlavaForConditionalGeneration", 7]}
+    assert not class_table.ties(config | {"tie_word_embeddings": True})
