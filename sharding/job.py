@@ -5,7 +5,7 @@ last, and they work only while somebody asks for the next event. A source is a f
 Hub at `endpoint`, seen with `token`; a destination likewise.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -115,6 +115,7 @@ def plan(
     missing.
     """
     options = _as_options(options)
+    _require(options.extras())
     checkpoint = inspect(source, variant=options.variant, base=options.base, endpoint=endpoint, token=token)
     return checkpoint, planned(checkpoint, options)
 
@@ -166,6 +167,7 @@ def shard(
 def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
     """Do what was asked for: see `shard`."""
     request.refuse_contradictions()
+    _require(request.extras())
     options, classic, compare_rounds = request.options, request.engine == "classic", request.compare_rounds
     if options.rank is not None and not is_folder(request.destination):
         raise UsageError("What one rank loads is no repo of a model.", "Name a folder, such as ./part.")
@@ -365,6 +367,11 @@ def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS) -> Checkp
         return checkpoint
     trained = read_checkpoint(origin.base, most_tensors=most_tensors)
     return compare_with_base(checkpoint, trained, ordinary(trained))
+
+
+def _require(extras: Iterable[tuple[str, str]]) -> None:
+    for what, extra in extras:
+        require(what, extra)
 
 
 def _as_options(options: Options | str) -> Options:

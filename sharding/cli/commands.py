@@ -264,7 +264,7 @@ def devices(
 def localhub(context: typer.Context) -> None:
     """Serve a Hub on this machine, to try everything offline. See `localhub --help` for its options."""
     with _outcome(machine=False):
-        require("The loopback Hub", ["starlette", "uvicorn", "joserfc"], "localhub")
+        require("The loopback Hub", "localhub")
         if "--samples" in context.args:
             require("The samples of the loopback Hub")
     from sharding.demo.seeding import seed

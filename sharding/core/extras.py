@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -15,15 +15,22 @@ from sharding.core.errors import Refused
 
 _NAME = "shard-my-repo"
 
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "load": ("torch", "transformers", "accelerate"),
+    "localhub": ("starlette", "uvicorn", "joserfc"),
+    "ray": ("ray",),
+}
+"""What each extra of this package brings that a plain install does not."""
+
 
 def is_installed(module: str) -> bool:
     """Return whether `module` can be imported, without importing it."""
     return find_spec(module) is not None
 
 
-def require(what: str, modules: Iterable[str] = ("torch", "transformers", "accelerate"), extra: str = "load") -> None:
-    """Raise Refused where `what` needs `modules`, which `extra` of this package brings, and they are not installed."""
-    missing = [module for module in modules if not is_installed(module)]
+def require(what: str, extra: str = "load") -> None:
+    """Raise Refused if `what` needs an `extra` of this package that is not installed."""
+    missing = [module for module in MODULES[extra] if not is_installed(module)]
     if missing:
         raise Refused(
             f"{what} needs what a plain install does not bring: {', '.join(missing)}.",

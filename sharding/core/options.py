@@ -1,7 +1,7 @@
 """What somebody may choose of a copy and of a job: each option is declared once, for every front end. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from types import UnionType
@@ -19,6 +19,8 @@ TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
 Engine = Literal["stream", "classic"]
 WorkersOf = Literal["ray"]
 """What runs a job on many machines."""
+Group = Literal["What to write", "Where", "How to check", "For machines"]
+"""Under which heading an option stands in the help."""
 
 SINGLE_FILE = "single-file"
 """In the place of a size: one file, however large."""
@@ -51,17 +53,21 @@ def _no_such(what: str, choice: str, choices: Sequence[str], more: str = "") -> 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What every front end knows of an option, besides its name, type and default: those are the field's.
+    """What every front end knows of an option. Its name, type and default are those of the field.
 
-    `commands` take it on the command line, under `flags`, and `tools` over HTTP, as `tool_name`. A switch sets it to
-    `on`, a `shorthand` (flag, value, help) to one value. `called` is what a refused choice is none of. What the page
-    shows has a `title`, a line of `info` and `words` for its choices. `excludes` are options that make no sense beside
-    it, with the reason; `remedy` is to leave this one out. `since` orders the parameters of a tool: what came later
-    stands later.
+    - `flags`, `help`, `group`: the command line's words. `metavar` names the value.
+    - `commands`, `tools`: which commands and which endpoints take it. `tool_name` is its name over HTTP.
+    - `on`: the value that a switch sets. `shorthand` is a switch (flag, value, help) for one value.
+    - `called`: what a message calls it, if that is not its name.
+    - `title`, `info`, `words`: the page's label, a line below it, and words for its choices.
+    - `excludes`: options that make no sense beside it, each with the reason. `remedy` is to leave this one out.
+    - `needs`: which choice ("" for any) needs which extra of this package.
+    - `since`: the position among the parameters of an endpoint. New ones stand last, so that callers need no change.
     """
 
     flags: tuple[str, ...]
     help: str
+    group: Group = "What to write"
     commands: tuple[str, ...] = ("plan", "shard")
     tools: tuple[str, ...] = ("plan", "shard")
     tool_name: str = ""
@@ -74,6 +80,7 @@ class Declared:
     words: Mapping[str, str] = field(default_factory=dict)
     excludes: Mapping[str, str] = field(default_factory=dict)
     remedy: RemedyKind | None = None
+    needs: Mapping[str, str] = field(default_factory=dict)
     since: int = 0
 
 
@@ -110,6 +117,18 @@ class Option:
     def tool_name(self) -> str:
         """What programs call it."""
         return self.declared.tool_name or self.name
+
+    def extras(self, value: Any) -> Iterator[tuple[str, str]]:
+        """Yield what needs an extra of this package, and which, if the option is set to `value`.
+
+        >>> list(OPTIONS["strategy"].extras("pp:4")), list(OPTIONS["strategy"].extras("blocks"))
+        ([('The strategy pp:4', 'load')], [])
+        """
+        name, choice = self.declared.called or self.name, str(value).partition(":")[0]
+        if value != self.default and "" in self.declared.needs:
+            yield f"The {name}", self.declared.needs[""]
+        elif value != self.default and choice in self.declared.needs:
+            yield f"The {name} {value}", self.declared.needs[choice]
 
     def words(self, value: Any) -> list[str]:
         """Return the words of the command line that set it to `value`."""
@@ -159,6 +178,7 @@ class Options:
             "pp": "For transformers on several machines",
         },
         excludes={"engine": "The classic engine cuts by size alone."},
+        needs={"pp": "load"},
     )
     order: Order = _option(
         "natural",
@@ -173,6 +193,7 @@ class Options:
             "stored": "As in today's files",
             "transformers": "As transformers saves it",
         },
+        needs={"transformers": "load"},
     )
     dtype: TargetDtype = _option(
         "keep",
@@ -250,6 +271,10 @@ class Options:
             range_text = f"one of {self.ranks} from 0 to {self.ranks - 1}" if self.ranks else "one of a pipeline pp:N"
             raise UsageError(f"There is no rank {self.rank}.", f"A rank is {range_text}.")
 
+    def extras(self) -> Iterator[tuple[str, str]]:
+        """Yield each choice that needs an extra of this package, with the name of the extra."""
+        return (need for name, option in _declared(Options).items() for need in option.extras(getattr(self, name)))
+
     @property
     def is_single_file(self) -> bool:
         """Whether everything that is loaded together stands in one file."""
@@ -288,6 +313,7 @@ class Request:
         None,
         "--private/--public",
         "Who may see a new repo. As the source, where nothing is said.",
+        group="Where",
         commands=("shard",),
         tools=("shard",),
     )
@@ -295,6 +321,7 @@ class Request:
         False,
         "--yes",
         "A copy of a private or gated source may be public.",
+        group="Where",
         commands=("shard",),
         tools=("shard",),
         tool_name="public_copy_allowed",
@@ -303,43 +330,57 @@ class Request:
         False,
         "--overwrite",
         "Replace another model's copy. In a folder also what others wrote.",
+        group="Where",
         commands=("shard",),
         tools=("shard",),
     )
     restart: bool = _option(
-        False, "--restart", "Forget an interrupted run instead of resuming it.", commands=("shard",), tools=()
+        False,
+        "--restart",
+        "Forget an interrupted run instead of resuming it.",
+        group="Where",
+        commands=("shard",),
+        tools=(),
     )
     engine: Engine = _option(
         "stream",
         "--engine",
         "stream moves bytes. classic loads the whole model and saves it, as the tutorials do.",
+        group="Where",
         commands=("shard",),
         tools=(),
         remedy="use_stream_engine",
+        needs={"classic": "load"},
     )
     compare_rounds: int = _option(
         0,
         "--compare",
         "Load the original and the copy as well, and report what that costs.",
+        group="How to check",
         commands=("shard",),
         tools=("shard",),
         tool_name="compare",
+        called="comparison",
         remedy="leave_comparison_out",
+        needs={"": "load"},
         on=ROUNDS,
     )
     workers: WorkersOf | None = _option(
         None,
         "--workers",
         "Have many machines do it: ray, the cluster at RAY_ADDRESS.",
+        group="Where",
         commands=("shard",),
         tools=(),
         called="kind of workers",
         excludes={"engine": "The classic engine loads the model on one machine."},
+        needs={"ray": "ray"},
     )
     expect: str = _option(
         "",
         "--expect",
         "Refuse any other plan than this one of `plan --json`.",
+        group="For machines",
         commands=("shard",),
         tools=(),
         metavar="PLAN_ID",
@@ -363,6 +404,10 @@ class Request:
                     remedy = known[other].declared.remedy
                     hint = f"Leave out {flags[0]} or {flags[1]}."
                     raise UsageError(reason, hint, Remedy(remedy) if remedy else None)
+
+    def extras(self) -> Iterator[tuple[str, str]]:
+        """Yield each choice that needs an extra of this package, with the name of the extra."""
+        return (need for option in OPTIONS.values() for need in option.extras(self._value(option)))
 
     def words(self, command: str) -> list[str]:
         """Return the words of the command line that choose the same for `command`."""

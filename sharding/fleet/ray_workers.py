@@ -13,7 +13,6 @@ from typing_extensions import override
 from sharding import __version__
 from sharding.core.environment import prepare_for_ray, ray_address, without_login
 from sharding.core.errors import Refused
-from sharding.core.extras import require
 from sharding.core.limits import ANSWER_SECONDS
 from sharding.fleet.crew import Workers
 from sharding.fleet.parts import PartEvent, parse_event
@@ -26,9 +25,8 @@ _OBJECT_STORE_BYTES = 80_000_000
 def ray_workers() -> Iterator["RayWorkers"]:
     """Yield the workers of the cluster at RAY_ADDRESS, or of one that is made of this machine and ends with the block.
 
-    Raises UsageError, and Refused where there is no such cluster or Ray is not installed.
+    Raises UsageError, and Refused if there is no such cluster. Ray must be installed.
     """
-    require("Working on many machines", ["ray"], "ray")
     address = ray_address()
     prepare_for_ray(address)
     _refuse_unreachable(address)

@@ -18,7 +18,6 @@ from sharding.checkpoint.weight_sets import by_folder
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import Remedy, SourceError
-from sharding.core.extras import require
 from sharding.core.limits import DISK_FLOOR_BYTES, MEMORY_SHARE
 from sharding.core.meter import anon_bytes
 from sharding.core.options import Options
@@ -91,7 +90,6 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
 
     Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
     """
-    require("The classic engine")
     files = loadable_files(origin)
     dtype = torch_name(options.dtype)
     predicted = predict_load(origin, files, Load(dtype=dtype))

@@ -12,7 +12,6 @@ from sharding.checkpoint.loadable import loadable_files
 from sharding.core.destination import Destination
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import Remedy, SourceError, UsageError
-from sharding.core.extras import require
 from sharding.core.limits import MEMORY_SHARE
 from sharding.core.options import chosen
 from sharding.core.protocols import Files
@@ -146,7 +145,6 @@ def refuse_incomparable(checkpoint: Checkpoint, origin: Files) -> None:
 
     Raises Refused where they are not installed, and ModelRefused where its config.json contradicts its headers.
     """
-    require("A comparison of loads")
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.is_plain_model:
         library = "no known library" if checkpoint.library == "unknown" else checkpoint.library

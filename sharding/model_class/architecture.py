@@ -12,7 +12,7 @@ from typing import Any
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import child_command, child_variables
 from sharding.core.errors import ModelRefused, SourceError
-from sharding.core.extras import is_installed, require
+from sharding.core.extras import is_installed
 from sharding.core.hints import ModelHints, PipelineCut, SavedTensor
 from sharding.core.limits import ARCHITECTURE_SECONDS, STDERR_BYTES
 from sharding.core.options import Options
@@ -77,8 +77,6 @@ def hints_for(
     """
     if not options.asks_class:
         return {}
-    if options.asks_library:
-        require(f"The strategy {options.strategy}" if options.ranks else "The order of transformers")
     end = time.monotonic() + limit_seconds
     return {folder: _hints(checkpoint, folder, options, end - time.monotonic()) for folder in checkpoint.configs}
 

@@ -39,7 +39,7 @@ def install(folder: Path, origin: Any) -> Path:
 def command() -> str:
     """The command that is said where ray is missing."""
     with pytest.raises(Refused) as refusal:
-        require("This", ["ray"], "ray")
+        require("This", "ray")
     hint = refusal.value.hint
     assert hint.startswith("Run `pip install ") and hint.endswith("`.")
     return hint.removeprefix("Run `").removesuffix("`.")

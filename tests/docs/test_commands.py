@@ -14,6 +14,7 @@ from sharding import job
 from sharding.cli import commands
 from sharding.cli.commands import app
 from sharding.core.errors import Cancelled, RemedyKind
+from sharding.core.options import OPTIONS
 from sharding.formats.names import PICTURE_NAME
 from sharding.planning.devices import PRESETS
 from tests.conftest import random_tensors
@@ -61,6 +62,14 @@ def test_defaults_and_choices_of_options_are_those_in_the_docs() -> None:
             assert {choice for choice in choices if isinstance(choice, str)} <= set(code(meaning)), names
     (budget,) = (meaning for names, *_, meaning in table(COMMANDS, "option | of") if names == "`--budget`")
     assert set(PRESETS) <= set(code(budget))
+
+
+def test_what_needs_an_extra_stands_in_the_docs_with_it() -> None:
+    text = section(COMMANDS, "The commands")
+    for option in OPTIONS.values():
+        for choice, extra in option.declared.needs.items():
+            flag = f"{option.declared.flags[0]} {choice}".strip()
+            assert f"`{flag}" in text and f"[{extra}]" in text, flag
 
 
 def test_every_option_of_localhub_stands_in_the_docs_and_none_besides() -> None:

@@ -41,8 +41,8 @@ def test_a_cluster_is_not_led_from_outside(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
-def test_without_ray_it_is_said_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_it_is_said_what_brings_it(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
     monkeypatch.setattr("sharding.core.extras.is_installed", lambda module: module != "ray")
-    with pytest.raises(Refused) as refused, ray_workers():
-        pass
+    with pytest.raises(Refused) as refused:
+        list(job.shard(str(checkpoint), f"{checkpoint}-copy", workers="ray"))
     assert refused.value.hint == "Run `pip install '.[ray]'`."

@@ -275,7 +275,7 @@ def test_comparing_is_refused_for_what_transformers_does_not_load(
     pipeline: Path, variants: Path, tmp_path: Path
 ) -> None:
     for source, options in ((pipeline, {}), (variants, {"variant": "fp16"})):
-        with pytest.raises(UsageError, match="--compare cannot load"):
+        with pytest.raises(UsageError, match="which a comparison cannot load"):
             reshard(source, tmp_path / "out", compare_rounds=1, **options)
         assert not (tmp_path / "out").exists()
 
