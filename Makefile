@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo pipeline run test thorough browser check bench matrix torture soak live fuzz mutants lock class-table clean help
+.PHONY: demo pipeline run test thorough browser check bench matrix torture soak live fuzz mutants lock class-table messages clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.demo.whole_job
@@ -85,6 +85,9 @@ lock:  ## note the hashes of what CI installs
 # What each class of the installed transformers keeps in fp32, never splits and ties: minutes.
 class-table: .venv/tested  ## write down what the classes of transformers are like
 	$(BIN)/python -m tests.model_class.table_maker
+
+messages: .venv/tested  ## write down every message of the tool
+	$(BIN)/python -m tests.messages
 
 clean:  ## remove what all of these have made
 	rm -rf .venv demo fuzz

@@ -1,124 +1,66 @@
 """What helps is said in the words of the page, as a button where the page has its control; no option is shown."""
 
-import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, get_args
 
 import gradio as gr
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from sharding import job
-from sharding.core import errors
 from sharding.core.errors import Remedy, RemedyKind, ShardingError
 from sharding.core.values import Finding
 from sharding.page.panels import findings_panel, message, problem
 from sharding.page.remedies import help_with, in_page_words
-from tests.conftest import ROOT, in_a_loop, random_tensors, write_checkpoint
+from tests.conftest import in_a_loop, random_tensors, write_checkpoint
 from tests.hubs import push
 from tests.localhub.conftest import Server
+from tests.messages import KINDS, Message, every_message
 from tests.page.conftest import Site, advanced, copy_name, start_job
 from tests.page.rooms import form
 
 Visit = Callable[..., Page]
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]|HF_TOKEN(?!_)")
-KINDS = get_args(RemedyKind)
 APART = ("cli", "page", "demo", "localhub", "probe")
 """Folders whose sentences are shown in a terminal only, or are the page's own."""
 OF_WHO_STARTS_IT = ("HF_ENDPOINT", "RAY_ADDRESS")
 """What a message is about that only who starts the program can help."""
 
 
-# --- Every sentence of the program ----------------------------------------------------------------------
-
-
-class Made(NamedTuple):
-    """An error or a finding in the code: its class, the texts that it may have, and what these are about."""
-
-    of: str
-    message: list[str]
-    hint: list[str]
-    about: str
-    """The kind of the remedy, or the code of the finding; "" for none."""
-
-
 @cache
-def made() -> tuple[Made, ...]:
-    rooms = [path for path in (ROOT / "sharding").rglob("*.py") if not {*APART} & {*path.parts}]
-    return tuple(each for path in sorted(rooms) for each in made_in(ast.parse(path.read_text())))
-
-
-def made_in(room: ast.Module) -> Iterator[Made]:
-    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, ShardingError)}
-    for function in (node for part in room.body for node in ast.walk(part) if isinstance(node, ast.FunctionDef)):
-        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
-            of = ast.unparse(call.func)
-            if not call.args or of not in {*kinds, "Finding", "family", "kind", "super().__init__"}:
-                continue
-            code, parts = (call.args[1], call.args[2:]) if of == "Finding" else (None, call.args)
-            message, *more = (
-                [*meant(part, call.lineno, function, room, 3 if number else 1)] for number, part in enumerate(parts)
-            )
-            hint, remedy = (*more, [], [])[:2]
-            about = texts([code]) if code else [text for text in texts(remedy) if text in KINDS]
-            yield Made(of, texts(message), texts(hint), (*about, "")[0])
-
-
-def meant(part: ast.expr, line: int, function: ast.FunctionDef, room: ast.Module, deep: int) -> Iterator[ast.expr]:
-    """A part, and what its names were given last: in the function, else in the room."""
-    yield part
-    for name in {node.id for node in ast.walk(part) if isinstance(node, ast.Name)} if deep else ():
-        before = [value for value in given(name, ast.walk(function)) if value.lineno < line]
-        for value in sorted(before, key=lambda value: value.lineno)[-1:] or given(name, room.body):
-            yield from meant(value, line, function, room, deep - 1)
-
-
-def given(name: str, nodes: Iterable[ast.AST]) -> list[ast.expr]:
-    """What a name is given; as one of several, all that these are given."""
-    stored = [node for node in nodes if isinstance(node, ast.Assign)]
-    return [node.value for node in stored if name in ast.unparse(node.targets[0]).strip("()").split(", ")]
-
-
-def texts(parts: Iterable[ast.AST]) -> list[str]:
-    """The texts in some code; what is put into them is "x"."""
-    nodes = [node for part in parts for node in ast.walk(part)]
-    whole = [
-        "".join(str(getattr(piece, "value", "x")) if isinstance(piece, ast.Constant) else "x" for piece in node.values)
-        for node in nodes
-        if isinstance(node, ast.JoinedStr)
-    ]
-    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)] + whole
+def made() -> tuple[Message, ...]:
+    """Every error and finding that the page may show."""
+    return tuple(each for each in every_message() if not {*APART} & {*each.room.split("/")})
 
 
 def test_no_message_names_an_option_of_the_command_line() -> None:
     assert len(made()) > 250
-    assert [each for each in made() if any(map(OPTION.search, each.message))] == []
+    assert [each for each in made() if any(map(OPTION.search, each.messages))] == []
 
 
-def is_of_who_starts_it(each: Made) -> bool:
-    return any(variable in text for variable in OF_WHO_STARTS_IT for text in each.message)
+def is_of_who_starts_it(each: Message) -> bool:
+    return any(variable in text for variable in OF_WHO_STARTS_IT for text in each.messages)
 
 
 def test_an_error_whose_hint_names_an_option_has_a_remedy_and_the_page_shows_no_option() -> None:
-    of_terminal = [each for each in made() if each.of != "Finding" and any(map(OPTION.search, each.hint))]
+    of_terminal = [each for each in made() if each.of != "Finding" and any(map(OPTION.search, each.hints))]
     assert len(of_terminal) > 20
     silent = [each for each in of_terminal if each.about not in KINDS and each.of != "VariantMissing"]
     assert [each for each in silent if not is_of_who_starts_it(each)] == []
     for each in of_terminal:
         remedy = Remedy(each.about) if each.about in KINDS else None  # type: ignore[arg-type]
-        for hint in each.hint:
+        for hint in each.hints:
             assert not OPTION.search(problem(ShardingError("It is so.", hint, remedy)))
 
 
 def test_a_finding_whose_hint_names_an_option_has_words_of_the_page() -> None:
-    of_terminal = [each for each in made() if each.of == "Finding" and any(map(OPTION.search, each.hint))]
+    of_terminal = [each for each in made() if each.of == "Finding" and any(map(OPTION.search, each.hints))]
     assert len(of_terminal) == 5
     for each in of_terminal:
-        for hint in each.hint:
+        for hint in each.hints:
             finding = Finding("info", each.about, "It is so.", hint)
             assert in_page_words(finding).hint and not OPTION.search(findings_panel([finding]))
 
