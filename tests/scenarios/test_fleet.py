@@ -187,7 +187,7 @@ def test_what_a_private_repo_does_not_keep_in_the_store_is_refused(
     source = push(hub, folder, f"alice/source-{next(NUMBERS)}", private=True)
     status, said = refusal(variables(cluster, hub), source, tmp_path / "out", *words)
     assert status == 3, said
-    assert ".distcp to nobody without a login" in said and "--workers" in said
+    assert ".distcp without a login" in said and "--workers" in said
     assert not (tmp_path / "out").exists()
 
 

@@ -60,7 +60,7 @@ def test_a_repo_that_somebody_fills_before_the_job_creates_it_is_left_alone(hub:
     events = start(hub, Planned)
     hub.api().create_repo(MADE, private=True)
     put(hub, "secret.txt")
-    with pytest.raises(DestinationError, match="exists already, and this tool did not write what is in it"):
+    with pytest.raises(DestinationError, match="already holds files that this tool did not write"):
         list(events)
     assert (files_of(hub, MADE), branches(hub, MADE)) == ({".gitattributes", "secret.txt"}, {"main"})
     assert is_private(hub)
@@ -109,7 +109,7 @@ def test_records_that_are_larger_than_any_are_not_read(hub: InHouse, monkeypatch
     start(hub, ShardFinished)
     monkeypatch.setattr("sharding.storage.hub.staging.MAX_REPORT_BYTES", 100)
     hub.log.clear()
-    with pytest.raises(DestinationError, match="larger than those of any job"):
+    with pytest.raises(DestinationError, match="No job of this tool writes as many"):
         list(start(hub, Planned))
     assert hub.asked("/resolve/.*sharding_records/") <= 1  # whose job it is
 
@@ -195,7 +195,7 @@ def test_a_job_that_goes_on_replaces_nothing_that_came_to_main_meanwhile_and_sho
     put(hub, "secret.txt")
     put(hub, "config.json", b'{"mine": true}')
     before = hub.api().model_info(MADE).sha
-    with pytest.raises(DestinationError, match=r"did not write what is in it: config\.json, secret\.txt"):
+    with pytest.raises(DestinationError, match=r"already holds files that this tool did not write: config\.json, secret\.txt"):
         shard(hub, SOURCE, MADE, "20kB", private=False)
     assert hub.api().model_info(MADE).sha == before and is_private(hub)
     discarded = job.discard(MADE, endpoint=hub.address, token=TOKEN)
@@ -390,7 +390,7 @@ def test_a_job_begun_anew_shows_and_discards_the_repo_that_was_made_for_it(hub: 
 def test_a_job_that_was_begun_privately_is_not_shown_for_want_of_a_word(hub: InHouse) -> None:
     start(hub, ShardFinished, private=True).close()
     published = next(event for event in start(hub, Planned) if isinstance(event, Published))
-    assert is_private(hub) and "this job began as a private one" in published.remark
+    assert is_private(hub) and "this job started as a private one" in published.remark
 
 
 def test_of_a_repo_that_is_public_nobody_says_that_it_stays_private(hub: InHouse) -> None:

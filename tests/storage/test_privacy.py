@@ -38,7 +38,9 @@ def test_where_the_hub_shows_it_all_the_same_nothing_is_written_and_the_repo_goe
     hub: InHouse, monkeypatch: pytest.MonkeyPatch, source: str, private: bool | None
 ) -> None:
     ignore_private(monkeypatch)
-    with pytest.raises(DestinationError, match="The Hub made alice/copy public, although asked not to"):
+    with pytest.raises(
+        DestinationError, match="The Hub made alice/copy public, although this tool asked for a private repo"
+    ):
         shard(hub, source, "alice/copy", private=private)
     assert not hub.asked(WRITES)
     assert hub.asked("POST /api/repos/create") == 1
@@ -81,7 +83,7 @@ def test_one_that_becomes_public_meanwhile_gets_nothing(hub: InHouse) -> None:
     next(events)  # planned
     hub.api().update_repo_settings("alice/copy", private=False)
     hub.log.clear()
-    with pytest.raises(DestinationError, match="is public by now"):
+    with pytest.raises(DestinationError, match="is public now"):
         finish(events)
     assert not hub.asked(WRITES)
 
@@ -183,7 +185,7 @@ def test_a_repo_that_is_made_public_between_two_staging_commits_gets_no_more(
 ) -> None:
     given = SOURCES[source](hub, tmp_path / "run")
     after_commits(monkeypatch, 2, lambda: show(hub))  # the first says which job it is of
-    with pytest.raises(DestinationError, match="alice/copy is public by now, and the copy is to be private") as refusal:
+    with pytest.raises(DestinationError, match="alice/copy is public now, but the copy must be private") as refusal:
         shard(hub, destination="alice/copy", **given)
     assert f"{hub.address}/alice/copy/settings" in refusal.value.hint and "discard" in refusal.value.hint
     assert not hub.asked(STAGED) and not hub.asked("/commit/main")
@@ -201,7 +203,7 @@ def test_one_that_is_made_public_before_it_is_published_stays_empty(hub: InHouse
     events = job.shard(given["source"], "alice/copy", given["options"], private=None, endpoint=hub.address, token=TOKEN)
     next(event for event in events if isinstance(event, Verified))
     show(hub)
-    with pytest.raises(DestinationError, match="is public by now"):
+    with pytest.raises(DestinationError, match="is public now"):
         finish(events)
     assert not hub.asked("/commit/")
     assert files_of(hub, "alice/copy") == {".gitattributes"}
