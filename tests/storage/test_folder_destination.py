@@ -167,7 +167,7 @@ def test_a_read_only_disk_is_refused(checkpoint: Path, small_disk: Callable[[str
 
 def test_a_disk_that_is_too_small_is_refused(checkpoint: Path, small_disk: Callable[[str], Path]) -> None:
     place = small_disk("size=100k")
-    with pytest.raises(DestinationError, match="has 102.4 kB free"):
+    with pytest.raises(DestinationError, match="has only 102.4 kB free"):
         finish(job.shard(str(checkpoint), str(place / "out"), "60kB"))
     assert list(place.iterdir()) == []
 

@@ -195,7 +195,9 @@ def test_a_job_that_goes_on_replaces_nothing_that_came_to_main_meanwhile_and_sho
     put(hub, "secret.txt")
     put(hub, "config.json", b'{"mine": true}')
     before = hub.api().model_info(MADE).sha
-    with pytest.raises(DestinationError, match=r"already holds files that this tool did not write: config\.json, secret\.txt"):
+    with pytest.raises(
+        DestinationError, match=r"already holds files that this tool did not write: config\.json, secret\.txt"
+    ):
         shard(hub, SOURCE, MADE, "20kB", private=False)
     assert hub.api().model_info(MADE).sha == before and is_private(hub)
     discarded = job.discard(MADE, endpoint=hub.address, token=TOKEN)

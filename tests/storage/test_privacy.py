@@ -107,7 +107,7 @@ def test_a_copy_of_what_is_not_public_any_more_is_not_shown(hub: InHouse, what: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HubRepo, "branches", closing(hub, CLOSINGS[what]))
         remark = remark_of(events)
-    assert "stays private, because alice/open was public when the job began" in remark
+    assert "stays private, because alice/open was public when the job started" in remark
     assert f"{hub.address}/alice/copy/settings" in remark
     assert hub.api().model_info("alice/copy").private
 
@@ -220,7 +220,9 @@ def test_a_source_that_is_hidden_meanwhile_goes_into_no_public_repo(
     shard(hub, source, "alice/copy", Options("60kB", base=base))
     assert not hub.api().model_info("alice/copy").private
     after_commits(monkeypatch, 2, lambda: hide(hub, "alice/hidden"))
-    with pytest.raises(DestinationError, match="alice/hidden was public when the job began, and is not known to be so"):
+    with pytest.raises(
+        DestinationError, match="alice/hidden was public when the job started and may not be public now"
+    ):
         shard(hub, source, "alice/copy", Options("70kB", base=base))
     assert not hub.asked("/commit/")
 
@@ -232,7 +234,7 @@ def test_what_is_of_a_base_that_is_hidden_meanwhile_is_not_shown(hub: InHouse, t
     events = job.shard("alice/run", "alice/copy", options, endpoint=hub.address, token=TOKEN)
     next(event for event in events if isinstance(event, Verified))
     hide(hub, "alice/hidden")
-    assert "because alice/hidden was public when the job began" in remark_of(events)
+    assert "because alice/hidden was public when the job started" in remark_of(events)
     assert hub.api().model_info("alice/copy").private
 
 
