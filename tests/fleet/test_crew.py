@@ -109,7 +109,7 @@ def test_a_part_that_fails_for_good_ends_the_job_and_keeps_the_others(
     checkpoint: Path, tmp_path: Path, led: Led
 ) -> None:
     led(Hands(lambda part, *_: "00002" in part.shard.file, count=1))
-    with pytest.raises(Refused, match="worker of model-00002.* has died, 3 times") as refused:
+    with pytest.raises(Refused, match="worker for model-00002.* has died 3 times") as refused:
         reshard(checkpoint, tmp_path / "many", workers="ray")
     assert "memory" in refused.value.hint
     left = {path.name for path in staged(tmp_path / "many").iterdir()}

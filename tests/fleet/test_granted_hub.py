@@ -121,7 +121,7 @@ def test_without_xet_a_public_repo_is_read_and_neither_a_private_one_nor_a_desti
         assert weights.items() <= listing(tmp_path / "many").items()
         with pytest.raises(SourceError, match="workers cannot read model.safetensors without a login"):
             shard(hub, "alice/private", str(tmp_path / "none"), "50kB", workers="ray")
-        with pytest.raises(DestinationError, match="takes files for alice/copy from nobody without a login"):
+        with pytest.raises(DestinationError, match="alice/copy accepts files only with a login"):
             shard(hub, "alice/public", "alice/copy", "50kB", workers="ray")
         assert not (tmp_path / "none").exists() and not hub.api().repo_exists("alice/copy")
 

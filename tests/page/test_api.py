@@ -144,7 +144,7 @@ NONSENSE: list[tuple[dict[str, object], str]] = [
     ({"strategy": "stages:4"}, "Choose pp:N"),
     ({"strategy": "x"}, "strategy"),
     ({"source": "https://example.org/a/b"}, "example.org is not the Hub"),
-    ({"source": "s3://bob/small"}, "begin with s3:// are not supported"),
+    ({"source": "s3://bob/small"}, "start with s3:// are not supported"),
     ({"source": ""}, "The name of a repo or a folder is empty"),
     ({"base": " "}, "The name of a repo or a folder is empty"),
     ({"max_shard_size": ""}, "is not a size"),

@@ -175,7 +175,7 @@ def test_a_hub_without_xet_is_refused_and_nothing_stays_there(cluster: Cluster, 
         env = variables(cluster, without) | {"HF_HUB_DISABLE_XET": "1"}
         status, said = refusal(env, source, "alice/made", *words)
         assert status == 3, said
-        assert "without a login" in said and "--workers" in said
+        assert "only with a login" in said and "--workers" in said
         assert not exists(without, "alice/made")
 
 

@@ -162,8 +162,8 @@ def test_what_cannot_be_read_is_refused(hub: Server, checkpoint: Path, name: str
     push(hub, checkpoint, closed, "hf_bob")
     hub.api("hf_bob").update_repo_settings(closed, gated="manual")
     for place, says, hints in (
-        ("alice/no-such-model", "no repo alice/no-such-model", "Check the name"),
-        (hidden, f"no repo {hidden}", "Check the name"),
+        ("alice/no-such-model", "The repo alice/no-such-model does not exist", "Check the name"),
+        (hidden, f"The repo {hidden} does not exist", "Check the name"),
         (closed, f"{closed} is gated", "Accept its terms"),
         (f"{closed}@no-such-branch", "no such revision", "branch"),
     ):

@@ -119,7 +119,7 @@ def test_what_passes_is_tried_again_without_xet(
     ("rule", "says"),
     [
         ("whole@GET .*/resolve/.*safetensors$", "did not send bytes"),
-        ("long:10@GET .*/resolve/.*safetensors$", "more of model-|something else"),
+        ("long:10@GET .*/resolve/.*safetensors$", "more bytes of model-|did not send bytes"),
         ("short:7@GET .*/resolve/.*safetensors$", "ended early"),
         ("cut:0@GET .*/resolve/.*safetensors$", "cannot be reached"),
         ("status:500@GET .*/resolve/.*safetensors$", "internal problem"),

@@ -91,7 +91,7 @@ def test_an_endpoint_that_is_missing_is_named_where_it_can_be_before_a_repo_is_m
         shard(hub, SOURCE, MADE)
     method, path = endpoint.split()
     assert refusal.value.message.startswith(f"This Hub has no {method} {path.rstrip('/')}")
-    assert refusal.value.message.endswith(f", which {purpose} needs.")
+    assert refusal.value.message.endswith(f", but {purpose} needs it.")
     assert hub.asked("POST /api/repos/create") == (0 if is_before else 1)
     assert not exists(hub, MADE)
 

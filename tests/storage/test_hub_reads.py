@@ -91,7 +91,7 @@ def test_a_stream_that_brings_a_byte_each_time_is_given_up(hub: InHouse, source:
 
 @pytest.mark.parametrize(
     ("rule", "says"),
-    [("whole", "something else than bytes 100 to 200"), ("long:10", "more of model|something else"), ("html", "else")],
+    [("whole", "not send bytes 100 to 200"), ("long:10", "more bytes of model|not send"), ("html", "not send")],
 )
 def test_what_was_not_asked_for_is_refused(hub: InHouse, source: HubSource, rule: str, says: str) -> None:
     with hub.failing(f"{rule}@{RESOLVE}"), pytest.raises(SourceError, match=says):
