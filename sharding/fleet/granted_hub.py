@@ -27,7 +27,7 @@ class GrantedHub(Hub):
         return checked_place(self._places[path])
 
     def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
-        """Return how hf-xet reaches the store. Raises GrantExpired."""
+        """Return what hf-xet needs to reach the store. Raises GrantExpired."""
         if self._grant is None or self._grant.expires <= time.time() + GRANT_MARGIN_SECONDS:
             message = f"The access to {repo_id} for this part of the job has expired."
             raise GrantExpired(message, "Start the same job again. It goes on where it stopped.")

@@ -60,7 +60,7 @@ def ray_workers() -> Iterator["RayWorkers"]:
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Raise Refused where nobody answers at `address`: Ray would try for minutes."""
+    """Raise Refused if nobody answers at `address`: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():  # "local", or "auto"
         return

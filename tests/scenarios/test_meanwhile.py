@@ -86,7 +86,7 @@ def test_a_staging_branch_that_somebody_deletes_ends_the_job_which_begins_anew(h
 def test_a_destination_that_somebody_deletes_ends_the_job_which_makes_it_anew(hub: InHouse) -> None:
     events = begun(hub)
     hub.api().delete_repo(MADE)
-    with pytest.raises(DestinationError, match="no repo alice/made"):
+    with pytest.raises(DestinationError, match="The repo alice/made does not exist"):
         list(events)
     assert not exists(hub, MADE)
     assert shard(hub, SOURCE, MADE, "20kB").verification.identical

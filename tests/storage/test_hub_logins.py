@@ -139,7 +139,7 @@ def test_a_source_whose_hub_names_no_commit_is_refused(hub: InHouse, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("rule", "says"), [("status:403", "does not allow it"), ("status:500", "internal problem"), ("html", "no sense")]
+    ("rule", "says"), [("status:403", "does not allow it"), ("status:500", "internal problem"), ("html", "unreadable")]
 )
 def test_a_hub_that_fails_to_say_whether_it_has_xet_is_not_taken_for_one_without(
     hub: InHouse, folder: Path, name: str, rule: str, says: str

@@ -290,7 +290,7 @@ class Hub:
             if isinstance(error, ValueError) and not refuses_argument(error):
                 raise  # a fault of our own
             raise self._unanswered(error, repo_id, family) from error
-        except PermissionError as error:  # what hf-xet raises, as the next two are
+        except PermissionError as error:  # hf-xet raises this one and the next two
             raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1], Remedy("sign_in")) from error
         except FileNotFoundError as error:
             hint = "Start the same job again later. If that does not help, ask the owner to upload the files again."

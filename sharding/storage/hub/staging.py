@@ -71,7 +71,7 @@ class StagingBranch:
             raise DestinationError(
                 f"The records on the branch {STAGING_BRANCH} of {self._repo.repo_id} have more than "
                 f"{format_bytes(MAX_REPORT_BYTES)}. No job of this tool writes as many.",
-                "Start over without them. To discard them, add --restart.",
+                "To discard them, add --restart.",
                 Remedy("discard_unfinished"),
             )
         with readers(RANGES_AT_ONCE) as pool:
