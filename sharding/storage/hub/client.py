@@ -265,7 +265,7 @@ class Hub:
             raise family(f"{repo_id} is gated.", hint, remedy) from error
         except errors.RevisionNotFoundError as error:
             if family is DestinationError:
-                message = f"A branch of {repo_id} that the job writes to no longer exists."
+                message = f"A branch of {repo_id} that the job writes to is gone."
                 raise family(message, "Somebody has deleted it. Start the same job again.") from error
             raise family(f"{repo_id} has no such revision.", "Name a branch, a tag or a commit that it has.") from error
         except errors.EntryNotFoundError as error:
