@@ -1,1 +1,1 @@
-"""One job on many machines: its parts, who does them, and the engine that runs them."""
+"""Run one job on many machines: its parts, the workers that do them, and the engine that runs the workers."""

@@ -1,4 +1,4 @@
-"""Open on one machine what a job on another one has lent."""
+"""Open, on a worker's machine, the files and the destination that the job gives it access to."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from sharding.storage.folder_source import FolderSource
 
 
 def open_lent(lent: LentSource) -> Source:
-    """Return a source with the files that were `lent`. Raises SourceError where a folder has others, or none."""
+    """Return a source with the files that were `lent`. Raises SourceError if a folder has other files, or none."""
     if not lent.hub:
-        # The folders above a file may be links on this machine; the file was none where it was lent.
+        # The folders above a file may be links on this machine. The file itself was no link on the first machine.
         places = ((file.file, Path(file.place)) for file in lent.files)
         source = FolderSource(lent.ref.repo_id, {file: place.parent.resolve() / place.name for file, place in places})
         source.refuse_other(lent)
@@ -25,7 +25,7 @@ def open_lent(lent: LentSource) -> Source:
 
 
 def open_lent_destination(lent: LentDestination) -> ShardSink:
-    """Return where shards go. Raises DestinationError where a folder is not that of the job."""
+    """Return the sink for the shards. Raises DestinationError if a folder does not hold the job."""
     if lent.folder:
         sink = FolderSink(Path(lent.folder), lent.plan_id)
         sink.refuse_other()

@@ -1,4 +1,4 @@
-"""Lead the workers: parts out, records in, what is lost sent out again. Reads and writes nothing of a model itself."""
+"""Lead the workers: send out parts, collect records, send lost parts again. Reads and writes no model data itself."""
 
 import time
 from collections import deque
@@ -34,42 +34,42 @@ from sharding.verify.digests import Reader
 
 
 class Workers(Protocol):
-    """What runs parts on other machines."""
+    """Runs parts on other machines."""
 
     name: str
-    """What it is called, with its version."""
+    """The engine's name, with its version."""
 
     @property
     def count(self) -> int:
-        """How many parts can be under way now."""
+        """How many parts can run now."""
         ...
 
     def start(self, part: str) -> Any:
-        """Send out a part, as JSON; return what it is known by."""
+        """Send out a part, as JSON; return a handle to it."""
         ...
 
     def stop(self, part: Any) -> None:
-        """End a part, if it is still under way."""
+        """End a part, if it is still running."""
         ...
 
     def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, PartEvent | None]]:
-        """Wait so long for `parts`, if any, to say something; yield what each says, None where its worker has died.
+        """Wait up to `seconds` for news of `parts`. Yield each part with its event, None if its worker has died.
 
-        Raises Refused where a worker cannot do parts of this job.
+        Raises Refused if a worker cannot do parts of this job.
         """
         ...
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """Part `number`, sent out, and the last news of it."""
+    """Part `number`, sent out, and the latest news of it."""
 
     number: int
     state: UnderWay | None = None
 
 
 class _Queue:
-    """The parts of one phase: which wait, which are under way, how far they are."""
+    """The parts of one phase: which are waiting, which are running, and how far they are."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
@@ -93,7 +93,7 @@ class _Queue:
         )
 
     def end(self, part: Any, *, is_done: bool) -> int:
-        """Take a part off that is under way, done or to be begun again; return its number."""
+        """Take a running part off, because it is done or must start again; return its number."""
         number = self.under_way.pop(part).number
         if is_done:
             self._finished += self.tasks[number].bytes
@@ -102,14 +102,14 @@ class _Queue:
         return number
 
     def more_bytes(self) -> int:
-        """Return how many bytes are done beyond the last answer; what was lost is not counted twice."""
+        """Return how many bytes are done since the last call. Lost work is not counted twice."""
         done = self._finished + sum(attempt.state.bytes_done for attempt in self.under_way.values() if attempt.state)
         before, self._counted = self._counted, max(done, self._counted)
         return self._counted - before
 
 
 class Crew(Reader):
-    """The workers of one job. What it yields and returns is what one machine would: see `transfer` and `verify`."""
+    """The workers of one job. It yields and returns the same as one machine: see `transfer` and `verify`."""
 
     def __init__(self, workers: Workers) -> None:
         """Lead `workers`."""
@@ -120,12 +120,12 @@ class Crew(Reader):
 
     @property
     def cost(self) -> FleetCost:
-        """What the job has taken of each node by now."""
+        """What the job has used on each node so far."""
         nodes = sorted(self._nodes.values(), key=lambda cost: cost.node)
         return FleetCost(self._workers.name, tuple(nodes), tuple(self._repeated))
 
     def transfer(self, prepared: Prepared, target: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
-        """Have every shard that is not in `kept` written, as `transfer` does it."""
+        """Write every shard that is not in `kept`, as `transfer` does."""
 
         def moving(todo: list[Shard]) -> Iterator[Progress | Done[ShardRecord]]:
             for event in self._run("transfer", tasks_to_make(todo, prepared, target)):
@@ -145,12 +145,12 @@ class Crew(Reader):
         sources: Sequence[Source],
         phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Have `shards` made behind their headers, as `transfer.digest_shards` does it."""
+        """Make `shards` behind their headers, as `transfer.digest_shards` does."""
         done = yield from collected(self._run(phase, tasks_to_read(phase, shards, header, sources)))
         return {part.record.file: part.record for part in done}
 
     def _run(self, phase: Phase, tasks: Sequence[Task]) -> Iterator[Progress | Done[PartDone]]:
-        """Yield progress, and what becomes of each of `tasks`. The first error ends all of them."""
+        """Yield progress, and the result of each of `tasks`. The first error ends all of them."""
         pace = Pace(phase, sum(task.bytes for task in tasks), time.monotonic(), TOLD_SECONDS)
         queue = _Queue(tasks)
         try:
@@ -168,9 +168,10 @@ class Crew(Reader):
                 self._workers.stop(part)
 
     def _send(self, queue: _Queue) -> bool:
-        """Send out the next part where there is a processor for it; return whether there was.
+        """Send out the next part if a processor is free; return whether one was.
 
-        One at a time, as access to a Hub is asked for before: meanwhile others have something to say.
+        It sends one part at a time, because access to a Hub must be requested first. Other parts may have news
+        meanwhile.
         """
         count, now = self._workers.count, time.monotonic()
         if queue.waiting and len(queue.under_way) < count:
@@ -182,11 +183,11 @@ class Crew(Reader):
         if not queue.under_way:
             queue.idle_since = queue.idle_since or now
             if now > queue.idle_since + WORKERS_SECONDS:
-                raise Refused(f"The cluster has had no processor for {WORKERS_SECONDS:.0f} s.", "Add nodes to it.")
+                raise Refused(f"The cluster has had no processor for {WORKERS_SECONDS:.0f} s.", "Add some nodes.")
         return False
 
     def _heard(self, queue: _Queue, part: Any, event: PartEvent | None) -> Done[PartDone] | None:
-        """Return what is done; have begun again what is not. Raises the error of a part for which that is no use."""
+        """Return a finished part, or queue a failed one again. Raises the part's error if that is no use."""
         if isinstance(event, UnderWay):
             queue.under_way[part].state = event
             return None
@@ -211,15 +212,15 @@ class Crew(Reader):
 
 
 def _refuse_hopeless(file: str, failure: PartFailed | None, begun: int) -> None:
-    """Raise what ended a part, the worker dying without a failure, unless another try is worth it."""
+    """Raise the error that ended a part, unless another try may help. Without a `failure`, the worker has died."""
     if failure is None and begun >= ATTEMPTS:
         raise Refused(
-            f"The worker of {file} has died, {begun} times over.",
-            "Look into what Ray says of its node, most of all of its memory. What is finished is kept.",
+            f"The worker for {file} has died {begun} times.",
+            "Check Ray's logs of its node and the memory there. Finished shards are kept.",
         )
     if failure and (not failure.again or begun >= ATTEMPTS):
         kind = _KINDS.get(failure.kind, ShardingError)
-        hint = f"{failure.hint} That was on node {failure.worker.node}.".lstrip()
+        hint = f"{failure.hint} It failed on node {failure.worker.node}.".lstrip()
         raise kind(failure.message, hint, failure.remedy)
 
 
@@ -230,4 +231,4 @@ _KINDS = {
         *(DestinationError, Refused, GrantExpired),
     )
 }
-"""Errors of parts that are raised here as they were there."""
+"""Errors of parts that are raised here with the same class."""

@@ -1,4 +1,4 @@
-"""Cut a job into parts, each a slice of its plan. Lends what it takes."""
+"""Cut a job into parts, each a slice of its plan with access to the files that it needs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sharding.transfer.stream import ReadingPhase
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A part that can be asked for again and again, each time with fresh access: `make` lends it."""
+    """A part that can be made several times. `make` gives it new access each time."""
 
     file: str
     bytes: int
@@ -23,7 +23,7 @@ class Task:
 
 
 def tasks_to_make(shards: Iterable[Shard], prepared: Prepared, target: Destination) -> list[Task]:
-    """Return a task for each of `shards`, to be made as `prepared` and put into `target`."""
+    """Return a task for each of `shards`, to be made as in `prepared` and written to `target`."""
 
     def part(shard: Shard) -> Part:
         header, lent = shard_header(prepared.plan, shard), _lent(shard, prepared.sources)
@@ -38,7 +38,7 @@ def tasks_to_read(
     header: Callable[[Shard], bytes],
     sources: Sequence[Source],
 ) -> list[Task]:
-    """Return a task for each of `shards`, whose tensors are made of `sources` as if to be written."""
+    """Return a task for each of `shards`, which makes its tensors from `sources` without writing them."""
 
     def part(shard: Shard) -> Part:
         return Part(phase, shard, header(shard), _lent(shard, sources))
@@ -51,7 +51,7 @@ def _task(shard: Shard, part: Callable[[Shard], Part]) -> Task:
 
 
 def _lent(shard: Shard, sources: Sequence[Source]) -> tuple[LentSource, ...]:
-    """Return what a part takes of each source, up to the last of which it takes anything."""
+    """Return access to the files that a part reads, for each source up to the last one that it uses."""
     files = {place: None for tensor in shard.tensors for place in sorted(tensor.recipe.files())}
     last = max((number for number, _ in files), default=0)
     return tuple(

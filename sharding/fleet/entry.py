@@ -1,13 +1,13 @@
-"""Begin a part on a machine where this package may be another, or missing: goes there by value, and asks first."""
+"""Start a part on a node that may have another version of this package, or none. Ray sends this module by value."""
 
 from collections.abc import Iterator
 
 
 def enter(text: str, version: str) -> Iterator[tuple[str, str]]:
-    """Do the part that `text` is with this package in `version`; yield the name of the node and what is said there.
+    """Do the part in `text` if this package has `version` here; yield pairs of the node's name and a line.
 
-    That is what `worker.work` yields. A mere version in the place of a line means that another one is here and nothing
-    was done; "" that the package cannot be imported.
+    The lines are those that `worker.work` yields. A line that is only a version means that the node has another version
+    and nothing was done. An empty line means that the node cannot import the package.
     """
     import ray
 

@@ -1,7 +1,7 @@
-"""The parts of a job, and what is said of one while it is done: frozen values, JSON both ways. Pure.
+"""Define the parts of a job and the events of each, as frozen values with JSON both ways. Pure.
 
-A part is one file: a shard of the result to be written, or a file to be read once more. It says all that a worker needs
-to know, and nothing that is anybody's login: access to a store is granted for it alone, and ends by itself.
+A part is one file: a shard of the result to write, or a file to read once more. It has everything that a worker needs,
+and nobody's login. Its access to a store is for this part alone, and expires.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from sharding.core.values import Shard, ShardRecord
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A slice of a plan: make the tensors of `shard`, of `sources`, behind `header`, and write them to `target`.
+    """A slice of a plan: make the tensors of `shard` from `sources`, behind `header`, and write them to `target`.
 
-    Without a target they are only read. Its name is the plan that the target is of, and the file. Where it `notes`, its
+    Without a target they are only read. The plan of the target and the file together name a part. If it `notes`, its
     record says what was read of the sources.
     """
 
@@ -43,7 +43,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a part has cost by now; memory is that of the worker's process at its peak."""
+    """The cost of a part so far. The memory is the peak of the worker's process."""
 
     seconds: Seconds = 0.0
     peak_anon_bytes: Count = 0
@@ -53,7 +53,7 @@ class Spent:
     bytes_deduplicated: Count = 0
 
     def __add__(self, other: "Spent") -> "Spent":
-        """Return what two parts have cost together, with the larger peak of both."""
+        """Return the cost of two parts together, with the larger of their peaks."""
         return Spent(
             self.seconds + other.seconds,
             max(self.peak_anon_bytes, other.peak_anon_bytes),
@@ -66,7 +66,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """How far a part is."""
+    """The progress of a part."""
 
     worker: Worker
     bytes_done: Count
@@ -85,7 +85,7 @@ class PartDone:
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """A part is not done: the name of the error, a sentence, and what helps. With `again` it is worth another try."""
+    """A part is not done: the error's name, message and hint. With `again`, another try may help."""
 
     worker: Worker
     kind: str
@@ -106,7 +106,7 @@ def part_json(part: Part) -> str:
 
 
 def parse_part(text: str) -> Part:
-    """Return what `part_json` wrote."""
+    """Return the part that `part_json` wrote."""
     return _PART.validate_json(text)
 
 
@@ -117,7 +117,7 @@ def event_line(event: PartEvent) -> str:
 
 
 def parse_event(line: str) -> PartEvent:
-    """Return what `event_line` wrote."""
+    """Return the event that `event_line` wrote."""
     name, _, text = line.partition(" ")
     event: PartEvent = _EVENTS[name].validate_json(text)
     return event

@@ -1,4 +1,4 @@
-"""Run parts on a cluster of Ray, a part a processor. https://docs.ray.io/en/releases-2.60.0/ray-core/tasks.html."""
+"""Run parts on a Ray cluster, one per processor. https://docs.ray.io/en/releases-2.60.0/ray-core/tasks.html."""
 
 import signal
 import socket
@@ -18,14 +18,14 @@ from sharding.fleet.crew import Workers
 from sharding.fleet.parts import PartEvent, parse_event
 
 _OBJECT_STORE_BYTES = 80_000_000
-"""The least that Ray takes: what is said of parts is short and needs none of it."""
+"""The least that Ray accepts. Messages about parts are short and do not need it."""
 
 
 @contextmanager
 def ray_workers() -> Iterator["RayWorkers"]:
-    """Yield the workers of the cluster at RAY_ADDRESS, or of one that is made of this machine and ends with the block.
+    """Yield the workers of the cluster at RAY_ADDRESS, or of a cluster on this machine that ends with the block.
 
-    Raises UsageError, and Refused if there is no such cluster. Ray must be installed.
+    Raises UsageError. Raises Refused if there is no such cluster. Ray must be installed.
     """
     address = ray_address()
     prepare_for_ray(address)
@@ -35,22 +35,22 @@ def ray_workers() -> Iterator["RayWorkers"]:
     with _signals_kept():
         try:
             if address == "local":
-                with without_login():  # it goes to the processes that are started now
+                with without_login():  # the processes that start now inherit it
                     ray.init(
                         "local",
                         include_dashboard=False,
                         object_store_memory=_OBJECT_STORE_BYTES,
                         _node_ip_address="127.0.0.1",
-                        # Else workers would import what is called `sharding` in the current folder.
+                        # Else workers would import any `sharding` in the current folder.
                         job_config=ray.job_config.JobConfig(_client_job=True),
                         **_QUIET,
                     )
             else:
                 ray.init(address, **_QUIET)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            where = "could be started here" if address == "local" else f"is at {address}"
-            hint = "On a machine of the cluster RAY_ADDRESS may be auto; from elsewhere: ray job submit."
-            raise Refused(f"No cluster of Ray {where}: {error}", hint) from error
+            problem = "Ray cannot start a cluster here" if address == "local" else f"No Ray cluster is at {address}"
+            hint = "On a machine of the cluster, set RAY_ADDRESS to auto. From elsewhere, use ray job submit."
+            raise Refused(f"{problem}: {error}", hint) from error
     try:
         yield RayWorkers()
     finally:
@@ -58,25 +58,25 @@ def ray_workers() -> Iterator["RayWorkers"]:
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Raise Refused where nobody answers at `address`: Ray would try for minutes."""
+    """Raise Refused if nobody answers at `address`: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():  # "local", or "auto"
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
-        hint = "Is it the address of the head node, with the port of its store (6379)? Set RAY_ADDRESS to that."
-        raise Refused(f"No cluster of Ray is at {address}: {error}.", hint) from error
+        hint = "Set RAY_ADDRESS to the address of the head node, with the port of its store (6379)."
+        raise Refused(f"No Ray cluster is at {address}: {error}.", hint) from error
 
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 class RayWorkers(Workers):
-    """Parts under way on a cluster, each by what `start` has returned."""
+    """Runs parts on a cluster. The handle of a part is what `start` returns."""
 
     def __init__(self) -> None:
-        """Take the cluster that this process is connected to."""
+        """Use the cluster that this process is connected to."""
         import ray
         from ray import cloudpickle
 
@@ -105,9 +105,9 @@ class RayWorkers(Workers):
 
     @override
     def wait(self, parts: list[Any], seconds: float) -> Iterator[tuple[Any, PartEvent | None]]:
-        """Wait so long for `parts`, if any, to say something; yield what each says, None where its worker has died.
+        """Wait up to `seconds` for news of `parts`. Yield each part with its event, None if its worker has died.
 
-        Raises Refused where this package is another on a node.
+        Raises Refused if a node has another version of this package.
         """
         if not parts:
             time.sleep(seconds)
@@ -121,15 +121,15 @@ class RayWorkers(Workers):
                 continue
             if " " not in line:
                 raise Refused(
-                    f"On node {node} shard-my-repo is {line or 'not installed'}, and here it is {__version__}.",
-                    "Install the same on all nodes: a runtime environment of Ray may do it.",
+                    f"On node {node}, shard-my-repo is {line or 'not installed'}, but here it is {__version__}.",
+                    "Install the same version on all nodes. A runtime environment of Ray can do that.",
                 )
             yield part, parse_event(line)
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Have signals end this process as before, whatever comes of it: Ray takes SIGTERM."""
+    """Keep the signal handlers of this process, because Ray takes over SIGTERM."""
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
     before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
     try:

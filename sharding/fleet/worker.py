@@ -1,4 +1,4 @@
-"""Do one part of a job: read, make, hash and write one file, and say how far it is."""
+"""Do one part of a job: read, make, hash and write one file, and report its progress."""
 
 import os
 import time
@@ -18,9 +18,9 @@ from sharding.transfer.stream import NOWHERE, move_shards
 
 
 def work(text: str, node: str) -> Iterator[str]:
-    """Do the part that `text` is on the machine called `node`; yield what there is to say of it, its outcome last.
+    """Do the part in `text` on the machine called `node`; yield lines about its progress, its outcome last.
 
-    It is idempotent: where another attempt has left the shard and its record, that is the outcome.
+    It is idempotent: if another attempt has left the shard and its record, that is the outcome.
     """
     worker, part = Worker(node, os.getpid()), parse_part(text)
     try:
@@ -51,14 +51,14 @@ def _do(part: Part, worker: Worker) -> Iterator[PartEvent]:
                 yield UnderWay(worker, event.bytes_done, reported, meter.anon_bytes)
         assert record, "moving ends with a record, or is refused"
         spent = _spent(meter, origins, sink)
-    # Once the meter has stopped: its last sample is the process at the end.
+    # After the meter has stopped: its last sample shows the process at the end.
     yield PartDone(worker, record, replace(spent, peak_anon_bytes=meter.peak_anon_bytes))
 
 
 def _is_worth_another_try(error: ShardingError, part: Part) -> bool:
-    """Return whether a part failed as its access had ended, by any clock, or as this machine did not reach the store.
+    """Return whether a part failed because its access expired, by any clock, or because the store was out of reach.
 
-    Of these two hf-xet makes one: refused with 401, it speaks of a connection, or a stream just ends.
+    hf-xet does not separate the two. After a 401 it reports a connection error, or a stream just ends.
     """
     cause = error.__cause__
     if isinstance(error, GrantExpired) or isinstance(cause, (PermissionError, ConnectionError, TimeoutError)):

@@ -1,1 +1,1 @@
-"""A folder or a Hub, read and written."""
+"""Read and write a folder or a Hub."""

@@ -1,8 +1,8 @@
-"""Write a checkpoint into a folder so that it shows only once it is complete.
+"""Write a checkpoint into a folder, which shows it only once it is complete.
 
-While a job runs, a folder inside it that no path of a source can name holds a `<shard>.part` file and a record for
-each shard that is finished, and a journal that says whose they are. Publishing renames the parts; what says that the
-folder is a checkpoint, its index or that of a pipeline, comes last.
+While a job runs, its files lie in a staging folder inside that folder. No path of a source can lead there. The staging
+folder holds a `<shard>.part` file and a record for each finished shard, and a journal that names their job. Publishing
+renames the parts. The files that make the folder a checkpoint come last: its index, or the index of a pipeline.
 """
 
 import os
@@ -30,11 +30,11 @@ from sharding.storage.journal import Journal
 from sharding.storage.records import parse_record, whole
 
 _BESIDE = "sharding_file{}.part"
-"""What the files beside the shards are called until they are published."""
+"""The names of the files beside the shards until they are published."""
 
 
 class FolderDestination(FolderSink, Destination):
-    """A folder that a checkpoint is written into."""
+    """A folder that a checkpoint is written to."""
 
     findings: tuple[Finding, ...] = ()
 
@@ -43,8 +43,8 @@ class FolderDestination(FolderSink, Destination):
     ) -> None:
         """Aim at `folder`. Writes nothing.
 
-        `overwrite` replaces another model's copy, or a checkpoint that this tool did not write; `restart` forgets
-        what an interrupted run left. One that `is_shared` with other machines, which will write to it, is not locked.
+        `overwrite` replaces another model's copy, or a checkpoint that this tool did not write. `restart` drops what an
+        interrupted run left. A folder that `is_shared` is not locked: other machines will write to it too.
         """
         super().__init__(folder)
         self.ref = RepoRef("folder", printable(folder.name), "")
@@ -63,7 +63,7 @@ class FolderDestination(FolderSink, Destination):
 
     @override
     def check(self, source: RepoRef) -> None:
-        """Raise DestinationError where the folder is a file, or holds what a copy of `source` may not replace."""
+        """Raise DestinationError if the folder is a file, or holds files that a copy of `source` may not replace."""
         with explained(self._folder):
             self._refuse_foreign(source)
 
@@ -75,7 +75,7 @@ class FolderDestination(FolderSink, Destination):
             paths = self._staging.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
             records = [parse_record(path.read_bytes()) for path in paths]
             by_file = {record.file: record for record in records if record}
-            if len(by_file) == len(records):  # else one is damaged, which may have said what the others are made of
+            if len(by_file) == len(records):  # else one is damaged, and may have said what was read for all
                 return whole(by_file, lambda record: self._size(record.file) == record.bytes)
         return {}
 
@@ -90,8 +90,8 @@ class FolderDestination(FolderSink, Destination):
     ) -> None:
         """Make room for `new_bytes` of `job`, remove what another plan left, keep the shards in `keep`.
 
-        Raises DestinationError where the disk lacks the room or refuses to be written, files `ours` or `beside` them
-        may not be put there, or another job is writing to the same folder.
+        Raises DestinationError if the disk has too little room or is read-only, or if another job writes to the same
+        folder. Also if `ours`, or the source's files `beside` them, may not be put there.
         """
         kept = {record.file: record for record in keep}
         self._is_prepared, self._finished, self._plan_id = True, set(kept), job.plan_id
@@ -105,14 +105,14 @@ class FolderDestination(FolderSink, Destination):
             self.disk_bytes_written += self._journal.begin(job)
             self._is_begun = True
             for record in kept.values():
-                if self.finished(record.file) != record:  # it says more now than it did, of what was read
+                if self.finished(record.file) != record:  # it now says more about what was read
                     self.disk_bytes_written += self._put_record(record)
             for path in stale:
                 path.unlink(missing_ok=True)
 
     @override
     def refuse_other(self) -> None:
-        """Raise OSError where another job has taken the folder over."""
+        """Raise OSError if another job has taken over the folder."""
         self._journal.lease.refuse_lost()
 
     @override
@@ -126,11 +126,11 @@ class FolderDestination(FolderSink, Destination):
 
     @override
     def open_finished(self, file: str) -> None:
-        """Return None: reading would take the processor from what is being written."""
+        """Return None: reading would take processor time from the writing."""
 
     @override
     def open_staged(self, files: Iterable[str]) -> FolderSource:
-        """Return `files` where they lie now: under their part names, or their own if publishing was interrupted."""
+        """Return a source of `files` at their places now: part names, or final names if publishing was interrupted."""
         return FolderSource(self.ref.repo_id, {file: self._place(file) for file in files})
 
     @override
@@ -141,10 +141,9 @@ class FolderDestination(FolderSink, Destination):
         origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
-        """Show the result: side files, `written`, shards, and what makes it a checkpoint last of all.
+        """Show the result: side files, the `written` files, the shards, and last the files that make it a checkpoint.
 
-        From the first line to the last the folder has no index; killed in between, it is finished by
-        running the same job again.
+        The folder has no index until the end. If the job is killed before that, the same job finishes it later.
         """
         contents: dict[str, Iterable[bytes]] = {
             **{file.path: origin.read(file.path, 0, file.bytes) for file in side_files},
@@ -156,12 +155,12 @@ class FolderDestination(FolderSink, Destination):
             places = [self._inside(path) for path in (*contents, *records)]
             self._refuse_names((*records, *written), beside)
             folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
-            # What cannot be read ends the job while an earlier result is still whole.
+            # First: if a file cannot be read, the job ends while an earlier result is still whole.
             parts = {path: self._stage(number, data) for number, (path, data) in enumerate(contents.items())}
             sync_folders([self._staging])
-            self._refuse_names((*records, *written), beside)  # again: reading them may have taken long
+            self._refuse_names((*records, *written), beside)  # again: reading may have taken long
             self._remove_earlier({folder_of(shard) for shard in records})
-            # The report first: it names what is to be removed again, folders too, if nobody goes on from here.
+            # The report first: if nobody resumes this job, it names the files and folders to remove.
             self._put(parts, REPORT_NAME.__eq__)
             for folder in sorted(folders):
                 folder.mkdir(exist_ok=True)
@@ -186,10 +185,10 @@ class FolderDestination(FolderSink, Destination):
 
     @override
     def discard(self) -> Discarded:
-        """Remove parts, records, what a job killed in publishing has put down, the journal, and folders this job made.
+        """Remove parts, records, the journal, half-published files, and the folders that this job made.
 
-        A result that is shown stays: an earlier one, or that of a job killed right after. Folders go where nothing
-        else is in them.
+        A result that is shown stays: an earlier one, or one whose job was killed right after showing it. A folder that
+        holds anything else stays too.
         """
         has_journal = self._journal.path.exists()
         with explained(self._folder):
@@ -206,7 +205,7 @@ class FolderDestination(FolderSink, Destination):
         return Discarded(has_journal)
 
     def _unfinished_files(self) -> tuple[str, ...]:
-        """Return the files of a result that the journal's job has begun to publish, and nobody takes for one yet."""
+        """Return the files that the journal's job has published, if they do not show a result yet."""
         job, begun = self._journal.job(), report_in(self._folder)
         if job is None or begun is None or begun.plan_id != job.plan_id:
             return ()
@@ -219,7 +218,7 @@ class FolderDestination(FolderSink, Destination):
         super().close()
         if self._journal.is_ours:
             for path in self._unfinished_parts():
-                with suppress(OSError):  # what ended the job says more
+                with suppress(OSError):  # the error that ended the job says more
                     path.unlink(missing_ok=True)
         self._journal.close()
 
@@ -231,15 +230,15 @@ class FolderDestination(FolderSink, Destination):
                 who = self._journal.lease.holder()
                 raise DestinationError(
                     f"Another job is writing to {self._folder} right now{who and f': {who}'}.",
-                    "Wait for it, or choose another folder. One that was killed on another machine or in another "
-                    f"container counts as ended after {LEASE_SECONDS:.0f} s.",
+                    "Wait until it ends, or choose another folder. If it was killed on another machine or in another "
+                    f"container, start again after {LEASE_SECONDS:.0f} s.",
                 ) from error
 
     def _refuse_foreign(self, source: RepoRef) -> None:
         if not self._folder.exists():
             return
         if not self._folder.is_dir():
-            raise DestinationError(f"{self._folder} is a file, not a folder.", "Name a folder, or a new one.")
+            raise DestinationError(f"{self._folder} is a file, not a folder.", "Name a folder. It need not exist yet.")
         earlier = report_in(self._folder)
         self._earlier = [file for file in earlier.files if is_inside(file)] if earlier else []
         if self._overwrite:
@@ -249,7 +248,7 @@ class FolderDestination(FolderSink, Destination):
             raise ReplaceRefused(f"The folder {self._folder}", earlier.source, name)
         if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
             raise DestinationError(
-                f"The folder {self._folder} is not empty, and this tool did not write what is in it.",
+                f"The folder {self._folder} is not empty, and this tool did not write its contents.",
                 "Choose another folder. Or add --overwrite to replace the checkpoint in it.",
                 Remedy("overwrite"),
             )
@@ -259,13 +258,13 @@ class FolderDestination(FolderSink, Destination):
         free = shutil.disk_usage(place).free + reclaimed_bytes
         if new_bytes + DISK_FLOOR_BYTES > free:
             raise DestinationError(
-                f"The result needs {format_bytes(new_bytes)}, {format_bytes(DISK_FLOOR_BYTES)} more must stay free, "
-                f"and the disk of {place} has {format_bytes(free)} free.",
+                f"The result needs {format_bytes(new_bytes)} and {format_bytes(DISK_FLOOR_BYTES)} must stay free, "
+                f"but the disk of {place} has only {format_bytes(free)} free.",
                 f"Free {format_bytes(new_bytes + DISK_FLOOR_BYTES - free)}, or choose a folder on another disk.",
             )
 
     def _refuse_names(self, ours: Iterable[str], beside: Iterable[str]) -> None:
-        """Raise DestinationError where `ours`, or files of the source `beside` them, replace what they may not."""
+        """Raise DestinationError if `ours`, or the source's files `beside` them, replace files that they may not."""
         ours, beside = list(ours), list(beside)
         refuse_clashes(ours, beside)
         for path in (*ours, *beside):
@@ -277,14 +276,14 @@ class FolderDestination(FolderSink, Destination):
         there = sorted((targets | rivals(ours, inside)) - known)
         if there and not self._overwrite:
             raise DestinationError(
-                f"{name_some(there)} in {self._folder} would be replaced, or loaded instead of the copy, and this tool "
-                "did not write that.",
-                "Move it away, then start the same job again; it goes on where it stopped. Or add --overwrite as well.",
+                f"The copy would replace files in {self._folder} that this tool did not write, or loaders would load "
+                f"them instead: {name_some(there)}.",
+                "Move them away, then start the same job again. It goes on where it stopped. Or add --overwrite.",
                 Remedy("overwrite"),
             )
         if folder := next((path for path in targets if (self._folder / path).is_dir()), None):
-            message = f"{folder} in {self._folder} is a folder, and the copy has a file of that name."
-            raise DestinationError(message, "Move the folder away, and start the same job again.")
+            message = f"{folder} in {self._folder} is a folder, but the copy has a file with that name."
+            raise DestinationError(message, "Move the folder away, then start the same job again.")
 
     def _remove_earlier(self, folders: Iterable[str]) -> None:
         earlier = {REPORT_NAME, *self._earlier}
@@ -299,7 +298,7 @@ class FolderDestination(FolderSink, Destination):
         return part
 
     def _put(self, parts: dict[str, Path], is_due: Callable[[str], bool]) -> None:
-        """Give those of the staged files that are due their names, and take them out of `parts`."""
+        """Give the staged files that are due their final names, and take them out of `parts`."""
         for path in list(filter(is_due, parts)):
             os.replace(parts.pop(path), self._folder / path)
 
@@ -312,7 +311,7 @@ class FolderDestination(FolderSink, Destination):
 
     def _inside(self, path: str) -> Path:
         if not leads_inside(self._folder, path):
-            hint = "Rename it in the source, or remove the link in the destination that it leads over."
+            hint = "Rename the file in the source, or remove the link that its path follows in the destination."
             raise DestinationError(f"The file name {path!r} leads out of the folder.", hint)
         return self._folder / path
 
@@ -321,19 +320,19 @@ class FolderDestination(FolderSink, Destination):
         return place.stat().st_size if place.is_file() else None
 
     def _parts(self) -> list[Path]:
-        """Return what goes in the end, records last: where one says what was read, what it speaks of is to go first."""
+        """Return the files to remove at the end. Records are last: they outlive the shards they describe."""
         names = ("*.safetensors*" + PART, _BESIDE.format("*"))
         paths = (path for name in names for path in self._staging.glob(name))
         return sorted(paths, key=lambda path: (path.name.endswith(RECORD), path))
 
     def _unfinished_parts(self) -> list[Path]:
-        """Return the parts but for those of finished shards, and their records."""
+        """Return the parts, except finished shards and their records."""
         records = (record_path(self._folder, file, self._plan_id) for file in self._finished)
         finished = {*map(self._part, self._finished), *records}
         return [path for path in self._parts() if path not in finished]
 
     def _remove_staging(self) -> None:
-        with suppress(OSError):  # it is not there, or somebody keeps something in it
+        with suppress(OSError):  # it is missing, or not empty
             self._staging.rmdir()
 
     def _make_folder(self) -> None:

@@ -1,4 +1,4 @@
-"""Write shards into a folder, each attempt under a name of its own until it is whole, and its record beside it."""
+"""Write shards and their records into a folder. Each attempt has its own file name until the shard is complete."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +31,8 @@ from sharding.storage.records import parse_record, record_line
 class FolderSink(ShardSink):
     """A folder in which a job of plan `plan_id` is prepared, as each of its machines sees it.
 
-    Nothing is locked here, as no lock is to be relied on where machines share a folder: two attempts at the same shard
-    leave it once. A shard whose record is there is finished: the record is put down when all of it is on the disk.
+    It takes no lock, because locks are unreliable in a folder that machines share. Two attempts at the same shard leave
+    one file. A shard is finished if its record is there: the record is written once all of the shard is on the disk.
     """
 
     shards_at_once = THREADS
@@ -49,13 +49,13 @@ class FolderSink(ShardSink):
         self._flusher = ThreadPoolExecutor(THREADS, thread_name_prefix="flush")
 
     def refuse_other(self) -> None:
-        """Raise DestinationError where the folder does not hold the job, or not any more."""
+        """Raise DestinationError if the folder does not hold the job, or no longer does."""
         with explained(self._folder):
             job = Journal(self._staging).job()
         if job is None or job.plan_id != self._plan_id:
             raise DestinationError(
-                f"In {self._folder} there is not, or no longer, the job that this is a part of.",
-                "All nodes must have the same folder there. On one machine alone leave out --workers.",
+                f"The folder {self._folder} does not hold the job of this worker, or no longer does.",
+                "All nodes must see the same folder at this path. On a single machine, leave out --workers.",
                 Remedy("leave_workers_out"),
             )
 
@@ -69,14 +69,14 @@ class FolderSink(ShardSink):
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
-        """Start a shard under a name that no other attempt has."""
+        """Start a shard under a name that no other attempt uses."""
         with explained(self._folder):
             self._streams[file] = open(self._own(file), "wb", buffering=0)  # noqa: SIM115 - closed by finish or close
         return FolderShardWriter(self._streams[file], self._flusher)
 
     @override
     def note(self, record: ShardRecord) -> None:
-        """Give a finished shard its name and put its record beside it, unless another attempt was first."""
+        """Give a finished shard its name and write its record beside it, unless another attempt was first."""
         with self._one_at_a_time, explained(self._folder):
             self.refuse_other()
             if not self.finished(record.file):
@@ -88,16 +88,16 @@ class FolderSink(ShardSink):
 
     @override
     def close(self) -> None:
-        """Remove what has no name yet."""
+        """Remove the files that have no name yet."""
         self._flusher.shutdown(cancel_futures=True)
         for stream in self._streams.values():
             stream.close()
         for own in self._staging.glob(f"*.{self._mark}{PART}"):
-            with suppress(OSError):  # what ended the job says more
+            with suppress(OSError):  # the error that ended the job says more
                 own.unlink(missing_ok=True)
 
     def _put_record(self, record: ShardRecord) -> int:
-        """Put a record beside its shard, for good; return its bytes."""
+        """Write a record beside its shard, for good; return its size in bytes."""
         place = record_path(self._folder, record.file, self._plan_id)
         written = write_whole(place, [record_line(record)], self._own(record.file))
         sync_folders([self._staging])

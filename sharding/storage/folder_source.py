@@ -24,37 +24,38 @@ from sharding.formats.names import DCP_METADATA_NAME, STAGING_FOLDER
 from sharding.formats.safetensors_header import LENGTH_BYTES
 
 _NOT_REPO = {".git", ".cache", "__pycache__", STAGING_FOLDER}
-"""Folders that tools keep beside a checkpoint; no repo has them."""
+"""Folders that tools keep beside a checkpoint. No repo has them."""
 
-_AGAIN = "Start again once nothing writes to it any more."
+_AGAIN = "Wait until no program writes to it any more, then start again."
 
 _STEADY = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "apfs", "hfs"}
-"""File systems of a machine's own; those of networks and in user space may number their files anew at any time."""
+"""Local file systems. Those of networks and in user space may change the numbers of their files at any time."""
 
 _ENDS_BYTES = 64 << 10
-"""How much of the two ends of a file tells it from another: a `.bin` file has its pickle and its directory there."""
+"""How many bytes at both ends identify a file. A `.bin` file has its pickle and its directory there."""
 
 _WEIGHTS = (".safetensors", ".bin", ".distcp", DCP_METADATA_NAME)
 
 _ANNEX = (".git", "annex", "objects")
-"""Where git-annex keeps large files, with a link in the place of each."""
+"""The folder in which git-annex keeps large files. It leaves a link in place of each."""
 
 _REPO = re.compile(r"(?:models|datasets|spaces)--.+")
 """How the Hub's cache names the folder of a repo (huggingface_hub 2.4, `repo_folder_name`)."""
 
 _SHARED_BLOB = re.compile(r"(?P<start>[0-9a-f]{2})/(?P=start)[0-9a-f]{62}")
-"""Where the Hub's cache keeps a file for all its repos (huggingface_hub 2.4, `utils/_shared_blobs.py`)."""
+"""The path of a file that the Hub's cache shares between repos (huggingface_hub 2.4, `utils/_shared_blobs.py`)."""
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Not over a link, and without a wait where a pipe has come into the place of a file."""
+"""Flags to follow no link, and not to wait if a pipe has replaced a file."""
 
 
 class FolderSource(Source):
     """The files of a folder, each pinned to the state that it had when it was listed.
 
-    That is its size and the time of its last change; where the file system keeps it steady, also its inode. A revision
-    has the time when that was changed too, which no program sets, but a backup that links to the file changes.
+    The state is the file's size and the time of its last change. On a file system that keeps inodes steady, it is also
+    the inode. A revision includes the time when the inode changed as well. No program sets that time, but a backup that
+    links to the file changes it.
     """
 
     requests = 0
@@ -65,8 +66,8 @@ class FolderSource(Source):
     ) -> None:
         """Take the files at `paths` (path within the source to place on disk) under the title `name`.
 
-        A place is absolute, and no part of it is a link. What is no regular file is passed over. Raises SourceError
-        where one cannot be looked at.
+        A place is an absolute path without links. Anything but a regular file is skipped. Raises SourceError if a file
+        cannot be looked at or has a name that is not allowed.
         """
         self.folder = folder
         self.links_out = tuple(sorted(links_out))
@@ -81,13 +82,13 @@ class FolderSource(Source):
         self._stats: dict[str, os.stat_result] = {}
         for file in (*paths, *self.links_out):
             if problem := name_problem(file):
-                raise SourceError(f"The name of the file {shown_name(file)} {problem}.", "Rename or remove it.")
+                raise SourceError(f"The name of the file {shown_name(file)} {problem}.", "Rename or remove the file.")
         for file, path in paths.items():
             try:
                 stat = path.lstat()
             except OSError as error:
                 raise _cannot_read(str(path), error) from error
-            if S_ISLNK(stat.st_mode):  # in a circle
+            if S_ISLNK(stat.st_mode):  # links in a circle
                 raise _cannot_read(file, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
             if S_ISREG(stat.st_mode):
                 self._stats[file] = stat
@@ -95,7 +96,7 @@ class FolderSource(Source):
         self.ref = RepoRef("folder", printable(name), "")
 
     def revision(self) -> str:
-        """Return a digest of what its weight files are pinned to, and of their headers. Raises SourceError."""
+        """Return a digest of the pinned states and the headers of its weight files. Raises SourceError."""
         pins = [
             (file, *self._pin(stat), self._header_sha256(file, stat.st_size))
             for file, stat in sorted(self._stats.items())
@@ -104,7 +105,7 @@ class FolderSource(Source):
         return hashlib.sha256(json.dumps(pins).encode()).hexdigest()
 
     def _header_sha256(self, file: str, size: int) -> str:
-        """Return the SHA-256 of the header of a safetensors file; of another, of its first and last bytes."""
+        """Return the SHA-256 of a safetensors file's header, or of the first and last bytes of any other file."""
         sha256 = hashlib.sha256()
         end = min(size, _ENDS_BYTES)
         parts = [(0, end), (max(end, size - _ENDS_BYTES), size)]
@@ -126,18 +127,18 @@ class FolderSource(Source):
 
     @override
     def closed(self) -> str:
-        """Return "": a folder is in no repo."""
+        """Return "": a folder belongs to no repo."""
         return ""
 
     @override
     def lend(self, files: Iterable[str]) -> LentSource:
-        """Return where `files` lie, on a machine that has the same folders, and the time that each is pinned to."""
+        """Return where `files` lie on a machine that has the same folders, and the time that each is pinned to."""
         stats = [(file, self._stats[file]) for file in files]
         lent = (LentFile(file, stat.st_size, None, str(self._paths[file]), stat.st_mtime_ns) for file, stat in stats)
         return LentSource(self.ref, tuple(lent))
 
     def refuse_other(self, lent: LentSource) -> None:
-        """Raise SourceError where a file is not, or no longer, the one that was `lent`."""
+        """Raise SourceError if a file is not the one that was `lent`, or no longer is."""
         for entry in lent.files:
             if _pin(self._stats[entry.file]) != (entry.bytes, entry.modified_ns):
                 raise _changed(entry.file)
@@ -146,7 +147,7 @@ class FolderSource(Source):
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` of `file` in chunks of at most `BATCH_BYTES`.
 
-        Raises SourceError when the file has changed since it was listed or cannot be read.
+        Raises SourceError if the file has changed since it was listed or cannot be read.
         """
         with self._lock:
             self.requests += 1
@@ -172,14 +173,14 @@ class FolderSource(Source):
 
 
 def open_folder(text: str) -> FolderSource:
-    """Return the source in the folder at the path `text`. Raises SourceError if it is not there."""
+    """Return the source in the folder at the path `text`. Raises SourceError if there is no such folder."""
     hint = "Give the path of the folder that holds config.json and the weights."
     try:
         folder = Path(text).expanduser().resolve()
         if not text.strip() or not folder.is_dir():
-            problem = "is a file, not a folder" if folder.is_file() else "is not there"
+            problem = "is a file, not a folder" if folder.is_file() else "does not exist"
             raise SourceError(f"The folder {text!r} {problem}.", hint)
-    except (OSError, RuntimeError, ValueError) as error:  # no permission, a name too long, no such user's home
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, too long a name, an unknown user's home
         raise SourceError(f"The folder {text!r} cannot be opened: {error}.", hint) from error
     source = FolderSource(folder.name, *_list_folder(folder))
     source.ref = replace(source.ref, revision=source.revision())
@@ -187,13 +188,13 @@ def open_folder(text: str) -> FolderSource:
 
 
 def is_steady(folder: Path) -> bool:
-    """Return whether the file system of `folder` keeps a file's inode as long as the file is there."""
+    """Return whether the file system of `folder` keeps a file's inode as long as the file exists."""
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     return next((mounts[place] for place in (folder, *folder.parents) if place in mounts), "") in _STEADY
 
 
 def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str]]:
-    """Return where the files in `folder` lie, over no link; `folder`; its links that are not followed."""
+    """Return the real places of the files in `folder`, then `folder`, then its links that are not followed."""
     paths: dict[str, Path] = {}
     links: list[str] = []
 
@@ -203,7 +204,7 @@ def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str]]:
     for place, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = sorted(set(folders) - _NOT_REPO)
         start = Path(place).relative_to(folder)
-        # They may loop.
+        # Links to folders may loop.
         links += [f"{(start / name).as_posix()}/" for name in folders if os.path.islink(Path(place, name))]
         for file in files:
             path, name = Path(place, file), (start / file).as_posix()
@@ -218,10 +219,10 @@ def _list_folder(folder: Path) -> tuple[dict[str, Path], Path, list[str]]:
 
 
 def _is_followed(end: Path, folder: Path) -> bool:
-    """Return whether a link in `folder` may end at `end`: in it, or in a store of the Hub's cache that it is part of.
+    """Return whether a link in `folder` may end at `end`: inside the folder, or in a store of the Hub cache around it.
 
-    Such a store is `blobs` beside the `snapshots` around it, and the one for all repos, where the former's large files
-    are links to.
+    There are two such stores. One is `blobs` beside the `snapshots` folder around this folder. The other is shared by
+    all repos, and large files in the first are links to it.
     """
     if end.is_relative_to(folder):
         parts = end.relative_to(folder).parts
@@ -236,7 +237,7 @@ def _is_followed(end: Path, folder: Path) -> bool:
 
 
 def _over_no_link(path: str, _: int) -> int:
-    """Open the file at the absolute `path` to read it. Raises OSError where a part of `path` is a link."""
+    """Open the file at the absolute `path` to read it. Raises OSError if a part of `path` is a link."""
     *folders, file = Path(path).parts
     place = os.open(folders[0], _FOLDER)
     try:
@@ -257,4 +258,4 @@ def _changed(file: str) -> SourceError:
 
 
 def _cannot_read(file: str, error: OSError) -> SourceError:
-    return SourceError(f"{file} cannot be read: {error.strerror or error}.", "Check that it is there and may be read.")
+    return SourceError(f"{file} cannot be read: {error.strerror or error}.", "Check that it exists and is readable.")

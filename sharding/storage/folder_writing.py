@@ -1,4 +1,4 @@
-"""Write files so that they are on the disk once that is said."""
+"""Write files safely: a function that writes one returns once its bytes are on the disk."""
 
 import errno
 import hashlib
@@ -20,16 +20,16 @@ from sharding.core.text import format_bytes
 from sharding.formats.names import STAGING_FOLDER
 
 _LONGEST_NAME = 150
-"""Characters of a part's name; file systems take 255 bytes, and attempts and records add some to it."""
+"""Characters of a part's name. File systems take 255 bytes, and attempts and records add a suffix."""
 
 PART = ".part"
-"""The end of the name of whatever is not published yet."""
+"""The suffix of every file that is not published yet."""
 RECORD = f".record{PART}"
-"""The end of the name of a record."""
+"""The suffix of a record."""
 
 
 def staging_in(folder: Path) -> Path:
-    """Return where everything lies that is not published yet: no path of a source leads there."""
+    """Return the folder for everything that is not published yet. No path of a source leads there."""
     return folder / STAGING_FOLDER
 
 
@@ -42,7 +42,7 @@ def part_path(folder: Path, file: str) -> Path:
 
 
 def record_path(folder: Path, file: str, plan_id: str) -> Path:
-    """Return where the record of a shard lies once that is finished."""
+    """Return where the record of a finished shard lies."""
     return part_path(folder, file).with_suffix(f".{plan_id[:16]}{RECORD}")
 
 
@@ -60,7 +60,7 @@ class FolderShardWriter(ShardWriter):
 
     @override
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes; start write-back now and then, so that `finish` has little left to wait for."""
+        """Append bytes. Starts write-back now and then, so that `finish` has little left to wait for."""
         self._sha256.update(data)
         view = memoryview(data)
         with explained(self._folder):
@@ -82,18 +82,18 @@ class FolderShardWriter(ShardWriter):
 
     @override
     def abort(self) -> None:
-        """Do nothing: a disk does not keep anybody waiting, and `FolderSink.close` removes the part."""
+        """Do nothing: a disk keeps nobody waiting, and `FolderSink.close` removes the part."""
 
 
 def write_whole(place: Path, chunks: Iterable[bytes], part: Path) -> int:
-    """Write a file under the name `part` and, once it is on the disk, call it `place`; return its bytes."""
+    """Write a file under the name `part`, rename it to `place` once it is on the disk, and return its bytes."""
     written = write_synced(part, chunks)
     os.replace(part, place)
     return written
 
 
 def write_synced(place: Path, chunks: Iterable[bytes]) -> int:
-    """Write a file; return its bytes once they are on the disk."""
+    """Write a file to the disk for good; return how many bytes it has."""
     written = 0
     with open(place, "wb") as stream:
         for chunk in chunks:
@@ -104,7 +104,7 @@ def write_synced(place: Path, chunks: Iterable[bytes]) -> int:
 
 
 def sync_folders(folders: Iterable[Path]) -> None:
-    """Have the names in `folders` on the disk."""
+    """Write the file names in `folders` to the disk for good."""
     for folder in sorted(folders):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -115,7 +115,7 @@ def sync_folders(folders: Iterable[Path]) -> None:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turn what the system says of a folder that cannot be written into a DestinationError that says what helps."""
+    """Turn an OSError about a folder into a DestinationError with a hint."""
     try:
         yield
     except OSError as error:
@@ -123,9 +123,9 @@ def explained(folder: Path) -> Iterator[None]:
             free = format_bytes(shutil.disk_usage(folder if folder.exists() else folder.parent).free)
             message, hint = (
                 f"The disk of {folder} is full ({free} free).",
-                "Free some room and start the same job again.",
+                "Free some space, then start the same job again.",
             )
         else:
             message = f"{folder} cannot be written: {error.strerror or error}."
-            hint = "Check that the folder may be written, or choose another."
+            hint = "Check that you may write to this folder, or choose another."
         raise DestinationError(message, hint) from error

@@ -1,4 +1,4 @@
-"""Say whose job a folder is, and keep others out of it while that is at work."""
+"""Record which job a folder belongs to, and keep other jobs out while it runs."""
 
 import errno
 import fcntl
@@ -15,14 +15,14 @@ JOURNAL_NAME = "sharding_journal.part"
 
 
 class Journal:
-    """A file that holds the `StagedJob` whose shards, with their records, lie in the same folder.
+    """A file with the `StagedJob` whose shards and records lie in the same folder.
 
-    It is locked while a job writes to the folder, and the folder held by a lease, so that two jobs cannot share it. One
-    that machines share is held by a lease alone. All methods raise OSError as files do.
+    While a job writes to the folder, it locks this file and holds a lease on the folder, so that two jobs cannot share
+    it. In a folder that machines share, it holds only the lease. All methods raise OSError as files do.
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
-        """Take the journal of `folder`. Opens nothing."""
+        """Use the journal of `folder`. Opens nothing."""
         self._is_shared = is_shared
         self.lease = Lease(folder, beside_lock=not is_shared)
         self.path = folder / JOURNAL_NAME
@@ -34,15 +34,15 @@ class Journal:
         return self._stream is not None and not self.lease.is_lost
 
     def job(self) -> StagedJob | None:
-        """Return the job that the journal is of."""
+        """Return the job that the journal names, None if there is none."""
         with suppress(FileNotFoundError):
             return parse_job(self.path.read_bytes())
         return None
 
     def lock(self) -> None:
-        """Make the journal this job's own. Raises BlockingIOError while another job holds it."""
+        """Lock the journal for this job. Raises BlockingIOError while another job holds it."""
         for place in (self.path.parent, self.path):
-            if place.is_symlink():  # what it leads to would be written to, and emptied
+            if place.is_symlink():  # the job would write to the link's target, and empty it
                 raise OSError(errno.ELOOP, f"{place.name} in it is a link to elsewhere")
         # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
         stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
@@ -58,10 +58,10 @@ class Journal:
         self._stream = stream
 
     def begin(self, job: StagedJob) -> int:
-        """Have the journal be of `job`, where it is not yet; return how many bytes that took. `lock` comes first."""
-        assert self._stream, "lock comes first"
+        """Write `job` into the journal unless it is there already; return the bytes written. Call `lock` first."""
+        assert self._stream, "call lock first"
         self.lease.refuse_lost()
-        if self.job() == job:  # killed in between, it still knows
+        if self.job() == job:  # a job that was killed has left it
             return 0
         self._stream.truncate(0)
         view = memoryview(line := job_line(job))
@@ -71,14 +71,14 @@ class Journal:
         return len(line)
 
     def remove(self) -> None:
-        """Delete the journal, and let go of it: what it spoke of is published or discarded."""
-        if not self._is_shared:  # the lock still holds, and a journal alone is what the next job looks for
+        """Delete the journal and release it: its shards are published or discarded."""
+        if not self._is_shared:  # the lock still holds, and the next job looks only for a journal
             self.lease.release()
         self.path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock and the lease."""
         self.lease.release()
         if self._stream:
             self._stream.close()

@@ -1,4 +1,4 @@
-"""Hold a folder by a file that its holder renews: machines that share it see who is at work, where no lock is."""
+"""Reserve a folder with a file that its holder renews, for machines that cannot see each other's locks."""
 
 import os
 import socket
@@ -16,25 +16,28 @@ LEASE_NAME = "sharding_lease.part"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
 _LOCKED = "+"
-"""Begins a lease whose holder has the lock of the folder as well: first, as a kill may cut the others short."""
+"""Starts a lease whose holder has the folder's lock too. It comes first, because a kill may cut the rest short."""
 
 
 class Lease:
-    """A file that says who holds a folder. One that is not renewed, or whose process has ended here, holds nothing.
+    """A file that says who holds a folder. It stops counting if it is not renewed, or if its process here has ended.
 
-    Only a process of this boot and this namespace of process ids can be asked about: the lease of any other counts by
-    its age, whatever its host is called. Methods raise OSError as files do.
+    Only a process of the same boot and the same namespace of process ids can be looked up. Any other lease counts by
+    its age, whatever its host name is. Methods raise OSError as files do.
     """
 
     def __init__(self, folder: Path, *, beside_lock: bool = False) -> None:
-        """Take the lease of `folder`, there or not; `beside_lock` if only who has its lock takes it. Opens nothing."""
+        """Use the lease of `folder`, which need not exist yet. Opens nothing.
+
+        With `beside_lock`, only the holder of the folder's lock takes the lease.
+        """
         self._path = folder / LEASE_NAME
         self._beside_lock = beside_lock
         self._text = ""
         self._over = Event()
 
     def take(self) -> None:
-        """Hold the folder and begin to renew. Raises BlockingIOError while another job holds it."""
+        """Hold the folder and start to renew the lease. Raises BlockingIOError while another job holds it."""
         self.clear()
         host, *where = _here()
         words = [host, os.getpid(), psutil.Process().create_time(), uuid4().hex, *where]
@@ -53,10 +56,10 @@ class Lease:
         Thread(target=self._renew, name="lease", daemon=True).start()
 
     def clear(self) -> None:
-        """Remove a lease that holds nothing any more. Raises BlockingIOError while another job holds the folder."""
+        """Remove a lease that no longer counts. Raises BlockingIOError while another job holds the folder."""
         with suppress(FileNotFoundError):
             text = self._path.read_text()
-            if self._beside_lock and text[:1] in ("", _LOCKED):  # who had the lock before is gone
+            if self._beside_lock and text[:1] in ("", _LOCKED):  # the earlier holder of the lock is gone
                 self._path.unlink()
                 return
             if self._is_alive(text):
@@ -69,7 +72,7 @@ class Lease:
             aside.unlink()
 
     def holder(self) -> str:
-        """Return who says to hold the folder, such as "process 17 on box"; "" where nobody does."""
+        """Return who holds the folder by its own account, such as "process 17 on box"; "" if nobody does."""
         with suppress(OSError, ValueError):
             host, pid, *_ = self._path.read_text().removeprefix(_LOCKED).split()
             return f"process {shown_name(pid)} on {shown_name(host)}"
@@ -77,17 +80,17 @@ class Lease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another job has taken the folder over, as after a sleep of this machine."""
+        """Whether another job has taken over the folder, for example while this machine slept."""
         return bool(self._text) and not self._is_own()
 
     def refuse_lost(self) -> None:
-        """Raise OSError where the lease is lost."""
+        """Raise OSError if the lease is lost."""
         if self.is_lost:
             who = self.holder()
-            raise OSError(f"another job has taken it over meanwhile{who and f': {who}'}")
+            raise OSError(f"another job has taken it over{who and f': {who}'}")
 
     def release(self) -> None:
-        """Let go of the folder."""
+        """Give up the folder."""
         self._over.set()
         if self._text and self._is_own():
             self._path.unlink(missing_ok=True)
@@ -107,7 +110,7 @@ class Lease:
         return self._now() - self._path.stat().st_mtime < LEASE_SECONDS
 
     def _now(self) -> float:
-        """Return the time by the clock that gives the folder's files theirs."""
+        """Return the time by the clock that sets the times of files in the folder."""
         probe = self._path.with_suffix(f".{uuid4().hex}.part")
         probe.touch()
         try:
@@ -123,7 +126,7 @@ class Lease:
 
 
 def _here() -> list[str]:
-    """Return the host, its boot, and the namespace of process ids: containers may share a host's name and its ids."""
+    """Return the host, its boot and the namespace of process ids. Containers may share a host name and process ids."""
     here = [socket.gethostname(), "-", "-"]
     with suppress(OSError):  # no /proc, as on macOS
         here[1] = _BOOT_ID.read_text().strip()

@@ -1,4 +1,4 @@
-"""Open the folder or the repo of a Hub that somebody names."""
+"""Open the folder or the Hub repo that a user names."""
 
 import os
 from contextlib import suppress
@@ -20,17 +20,17 @@ from sharding.storage.trained_repo import trained_repo
 def open_source(text: str, hub: Hub, base: str = "") -> Repo:
     """Return the repo that `text` names: a folder, or `owner/name[@revision]` on `hub`.
 
-    What a training run has saved is seen as a repo; with `base`, what that names beside its weights is beside these.
-    Raises SourceError, and UsageError for an empty text, for a GGUF file, and for a base where `text` has its own
-    configuration or is of no training run.
+    The output of a training run counts as a repo. `base` names the model that was trained, whose files beside the
+    weights are added. Raises SourceError, and UsageError for an empty text or a GGUF file. A `base` is also a
+    UsageError if `text` has its own configuration or is not from a training run.
     """
     source = _open(text, hub)
     paths = [*(file.path for file in source.files), *source.links_out]
     folder = trained_folder(paths)
     if base and (folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}):
         raise UsageError(
-            f"{text} has a configuration of its own, or is nothing that a training run has saved.",
-            "Leave out --base: it is for rank-sharded checkpoints, which have none.",
+            f"{text} has a configuration of its own, or is not the output of a training run.",
+            "Only a rank-sharded checkpoint without a configuration needs a base model. Leave out --base.",
             Remedy("leave_base_out"),
         )
     if folder is None or not (folder or base):
@@ -60,22 +60,24 @@ def open_destination(
 ) -> Destination:
     """Return the destination that `text` names: a folder, or `owner/name` on `hub`. Changes nothing.
 
-    Raises DestinationError where it and `source` are the same or lie inside each other, and where a file of `source`
-    lies in it: over a link, or because the base is there.
+    Raises DestinationError if it and `source` are the same or one lies inside the other. Also if a file of `source`
+    lies in it, through a link or because the base model is there.
     """
     if is_folder(text):
         folder = _folder_at(text)
         if source.folder and (folder.is_relative_to(source.folder) or source.folder.is_relative_to(folder)):
             raise DestinationError(
-                f"The destination {text} and the source lie inside each other.", "Choose a folder beside the source."
+                f"The destination {text} lies inside the source, or the source lies inside it.",
+                "Choose a folder beside the source.",
             )
         if shared := next((file.path for file in source.files if _is_below(folder, source.path(file.path))), None):
-            raise DestinationError(f"{shared} of the source lies in the destination {text}.", "Choose another folder.")
+            message = f"The source's file {shared} lies in the destination {text}."
+            raise DestinationError(message, "Choose another destination folder.")
     target = find_destination(
         text, hub, source=source, private=private, overwrite=overwrite, restart=restart, is_shared=is_shared
     )
     if (source.ref.kind, source.ref.repo_id) == ("hub", target.ref.repo_id):
-        raise DestinationError("The destination is the source itself.", f"Choose another, such as {text}-sharded.")
+        raise DestinationError("The destination is the source itself.", f"Choose another name, such as {text}-sharded.")
     return target
 
 
@@ -91,8 +93,8 @@ def find_destination(
 ) -> Destination:
     """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing.
 
-    Raises DestinationError, and UsageError for an empty text and for a GGUF file. A folder that `is_shared` is one that
-    other machines write to as well.
+    A folder that `is_shared` is one that other machines write to as well. Raises DestinationError, and UsageError for
+    an empty text or a GGUF file.
     """
     _refuse_gguf(text)
     if is_folder(text):
@@ -105,11 +107,11 @@ def find_destination(
 
 
 def _refuse_gguf(text: str) -> None:
-    """Raise UsageError for the name of a GGUF file. A folder and a repo may have such a name as well."""
+    """Raise UsageError if `text` names a GGUF file. A folder or a repo may have such a name too."""
     path = os.path.expanduser(text)
     is_path = is_folder(text) or "/" not in text or os.path.isfile(path)
     if is_path and path.lower().endswith(".gguf") and not os.path.isdir(path):
-        message = f"{text[-200:]} is a GGUF file, which this version neither reads nor writes."
+        message = f"{text[-200:]} is a GGUF file. This version cannot read or write GGUF files."
         raise UsageError(message, "Name a folder or a repo with safetensors weights.")
 
 
@@ -118,12 +120,12 @@ def _is_below(folder: Path, place: Path | None) -> bool:
 
 
 def _folder_at(text: str) -> Path:
-    """Return the path of the folder that `text` names, there or not. Raises DestinationError where it can be none."""
+    """Return the path of the folder that `text` names. It need not exist. Raises DestinationError if it cannot."""
     try:
         folder = Path(text).expanduser().resolve()
         with suppress(FileNotFoundError, NotADirectoryError):
-            folder.stat()  # a name that is too long is refused here, and from Python 3.13 on links in a circle
-    except (OSError, RuntimeError, ValueError) as error:  # also no such user's home, links in a circle
+            folder.stat()  # refuses a name that is too long, and from Python 3.13 on links in a circle
+    except (OSError, RuntimeError, ValueError) as error:  # also an unknown user's home, or links in a circle
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DestinationError(f"The folder {text!r} cannot be written: {reason}.", "Choose another.") from error
+        raise DestinationError(f"The folder {text!r} cannot be written: {reason}.", "Choose another folder.") from error
     return folder

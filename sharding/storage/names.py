@@ -1,4 +1,4 @@
-"""Tell what somebody has typed or pasted: a folder, a repo at a revision, a repo that may be new. Opens nothing."""
+"""Parse what a user typed or pasted: a folder, a repo at a revision, or a new repo. Opens nothing."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,14 @@ _REPO = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^@\s?#]+))?
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OWN_SCHEME = re.compile(r"hf://(?:models/)?", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/+|[\w.-]+@[\w.-]+:", re.IGNORECASE | re.ASCII)
-"""What an address begins with: `s3://`, `file:/`, `git@github.com:`."""
+"""How an address starts: `s3://`, `file:/`, `git@github.com:`."""
 _HUB_SCHEME = re.compile(r"(?:https?|hf)://", re.IGNORECASE)
 
 
 def is_folder(text: str) -> bool:
-    """Return whether `text` means a folder: one that is there, or anything beginning with `.`, `/` or `~`.
+    """Return whether `text` means a folder: one that exists, or any text that starts with `.`, `/` or `~`.
 
-    An address (`s3://…`) means none, nor does an empty text: its path would be that of the current folder.
+    An address (`s3://…`) is not a folder. Neither is an empty text, whose path would be the current folder.
     """
     if text.startswith((".", "/", "~")):
         return True
@@ -31,64 +31,66 @@ def is_folder(text: str) -> bool:
 def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceError) -> tuple[str, str | None]:
     """Return repo id and revision (None: not given) of "owner/name@revision", or of a link to a repo or a file in it.
 
-    Links are those of the public Hub and of the one at `endpoint`, `hf://…` among them. Raises a `family` error for
-    what is neither, such as an address of another kind (`s3://…`), and UsageError for an empty text.
+    A link may lead to the public Hub or to the one at `endpoint`, and may start with `hf://`. Raises a `family` error
+    for any other text, such as `s3://…`, and UsageError for an empty text.
 
     >>> parse_repo("https://hf.co/owner/name/blob/v2/config.json", "https://huggingface.co"), parse_repo("gpt2", "")
     (('owner/name', 'v2'), ('gpt2', None))
     """
     text = text.strip()
     if not text:
-        raise UsageError("A name is empty.", "Write owner/name for a repo, or the path of a folder: . for this one.")
+        hint = "Write owner/name for a repo, or the path of a folder. A single dot is the current folder."
+        raise UsageError("The name of a repo or a folder is empty.", hint)
     if len(text) > MAX_LINK_CHARACTERS:
-        raise family(f"{text[:100]!r}… is too long for the name of a repo.", "Write owner/name, or paste its link.")
+        raise family(f"{text[:100]!r}… is too long for a repo name.", "Write owner/name, or paste the repo's link.")
     if (scheme := _SCHEME.match(text)) and not _HUB_SCHEME.match(text):
-        hint = "Write owner/name for a repo of the Hub, or the path of a folder."
-        raise family(f"Addresses that begin with {scheme[0][:100]} are not supported.", hint)
+        hint = "Write owner/name for a Hub repo, or the path of a folder."
+        raise family(f"Addresses that start with {scheme[0][:100]} are not supported.", hint)
     host = _host_in(text, endpoint)
     bare = _OWN_SCHEME.sub("", text, count=1)
     match = None if host else _REPO.fullmatch(bare)
     if match:
         revision = match["revision"]
         if revision and {".", ".."} & set(unquote(revision).split("/")):
-            raise family(f"{text[:200]!r} names no revision.", "Write owner/name@revision.")
+            raise family(f"{text[:200]!r} does not name a valid revision.", "Write owner/name@revision.")
         return match["repo"], unquote(revision) if revision and bare != text else revision
     if host and host not in (*_HUB_HOSTS, urlsplit(endpoint).hostname):
-        hint = "Only repos of the Hub are read: write owner/name, or paste a link to its page there."
+        hint = "This tool reads repos of the Hub only. Write owner/name, or paste the link to the repo's page there."
         raise family(f"{host} is not the Hub.", hint)
     place = _parse_link(text if host or _OWN_SCHEME.match(text) else f"{_HUB_HOSTS[0]}/{text}", endpoint, family)
     if place is None:
-        raise family(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste its link.")
+        raise family(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste the repo's link.")
     return place
 
 
 def new_repo_id(text: str, endpoint: str) -> str:
-    """Return the id ("owner/name", or a mere name) that `text` gives a repo which may be new.
+    """Return the id ("owner/name", or only "name") that `text` gives a repo, which may be new.
 
-    Raises DestinationError for what the Hub takes as none: huggingface_hub knows the rules. An empty text is a
-    UsageError.
+    Raises DestinationError if the Hub would not accept it (huggingface_hub checks that), and UsageError for an empty
+    text.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     if text.strip().startswith("/") or text.strip().endswith("/"):
-        raise DestinationError(f"{text[:200]!r} has no name for the new repo.", "Write owner/name.")
+        raise DestinationError(f"{text[:200]!r} is not a complete name for a repo.", "Write owner/name.")
     repo_id, revision = parse_repo(text, endpoint, DestinationError)
     if revision:
-        raise DestinationError(f"{text[:200]!r} names a revision.", "A result is main of its repo: write owner/name.")
+        message = f"{text[:200]!r} names a revision, but a result always goes to main."
+        raise DestinationError(message, "Write owner/name.")
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        hint = "Take letters, digits, '-', '_' and '.', at most 96, without '--', '..' or '.git' at the end."
-        raise DestinationError(f"{repo_id!r} is no name that the Hub takes.", hint) from error
+        hint = "Use at most 96 letters, digits, '-', '_' and '.', without '--' and '..', and without '.git' at the end."
+        raise DestinationError(f"The Hub does not accept the name {repo_id!r}.", hint) from error
     return repo_id
 
 
 def _host_in(text: str, endpoint: str) -> str:
-    """Return the name of the host that `text` begins with, "" where it is no link."""
+    """Return the host name that `text` starts with, "" if it is not a link."""
     first, slash, rest = text.partition("/")
     has_scheme = re.match(r"https?://", text, re.IGNORECASE)
-    # Names of repos may have dots: without a scheme, only a third part tells "github.com/owner/name".
+    # A repo name may contain dots. Without a scheme, only a third part shows that "github.com/owner/name" is a link.
     named = slash and (first.lower() in (*_HUB_HOSTS, urlsplit(endpoint).netloc) or ("." in first[1:] and "/" in rest))
     try:
         return urlsplit(text if has_scheme else f"//{text}").hostname or "" if has_scheme or named else ""
@@ -100,7 +102,7 @@ def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> tuple[
     from huggingface_hub import parse_hf_uri
     from huggingface_hub.errors import HfUriError
 
-    # The Hub's own parser knows neither of these: old models without an owner, and a page of one commit.
+    # The Hub's own parser lacks two forms: old models without an owner, and the page of a commit.
     start, _, path = link.partition("://")[2].partition("/") if "://" in link else link.partition("/")
     if path and (alone := re.fullmatch(r"([\w.-]+)/?(?:[?#].*)?", path, re.ASCII)) and not _OWN_SCHEME.match(link):
         return alone[1], None
@@ -111,5 +113,5 @@ def _parse_link(link: str, endpoint: str, family: type[ShardingError]) -> tuple[
     except (HfUriError, ValueError):
         return None
     if uri.type != "model":
-        raise family(f"{uri.id} is a {uri.type}, not a model.", "Name a repo of the kind model.")
+        raise family(f"{uri.id} is a {uri.type}, not a model.", "Name a model repo.")
     return uri.id, uri.revision

@@ -1,4 +1,4 @@
-"""Write down what a job has staged, read it back, and read what a result holds: JSON from anybody. Pure."""
+"""Write and parse the JSON of jobs, records and reports, which may come from anybody. Pure."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ def record_line(record: ShardRecord) -> bytes:
 
 
 def parse_job(text: bytes) -> StagedJob | None:
-    """Return what `job_line` wrote; None if it did not: a kill may have cut it short."""
+    """Return the job that `job_line` wrote. None for any other text: a kill may have cut it short."""
     try:
         return _JOB.validate_json(text)
     except (ValidationError, UsageError):
@@ -33,7 +33,7 @@ def parse_job(text: bytes) -> StagedJob | None:
 
 
 def parse_record(text: bytes) -> ShardRecord | None:
-    """Return what `record_line` wrote; None if it did not."""
+    """Return the record that `record_line` wrote, None for any other text."""
     try:
         return _RECORD.validate_json(text)
     except ValidationError:
@@ -41,12 +41,12 @@ def parse_record(text: bytes) -> ShardRecord | None:
 
 
 def staged_line(record: ShardRecord, job: StagedJob) -> bytes:
-    """Return `record` as one line of JSON that says of which job and plan it is."""
+    """Return `record` as one line of JSON, with the ids of its job and plan."""
     return json.dumps({"job": job.id, "plan": job.plan_id, "record": asdict(record)}).encode()
 
 
 def parse_staged(text: bytes, job: StagedJob) -> ShardRecord | None:
-    """Return what `staged_line` wrote of this very `job`; None if it did not."""
+    """Return the record that `staged_line` wrote for this same `job`, None for any other text."""
     try:
         document = json.loads(text)
         is_own = (document["job"], document["plan"]) == (job.id, job.plan_id)
@@ -58,7 +58,7 @@ def parse_staged(text: bytes, job: StagedJob) -> ShardRecord | None:
 def whole(records: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], bool]) -> dict[str, ShardRecord]:
     """Return those of `records` whose shards are there.
 
-    None where one is gone that says what was read: the others may be made of that too.
+    Return none of them if a missing shard's record says what was read. The other shards may depend on that too.
     """
     present = {file: record for file, record in records.items() if is_there(record)}
     return {} if any(record.reads for file, record in records.items() if file not in present) else present
@@ -66,9 +66,9 @@ def whole(records: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a result that stands somewhere says of itself: its files, what it is a copy of, and the plan it follows.
+    """The contents of a result's report: its files, what it is a copy of, and its plan.
 
-    `source` is as `text.source_name` has it.
+    `source` has the form that `text.source_name` returns.
     """
 
     files: tuple[str, ...]
@@ -77,7 +77,10 @@ class Earlier:
 
 
 def parse_earlier(report: bytes) -> Earlier | None:
-    """Return what a `sharding_report.json` says, most of all to remove its files; None if it is none of ours."""
+    """Return the contents of a `sharding_report.json`, None if this tool did not write it.
+
+    Its list of files is needed to remove the result.
+    """
     try:
         document = json.loads(report)
         files = tuple(file for file in document["files"] if isinstance(file, str))

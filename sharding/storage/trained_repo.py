@@ -1,4 +1,4 @@
-"""See what a training run has saved as a repo: its weights at the top, beside them what the trained model has there."""
+"""Show the output of a training run as a repo: its weights at the top, beside the other files of the trained model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +11,9 @@ from sharding.formats.names import is_duplicate, is_training_state, is_weights
 
 
 def trained_repo(source: Source, folder: str, base: Source | None) -> Repo:
-    """Return the repo whose top is `folder` of `source`, with what is beside the weights of `base`.
+    """Return a repo whose top is `folder` of `source`, with the files that `base` has beside its weights.
 
-    What `source` has beside `folder` stays where it is.
+    Files of `source` outside `folder` stay where they are.
     """
     files: dict[str, FileEntry] = {}
     links = [link.removeprefix(folder) for link in source.links_out]
@@ -28,11 +28,11 @@ def trained_repo(source: Source, folder: str, base: Source | None) -> Repo:
 def _at_the_top(source: Source, folder: str) -> Iterator[FileEntry]:
     for file in source.files:
         if folder and file.path.startswith(folder):
-            # Without the hash of the store: nothing is copied on the server that is called otherwise there.
+            # Without the store's hash: a file that gets a new name is not copied on the server.
             yield replace(file, path=file.path.removeprefix(folder), place=file.path, xet_hash=None)
 
 
 def _is_beside(path: str) -> bool:
-    """Return whether a file of a base is taken: it is not its model, and no state of its training."""
+    """Return whether to take a file of a base: it is not part of its model or of the state of its training."""
     is_model = is_weights(path) and "/" not in path and not is_found_by_name(path)
     return not (is_model or is_duplicate(path) or is_training_state(path))

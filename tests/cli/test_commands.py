@@ -269,7 +269,7 @@ def test_a_second_job_is_told_which_process_is_at_work_and_touches_nothing(
             refused = run(*words)
             assert refused.returncode == 3
             who = f"process {job.pid} on {socket.gethostname()}"
-            assert f"Another job is writing to {out} right now: {who}.\nWait for it, " in refused.stderr
+            assert f"Another job is writing to {out} right now: {who}.\nWait until it ends, " in refused.stderr
             assert "could not be removed" not in refused.stderr and listing(out) == before
     finally:
         job.terminate()

@@ -164,7 +164,7 @@ def test_a_gguf_file_is_refused_as_one(
         done = invoke(*command.replace("IN", str(checkpoint)).replace("FILE", name).split(), "--json")
         error = json.loads(done.stdout)["error"]
         assert (done.exit_code, error["kind"]) == (2, "UsageError")
-        assert error["message"].endswith(".gguf is a GGUF file, which this version neither reads nor writes.")
+        assert error["message"].endswith(".gguf is a GGUF file. This version cannot read or write GGUF files.")
     assert listing(tmp_path) == before
     checkpoint.rename(tmp_path / "folder.gguf")
     assert invoke("inspect", "./folder.gguf").exit_code == 0

@@ -203,7 +203,7 @@ def test_a_private_repo_is_planned_by_its_owner_and_by_nobody_after_him(hub: Ser
         _, plan = desk.plan("alice/hidden", Options("60kB"), token="hf_alice")
         assert len(plan.shards) == 5
         for token in ("hf_bob", None):
-            with pytest.raises(SourceError, match="no repo"):
+            with pytest.raises(SourceError, match="does not exist"):
                 desk.plan("alice/hidden", Options("60kB"), token=token)
 
 

@@ -100,9 +100,9 @@ def test_an_error_of_the_job_is_told_with_its_hint(
     desk.cancel(first, "bob")
     status = end(desk, waiting)
     assert status.state == "failed"
-    assert status.error and f"no repo {source}" in status.error[0]
+    assert status.error and f"The repo {source} does not exist" in status.error[0]
     assert status.error[1]
-    assert any(f"no repo {source}" in line for line in status.log)
+    assert any(f"The repo {source} does not exist" in line for line in status.log)
 
 
 # --- Two visitors -----------------------------------------------------------------------------------------

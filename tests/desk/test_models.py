@@ -192,7 +192,7 @@ def test_the_answer_on_devices_is_for_those_only_who_may_read_the_repo(desk: Des
     for _ in range(2):
         assert desk.devices(hidden, "cpu=1GB", ALICE) == "cpu=1GB"
         for token in (BOB, None):
-            with pytest.raises(SourceError, match="no repo"):
+            with pytest.raises(SourceError, match="does not exist"):
                 desk.devices(hidden, "cpu=1GB", token)
     assert held.asked == ["devices"]
 

@@ -109,7 +109,7 @@ def test_a_part_that_fails_for_good_ends_the_job_and_keeps_the_others(
     checkpoint: Path, tmp_path: Path, led: Led
 ) -> None:
     led(Hands(lambda part, *_: "00002" in part.shard.file, count=1))
-    with pytest.raises(Refused, match="worker of model-00002.* has died, 3 times") as refused:
+    with pytest.raises(Refused, match="worker for model-00002.* has died 3 times") as refused:
         reshard(checkpoint, tmp_path / "many", workers="ray")
     assert "memory" in refused.value.hint
     left = {path.name for path in staged(tmp_path / "many").iterdir()}
@@ -127,7 +127,7 @@ def test_errors_of_a_part_are_those_of_one_machine_and_name_the_node(tmp_path: P
     led(Hands())
     with pytest.raises(OverflowRefused, match="w has 9,000 finite numbers") as refused:
         reshard(source, tmp_path / "many", workers="ray", dtype="fp16")
-    assert refused.value.hint.endswith("That was on node here.")
+    assert refused.value.hint.endswith("It failed on node here.")
     assert not (tmp_path / "many").exists()
 
 
@@ -190,6 +190,6 @@ def test_a_repo_that_is_made_public_under_way_gets_no_more_of_what_workers_have_
     led(Hands(count=1))
     show = in_house.api().update_repo_settings
     after_commits(monkeypatch, 2, lambda: (show("alice/many", private=False), in_house.log.clear()))
-    with pytest.raises(DestinationError, match="alice/many is public by now, and the copy is to be private"):
+    with pytest.raises(DestinationError, match="alice/many is public now, but the copy must be private"):
         shard(in_house, "alice/source", "alice/many", "50kB", workers="ray")
     assert not in_house.asked("/commit/")

@@ -39,7 +39,7 @@ def test_a_part_is_begun_three_times_and_no_more(end: PartEvent | None, source: 
     assert twice.begun == {**dict.fromkeys(FILES, 1), "file1": 3} and crew.cost.repeated == ("file1", "file1")
     ever = Told(lambda part, _: [end if part.shard.file == "file1" else done(part)])
     kind = Refused if end is None else {"GrantExpired": GrantExpired, "SourceError": SourceError}[end.kind]  # type: ignore[union-attr]
-    with pytest.raises(kind, match="The worker of file1 has died, 3 times over" if end is None else "It has ended"):
+    with pytest.raises(kind, match="The worker for file1 has died 3 times" if end is None else "It has ended"):
         read(ever, source)
     assert ever.begun["file1"] == 3
 
@@ -68,7 +68,7 @@ def test_an_error_of_a_part_is_raised_as_it_was_and_names_the_node(
     with pytest.raises(ShardingError) as raised:
         read(Told(lambda part, _: [failed(name, again=False, hint=hint, remedy=remedy)]), source)
     assert type(raised.value) is RAISED[name] and raised.value.message == "It has ended."
-    assert (raised.value.hint, raised.value.remedy) == (f"{hint} That was on node here.".strip(), remedy)
+    assert (raised.value.hint, raised.value.remedy) == (f"{hint} It failed on node here.".strip(), remedy)
 
 
 def under_way(part: Part, _: int) -> list[PartEvent | None]:

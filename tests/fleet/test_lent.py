@@ -135,9 +135,9 @@ def lent_folder(out: Path) -> LentDestination:
 
 @pytest.mark.parametrize("change", [{"plan_id": "b" * 64}, {"folder": "elsewhere"}])
 def test_a_machine_that_has_another_folder_there_says_so(tmp_path: Path, change: dict[str, str]) -> None:
-    with pytest.raises(DestinationError, match="there is not, or no longer, the job") as refused:
+    with pytest.raises(DestinationError, match="does not hold the job of this worker") as refused:
         open_lent_destination(replace(lent_folder(tmp_path / "out"), **change))  # type: ignore[arg-type]
-    assert "All nodes must have the same folder" in refused.value.hint
+    assert "All nodes must see the same folder" in refused.value.hint
 
 
 DAMAGE = SourceError("damaged", "Repair it.")

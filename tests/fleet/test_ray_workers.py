@@ -22,7 +22,7 @@ def test_an_address_where_nobody_answers_is_refused(
     nobody: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", nobody)
-    with pytest.raises(Refused, match=f"No cluster of Ray is at {nobody}: ") as refused:
+    with pytest.raises(Refused, match=f"No Ray cluster is at {nobody}: ") as refused:
         list(job.shard(str(checkpoint), str(tmp_path / "out"), "50kB", workers="ray"))
     assert "RAY_ADDRESS" in refused.value.hint
     assert not (tmp_path / "out").exists()

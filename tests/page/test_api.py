@@ -144,14 +144,14 @@ NONSENSE: list[tuple[dict[str, object], str]] = [
     ({"strategy": "stages:4"}, "Choose pp:N"),
     ({"strategy": "x"}, "strategy"),
     ({"source": "https://example.org/a/b"}, "example.org is not the Hub"),
-    ({"source": "s3://bob/small"}, "begin with s3:// are not supported"),
-    ({"source": ""}, "A name is empty"),
-    ({"base": " "}, "A name is empty"),
+    ({"source": "s3://bob/small"}, "start with s3:// are not supported"),
+    ({"source": ""}, "The name of a repo or a folder is empty"),
+    ({"base": " "}, "The name of a repo or a folder is empty"),
     ({"max_shard_size": ""}, "is not a size"),
     ({"source": None}, "is a text"),
     ({"source": ["a"]}, "is a text"),
     ({"strategy": None}, "is a text"),
-    ({"source": "bob/small@.."}, "names no revision"),
+    ({"source": "bob/small@.."}, "does not name a valid revision"),
 ]
 
 
@@ -168,7 +168,7 @@ def test_without_a_login_one_may_look_but_not_push(connect: Connect, small: str)
     assert client.predict(source=small, api_name="/plan")["total_bytes"] > 0
     with pytest.raises(AppError, match="This needs a login"):
         client.predict(source=small, destination="alice/never", api_name="/shard")
-    with pytest.raises(AppError, match="There is no repo"):
+    with pytest.raises(AppError, match="does not exist, or you may not see it"):
         client.predict(source="alice/nothing", api_name="/inspect")
 
 

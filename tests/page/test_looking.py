@@ -69,8 +69,8 @@ def test_changing_a_control_redraws_the_plan_and_nothing_else_and_what_is_wrong_
     message = page.locator("#repo-message").get_by_role("alert")
     for typed, words in (
         ("not a repo", "'not a repo' is not the name of a repo"),
-        (gated, "bob/gated is gated. Accept its terms on"),
-        ("bob/nothing-here", "There is no repo bob/nothing-here"),
+        (gated, "bob/gated is gated. Accept its terms at"),
+        ("bob/nothing-here", "The repo bob/nothing-here does not exist"),
         ("/etc", "'/etc' is not the name of a repo"),
     ):
         model.fill(typed)

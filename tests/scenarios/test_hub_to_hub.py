@@ -162,8 +162,8 @@ def test_what_cannot_be_read_is_refused(hub: Server, checkpoint: Path, name: str
     push(hub, checkpoint, closed, "hf_bob")
     hub.api("hf_bob").update_repo_settings(closed, gated="manual")
     for place, says, hints in (
-        ("alice/no-such-model", "no repo alice/no-such-model", "Check the name"),
-        (hidden, f"no repo {hidden}", "Check the name"),
+        ("alice/no-such-model", "The repo alice/no-such-model does not exist", "Check the name"),
+        (hidden, f"The repo {hidden} does not exist", "Check the name"),
         (closed, f"{closed} is gated", "Accept its terms"),
         (f"{closed}@no-such-branch", "no such revision", "branch"),
     ):
@@ -176,11 +176,11 @@ def test_what_cannot_be_read_is_refused(hub: Server, checkpoint: Path, name: str
 @pytest.mark.parametrize(
     ("token", "destination", "says"),
     [
-        (None, "alice/x-{}", "Nobody is signed in"),
+        (None, "alice/x-{}", "You are not signed in"),
         ("hf_nobody", "alice/x-{}", "not valid or has expired"),
         ("hf_alice_read", "alice/x-{}", "not allow"),
         ("hf_alice", "bob/x-{}", "does not allow it"),
-        ("hf_alice", "alice/..", "no name|neither"),
+        ("hf_alice", "alice/..", "does not accept the name|neither"),
     ],
 )
 def test_what_may_not_be_written_is_refused_before_a_byte_moves(
@@ -234,7 +234,7 @@ def test_somebody_elses_commit_meanwhile_is_not_overwritten_and_the_job_can_be_r
     events = job.shard(source, name, "60kB", endpoint=hub.address, token=TOKEN)
     next(event for event in events if isinstance(event, ShardFinished))
     hub.api().create_commit(name, [CommitOperationAdd("notes.txt", b"x")], commit_message="Mine")
-    with pytest.raises(DestinationError, match="changed meanwhile"):
+    with pytest.raises(DestinationError, match="Somebody has changed"):
         list(events)
     assert "model.safetensors.index.json" not in files_of(hub, name)
     assert STAGING_BRANCH in branches(hub, name)

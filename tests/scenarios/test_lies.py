@@ -181,7 +181,7 @@ def test_a_small_file_in_git_is_checked_by_its_name_there(xet: InHouse, tmp_path
 
 @pytest.mark.parametrize("path", ["model.safetensors", "config.json"])
 def test_an_answer_that_says_it_is_of_another_commit_ends_the_job(lfs: InHouse, path: str) -> None:
-    with lfs.failing(f"other@GET .*/resolve/.*/{path}"), pytest.raises(SourceError, match="not any more what"):
+    with lfs.failing(f"other@GET .*/resolve/.*/{path}"), pytest.raises(SourceError, match="no longer the file that"):
         shard(lfs, SOURCE, MADE)
     assert not exists(lfs, MADE)
 

@@ -175,7 +175,7 @@ FAULTS: dict[live.Check, tuple[str | Callable[[Patch], None], str]] = {
     live.copies_on_the_server: ("corrupt@GET .*/resolve/main/tokenizer.model", "arrived with other bytes"),
     live.ranges_and_streams: (send_other_bytes, "Bytes 1 to 131074 are others; 131073 came."),
     live.staging: ("status:404@DELETE .*/branch/", "Branches are left behind"),
-    live.discarding: ("status:403@DELETE .*delete#1", "could not be deleted"),
+    live.discarding: ("status:403@DELETE .*delete#1", "could not delete it"),
     live.commit_limits: (two_first_commits, "main has 3 commits"),
     live.stale_parents: (take_stale_parents, "status 200"),
     live.overwriting: (always_overwrite, "replaced without a word"),

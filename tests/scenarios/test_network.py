@@ -118,12 +118,12 @@ def test_what_passes_is_tried_again_without_xet(
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        ("whole@GET .*/resolve/.*safetensors$", "something else than bytes"),
-        ("long:10@GET .*/resolve/.*safetensors$", "more of model-|something else"),
+        ("whole@GET .*/resolve/.*safetensors$", "did not send bytes"),
+        ("long:10@GET .*/resolve/.*safetensors$", "more bytes of model-|did not send bytes"),
         ("short:7@GET .*/resolve/.*safetensors$", "ended early"),
         ("cut:0@GET .*/resolve/.*safetensors$", "cannot be reached"),
-        ("status:500@GET .*/resolve/.*safetensors$", "problem of its own"),
-        ("status:404@GET .*/resolve/.*safetensors$", "does not find it"),
+        ("status:500@GET .*/resolve/.*safetensors$", "internal problem"),
+        ("status:404@GET .*/resolve/.*safetensors$", "cannot find it"),
     ],
 )
 def test_what_stays_wrong_with_reading_leaves_nothing(start: Callable[..., InHouse], rule: str, says: str) -> None:
@@ -140,11 +140,11 @@ def test_what_stays_wrong_with_reading_leaves_nothing(start: Callable[..., InHou
         (400, "does not accept"),
         (401, "not valid or has expired"),
         (403, "does not allow"),
-        (409, "changed at the same moment"),
-        (412, "changed meanwhile"),
+        (409, "changed it just now"),
+        (412, "Somebody else has changed it"),
         (413, "larger than the Hub accepts"),
         (429, "slow down"),
-        (507, "problem of its own"),
+        (507, "internal problem"),
     ],
 )
 def test_every_refusal_of_a_commit_has_its_sentence_and_leaves_nothing(

@@ -91,7 +91,7 @@ def test_an_endpoint_that_is_missing_is_named_where_it_can_be_before_a_repo_is_m
         shard(hub, SOURCE, MADE)
     method, path = endpoint.split()
     assert refusal.value.message.startswith(f"This Hub has no {method} {path.rstrip('/')}")
-    assert refusal.value.message.endswith(f", which {purpose} needs.")
+    assert refusal.value.message.endswith(f", but {purpose} needs it.")
     assert hub.asked("POST /api/repos/create") == (0 if is_before else 1)
     assert not exists(hub, MADE)
 
@@ -137,7 +137,7 @@ def test_the_remark_on_a_repo_that_stays_behind_is_told_also_where_its_branch_st
             break
     with hub.failing("status:403@DELETE /api/repos/delete", "status:403@DELETE .*/branch/"):
         discarded = job.discard(MADE, endpoint=hub.address, token=TOKEN)
-    assert f"{MADE} was made for this job, is empty, and could not be deleted" in discarded.remark
+    assert f"This tool created {MADE} for the job. It is empty, but this tool could not delete it" in discarded.remark
     assert f"{hub.address}/{MADE}/settings" in discarded.remark
     assert f"Its branch {STAGING_BRANCH} is still there" in discarded.remark
 

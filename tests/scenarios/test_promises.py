@@ -191,7 +191,7 @@ def test_what_is_staged_of_a_folder_that_has_changed_unseen_is_made_again(
 @pytest.mark.parametrize(
     ("size", "why"),
     [
-        ("20kB", "has changed meanwhile: .* is new there|that the job writes to is gone"),
+        ("20kB", "meanwhile .new or changed: |that the job writes to is gone"),
         ("60kB", "holds an unfinished job of another plan"),
     ],
     ids=["the same plan", "another plan"],

@@ -215,13 +215,13 @@ def test_a_request_that_fails_for_good_ends_the_job_in_words_and_the_next_run_fi
         place.publish()
         place.assert_finished(stays_private)
     assert said
-    assert all("problem of its own" in error.message and error.hint for error in said)
+    assert all("internal problem" in error.message and error.hint for error in said)
 
 
 @pytest.mark.parametrize(
     ("rule", "shows"),
     [
-        (f"status:500@POST .*{MADE}/commit/main", "either the complete copy or nothing of it"),
+        (f"status:500@POST .*{MADE}/commit/main", "either the complete copy or none of it"),
         (f"status:500@DELETE .*{MADE}/branch/", "the complete copy"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_publishing_that_fails_says_what_stays_and_who_sees_it(place: Place, r
     with place.hub.failing(rule), pytest.raises(DestinationError) as refusal:
         place.publish()
     is_private = place.hub.api().model_info(MADE).private
-    who = "Only those who may see the repo see it." if is_private else "Everybody can see it."
+    who = "Only people with access to the repo can see it." if is_private else "Everybody can see it."
     said = f"{MADE} shows {shows}. The branch {STAGING_BRANCH} stays for the next run. {who}"
     assert refusal.value.hint.endswith(said)
 
@@ -244,7 +244,7 @@ def test_a_discard_whose_request_fails_for_good_says_so_and_the_next_ends_it(pla
                 said = job.discard(MADE, endpoint=place.hub.address, token=TOKEN).remark
             except DestinationError as error:
                 said = error.message
-        assert "problem of its own" in said
+        assert "internal problem" in said
         place.assert_whole_or_unfinished()
         stays = place.is_like_ones_own()
         place.discard()

@@ -71,7 +71,7 @@ def test_what_would_be_loaded_instead_is_looked_for_in_the_folder_of_every_compo
     source, out = write_pipeline(tmp_path / "in"), tmp_path / "out"
     finish(job.shard(str(source), str(tmp_path / "whole"), "500B"))
     if PIPELINE[name]:
-        with pytest.raises(DestinationError, match=f"{name} in .* would be replaced, or loaded instead") as refusal:
+        with pytest.raises(DestinationError, match=f"loaders would load them instead: {name}") as refusal:
             run(source, out, "meanwhile", out / name)
         assert "--overwrite" in refusal.value.hint
         assert shown(out) == {name: b"mine"}
@@ -89,7 +89,7 @@ def test_a_folder_of_the_name_of_a_file_is_not_replaced_even_by_who_overwrites(
     if (out / name).exists():
         (out / name).unlink()
     before = shown(out)
-    with pytest.raises(DestinationError, match=f"{name} in .* is a folder, and the copy has a file of that name"):
+    with pytest.raises(DestinationError, match=f"{name} in .* is a folder, but the copy has a file with that name"):
         run(source, out, moment, out / name, as_folder=True, overwrite=True)
     assert shown(out) == {**before, f"{name}/inside": b"mine"}
 

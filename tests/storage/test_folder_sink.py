@@ -121,7 +121,7 @@ def test_an_attempt_at_a_job_that_was_replaced_leaves_the_other_alone(folder: Pa
     record = written(late)
     journal_of(folder, "b" * 64)
     before = {path: data for path, data in listing(folder).items() if "unet" not in path}
-    with pytest.raises(DestinationError, match="there is not, or no longer, the job"):
+    with pytest.raises(DestinationError, match="does not hold the job of this worker"):
         late.note(record)
     late.close()
     assert listing(folder) == before

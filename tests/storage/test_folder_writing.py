@@ -200,6 +200,6 @@ def test_what_the_system_says_of_the_disk_becomes_a_sentence_with_what_helps(
     is_full = number in (errno.ENOSPC, errno.EDQUOT)
     assert (f"The disk of {folder} is full (" in refusal.value.message) == is_full
     assert is_full or refusal.value.message == f"{folder} cannot be written: {os.strerror(number)}."
-    assert refusal.value.hint.startswith("Free some room" if is_full else "Check that the folder may be written")
+    assert refusal.value.hint.startswith("Free some space" if is_full else "Check that you may write to this folder")
     with pytest.raises(KeyError), explained(folder):
         raise KeyError

@@ -79,7 +79,7 @@ def test_a_new_repo_that_cannot_be_shown_stays_private_and_that_is_said(hub: InH
     with hub.failing(f"status:500@{SETTINGS}"):
         events = list(job.shard(SOURCE, MADE, "300B", endpoint=hub.address, token=TOKEN))
     (published,) = [event for event in events if isinstance(event, Published)]
-    assert f"stays private, which you can change at {hub.address}/{MADE}/settings" in published.remark
+    assert f"You can make it public at {hub.address}/{MADE}/settings" in published.remark
     assert hub.api().model_info(MADE).private is True
     assert branches(hub, MADE) == {"main"}
 

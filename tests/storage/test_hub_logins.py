@@ -125,7 +125,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_what_is_no_sha1_in_hex_is_no_commit(odd: Any) -> None:
     assert checked_commit(SHA) == SHA
-    with pytest.raises(OddAnswer, match="is no commit"):
+    with pytest.raises(OddAnswer, match="is not a commit"):
         checked_commit(odd)
 
 
@@ -139,7 +139,7 @@ def test_a_source_whose_hub_names_no_commit_is_refused(hub: InHouse, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("rule", "says"), [("status:403", "does not allow it"), ("status:500", "problem of its own"), ("html", "no sense")]
+    ("rule", "says"), [("status:403", "does not allow it"), ("status:500", "internal problem"), ("html", "unreadable")]
 )
 def test_a_hub_that_fails_to_say_whether_it_has_xet_is_not_taken_for_one_without(
     hub: InHouse, folder: Path, name: str, rule: str, says: str

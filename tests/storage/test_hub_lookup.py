@@ -66,7 +66,7 @@ def test_a_card_says_license_gate_and_privacy(hub: Server, lookup: Lookup) -> No
     assert (pear.page, pear.revision) == (f"{hub.address}/alice/pear", hub.api().model_info("alice/pear").sha)
     assert lookup.card("bob/gated").gated is True
     assert lookup.card("alice/hidden-apple", "hf_alice").private is True
-    with pytest.raises(SourceError, match="no repo alice/hidden-apple"):
+    with pytest.raises(SourceError, match="alice/hidden-apple does not exist, or you may not see it"):
         lookup.card("alice/hidden-apple", "hf_bob")
     with pytest.raises(SourceError, match="no such revision"):
         lookup.card("alice/pear@v9")

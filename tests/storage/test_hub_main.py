@@ -60,7 +60,7 @@ def test_a_repo_that_somebody_fills_before_the_job_creates_it_is_left_alone(hub:
     events = start(hub, Planned)
     hub.api().create_repo(MADE, private=True)
     put(hub, "secret.txt")
-    with pytest.raises(DestinationError, match="exists already, and this tool did not write what is in it"):
+    with pytest.raises(DestinationError, match="already holds files that this tool did not write"):
         list(events)
     assert (files_of(hub, MADE), branches(hub, MADE)) == ({".gitattributes", "secret.txt"}, {"main"})
     assert is_private(hub)
@@ -109,7 +109,7 @@ def test_records_that_are_larger_than_any_are_not_read(hub: InHouse, monkeypatch
     start(hub, ShardFinished)
     monkeypatch.setattr("sharding.storage.hub.staging.MAX_REPORT_BYTES", 100)
     hub.log.clear()
-    with pytest.raises(DestinationError, match="larger than those of any job"):
+    with pytest.raises(DestinationError, match="No job of this tool writes as many"):
         list(start(hub, Planned))
     assert hub.asked("/resolve/.*sharding_records/") <= 1  # whose job it is
 
@@ -195,7 +195,9 @@ def test_a_job_that_goes_on_replaces_nothing_that_came_to_main_meanwhile_and_sho
     put(hub, "secret.txt")
     put(hub, "config.json", b'{"mine": true}')
     before = hub.api().model_info(MADE).sha
-    with pytest.raises(DestinationError, match=r"did not write what is in it: config\.json, secret\.txt"):
+    with pytest.raises(
+        DestinationError, match=r"already holds files that this tool did not write: config\.json, secret\.txt"
+    ):
         shard(hub, SOURCE, MADE, "20kB", private=False)
     assert hub.api().model_info(MADE).sha == before and is_private(hub)
     discarded = job.discard(MADE, endpoint=hub.address, token=TOKEN)
@@ -207,7 +209,7 @@ def test_a_file_of_ones_own_beside_an_earlier_copy_is_not_replaced_by_one_of_the
     shard(hub, SOURCE, MADE, "60kB")
     put(hub, "notes.txt", b"mine")
     hub.api().upload_file(path_or_fileobj=b"theirs", path_in_repo="notes.txt", repo_id=SOURCE)
-    with pytest.raises(DestinationError, match=r"notes\.txt in alice/made would be replaced") as refusal:
+    with pytest.raises(DestinationError, match=r"replace files in alice/made .*: notes\.txt") as refusal:
         shard(hub, SOURCE, MADE, "20kB")
     assert "--overwrite" in refusal.value.hint
     assert Path(hub.api().hf_hub_download(MADE, "notes.txt", local_dir=hub.folder / "down")).read_bytes() == b"mine"
@@ -221,7 +223,7 @@ def test_a_file_where_the_source_has_a_folder_is_refused_before_anything_moves(
     shard(hub, SOURCE, MADE, "60kB")
     put(hub, there)
     hub.api().upload_file(path_or_fileobj=b"theirs", path_in_repo=theirs, repo_id=SOURCE)
-    with pytest.raises(DestinationError, match=f"{there} in alice/made would be replaced"):
+    with pytest.raises(DestinationError, match=f"replace files in alice/made .*: {there}"):
         shard(hub, SOURCE, MADE, "20kB")
     assert branches(hub, MADE) == {"main"} and there in files_of(hub, MADE)
     assert shard(hub, SOURCE, MADE, "20kB", overwrite=True).verification.identical
@@ -248,7 +250,7 @@ def test_a_file_of_an_earlier_copy_that_somebody_has_edited_is_not_replaced_with
 
     if not stays:
         before = files_of(hub, MADE)
-        with pytest.raises(DestinationError, match=rf"{re.escape(path)} in alice/made would be replaced.*changed it"):
+        with pytest.raises(DestinationError, match=rf"in alice/made that somebody .* changed, .*: {re.escape(path)}"):
             shard(hub, SOURCE, MADE, "20kB")
         assert (files_of(hub, MADE), branches(hub, MADE)) == (before, {"main"})
         assert text() == MINE
@@ -313,7 +315,7 @@ def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it
     shard(hub, SOURCE, MADE, "60kB")
     put(hub, name, b"other weights")
     before = files_of(hub, MADE)
-    with pytest.raises(DestinationError, match=f"{name} in alice/made would be replaced, or loaded instead") as refusal:
+    with pytest.raises(DestinationError, match=f"in alice/made .* would load them instead: {name}") as refusal:
         shard(hub, SOURCE, MADE, "20kB")
     assert "--overwrite" in refusal.value.hint
     assert (files_of(hub, MADE), branches(hub, MADE)) == (before, {"main"})
@@ -390,7 +392,7 @@ def test_a_job_begun_anew_shows_and_discards_the_repo_that_was_made_for_it(hub: 
 def test_a_job_that_was_begun_privately_is_not_shown_for_want_of_a_word(hub: InHouse) -> None:
     start(hub, ShardFinished, private=True).close()
     published = next(event for event in start(hub, Planned) if isinstance(event, Published))
-    assert is_private(hub) and "this job began as a private one" in published.remark
+    assert is_private(hub) and "this job started as a private one" in published.remark
 
 
 def test_of_a_repo_that_is_public_nobody_says_that_it_stays_private(hub: InHouse) -> None:

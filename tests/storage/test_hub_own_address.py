@@ -50,7 +50,7 @@ def test_the_login_is_sent_to_the_hubs_own_address_and_to_no_other(endpoint: str
     for url in OWN[endpoint]:
         assert ask(endpoint, url, "Bearer hf_a").headers["Authorization"] == "Bearer hf_a", url
     for url in OTHER[endpoint]:
-        with pytest.raises(OddAnswer, match="sends the login to another address"):
+        with pytest.raises(OddAnswer, match="asks for the login at another address"):
             ask(endpoint, f"{url}/api", "Bearer hf_a")
         assert "Authorization" not in ask(endpoint, f"{url}/api", "").headers
 

@@ -50,7 +50,7 @@ def test_after_a_restart_a_repo_is_ones_own_only_while_main_is_as_it_was(
     if then == "publish":
         remark = remark_of(events)
         assert is_private(hub, name) is changed
-        assert (f"did not make {name} itself" in remark) is changed and bool(remark) is changed
+        assert (f"did not create {name}" in remark) is changed and bool(remark) is changed
     else:
         events.close()
         assert discard(hub, name) == Discarded(found=True, repo_deleted=not changed)
@@ -71,7 +71,7 @@ def test_a_repo_that_somebody_makes_between_two_tries_to_make_it_is_not_shown(
     monkeypatch.setattr(retry.time, "sleep", lambda _: hub.api().create_repo(name, private=True))
     with hub.failing("status:500@POST /api/repos/create#1"):
         remark = remark_of(job.shard(SOURCE, name, "9kB", private=False, endpoint=hub.address, token=TOKEN))
-    assert f"did not make {name} itself" in remark and f"{hub.address}/{name}/settings" in remark
+    assert f"did not create {name}" in remark and f"{hub.address}/{name}/settings" in remark
     assert is_private(hub, name) and "sharding_report.json" in files_of(hub, name)
 
 
@@ -107,7 +107,7 @@ def test_a_repo_that_the_hub_only_says_it_has_deleted_is_said_to_stay(hub: InHou
     with hub.failing("null@DELETE /api/repos/delete"):
         discarded = discard(hub, name)
     assert discarded.found and not discarded.repo_deleted
-    assert f"{name} was made for this job, is empty, and could not be deleted" in discarded.remark
+    assert f"This tool created {name} for the job. It is empty, but this tool could not delete it" in discarded.remark
     assert f"{hub.address}/{name}/settings" in discarded.remark
     assert branches(hub, name) == {"main"}
     assert discard(hub, name) == Discarded(found=False)
@@ -125,7 +125,7 @@ def test_a_job_that_was_begun_without_a_word_or_privately_is_not_shown_when_it_g
     events = start(hub, name, Planned, source=folder, private=then)
     remark = remark_of(events)
     assert is_private(hub, name)
-    assert ("this job began as a private one" in remark) is (then is False)
+    assert ("this job started as a private one" in remark) is (then is False)
     assert hub.asked(f"PUT .*{name}/settings") == 0
 
 
@@ -143,7 +143,7 @@ def test_a_new_repo_of_a_folder_is_refused_where_the_hub_shows_it_without_a_word
     hub: InHouse, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignore_private(monkeypatch)
-    with pytest.raises(DestinationError, match="public, although asked not to"):
+    with pytest.raises(DestinationError, match="public, although this tool asked for a private repo"):
         shard(hub, str(folder), name)
     assert hub.asked(WRITES) == 2, "it was made, and deleted"
     assert not exists(hub, name)
@@ -197,7 +197,7 @@ def test_a_repo_that_is_shown_while_a_commit_uploads_gets_no_commit(
         hub.api().update_repo_settings(name, private=False)
 
     monkeypatch.setattr(HfApi, "preupload_lfs_files", upload)
-    with pytest.raises(DestinationError, match="is public by now"):
+    with pytest.raises(DestinationError, match="is public now"):
         publish(target, tmp_path / "in", record)
     assert hub.asked("/commit/main") == 0 and files_of(hub, name) == {".gitattributes"}
     assert noted(hub, name) == {record.file}

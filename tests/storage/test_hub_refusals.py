@@ -47,9 +47,11 @@ def test_a_repo_that_this_tool_did_not_write_stays_and_a_name_that_is_free_is_pr
         lambda: shard(hub, SOURCE, name, overwrite=overwrite),
         lambda: shard(hub, SOURCE, name, overwrite=overwrite, restart=True),
     ):
-        with pytest.raises(DestinationError, match=r"this tool did not write what is in it: notes\.txt") as refusal:
+        with pytest.raises(
+            DestinationError, match=r"already holds files that this tool did not write: notes\.txt"
+        ) as refusal:
             ask()  # type: ignore[no-untyped-call]
-        assert refusal.value.hint == f"A free name is {name}-{2 + taken}."
+        assert refusal.value.hint == f"Choose another name, such as {name}-{2 + taken}, which is free."
     assert hub.asked(WRITES) == 0
     assert hub.api().model_info(name).sha == before
 
@@ -70,7 +72,7 @@ def test_a_repo_that_has_changed_since_the_check_is_not_written_to(
     CHANGES[what](hub, name)
     before = [hub.api().list_repo_commits(name, revision=branch)[0].commit_id for branch in sorted(branches(hub, name))]
     hub.log.clear()
-    with pytest.raises(DestinationError, match=f"{name} has changed meanwhile"):
+    with pytest.raises(DestinationError, match=f"Somebody has changed {name} meanwhile"):
         begin(target)
     assert hub.asked(WRITES) == 0
     target.discard()
@@ -89,7 +91,7 @@ def test_a_staging_branch_that_has_moved_since_the_check_is_not_written_to(
     two = sent(first, 2)
     first.note(two)
     first.open_staged([])  # all that was added is committed
-    with pytest.raises(DestinationError, match="has changed meanwhile"):
+    with pytest.raises(DestinationError, match="Somebody has changed"):
         begin(target) if not restart else begin(target, "other")
     target.discard()
     target.close()

@@ -67,7 +67,7 @@ def test_of_two_jobs_that_begin_at_the_same_moment_the_later_ends_and_adds_nothi
 
     others: list[Any] = []
     monkeypatch.setattr(HfApi, "create_branch", create_branch)
-    with pytest.raises(DestinationError, match=f"Another job is at work on the branch {STAGING_BRANCH}") as refusal:
+    with pytest.raises(DestinationError, match=f"Another job uses the branch {STAGING_BRANCH}") as refusal:
         begin(late, plan)
     assert refusal.value.hint
     late.discard()
@@ -88,7 +88,7 @@ def test_a_job_whose_branch_another_has_begun_anew_adds_nothing_to_it_and_remove
     theirs = staged(second, 3, b"of the other job" * 100)
     before = heads(hub, name)
     first.note(two)
-    with pytest.raises(DestinationError, match="Another job is at work"):
+    with pytest.raises(DestinationError, match="Another job uses the branch"):
         first.open_staged([])
     first.close()
     assert first.discard().found is False
@@ -104,7 +104,7 @@ def test_what_another_run_of_the_same_job_has_staged_stays_where_one_comes_to_no
     second = begun(hub, name)
     record = staged(second, 1)
     discarded = first.discard()
-    assert discarded.found is False and "stays there" in discarded.remark
+    assert discarded.found is False and "stay there" in discarded.remark
     first.close()
     assert noted(hub, name) == {record.file}
     assert begun(hub, name).has_finished_shards

@@ -62,7 +62,7 @@ def test_of_a_repo_that_holds_nothing_of_anybody_it_is_said_that_it_is_there(hub
     lookup = Lookup(hub.address)
     assert lookup.remark_on_empty(name, TOKEN) == ""
     hub.api().create_repo(name, private=True)
-    said = f"The empty repo {name} is still there: {hub.address}/{name}/settings."
+    said = f"The empty repo {name} is still there. You can delete it at {hub.address}/{name}/settings."
     assert lookup.remark_on_empty(name, TOKEN) == said
     assert lookup.remark_on_empty(name, "hf_bob") == "", "who may not see it is not told of it"
     hub.api().delete_file(".gitattributes", name)

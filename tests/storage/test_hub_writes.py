@@ -124,7 +124,7 @@ def test_through_xet_nothing_is_on_the_disk_and_what_the_store_has_is_not_sent_a
 
 
 BREAKS: dict[str, tuple[type[Exception], str, str]] = {
-    "a login that has ended": (PermissionError, "login is not valid any more, or may not upload w.safetensors", "Sign"),
+    "a login that has ended": (PermissionError, "login is no longer valid, or may not upload w.safetensors", "Sign"),
     "what breaks off": (RuntimeError, "upload of w.safetensors broke off: for a reason", "same job"),
     "a connection": (ConnectionError, "upload of w.safetensors broke off: for a reason", "same job"),
 }

@@ -42,7 +42,7 @@ def test_a_tilde_means_ones_home_as_source_and_as_destination(home: Path, folder
     assert [path.name for path in Path.cwd().iterdir()] != ["~"] and not Path("~").exists()
     assert report.verification.identical  # type: ignore[union-attr]
     for destination in ("~", "~/out", "~/out/deeper"):
-        with pytest.raises(DestinationError, match="lie inside each other|lies in the destination"):
+        with pytest.raises(DestinationError, match="lies inside|lies in the destination"):
             list(job.shard("~/out", destination, "9kB"))
 
 
@@ -172,7 +172,7 @@ def test_a_folder_inside_the_source_or_around_it_is_no_destination_also_over_a_l
     before = listing(tmp_path)
     link = tmp_path / "over-a-link"
     for out in (source, source / "deeper", source / "deeper/still", source.parent, link, link / "deeper"):
-        with pytest.raises(DestinationError, match="lie inside each other"):
+        with pytest.raises(DestinationError, match="lies inside"):
             list(job.shard(str(source), str(out), "9kB"))
     assert listing(tmp_path) == before
     for out in (tmp_path / "around/in-2", tmp_path / "around-2"):  # beside it, however like the name
@@ -187,6 +187,6 @@ def test_the_files_that_a_cache_links_to_are_no_destination(folder: Path, tmp_pa
     before = listing(tmp_path)
     for out in (blobs, blobs.parent / "snapshots" / ".." / "blobs", tmp_path / "link"):
         for more in ({}, {"overwrite": True}):
-            with pytest.raises(DestinationError, match="of the source lies in the destination"):
+            with pytest.raises(DestinationError, match="The source's file .* lies in the destination"):
                 list(job.shard(str(source), str(out), "9kB", **more))
     assert listing(tmp_path) == before

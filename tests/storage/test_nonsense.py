@@ -152,7 +152,7 @@ def test_a_namespace_that_the_hub_does_not_list_is_warned_of_and_tried(silent: I
     assert isinstance(planned, Planned) and isinstance(report, Report)
     (finding,) = [one for one in planned.checkpoint.findings if one.code == "namespace"]
     assert finding.level == "warning" and "acme" in finding.message
-    assert "It lists alice. For a folder write ./acme/made." in finding.hint
+    assert "The Hub lists alice. To write to a folder, name it ./acme/made." in finding.hint
     assert report.verification.identical and "sharding_report.json" in files_of(silent, "acme/made")
     assert not [one for one in report.plan.findings if one.code == "namespace"], "nobody else's business"
 
@@ -168,7 +168,7 @@ def test_an_answer_on_the_store_that_is_cut_while_a_file_is_read_ends_in_a_sente
     hub: InHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hub, "least_xet_bytes", 0)
-    for rule, says in (("short:1", "something that makes no sense"), ("null", "an answer that makes no sense")):
+    for rule, says in (("short:1", "an unreadable answer"), ("null", "an answer that makes no sense")):
         with hub.failing(f"{rule}@xet-read-token"), pytest.raises(SourceError, match=says) as refusal:
             shard(hub, SOURCE, MADE)
         assert f"GET {MODEL}/xet-read-token/" in refusal.value.message

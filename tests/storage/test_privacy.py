@@ -38,7 +38,9 @@ def test_where_the_hub_shows_it_all_the_same_nothing_is_written_and_the_repo_goe
     hub: InHouse, monkeypatch: pytest.MonkeyPatch, source: str, private: bool | None
 ) -> None:
     ignore_private(monkeypatch)
-    with pytest.raises(DestinationError, match="The Hub made alice/copy public, although asked not to"):
+    with pytest.raises(
+        DestinationError, match="The Hub made alice/copy public, although this tool asked for a private repo"
+    ):
         shard(hub, source, "alice/copy", private=private)
     assert not hub.asked(WRITES)
     assert hub.asked("POST /api/repos/create") == 1
@@ -81,7 +83,7 @@ def test_one_that_becomes_public_meanwhile_gets_nothing(hub: InHouse) -> None:
     next(events)  # planned
     hub.api().update_repo_settings("alice/copy", private=False)
     hub.log.clear()
-    with pytest.raises(DestinationError, match="is public by now"):
+    with pytest.raises(DestinationError, match="is public now"):
         finish(events)
     assert not hub.asked(WRITES)
 
@@ -105,7 +107,7 @@ def test_a_copy_of_what_is_not_public_any_more_is_not_shown(hub: InHouse, what: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HubRepo, "branches", closing(hub, CLOSINGS[what]))
         remark = remark_of(events)
-    assert "stays private, because alice/open was public when the job began" in remark
+    assert "stays private, because alice/open was public when the job started" in remark
     assert f"{hub.address}/alice/copy/settings" in remark
     assert hub.api().model_info("alice/copy").private
 
@@ -183,7 +185,7 @@ def test_a_repo_that_is_made_public_between_two_staging_commits_gets_no_more(
 ) -> None:
     given = SOURCES[source](hub, tmp_path / "run")
     after_commits(monkeypatch, 2, lambda: show(hub))  # the first says which job it is of
-    with pytest.raises(DestinationError, match="alice/copy is public by now, and the copy is to be private") as refusal:
+    with pytest.raises(DestinationError, match="alice/copy is public now, but the copy must be private") as refusal:
         shard(hub, destination="alice/copy", **given)
     assert f"{hub.address}/alice/copy/settings" in refusal.value.hint and "discard" in refusal.value.hint
     assert not hub.asked(STAGED) and not hub.asked("/commit/main")
@@ -201,7 +203,7 @@ def test_one_that_is_made_public_before_it_is_published_stays_empty(hub: InHouse
     events = job.shard(given["source"], "alice/copy", given["options"], private=None, endpoint=hub.address, token=TOKEN)
     next(event for event in events if isinstance(event, Verified))
     show(hub)
-    with pytest.raises(DestinationError, match="is public by now"):
+    with pytest.raises(DestinationError, match="is public now"):
         finish(events)
     assert not hub.asked("/commit/")
     assert files_of(hub, "alice/copy") == {".gitattributes"}
@@ -218,7 +220,9 @@ def test_a_source_that_is_hidden_meanwhile_goes_into_no_public_repo(
     shard(hub, source, "alice/copy", Options("60kB", base=base))
     assert not hub.api().model_info("alice/copy").private
     after_commits(monkeypatch, 2, lambda: hide(hub, "alice/hidden"))
-    with pytest.raises(DestinationError, match="alice/hidden was public when the job began, and is not known to be so"):
+    with pytest.raises(
+        DestinationError, match="alice/hidden was public when the job started and may not be public now"
+    ):
         shard(hub, source, "alice/copy", Options("70kB", base=base))
     assert not hub.asked("/commit/")
 
@@ -230,7 +234,7 @@ def test_what_is_of_a_base_that_is_hidden_meanwhile_is_not_shown(hub: InHouse, t
     events = job.shard("alice/run", "alice/copy", options, endpoint=hub.address, token=TOKEN)
     next(event for event in events if isinstance(event, Verified))
     hide(hub, "alice/hidden")
-    assert "because alice/hidden was public when the job began" in remark_of(events)
+    assert "because alice/hidden was public when the job started" in remark_of(events)
     assert hub.api().model_info("alice/copy").private
 
 

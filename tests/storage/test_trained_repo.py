@@ -110,7 +110,7 @@ def test_a_base_is_for_what_a_training_run_has_saved_without_a_configuration(tmp
     ]
     (tmp_path / "linked/config.json").symlink_to("/nowhere")
     for folder in refused:
-        with pytest.raises(UsageError, match="configuration of its own, or is nothing that a training run has saved"):
+        with pytest.raises(UsageError, match="configuration of its own, or is not the output of a training run"):
             open_source(folder, hub, base)
         assert open_source(folder, hub).ref.repo_id == Path(folder).name
     with pytest.raises(SourceError):

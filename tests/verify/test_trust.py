@@ -59,9 +59,9 @@ def test_a_cast_changes_dtypes_and_fits(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_compared_it_only_claims(told: Told) -> None:
-    found = judge(told.report, told.files, told.copy, None, "There is no repo a/b.")
+    found = judge(told.report, told.files, told.copy, None, "The repo a/b does not exist.")
     assert found.level == "claims"
-    assert found.reasons[-1] == "What it was made from cannot be compared: There is no repo a/b."
+    assert found.reasons[-1] == "What it was made from cannot be compared: The repo a/b does not exist."
 
 
 def _first(told: Told, **change: Any) -> Told:

@@ -1,1 +1,1 @@
-"""A repo of a Hub, read and written."""
+"""Read and write a repo of a Hub."""

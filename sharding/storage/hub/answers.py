@@ -1,4 +1,4 @@
-"""Read what a Hub answers: the fields that are used, each checked."""
+"""Parse the answers of a Hub: the fields that this tool uses, each checked."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ _NO_SENSE = "gives an answer that makes no sense"
 
 
 class Ref(BaseModel):
-    """A branch, a tag or a pull request, and the commit that it is at."""
+    """A branch, a tag or a pull request, and the commit that it points to."""
 
     name: str
     ref: str
@@ -28,7 +28,7 @@ class Ref(BaseModel):
 
 
 class Refs(BaseModel):
-    """What a repo has of them; a Hub may answer `null` for an empty list."""
+    """The branches, tags and pull requests of a repo. A Hub may answer `null` for an empty list."""
 
     branches: list[Ref] | None = None
     tags: list[Ref] | None = None
@@ -60,20 +60,20 @@ class _WhoAmI(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who signed in, and the namespaces open to them: their own first, then those of their organisations."""
+    """The signed-in person, and the namespaces that they may write to: their own first, then their organisations'."""
 
     name: str
     namespaces: tuple[str, ...]
     may_show_later: bool = True
-    """Whether this login may change the visibility of a repo that it has made."""
+    """Whether this login may change the visibility of a repo that it has created."""
 
     def own_id(self, name: str) -> str:
-        """Return the repo id that `name` means for this person: without a namespace it is in their own."""
+        """Return the full repo id for `name`. Without a namespace, the repo is in this person's own."""
         return name if "/" in name else f"{self.name}/{name}"
 
 
 def parsed(kind: type[_T] | TypeAdapter[_T], answer: Any) -> _T:
-    """Return `answer` as a `kind`. Raises OddAnswer where it is none."""
+    """Return `answer` as a `kind`. Raises OddAnswer if it does not fit."""
     adapter: TypeAdapter[_T] = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     try:
         return adapter.validate_python(answer)
@@ -84,21 +84,21 @@ def parsed(kind: type[_T] | TypeAdapter[_T], answer: Any) -> _T:
 
 
 def checked_commit(answer: Any) -> str:
-    """Return the commit that a Hub names. Raises OddAnswer for what is no SHA-1 in hex."""
+    """Return the commit that a Hub names. Raises OddAnswer unless it is a SHA-1 in hex."""
     if not isinstance(answer, str) or not _COMMIT.fullmatch(answer):
-        raise OddAnswer(f"{_NO_SENSE}: {answer!r:.100} is no commit")
+        raise OddAnswer(f"{_NO_SENSE}: {answer!r:.100} is not a commit")
     return answer
 
 
 def checked_flag(answer: Any) -> bool:
-    """Return a Hub's yes or no. Raises OddAnswer for what is neither."""
+    """Return the true or false that a Hub answers. Raises OddAnswer for anything else."""
     if not isinstance(answer, bool):
-        raise OddAnswer(f"{_NO_SENSE}: {answer!r:.100} is neither yes nor no")
+        raise OddAnswer(f"{_NO_SENSE}: {answer!r:.100} is neither true nor false")
     return answer
 
 
 def person_of(answer: Any) -> Person:
-    """Return who a Hub's answer to "who am I" says. Raises OddAnswer for one that is nobody."""
+    """Return the person that a Hub names in answer to "who am I". Raises OddAnswer if it names nobody."""
     who = parsed(_WhoAmI, answer)
     orgs = [org.name for org in who.orgs or () if org.role not in ("read", "no_access")]
     # A login through an application may have no right to change a repo that it has created.
@@ -107,7 +107,7 @@ def person_of(answer: Any) -> Person:
 
 
 def listed_files(items: "Iterable[RepoFile | Any]") -> Iterator[FileEntry]:
-    """Yield the files of a listing, and no folders. Raises OddAnswer for what is no file."""
+    """Yield the files of a listing, without its folders. Raises OddAnswer for a file with a field that is not valid."""
     from huggingface_hub import RepoFile
 
     for item in items:

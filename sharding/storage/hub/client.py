@@ -1,4 +1,4 @@
-"""Reach a Hub: one client for one token, answers in plain words, what may pass tried again."""
+"""Talk to a Hub: one client per token, errors in plain words, and retries for failures that may pass."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +22,13 @@ _T = TypeVar("_T")
 
 
 class Hub:
-    """A Hub at `endpoint`, seen with `token` (None: as anybody sees it). Nothing is asked before it is needed."""
+    """A Hub at `endpoint`, seen with `token` (None: as an anonymous visitor). Sends no request before one is needed."""
 
     least_xet_bytes = XET_LEAST_BYTES
-    """Shorter ranges of files in its store are read over HTTP."""
+    """Shorter ranges of files in the Xet store are read over HTTP."""
 
     def __init__(self, endpoint: str, token: str | None) -> None:
-        """Keep the address and the token; the token goes nowhere but into request headers."""
+        """Keep the address and the token. The token goes only into request headers."""
         self.endpoint = endpoint.rstrip("/")
         self.is_signed_in = token is not None
         self._token: str | Literal[False] = token or False  # False: not even the login saved on this machine
@@ -36,7 +36,7 @@ class Hub:
 
     @cached_property
     def api(self) -> "HfApi":
-        """The client of the Hub's own library."""
+        """The client of huggingface_hub."""
         from huggingface_hub import HfApi
 
         from sharding.storage.hub.guard import mark
@@ -46,7 +46,7 @@ class Hub:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """The headers of a request that no method of `api` makes."""
+        """The headers for a request that no method of `api` makes."""
         from huggingface_hub.utils import build_hf_headers
 
         from sharding.storage.hub.guard import mark
@@ -60,9 +60,9 @@ class Hub:
         return f"{self.endpoint}/{repo_id}"
 
     def may(self, repo_id: str, write: bool = False) -> None:
-        """Ask whether this login may read, or write, a repo that is there. Raises the client's errors where not.
+        """Check that this login may read, or write, a repo that exists. Raises the client's errors if not.
 
-        A Hub that cannot be asked says it later: where it is read, or committed to.
+        If the Hub has no endpoint for this check, the first read or commit finds it out.
         """
         try:
             self.api.auth_check(repo_id, write=write)
@@ -71,12 +71,12 @@ class Hub:
                 raise
 
     def takes_card(self, card: str) -> bool:
-        """Return whether the Hub would commit `card` as a README.md. Raises the client's errors."""
+        """Return whether the Hub would accept `card` as a README.md. Raises the client's errors."""
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
         question = {"content": card, "repoType": "model"}
         answer = get_session().post(f"{self.endpoint}/api/validate-yaml", json=question, headers=self.headers)
-        answer.json()  # what somebody in between says is no answer
+        answer.json()  # a proxy's own answer is not JSON, and does not count
         if answer.status_code == 400:
             return False
         hf_raise_for_status(answer)
@@ -90,9 +90,9 @@ class Hub:
         return xet_session()
 
     def ask(self, repo_id: str, family: type[ShardingError], question: Callable[[], _T]) -> _T:
-        """Return what `question` about `repo_id` returns, asked again while its failure may pass.
+        """Return the result of `question` about `repo_id`. Asks again while its failure may pass.
 
-        Raises a `family` error that says what helps.
+        Raises a `family` error with a hint.
         """
         from sharding.storage.hub.guard import one_question
 
@@ -145,7 +145,7 @@ class Hub:
     def refs(self, repo_id: str, pull_requests: bool = False) -> Refs:
         """Return the branches and tags of a repo, and its pull requests if asked for. Raises the client's errors.
 
-        `list_repo_refs` of huggingface_hub 2.4 takes no `null` for an empty list, as some Hubs answer.
+        `list_repo_refs` of huggingface_hub 2.4 does not accept `null` for an empty list, which some Hubs send.
         """
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
@@ -157,7 +157,8 @@ class Hub:
     def commits(self, repo_id: str, revision: str) -> Iterator[Commit]:
         """Yield the commit that `revision` names and those before it. Raises the client's errors.
 
-        `list_repo_commits` of huggingface_hub 2.4 reads all of them, a few at a time; the Hub gives 1000 at once.
+        `list_repo_commits` of huggingface_hub 2.4 reads the whole history in small pages. The Hub gives 1000 commits at
+        once.
         """
         from huggingface_hub.utils import paginate
 
@@ -168,13 +169,16 @@ class Hub:
             yield commit
 
     def address(self, repo_id: str, revision: str, path: str) -> str:
-        """Return where a file of a repo is read over HTTP."""
+        """Return the HTTP address of a file of a repo."""
         from huggingface_hub import hf_hub_url
 
         return hf_hub_url(repo_id, path, revision=revision, endpoint=self.endpoint)
 
     def address_to_lend(self, repo_id: str, revision: str, path: str) -> str:
-        """Return where whoever has no login reads a file for a while, if anywhere. Raises the client's errors."""
+        """Return the address that a file's download redirects to. Raises the client's errors.
+
+        It needs no login for a while. Without a redirect, it is the Hub's own address, which may need one.
+        """
         from sharding.storage.hub.guard import checked_place
 
         url = self.address(repo_id, revision, path)
@@ -182,15 +186,15 @@ class Hub:
         return checked_place(str(metadata.location))
 
     def grant(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> Grant:
-        """Return new access to the store, which whoever has it may use until it ends. Raises the client's errors.
+        """Return new access to the store. Anyone who has it may use it until it expires. Raises the client's errors.
 
-        Question and answer are those of the Xet protocol (https://huggingface.co/docs/xet/auth).
+        The request and the answer follow the Xet protocol (https://huggingface.co/docs/xet/auth).
         """
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
         from sharding.storage.hub.guard import checked_grant, one_question
 
-        with one_question():  # while a file is read, nobody else has begun one
+        with one_question():  # while a file is read, no caller has started one
             response = get_session().get(self._grants(kind, repo_id, revision), headers=self.headers)
             hf_raise_for_status(response)
             granted = parsed(dict[str, Any], response.json())
@@ -201,7 +205,7 @@ class Hub:
         return f"{self.endpoint}/api/models/{repo_id}/xet-{kind}-token/{revision}"
 
     def _xet_access(self, kind: Literal["read", "write"], repo_id: str, revision: str) -> dict[str, Any]:
-        """Return how hf-xet reaches the store: asked for here, where a refusal is understood and tried again."""
+        """Return what hf-xet needs to reach the store. Asked for here, so that a refusal is explained and retried."""
         url = self._grants(kind, repo_id, revision)
         access = self._accesses.get(url)
         if access and access["token_expiry_unix_secs"] > time.time() + ANSWER_TIMEOUT_SECONDS:
@@ -213,7 +217,7 @@ class Hub:
         return self._accesses[url]
 
     def _reached_with(self, grant: Grant) -> dict[str, Any]:
-        """Return how hf-xet reaches the store until `grant` ends."""
+        """Return what hf-xet needs to reach the store until `grant` expires."""
         from sharding.storage.hub.guard import unmarked
 
         headers = {name: text for name, text in unmarked(self.headers).items() if name.lower() != "authorization"}
@@ -225,7 +229,7 @@ class Hub:
         }
 
     def forget_access(self) -> None:
-        """Ask for new access to the store next time: what was granted may have expired."""
+        """Ask for new access to the store next time, because the old access may have expired."""
         self._accesses.clear()
 
     def _distrusted(self, odd: OddAnswer, family: type[ShardingError]) -> ShardingError:
@@ -234,16 +238,16 @@ class Hub:
         return family(f"{self.endpoint} {odd}{request}.", hint)
 
     def _unanswered(self, error: Exception, repo_id: str, family: type[ShardingError]) -> ShardingError:
-        """Return a `family` error for what was not asked at all, or not answered."""
+        """Return a `family` error for a request that was never sent or never answered."""
         if refuses_argument(error):
-            hint = "Check what was given: the address of the Hub, the token, the names of files and branches."
+            hint = "Check the address of the Hub, the token, and the names of files and branches."
             return family(f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: {error}.", hint)
-        hint = "Check the network and start the same job again; it goes on where it stopped."
+        hint = f"Check the network. {GO_ON}"
         return family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint)
 
     @contextmanager
     def explained(self, repo_id: str, family: type[ShardingError]) -> Iterator[None]:
-        """Turn what the Hub's client raises about `repo_id` into a `family` error that says what helps."""
+        """Turn an error of the Hub's client about `repo_id` into a `family` error with a hint."""
         import httpx2
         from huggingface_hub import errors
 
@@ -252,53 +256,54 @@ class Hub:
         except OddAnswer as error:
             raise self._distrusted(error, family) from error
         except GarbledAnswer as error:
-            hint = "A proxy in between may have put its own answer there; start the same job again later."
-            raise family(f"{self.endpoint} answers {error} with something that makes no sense.", hint) from error
+            hint = "A proxy may have answered instead of the Hub. Start the same job again later."
+            raise family(f"{self.endpoint} sent an unreadable answer to {error}.", hint) from error
         except errors.GatedRepoError as error:
-            hint = f"Accept its terms on {self.page(repo_id)}, then run again signed in."
+            sign_in = "" if self.is_signed_in else f" Sign in with the same account. {SIGN_IN}"
+            hint = f"Accept its terms at {self.page(repo_id)}.{sign_in} Then start the same job again."
             remedy = Remedy("accept_terms", self.page(repo_id)) if self.is_signed_in else Remedy("sign_in")
             raise family(f"{repo_id} is gated.", hint, remedy) from error
         except errors.RevisionNotFoundError as error:
             if family is DestinationError:
                 message = f"A branch of {repo_id} that the job writes to is gone."
-                raise family(message, "Somebody has deleted it; start the same job again.") from error
+                raise family(message, "Somebody has deleted it. Start the same job again.") from error
             raise family(f"{repo_id} has no such revision.", "Name a branch, a tag or a commit that it has.") from error
         except errors.EntryNotFoundError as error:
-            raise family(f"{repo_id} lacks a file that it listed.", "Run again: it may have just changed.") from error
+            raise family(f"{repo_id} lists a file that is gone.", "The repo may have changed. Start again.") from error
         except errors.RepositoryNotFoundError as error:
             hint, remedy = "Check the name.", None
             if not self.is_signed_in:
-                hint, remedy = f"Check the name; if it is private, sign in. {SIGN_IN}", Remedy("sign_in")
-            raise family(f"There is no repo {repo_id} that you may see.", hint, remedy) from error
+                hint, remedy = f"Check the name. If the repo is private, sign in. {SIGN_IN}", Remedy("sign_in")
+            raise family(f"The repo {repo_id} does not exist, or you may not see it.", hint, remedy) from error
         except errors.HfHubHTTPError as error:
             raise _explain(error, repo_id, family) from error
         except errors.HFValidationError as error:
-            raise family(f"{repo_id!r} is no name for a repo.", "It has the form owner/name.") from error
+            raise family(f"{repo_id!r} is not a valid repo name.", "Write owner/name.") from error
         except errors.OfflineModeIsEnabled as error:
-            raise family("HF_HUB_OFFLINE is set, so no Hub is asked.", "Unset it, or work between folders.") from error
+            hint = "Unset HF_HUB_OFFLINE, or choose a folder as source and destination."
+            raise family("HF_HUB_OFFLINE is set, so this tool cannot use a Hub.", hint) from error
         except httpx2.LocalProtocolError:
-            hint = "Check the token: it may have characters that no token has."
-            message = f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: no request looks like that."
-            raise family(message, hint) from None  # its own words quote the header, and so the token
+            hint = "Check the token. It may have characters that are not allowed."
+            message = f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: the request is not valid."
+            raise family(message, hint) from None  # its own message quotes the header, and so the token
         except (ValueError, httpx2.RequestError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
             if isinstance(error, ValueError) and not refuses_argument(error):
                 raise  # a fault of our own
             raise self._unanswered(error, repo_id, family) from error
-        except PermissionError as error:  # what hf-xet raises, as the next two are
+        except PermissionError as error:  # hf-xet raises this one and the next two
             raise family(f"{_BY_STATUS[401][0]}: {repo_id}.", _BY_STATUS[401][1], Remedy("sign_in")) from error
         except FileNotFoundError as error:
-            hint = "Run again later; if that does not help, whoever owns it should upload it again."
+            hint = "Start the same job again later. If that does not help, ask the owner to upload the files again."
             raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
         except RuntimeError as error:
             if isinstance(error.__cause__, OddAnswer):
                 raise self._distrusted(error.__cause__, family) from error
-            hint = "Start the same job again; it goes on where it stopped."
             reason = str(error).rstrip(".")
-            raise family(f"The transfer of {repo_id} broke off: {reason}.", hint) from error
+            raise family(f"The transfer of {repo_id} broke off: {reason}.", GO_ON) from error
 
 
 def is_without(error: Exception) -> bool:
-    """Return whether a Hub has no such endpoint: of what is missing behind one of its own, it says what it is."""
+    """Return whether a Hub lacks an endpoint. An existing endpoint sends an error code that says what is missing."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if not isinstance(error, HfHubHTTPError) or error.response.status_code not in (404, 405, 501):
@@ -308,16 +313,17 @@ def is_without(error: Exception) -> bool:
 
 
 SIGN_IN = "To sign in, run `hf auth login` or set HF_TOKEN."
+GO_ON = "Start the same job again. It goes on where it stopped."
 
 _BY_STATUS = {
-    400: ("The Hub does not accept it", "Its own words, where it has any, say why."),
+    400: ("The Hub does not accept the request", "Change what the Hub complains about, then start again."),
     401: ("The login is not valid or has expired", f"Sign in, then start the same job again. {SIGN_IN}"),
-    403: ("The login does not allow it", "Use a token that may write there, or another namespace."),
-    404: ("The Hub does not find it", "Check the name, and whether it has just been deleted."),
-    409: ("It exists already, or was changed at the same moment", "Run again, or choose another name."),
-    412: ("It has changed meanwhile", "Start the same job again; it goes on where it stopped."),
+    403: ("The login does not allow it", "Use a token that may write there, or choose another namespace."),
+    404: ("The Hub cannot find it", "Check the name, and whether somebody has just deleted it."),
+    409: ("It already exists, or somebody else changed it just now", "Start again, or choose another name."),
+    412: ("Somebody else has changed it", GO_ON),
     413: ("It is larger than the Hub accepts", "Free some storage on the Hub, or choose a smaller shard size."),
-    429: ("The Hub asks to slow down", "Wait some minutes and start the same job again."),
+    429: ("The Hub asks you to slow down", "Wait a few minutes, then start the same job again."),
 }
 
 
@@ -331,7 +337,7 @@ _PURPOSES = {
     "/tree/": "listing the files",
     "/whoami": "the login",
 }
-"""What for an endpoint is asked, by a part of its path."""
+"""What each endpoint is needed for, by a part of its path."""
 
 
 def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingError:
@@ -339,11 +345,11 @@ def _explain(error: Any, repo_id: str, family: type[ShardingError]) -> ShardingE
     if is_without(error):
         method, path = error.response.request.method, error.response.request.url.path
         purpose = next((purpose for part, purpose in _PURPOSES.items() if part in path), "the job")
-        hint = "Check that HF_ENDPOINT is the address of a Hub; not every one has all of its endpoints."
-        return family(f"This Hub has no {method} {path}, which {purpose} needs.", hint)
-    problem, hint = _BY_STATUS.get(status, ("The Hub has a problem of its own", "Start the same job again later."))
+        hint = "Check that HF_ENDPOINT is the address of a Hub. Some Hubs do not have every endpoint."
+        return family(f"This Hub has no {method} {path}, but {purpose} needs it.", hint)
+    problem, hint = _BY_STATUS.get(status, ("The Hub has an internal problem", "Start the same job again later."))
     if "storage limit" in (error.server_message or "").lower():
-        problem, hint = "There is no storage left for it on the Hub", _BY_STATUS[413][1]
+        problem, hint = "The Hub has no storage left for it", _BY_STATUS[413][1]
     lines = [line.rstrip(".") for line in (error.server_message or "").strip().splitlines()]
     remedy = Remedy("sign_in") if status == 401 else None
     return family(f"{problem}: {repo_id}, status {status}{f', {lines[0][:200]}' if lines else ''}.", hint, remedy)

@@ -1,7 +1,7 @@
-"""Write a checkpoint into a repo of a Hub so that `main` shows it only once it is complete.
+"""Write a checkpoint into a repo of a Hub, whose `main` shows it only once it is complete.
 
-While a job runs, its shards stand on a staging branch of the repo, each with its record, so that any
-machine can go on from there. Publishing is one commit on `main`; the branch goes after it.
+While a job runs, its shards and their records are on a staging branch of the repo. Any machine can go on from there.
+Publishing is one commit on `main`. After it, the staging branch is deleted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,9 +33,9 @@ from sharding.storage.hub.source import HubSource
 from sharding.storage.hub.staging import STAGING_BRANCH, StagingBranch
 from sharding.storage.hub.upload import LfsShardWriter, StoreSink
 
-_NOTHING_SHOWN = "Nothing was written. Ask whoever runs the Hub, or choose a Hub that keeps repos private."
-_GIVE_UP = "Or discard what is staged, which everybody can see meanwhile."
-_CLOSED = "{} was public when the job began, and is not known to be so now"
+_NOTHING_SHOWN = "Nothing was written. Ask the people who run this Hub, or use a Hub that keeps repos private."
+_GIVE_UP = "Or discard the staged files, which everybody can see until then."
+_CLOSED = "{} was public when the job started and may not be public now"
 
 
 class HubDestination(StoreSink, Destination):
@@ -53,10 +53,10 @@ class HubDestination(StoreSink, Destination):
     ) -> None:
         """Aim at `name` ("owner/name", or "name" in one's own namespace). Changes nothing on the Hub.
 
-        False as `private` shows a new repo, None does not; one that exists keeps its own visibility. True takes
-        nothing but a private one. A public one takes no more of a `source` that is not public any more. `overwrite`
-        replaces another model's copy. `findings` warns where the namespace is not one that the Hub says is open to this
-        login: whether it is, the Hub decides. Raises DestinationError where nobody is signed in.
+        False as `private` makes a new repo public, None keeps it private, and True accepts only a private repo. A repo
+        that exists keeps its visibility. A public repo takes nothing more from a `source` that is no longer public.
+        `overwrite` replaces another model's copy. `findings` warns if the Hub does not list the namespace as open to
+        this login. Only the Hub can decide that. Raises DestinationError if nobody is signed in.
         """
         self._source = source
         self._private = private
@@ -68,8 +68,8 @@ class HubDestination(StoreSink, Destination):
         self._has_xet = True
         self.ref = RepoRef("hub", name, "")
         if not hub.is_signed_in:
-            hint = f"Sign in first. {SIGN_IN} For a folder write ./{name}."
-            message = f"Nobody is signed in, so nothing can be pushed to {name}."
+            hint = f"Sign in first. {SIGN_IN} To write to a folder, name it ./{name}."
+            message = f"You are not signed in, so you cannot push to {name}."
             raise DestinationError(message, hint, Remedy("sign_in"))
         self._me = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         self.ref = RepoRef("hub", self._me.own_id(name), "")
@@ -98,7 +98,7 @@ class HubDestination(StoreSink, Destination):
         self._repo.ask(lambda: self._hub.may(self.ref.repo_id, write=True))
         if self._private and not self._repo.is_private():
             raise DestinationError(
-                f"{self.ref.repo_id} exists and is public, and the copy is to be private.",
+                f"{self.ref.repo_id} exists and is public, but the copy must be private.",
                 f"Make it private at {self._hub.page(self.ref.repo_id)}/settings, or choose another name. If everybody "
                 "may see the copy, add --public.",
                 Remedy("allow_public_copy"),
@@ -109,14 +109,14 @@ class HubDestination(StoreSink, Destination):
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
 
-        Raises DestinationError where the repo has an unfinished job of another plan staged, or `main` has changed since
-        that job began.
+        Raises DestinationError if the repo has an unfinished job of another plan, or if `main` has changed since that
+        job started.
         """
         if self._main.staged is None:
             return {}
         job = self._staging.job(self._main.staged)
         if self._restart:
-            # The repo is this tool's still, and goes or is shown as one.
+            # This tool still owns the repo, and may delete or show it.
             self._created = bool(job and job.created and job.main == self._main.head)
             return {}
         records = self._staging.records(plan_id)
@@ -124,7 +124,7 @@ class HubDestination(StoreSink, Destination):
             self._main.refuse_changed(job)
             self._created = bool(job.created)
             if job.private is not False and self._private is False:
-                self._private = job.private  # it was begun so, and is not shown for want of a word
+                self._private = job.private  # it started as private, and a later request does not show it
         self._job = job
         return records
 
@@ -137,10 +137,10 @@ class HubDestination(StoreSink, Destination):
         ours: Iterable[str] = (),
         beside: Iterable[str] = (),
     ) -> None:
-        """Create the repo and the staging branch where they are not there yet.
+        """Create the repo and the staging branch if they do not exist yet.
 
-        Raises DestinationError where the Hub does not allow it, or shows what was to be private. Also where `ours` or
-        the files `beside` them may not be put there, and where somebody else has changed the repo since `check`.
+        Raises DestinationError if the Hub does not allow it, or shows a repo that must be private. Also if `ours` or
+        the files `beside` them may not be put there, or if somebody else has changed the repo since `check`.
         """
         repo_id = self.ref.repo_id
         self._is_prepared = True
@@ -152,7 +152,7 @@ class HubDestination(StoreSink, Destination):
         else:
             self._create()
             self._main.look(job.source)
-            self._restart = False  # nobody has asked to discard what is staged only now
+            self._restart = False  # nobody has asked to discard a job that was staged only now
             self.done(job.plan_id)
         head, staged = self._main.head, self._main.staged
         if self._job is None:
@@ -161,18 +161,18 @@ class HubDestination(StoreSink, Destination):
             self._job = replace(job, private=self._private, created=self._created, main=head, id=uuid4().hex)
             self._staging.begin(self._job, head)
         self._has_xet = self._repo.ask(lambda: self._hub.has_xet(repo_id, STAGING_BRANCH))
-        # Without Xet a shard takes room on the disk; through hf-xet it takes a hundred megabytes of memory, and from
-        # one Hub to another one alone keeps two cores busy.
+        # Without Xet, a shard needs disk space. Through hf-xet, it needs a hundred megabytes of memory. Between two
+        # Hubs, a single shard keeps two cores busy.
         self.shards_at_once = THREADS if self._has_xet and self._job.source.kind != "hub" else 1
 
     @contextmanager
     def _what_stays(self) -> Iterator[None]:
-        """Add to what ends publishing where the result is, and who sees it."""
+        """Add to an error of publishing where the result is, and who can see it."""
         try:
             yield
         except DestinationError as error:
-            shows = "the complete copy" if self.ref.revision else "either the complete copy or nothing of it"
-            who = "Everybody can see it." if self._is_public else "Only those who may see the repo see it."
+            shows = "the complete copy" if self.ref.revision else "either the complete copy or none of it"
+            who = "Everybody can see it." if self._is_public else "Only people with access to the repo can see it."
             stays = f"The branch {STAGING_BRANCH} stays for the next run. {who}"
             error.hint = f"{error.hint} {self.ref.repo_id} shows {shows}. {stays}"
             raise
@@ -181,25 +181,25 @@ class HubDestination(StoreSink, Destination):
         namespace = self.ref.repo_id.partition("/")[0]
         if namespace in self._me.namespaces:
             return ()
-        message = f"The Hub does not say that {self._me.name} may write to the namespace {namespace}; it is tried."
-        listed = f"It lists {name_some(self._me.namespaces, 10)}."
-        return (Finding("warning", "namespace", message, f"{listed} For a folder write ./{name}."),)
+        message = f"The Hub does not list {namespace} as a namespace that {self._me.name} may write to."
+        listed = f"The job tries it. The Hub lists {name_some(self._me.namespaces, 10)}."
+        return (Finding("warning", "namespace", message, f"{listed} To write to a folder, name it ./{name}."),)
 
     def _refuse_public(self) -> None:
-        """Raise DestinationError where what is committed now would be seen by more people than it may."""
+        """Raise DestinationError if a commit now would be visible to more people than it may be."""
         repo_id = self.ref.repo_id
         self._is_public = not self._repo.is_private_now()
         if not self._is_public:
             return
         hint = f"Make it private at {self._hub.page(repo_id)}/settings, then start the same job again. {_GIVE_UP}"
         if self._private:
-            message = f"{repo_id} is public by now, and the copy is to be private."
+            message = f"{repo_id} is public now, but the copy must be private."
             raise DestinationError(message, hint if self._staging.finished else _NOTHING_SHOWN)
         if self._source and (closed := self._source.closed()):
             raise DestinationError(f"{repo_id} is public, and {_CLOSED.format(closed)}.", hint)
 
     def _create(self) -> None:
-        """Create the repo, unless somebody else has done so meanwhile. Raises DestinationError where it is shown."""
+        """Create the repo, unless somebody else just did. Raises DestinationError if the Hub makes it public."""
         hidden = self._me.may_show_later or self._private is not False
 
         def create() -> bool:
@@ -209,7 +209,7 @@ class HubDestination(StoreSink, Destination):
                 status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
                 if status == 409:
                     return False
-                self._may_be_ours = self._may_be_ours or not 400 <= status < 500  # it may have arrived all the same
+                self._may_be_ours = self._may_be_ours or not 400 <= status < 500  # the request may have arrived anyway
                 raise
             return True
 
@@ -217,11 +217,12 @@ class HubDestination(StoreSink, Destination):
         if not self._created:  # by somebody else, or by an earlier try whose answer was lost
             self._repo.ask(self._refuse_public)
         elif self._private is not False and not self._repo.is_private():
-            raise DestinationError(f"The Hub made {self.ref.repo_id} public, although asked not to.", _NOTHING_SHOWN)
+            message = f"The Hub made {self.ref.repo_id} public, although this tool asked for a private repo."
+            raise DestinationError(message, _NOTHING_SHOWN)
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
-        """Start a shard: a stream through hf-xet, with nothing on the disk; without Xet, one temporary file."""
+        """Start a shard: through hf-xet a stream without any disk space, or without Xet one temporary file."""
         if self._has_xet:
             return super().open_shard(file)
         self._writers.append(LfsShardWriter(self._upload_lfs, file))
@@ -232,8 +233,8 @@ class HubDestination(StoreSink, Destination):
         repo_id = self.ref.repo_id
         if not self._has_xet or self._job is None:
             raise DestinationError(
-                f"This Hub has no Xet: it takes files for {repo_id} from nobody without a login, as workers are.",
-                "Work into a folder. Or work without --workers.",
+                f"This Hub has no Xet, so {repo_id} accepts files only with a login, and workers have none.",
+                "Write to a folder instead. Or leave out --workers.",
                 Remedy("leave_workers_out"),
             )
         grant = self._repo.ask(lambda: self._hub.grant("write", repo_id, STAGING_BRANCH))
@@ -241,7 +242,7 @@ class HubDestination(StoreSink, Destination):
 
     @override
     def open_finished(self, file: str) -> HubSource | None:
-        """Return a shard that hf-xet has stored, by the name that it has there: no commit shows it yet."""
+        """Return a source of a shard that hf-xet has stored, by its name in the store. No commit shows it yet."""
         entry = next((writer.stored for writer in self._writers if writer.stored and writer.stored.path == file), None)
         if entry is None:
             return None
@@ -249,7 +250,7 @@ class HubDestination(StoreSink, Destination):
 
     @override
     def open_staged(self, files: Iterable[str]) -> HubSource:
-        """Return the staging branch, where the finished shards can be read."""
+        """Return a source of the staging branch, which has the finished shards."""
         self._staging.note()
         return HubSource(self._hub, RepoRef("hub", self.ref.repo_id, STAGING_BRANCH))
 
@@ -261,9 +262,9 @@ class HubDestination(StoreSink, Destination):
         origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
-        """Show the result: one commit on `main` with everything; then the staging branch goes.
+        """Show the result in one commit on `main`, then delete the staging branch.
 
-        Raises DestinationError, with everything still staged, where somebody else has changed `main` meanwhile.
+        Raises DestinationError if somebody else has changed `main` meanwhile. Then everything stays staged.
         """
         beside = list(side_files)
         with self._what_stays():
@@ -277,7 +278,7 @@ class HubDestination(StoreSink, Destination):
             ]
             commit = self._main.publish(operations, origin.ref, records.values(), written[REPORT_NAME])
             self.ref = RepoRef("hub", self.ref.repo_id, commit)
-            # Before the branch goes: it says that this job has made the repo.
+            # Before the branch goes: it records that this job has created the repo.
             remark = self._show(commit, origin) if self._asked_to_show else ""
             if (staged := self._repo.branches().get(STAGING_BRANCH)) and self._staging.is_own(staged):
                 self._staging.delete()
@@ -290,21 +291,21 @@ class HubDestination(StoreSink, Destination):
 
     @override
     def discard(self) -> Discarded:
-        """Remove the staging branch, and the repo where the job that made it has published nothing in it.
+        """Remove the staging branch. Delete the repo too, if the job created it and published nothing in it.
 
-        A login that may create repos need not be one that may delete them: then the remark says so.
+        A login that may create repos may not be allowed to delete them. Then the remark says so.
         """
         self._staging.forget()
         repo_id = self.ref.repo_id
         if not self._repo.exists():
             if self.findings:
-                message = f"There is no repo {repo_id} that {self._me.name} may see."
-                raise DestinationError(message, "Check the name, and whose login it is.")
+                message = f"The repo {repo_id} does not exist, or {self._me.name} may not see it."
+                raise DestinationError(message, "Check the name, and whether you use the right login.")
             return Discarded(found=False)
         staged = self._repo.branches().get(STAGING_BRANCH)
         if self._is_prepared:
             if staged and not self._staging.may_go(staged):
-                return Discarded(found=False, remark=f"What is staged in {repo_id} stays there.")
+                return Discarded(found=False, remark=f"The staged files in {repo_id} stay there.")
         elif staged is None:
             return Discarded(found=False)
         else:
@@ -319,11 +320,14 @@ class HubDestination(StoreSink, Destination):
                 self._repo.ask(lambda: self._hub.api.delete_repo(repo_id, missing_ok=True))
                 if not self._repo.exists():
                     return Discarded(found=True, repo_deleted=True)
-                why = "the Hub said that it was"
+                why = "the Hub says that it was, but the repo is still there"
             except DestinationError as error:
                 why = error.message.rstrip(".")
             settings = f"{self._hub.page(repo_id)}/settings"
-            remark = f"{repo_id} was made for this job, is empty, and could not be deleted ({why}): {settings}."
+            remark = (
+                f"This tool created {repo_id} for the job. It is empty, but this tool could not delete it ({why}). "
+                f"You can delete it at {settings}."
+            )
         try:
             self._staging.delete()
         except DestinationError as error:
@@ -334,17 +338,17 @@ class HubDestination(StoreSink, Destination):
 
     @override
     def close(self) -> None:
-        with suppress(DestinationError):  # where the Hub does not answer, these shards are moved again
+        with suppress(DestinationError):  # if the Hub does not answer, the next run copies these shards again
             self._staging.note()
         super().close()
 
     @override
     def note(self, record: ShardRecord) -> None:
-        """Stage a shard whose bytes the Hub's store has."""
+        """Stage a shard whose bytes are in the Hub's store."""
         self._staging.add(record)
 
     def _store(self, file: FileEntry, origin: Repo) -> ShardRecord:
-        """Put a side file into the store as a stream, as a shard is."""
+        """Stream a side file into the store, as a shard."""
         writer = self.open_shard(file.path)
         for chunk in origin.read(file.path, 0, file.bytes):
             writer.write(chunk)
@@ -356,20 +360,20 @@ class HubDestination(StoreSink, Destination):
         quietly(lambda: self._repo.ask(question))
 
     def _show(self, commit: str, origin: Repo) -> str:
-        """Show a repo that this job has made and that holds nothing else; return why it is not shown, if it is not."""
+        """Make a repo public that this job created and that holds nothing else; return a remark if it stays private."""
         repo_id = self.ref.repo_id
         settings = f"{self._hub.page(repo_id)}/settings"
         if not self._repo.is_private():
             return ""
         if self._private is not False:
-            return f"It stays private, because this job began as a private one. You can show it at {settings}."
+            return f"It stays private, because this job started as a private one. You can make it public at {settings}."
         if not self._created:
-            return f"It stays private, because this job did not make {repo_id} itself. You can show it at {settings}."
+            return f"It stays private, because this job did not create {repo_id}. You can make it public at {settings}."
         if self._repo.branches()["main"] != commit or self._repo.other_refs(["main", STAGING_BRANCH]):
             why = f"somebody else has changed {repo_id} meanwhile"
-            return f"It stays private, because {why}. You can show it at {settings}."
+            return f"It stays private, because {why}. You can make it public at {settings}."
         if closed := origin.closed():
-            return f"It stays private, because {_CLOSED.format(closed)}. You can show it at {settings}."
+            return f"It stays private, because {_CLOSED.format(closed)}. You can make it public at {settings}."
         try:
             self._is_public = True
             self._repo.ask(lambda: self._hub.api.update_repo_settings(repo_id, private=False))
@@ -377,5 +381,5 @@ class HubDestination(StoreSink, Destination):
             self._is_public = not self._repo.is_private()
             if self._is_public:
                 return ""
-            return f"It stays private, which you can change at {settings}: {error.message}"
+            return f"It stays private: {error.message} You can make it public at {settings}."
         return ""

@@ -1,4 +1,4 @@
-"""Hold the answers of a Hub to bounds of size and time, and its login to its own address."""
+"""Limit the size and time of a Hub's answers, and send a login only to its own Hub."""
 
 import re
 import time
@@ -33,37 +33,37 @@ from sharding.storage.hub.private import replace_client_factory, watch_connectio
 from sharding.storage.hub.retry import UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
 
 _MARK = "X-Shard-My-Repo-Hub"
-"""Says of which Hub a question is, from where it is asked to the hook below, which takes it off."""
+"""Names the Hub of a request. The caller sets this header, and the hook below removes it."""
 
 _OF_HUB, _OF_FILE = "shard_my_repo_hub", "shard_my_repo_file"
-"""What a request is marked with here: the Hub's endpoint, and whether its answer is a file. Redirects keep both."""
+"""The marks of a request here: the endpoint of its Hub, and whether its answer is a file. Redirects keep both."""
 
 _BUSY = (408, 429, 500, 502, 503, 504)
 
 
 @dataclass(slots=True)
 class _Spent:
-    """What the answers to one question have cost; the pages of a listing are answers to one."""
+    """The cost of the answers to one question. The pages of a listing count as answers to one question."""
 
     count: int = 0
     values: int = 0
     pages: int = 0
     request: str = ""
-    """The one that was answered last."""
+    """The request that was answered last."""
     began: float = field(default_factory=time.monotonic)
 
     def take(self, chunk: bytes) -> None:
-        """Count a part of an answer. Raises OddAnswer beyond the bounds."""
+        """Count a piece of an answer. Raises OddAnswer beyond the limits."""
         self.count += len(chunk)
         self.values += chunk.count(b",") + chunk.count(b"[") + chunk.count(b"{")
         if self.count > MAX_ANSWER_BYTES or self.values > MAX_ANSWER_VALUES:
-            raise OddAnswer(f"answers with more than {format_bytes(MAX_ANSWER_BYTES)}, or {MAX_ANSWER_VALUES:,} values")
+            raise OddAnswer(f"sends more than {format_bytes(MAX_ANSWER_BYTES)} or {MAX_ANSWER_VALUES:,} values")
 
     def turn_page(self) -> None:
-        """Count a page. Raises OddAnswer beyond the bounds."""
+        """Count a page. Raises OddAnswer beyond the limits."""
         self.pages += 1
         if self.pages >= MAX_PAGES or time.monotonic() - self.began > LISTING_SECONDS:
-            raise OddAnswer(f"has a list without an end: {self.pages:,} pages in {LISTING_SECONDS} s at most")
+            raise OddAnswer(f"sends a list of more than {MAX_PAGES:,} pages, or for more than {LISTING_SECONDS} s")
 
 
 _SPENT: ContextVar[_Spent | None] = ContextVar("_SPENT", default=None)
@@ -72,9 +72,9 @@ _INSTALLING = Lock()
 
 @contextmanager
 def one_question() -> Iterator[None]:
-    """Hold all answers that come while this lasts to the bounds of one, and say which request has an odd one.
+    """Count all answers in this block as answers to one question, and name the request that got an odd one.
 
-    Raises GarbledAnswer for what is no JSON, and OddAnswer for what the client cannot read as an answer.
+    Raises GarbledAnswer for an answer that is not JSON, and OddAnswer for one that the client cannot read.
     """
     spent = _Spent()
     before = _SPENT.set(spent)
@@ -96,19 +96,19 @@ def one_question() -> Iterator[None]:
 
 
 def mark(endpoint: str) -> dict[str, str]:
-    """Return the header that makes a request one of the Hub at `endpoint`; it does not leave this process."""
+    """Return the header that marks a request as one to the Hub at `endpoint`. It does not leave this process."""
     with _INSTALLING:
         replace_client_factory(_guarded)
     return {_MARK: endpoint}
 
 
 def unmarked(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return `headers` without that, for a client that has no hooks."""
+    """Return `headers` without that mark, for a client that has no hooks."""
     return {name: text for name, text in headers.items() if name != _MARK}
 
 
 def _guarded(make: Callable[[], httpx2.Client]) -> httpx2.Client:
-    """Return what `make` makes, with bounds: by itself huggingface_hub 2.4 waits for ever, and reads without end."""
+    """Return the client of `make` with limits. On its own, huggingface_hub 2.4 waits and reads without end."""
     client = make()
     if client.timeout.read is None:
         client.timeout = ANSWER_TIMEOUT_SECONDS
@@ -119,53 +119,53 @@ def _guarded(make: Callable[[], httpx2.Client]) -> httpx2.Client:
 
 
 def _ask(request: httpx2.Request) -> None:
-    """Note of which Hub a request is, and bound its silence. Raises OddAnswer where its login would go elsewhere."""
+    """Mark the Hub of a request, and limit how long it waits. Raises OddAnswer if its login would go elsewhere."""
     if endpoint := request.headers.pop(_MARK, None):
         path = request.url.path.removeprefix(httpx2.URL(endpoint).path.rstrip("/"))
         is_file = request.method == "GET" and "/resolve/" in path and not path.startswith("/api/")
         request.extensions |= {_OF_HUB: endpoint, _OF_FILE: is_file}
     endpoint = request.extensions.get(_OF_HUB)
-    if endpoint:  # some methods of the client ask for no bound at all
+    if endpoint:  # some methods of the client ask for no limit
         waits = {"connect": None, "read": None, "write": None} | request.extensions.get("timeout", {})
         bounded = {phase: ANSWER_TIMEOUT_SECONDS if seconds is None else seconds for phase, seconds in waits.items()}
         request.extensions["timeout"] = bounded
     if endpoint and "Authorization" in request.headers and not _is_own(request.url, endpoint):
-        raise OddAnswer(f"sends the login to another address, {request.url.host}, which does not get it")
+        raise OddAnswer(f"asks for the login at another address, {request.url.host}, which does not get it")
 
 
 def _hear(response: httpx2.Response) -> None:
-    """Bound the body of an answer, and what its header asks for. Raises OddAnswer, and the client's errors."""
+    """Limit the body of an answer, and the wait that its header asks for. Raises OddAnswer, and the client's errors."""
     request, stream = response.request, response.extensions.get("network_stream")
     endpoint = request.extensions.get(_OF_HUB)
     is_others = endpoint is None and request.method in ("GET", "HEAD")
     is_file = response.is_success and request.extensions.get(_OF_FILE, False)
     if isinstance(stream, _Stream):
         stream.headers_are_in(None if is_others else "file" if is_file else "answer")
-    if is_others:  # of somebody else in this process
+    if is_others:  # from other code in this process
         return
     if spent := _SPENT.get():
         spent.request = f"{request.method} {request.url.path}"
     encoding = response.headers.get("Content-Encoding", "identity")
-    if is_file and encoding != "identity":  # its bytes are counted as they come
-        raise OddAnswer(f"sends a file encoded as {encoding[:20]!r}, although asked not to")
+    if is_file and encoding != "identity":  # its bytes are counted as they arrive
+        raise OddAnswer(f"sends a file encoded as {encoding[:20]!r}, although this tool asked for plain bytes")
     if not is_file:
         response.headers.pop("Content-Encoding", None)
         raw = httpx2.Response(200, headers={"Content-Encoding": encoding}, stream=response.stream)
         response.stream = _Body(raw, _SPENT.get() or _Spent())
     if response.status_code in _BUSY and (seconds_asked(response.headers) or 0) > LONGEST_WAIT_SECONDS:
-        hf_raise_for_status(response)  # the client itself would sleep for as long as it is told
+        hf_raise_for_status(response)  # the client itself would sleep as long as the header asks
     if endpoint:
         _follow(response, endpoint)
 
 
 def _follow(response: httpx2.Response, endpoint: str) -> None:
-    """Make the address of a listing's next page absolute. Raises OddAnswer where it is not the Hub's own."""
+    """Make the address of a listing's next page absolute. Raises OddAnswer if it is not on the same Hub."""
     if following := response.links.get("next", {}).get("url"):
         try:
             url = response.request.url.join(following)
             is_own = _is_own(url, endpoint)
         except (httpx2.InvalidURL, ValueError) as error:
-            raise OddAnswer("names a next page that is no address") from error
+            raise OddAnswer("names a next page whose address is not valid") from error
         if not is_own:
             raise OddAnswer(f"names a next page at another address, {url.host or url.scheme}, which is not followed")
         response.headers["Link"] = f'<{url}>; rel="next"'
@@ -173,31 +173,31 @@ def _follow(response: httpx2.Response, endpoint: str) -> None:
 
 
 def _is_own(url: httpx2.URL, endpoint: str) -> bool:
-    """Return whether `url` has scheme, host and port of `endpoint`, or is its host over TLS."""
+    """Return whether `url` has the scheme, host and port of `endpoint`, or is the same host over TLS."""
     own = httpx2.URL(endpoint)
     is_upgrade = (own.scheme, url.scheme, own.host) == ("http", "https", url.host)
     return url.origin == own.origin or (is_upgrade and own.port is None and url.port is None)
 
 
 def checked_grant(grant: Grant, endpoint: str) -> Grant:
-    """Return `grant` of the Hub at `endpoint`, good for a day at most.
+    """Return `grant` of the Hub at `endpoint`, limited to a day.
 
-    Raises OddAnswer where it leads to no address: a folder may be the store of a Hub on this machine only.
+    Raises OddAnswer if a field is not valid. Only a Hub on this machine may name a folder as its store.
     """
     place, token, expires = grant.endpoint, grant.token, grant.expires
     if not isinstance(place, str) or not (_is_address(place) or _is_here(httpx2.URL(endpoint).host)):
-        raise OddAnswer(f"names {place!r:.100} as its store, which is no address")
+        raise OddAnswer(f"names {place!r:.100} as its store, which is not an address")
     if not isinstance(token, str) or not re.fullmatch(r"[!-~]{1,20000}", token):
-        raise OddAnswer("grants access to its store with a token that is none")
+        raise OddAnswer("grants access to its store with a token that is not valid")
     if not isinstance(expires, int) or isinstance(expires, bool) or expires <= 0:
-        raise OddAnswer(f"grants access to its store until {expires!r:.40}, which is no time")
+        raise OddAnswer(f"grants access to its store until {expires!r:.40}, which is not a time")
     return replace(grant, expires=min(expires, int(time.time()) + LONGEST_GRANT_SECONDS))
 
 
 def checked_place(place: str) -> str:
-    """Return the address at which a file lies, as a Hub names it. Raises OddAnswer for what is none."""
+    """Return the address of a file, as a Hub names it. Raises OddAnswer if it is not an address."""
     if not _is_address(place):
-        raise OddAnswer(f"names {place!r:.100} as the place of a file, which is no address")
+        raise OddAnswer(f"names {place!r:.100} as the place of a file, which is not an address")
     return place
 
 
@@ -210,14 +210,14 @@ def _is_address(text: str) -> bool:
 
 
 def _is_here(host: str) -> bool:
-    """Return whether `host` is this very machine, whoever else is asked for its address."""
+    """Return whether `host` is certainly this machine, without looking up its address."""
     with suppress(ValueError):
         return ip_address(host).is_loopback
     return host == "localhost"
 
 
 class _Body(httpx2.SyncByteStream):
-    """The body of an answer, decoded in small pieces, which count."""
+    """The body of an answer, decoded and counted in small pieces."""
 
     def __init__(self, raw: httpx2.Response, spent: _Spent) -> None:
         self._raw = raw
@@ -233,7 +233,7 @@ class _Body(httpx2.SyncByteStream):
 
 
 class _Backend(NetworkBackend):
-    """Opens connections whose headers come to an end."""
+    """Opens connections that limit the headers of an answer."""
 
     def __init__(self, inner: NetworkBackend) -> None:
         self._inner = inner
@@ -252,10 +252,10 @@ _Part = Literal["headers", "answer", "file"]
 
 
 class _Stream(NetworkStream):
-    """A connection: after each request the headers of the answer, then its body, each in bounded size and time.
+    """A connection: after each request the headers of the answer, then its body, each limited in size and time.
 
-    Bytes count as they come over the line: some of what is sent may decode to nothing. Of the time, only what this
-    side waits counts: whoever takes the bytes may be slow. A file may take as long as it comes no slower than any line.
+    Bytes count as they arrive, because some of them may decode to nothing. Only the time that this side waits counts,
+    because the reader may be slow. A file may take any time, as long as it sends `LEAST_BYTES` in `LEAST_SECONDS`.
     """
 
     def __init__(self, inner: NetworkStream) -> None:
@@ -266,7 +266,7 @@ class _Stream(NetworkStream):
         self._part, self._waited, self._bytes = part, 0.0, 0
 
     def headers_are_in(self, body: Literal["answer", "file"] | None) -> None:
-        """Count what comes from now on as an answer or a file, or not at all."""
+        """Count what arrives from now on as an answer or a file, or not at all."""
         self._begin(body)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -281,11 +281,11 @@ class _Stream(NetworkStream):
         is_late = self._waited > LONGEST_ANSWER_SECONDS
         match self._part:
             case "headers" if is_late or self._bytes > MAX_ANSWER_HEADER_BYTES:
-                raise OddAnswer("begins an answer with headers that do not come to an end")
+                raise OddAnswer("starts an answer with headers that do not end")
             case "answer" if is_late:
-                raise OddAnswer(f"does not come to an end within {LONGEST_ANSWER_SECONDS} s")
+                raise OddAnswer(f"does not finish its answer within {LONGEST_ANSWER_SECONDS} s")
             case "answer" if self._bytes > MAX_ANSWER_BYTES:
-                raise OddAnswer(f"answers with more than {format_bytes(MAX_ANSWER_BYTES)}")
+                raise OddAnswer(f"sends an answer of more than {format_bytes(MAX_ANSWER_BYTES)}")
             case "file" if self._waited > LEAST_SECONDS:
                 if self._bytes < LEAST_BYTES:
                     raise TimeoutError(f"it sent fewer than {format_bytes(LEAST_BYTES)} in {LEAST_SECONDS} s")

@@ -1,4 +1,4 @@
-"""Ask a Hub what a visitor wants to know before a job: which repos there are, who they are, what a name is worth."""
+"""Ask a Hub what a visitor wants to know before a job: which repos exist, who is signed in, which names are free."""
 
 import re
 import time
@@ -23,7 +23,7 @@ _LONGEST_NAME = 96
 
 @dataclass(frozen=True, slots=True)
 class SourceCard:
-    """What the Hub says of a repo, beside its files."""
+    """The Hub's description of a repo, without its files."""
 
     repo_id: str
     revision: str
@@ -34,7 +34,7 @@ class SourceCard:
 
 
 class Lookup:
-    """Questions to the Hub at one endpoint; every answer is seen with the token of who asks."""
+    """Questions to the Hub at one endpoint. Each is asked with the token of the person who asks."""
 
     def __init__(self, endpoint: str) -> None:
         """Ask the Hub at `endpoint`."""
@@ -43,18 +43,18 @@ class Lookup:
         self._people: dict[str, tuple[float, Person]] = {}
 
     def link(self, text: str) -> str:
-        """Return the address of the repo and revision that somebody typed or pasted, on this Hub.
+        """Return the address on this Hub of the repo and revision that a user typed or pasted.
 
-        An address means no folder of this machine, whatever is there. Raises SourceError for what is no repo.
+        The text never means a folder of this machine. Raises SourceError if it does not name a repo.
         """
         _refuse_folder(text, SourceError)
         repo_id, revision = parse_repo(text, self._endpoint)
         return f"{self._endpoint}/{repo_id}" + (f"/tree/{quote(revision, safe='')}" if revision else "")
 
     def repo_id(self, text: str, owner: Person) -> str:
-        """Return the repo id that somebody typed for a result; a bare name is in the namespace of `owner`.
+        """Return the repo id that a user typed for a result. A bare name is in the namespace of `owner`.
 
-        Raises DestinationError for what is none.
+        Raises DestinationError if it is not valid.
         """
         _refuse_folder(text, DestinationError)
         return owner.own_id(new_repo_id(text, self._endpoint))
@@ -72,10 +72,10 @@ class Lookup:
         )
 
     def who(self, token: str) -> Person:
-        """Return who bears `token`, as the Hub said within the last minute. Raises DestinationError."""
+        """Return the owner of `token`, as the Hub said within the last minute. Raises DestinationError."""
         key, now = sha256(token.encode()).hexdigest(), time.monotonic()
         with self._lock:
-            # In order of age, as every entry is new when it is put in.
+            # In order of age, because every entry is new when it is added.
             while self._people and now - next(iter(self._people.values()))[0] > PERSON_SECONDS:
                 del self._people[next(iter(self._people))]
             if key in self._people:
@@ -88,7 +88,7 @@ class Lookup:
         return person
 
     def card(self, source: str, token: str | None = None) -> SourceCard:
-        """Return what the Hub says of `source`. Raises SourceError where there is no such repo to be seen."""
+        """Return the Hub's description of `source`. Raises SourceError if the token may see no such repo."""
         hub = Hub(self._endpoint, token)
         _refuse_folder(source, SourceError)
         repo_id, revision = parse_repo(source, self._endpoint)
@@ -104,31 +104,32 @@ class Lookup:
         return hub.ask(repo_id, SourceError, look)
 
     def remark_on_empty(self, repo_id: str, token: str) -> str:
-        """Return a sentence on a repo that is there and empty, with the address where it can be deleted; else ""."""
+        """Return a sentence about a repo that exists and is empty, with the address to delete it. Else return ""."""
         hub = Hub(self._endpoint, token)
         with suppress(DestinationError):
             files = hub.ask(repo_id, DestinationError, lambda: hub.api.list_repo_files(repo_id))
             if set(files) <= {".gitattributes"}:
-                return f"The empty repo {repo_id} is still there: {hub.page(repo_id)}/settings."
+                return f"The empty repo {repo_id} is still there. You can delete it at {hub.page(repo_id)}/settings."
         return ""
 
     def free_name(self, repo_id: str, token: str) -> str:
-        """Return `repo_id` if no repo has that name yet, otherwise the first of `repo_id`-2, -3 … that none has.
+        """Return `repo_id` if no repo has that name yet, otherwise the first free one of `repo_id`-2, -3 ….
 
-        Raises DestinationError where the Hub does not answer.
+        Raises DestinationError if the Hub does not answer, or if no name up to -99 is free.
         """
         hub = Hub(self._endpoint, token)
         for name in (repo_id, *(f"{repo_id}-{number}" for number in range(2, 100))):
             if not hub.ask(name, DestinationError, lambda name=name: hub.api.repo_exists(name)):  # type: ignore[misc]
                 return name
-        raise DestinationError(f"{repo_id} and all names like it are taken.", "Choose another name.")
+        raise DestinationError(f"{repo_id} and {repo_id}-2 to {repo_id}-99 are taken.", "Choose another name.")
 
 
 def is_reached(hub: Hub, repo: RepoRef, revision: str | None) -> bool:
     """Return whether a branch or a tag of `repo` is known to lead to its commit, which `revision` names (None: main).
 
-    A pull request is neither: anybody may open one, and a Hub knows its commits by their ids like all others. At most
-    `REACHED_COMMITS` of `REACHED_REFS` are looked through, none for the head of a branch. Raises the client's errors.
+    A pull request does not count: anybody may open one, and a Hub finds its commits by their ids like all others. The
+    search reads at most `REACHED_COMMITS` commits of `REACHED_REFS` branches and tags. It reads none for a commit that
+    is the head of one. Raises the client's errors.
     """
     if revision in (None, "main"):
         return True
@@ -173,6 +174,6 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
 
 
 def _refuse_folder(text: str, family: type[ShardingError]) -> None:
-    """Raise a `family` error where somebody means a folder: nobody looks into those of the machine of a page."""
+    """Raise a `family` error if the text means a folder: a page never looks into the folders of its machine."""
     if text.strip().startswith((".", "/", "~")):
-        raise family(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste its link.")
+        raise family(f"{text[:200]!r} is not the name of a repo.", "Write owner/name, or paste the repo's link.")

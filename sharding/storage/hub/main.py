@@ -1,4 +1,4 @@
-"""Tell what `main` of a repo holds and whether a result may take its place, and put it there."""
+"""Check whether a result may replace what is on `main` of a repo, and publish it there."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -19,14 +19,14 @@ OF_EVERY_NEW_REPO = {".gitattributes"}
 
 
 class MainBranch:
-    """What stood in a repo when this job looked: a result goes there only while nobody has changed it since.
+    """The files of a repo when this job looked. A result goes there only if nobody has changed them since.
 
-    `head` is the commit of `main`, "" before `look`, and `staged` that of the staging branch, if there is one.
+    `head` is the commit of `main`, "" before `look`. `staged` is the commit of the staging branch, None without one.
     Methods raise DestinationError.
     """
 
     def __init__(self, repo: HubRepo, *, overwrite: bool) -> None:
-        """Take `main` of `repo`; with `overwrite` another model's copy may go. Asks nothing."""
+        """Use `main` of `repo`. With `overwrite`, a result may replace another model's copy. Asks nothing."""
         self.head = ""
         self.staged: str | None = None
         self._repo = repo
@@ -36,7 +36,7 @@ class MainBranch:
         self._rivals: Set[str] = frozenset()
 
     def look(self, source: RepoRef) -> None:
-        """Note what the repo holds now. Raises DestinationError where a copy of `source` may not replace it."""
+        """Note what the repo holds now. Raises DestinationError if a copy of `source` may not replace it."""
         branches = self._repo.branches()
         self.head, self.staged = branches["main"], branches.get(STAGING_BRANCH)
         files = self._repo.files(self.head)
@@ -49,32 +49,32 @@ class MainBranch:
             names = (f"{repo_id}-{number}" for number in range(2, 1000))
             free = next(name for name in names if not HubRepo(self._repo.hub, name).exists())
             raise DestinationError(
-                f"{repo_id} exists already, and this tool did not write what is in it: "
+                f"{repo_id} already holds files that this tool did not write: "
                 f"{name_some(sorted(files.keys() - OF_EVERY_NEW_REPO))}.",
-                f"A free name is {free}.",
+                f"Choose another name, such as {free}, which is free.",
             )
         written = self._written(files) if earlier else {}
-        # What somebody has changed since is theirs.
+        # A file that somebody has changed since then is theirs.
         self._earlier = [path for path in earlier.files if path in written] if earlier else []
         self._strangers = files.keys() - {*self._earlier, REPORT_NAME, *OF_EVERY_NEW_REPO}
 
     def _written(self, files: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
-        """Return which of `files` on `main` are as they were when the report that stands there was published."""
+        """Return the `files` on `main` that are unchanged since the report there was published."""
         published = self._repo.last_change(self.head, REPORT_NAME)
         then = self._repo.files(published) if published not in (None, self.head) else files
         return {path: file for path, file in files.items() if is_alike(file, then.get(path))}
 
     def look_again(self) -> None:
-        """Raise DestinationError where somebody has changed `main` or the staging branch since `look`."""
+        """Raise DestinationError if somebody has changed `main` or the staging branch since `look`."""
         branches = self._repo.branches()
         if (branches.get("main"), branches.get(STAGING_BRANCH)) != (self.head, self.staged):
             raise self._changed(self.head, branches.get("main", ""))
 
     def refuse_changed(self, job: StagedJob) -> None:
-        """Raise DestinationError where `main` is not at the commit at which `job` began, or that shows its result."""
+        """Raise DestinationError unless `main` is at the commit where `job` started, or shows its result."""
         if job.main is None:
             raise DestinationError(
-                f"The job that is staged in {self._repo.repo_id} is from an earlier version of this tool.",
+                f"The unfinished job in {self._repo.repo_id} is from an earlier version of this tool.",
                 "Add --restart to start it over.",
                 Remedy("discard_unfinished"),
             )
@@ -82,13 +82,13 @@ class MainBranch:
             raise self._changed(job.main, self.head)
 
     def refuse_names(self, ours: Sequence[str], beside: Sequence[str]) -> None:
-        """Raise DestinationError where `ours`, or files of the source `beside` them, replace what they may not."""
+        """Raise DestinationError if `ours`, or the source's files `beside` them, replace files that they may not."""
         refuse_clashes(ours, beside)
         self._rivals = rivals(ours, self._strangers) | _in_the_way({*ours, *beside}, self._strangers)
         if (there := sorted(self._rivals | self._strangers & {*ours, *beside})) and not self._overwrite:
             raise DestinationError(
-                f"{name_some(there)} in {self._repo.repo_id} would be replaced, or loaded instead of the copy, and "
-                "this tool did not write that, or somebody has changed it since.",
+                f"The copy would replace files in {self._repo.repo_id} that somebody else wrote or changed, or loaders "
+                f"would load them instead: {name_some(there)}.",
                 "Choose another name. Or add --overwrite and start the same job again.",
                 Remedy("overwrite"),
             )
@@ -96,9 +96,9 @@ class MainBranch:
     def publish(
         self, operations: Sequence[Operation], source: RepoRef, records: Iterable[ShardRecord], report: bytes
     ) -> str:
-        """Return the commit that shows the result, without what is left of an earlier one.
+        """Return the commit that shows the result and removes the rest of an earlier one.
 
-        Raises DestinationError where somebody else has changed `main` meanwhile.
+        Raises DestinationError if somebody else has changed `main` meanwhile.
         """
         new = {operation.path_in_repo for operation in operations}
         stale = [CommitOperationDelete(path) for path in (*self._earlier, *self._rivals) if path not in new]
@@ -110,17 +110,17 @@ class MainBranch:
         try:
             commit = self._repo.ask(publish)
         except DestinationError as error:
-            with suppress(DestinationError):  # what ended it says more
+            with suppress(DestinationError):  # the error that ended it says more
                 commit = self._repo.branches()["main"]
             if commit in ("", self.head):
                 raise
             if not self._shows((), report):
                 raise self._changed(self.head, commit) from error
-            # A try has arrived although its answer did not, or was none.
+            # A try has arrived, although its answer has not, or was an error.
         if not self._shows(records, report):
             raise DestinationError(
-                f"The Hub said that it has published the result, but {self._repo.repo_id} does not show it.",
-                "Everything is still staged: start the same job again.",
+                f"The Hub says that it has published the result, but {self._repo.repo_id} does not show it.",
+                "Everything is still staged. Start the same job again.",
             )
         return commit
 
@@ -131,7 +131,7 @@ class MainBranch:
         )
 
     def _has_published(self, job: StagedJob) -> bool:
-        """Return whether nothing has happened on `main` since `job` began but that its result was shown."""
+        """Return whether `main` is unchanged since `job` started, except that its result was shown."""
         if job.main == self.head:
             return True
         for title, commit in self._repo.history(self.head):
@@ -143,21 +143,21 @@ class MainBranch:
         return False
 
     def _changed(self, before: str, now: str) -> DestinationError:
-        """Return the refusal of a repo that somebody else has changed from commit `before` to `now`."""
+        """Return the error for a repo that somebody else has changed from commit `before` to `now`."""
         names, gone = list[str](), list[str]()
-        with suppress(DestinationError):  # a history that was rewritten has the old one no more
+        with suppress(DestinationError):  # a rewritten history no longer has the old commit
             old, new = (self._repo.files(commit) if commit else {} for commit in (before, now))
             names = sorted(path for path, file in new.items() if not is_alike(file, old.get(path)))
             gone = sorted(old.keys() - new.keys())
-        what = f": {name_some(names)} is new there" if names else f": {name_some(gone)} is gone there" if gone else ""
+        what = f" (new or changed: {name_some(names)})" if names else f" (removed: {name_some(gone)})" if gone else ""
         return DestinationError(
-            f"{self._repo.repo_id} has changed meanwhile{what}. Nothing of it was replaced.",
-            "Choose another name. Or give up what is staged (discard), look at what is new, and start again.",
+            f"Somebody has changed {self._repo.repo_id} meanwhile{what}. This job replaced nothing in it.",
+            "Choose another name. Or look at the changes, discard the unfinished job, and start again.",
         )
 
 
 def _in_the_way(new: Set[str], there: Iterable[str]) -> set[str]:
-    """Return which files `there` lie where one of the `new` ones needs a folder, or in a folder where it lies."""
+    """Return the files of `there` where one of `new` needs a folder, and those in a folder where one of `new` lies."""
     folders = {folder for path in new for folder in _folders(path)}
     return {path for path in there if path in folders or new & _folders(path)}
 

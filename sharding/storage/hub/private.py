@@ -1,6 +1,6 @@
-"""The private parts of huggingface_hub, httpx2 and hf-xet; a test fails when a release changes them.
+"""Use the private parts of huggingface_hub, httpx2 and hf-xet. A test fails if a release changes them.
 
-Held to huggingface_hub 2.4, httpx2 2.16 and hf-xet 1.8.
+Made for huggingface_hub 2.4, httpx2 2.16 and hf-xet 1.8.
 """
 
 import logging
@@ -34,10 +34,10 @@ XET_SETTINGS = {
     "client.ac_initial_upload_concurrency": XET_UPLOADS_AT_ONCE,
     "telemetry.enabled": False,
 }
-"""By default hf-xet 1.8 buffers gigabytes ahead, and tells the store how each transfer went.
+"""By default hf-xet 1.8 buffers gigabytes ahead, and reports to the store how each transfer went.
 
-Until it has told that, for two seconds at most, a session that ends keeps the whole process waiting. What hf-xet calls
-its settings stands in its source only (crate xet-runtime, `config/groups`).
+A session that ends keeps the whole process waiting for that report, for two seconds at most. Only the source of hf-xet
+names these settings (crate xet-runtime, `config/groups`).
 """
 
 
@@ -47,14 +47,14 @@ ClientFactory = Callable[[], httpx2.Client]
 
 
 def replace_client_factory(change: Callable[[ClientFactory], httpx2.Client]) -> None:
-    """Have huggingface_hub use `change` of what it uses now to make its clients, if it does not do so yet."""
+    """Make huggingface_hub create its clients with `change` of its current factory, unless it does so already."""
     usual = _http._GLOBAL_CLIENT_FACTORY
     if getattr(usual, "func", None) is not change:
         set_client_factory(partial(change, usual))
 
 
 def watch_connections(client: httpx2.Client, wrap: Callable[[Any], Any]) -> None:
-    """Have `client` open its connections with `wrap` of what opens them now; httpx2 2.16 has no argument for that."""
+    """Make `client` open its connections through `wrap`. httpx2 2.16 has no argument for that."""
     for transport in (client._transport, *client._mounts.values()):
         if pool := getattr(transport, "_pool", None):
             pool._network_backend = wrap(pool._network_backend)
@@ -69,33 +69,33 @@ def xet_session() -> Any:
 
 
 def uploaded(record: ShardRecord) -> CommitOperationAdd:
-    """Return the operation that commits a file whose bytes the Hub's store already has: the commit sends none."""
+    """Return the operation that commits a file whose bytes the Hub's store already has. The commit sends no bytes."""
     operation = CommitOperationAdd(record.file, b"")
     operation.upload_info = UploadInfo(size=record.bytes, sample=b"", sha256=bytes.fromhex(record.sha256))
     return _decided(operation, "lfs")
 
 
 def to_upload(path: str, file: BinaryIO) -> CommitOperationAdd:
-    """Return the operation that uploads a file to the store: a `.gitattributes` or `.gitignore` may say otherwise."""
+    """Return the operation that uploads a file to the store, whatever `.gitattributes` or `.gitignore` says."""
     operation = CommitOperationAdd(path, file)
     operation._upload_mode = "lfs"
     return operation
 
 
 def small(path: str, data: bytes) -> CommitOperationAdd:
-    """Return the operation that commits a file of JSON to git itself: the Hub, which wants it so, is not asked."""
+    """Return the operation that commits a JSON file to git itself, without asking the Hub, which wants it there."""
     return _decided(CommitOperationAdd(path, data), "regular")
 
 
 def went_to_store(operation: CommitOperationAdd) -> bool:
-    """Return whether a commit that asked the Hub first has sent this file to the store: `.gitattributes` may say so."""
+    """Return whether a commit, which asked the Hub first, sent this file to the store, as `.gitattributes` may say."""
     return operation._upload_mode == "lfs"
 
 
 def quietly(upload: Callable[[], None]) -> None:
-    """Run `upload` without the bar that the client draws ("Upload 0 LFS files"), and its remark on a file that is open.
+    """Run `upload` without the client's progress bar ("Upload 0 LFS files") and its warning about an open file.
 
-    Both are switched for the whole process, so uploads wait for one another.
+    Both are settings of the whole process, so uploads wait for one another.
     """
     log = logging.getLogger("huggingface_hub._commit_api")
 
@@ -116,6 +116,6 @@ def quietly(upload: Callable[[], None]) -> None:
 
 
 def _decided(operation: CommitOperationAdd, mode: str) -> CommitOperationAdd:
-    """Return `operation` as it is once the Hub was asked how it wants the file, and has its bytes."""
+    """Return `operation` as if the Hub had said how it wants the file, and had its bytes."""
     operation._upload_mode, operation._is_uploaded, operation._should_ignore = mode, True, False  # type: ignore[assignment]
     return operation

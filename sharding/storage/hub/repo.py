@@ -1,4 +1,4 @@
-"""Ask one repo of a Hub for what a destination must know, and commit to it."""
+"""Ask one repo of a Hub the questions of a destination, and commit to it."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -24,28 +24,28 @@ Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 _T = TypeVar("_T")
 
 _IGNORE_NOTHING = "# nothing\n"
-"""A `.gitignore` for the Hub to go by; for an empty one it may take the one that stands in the repo."""
+"""A `.gitignore` for the Hub to use. Instead of an empty one, it may use the one in the repo."""
 
 
 class HubRepo:
-    """A repo, there or not yet. What is asked is asked again while a failure may pass; all raise DestinationError."""
+    """A repo, which may not exist yet. Retries failures that may pass. All methods raise DestinationError."""
 
     def __init__(self, hub: Hub, repo_id: str) -> None:
-        """Take the repo `repo_id`. Asks nothing. What `before_commit` raises keeps a commit from being made."""
+        """Use the repo `repo_id`. Asks nothing. An error from `before_commit` prevents a commit."""
         self.hub = hub
         self.repo_id = repo_id
         self.before_commit: Callable[[], None] = lambda: None
 
     def ask(self, question: Callable[[], _T]) -> _T:
-        """Return what `question` returns."""
+        """Return the result of `question`."""
         return self.hub.ask(self.repo_id, DestinationError, question)
 
     def exists(self) -> bool:
-        """Return whether there is such a repo."""
+        """Return whether the repo exists."""
         return self.ask(lambda: self.hub.api.repo_exists(self.repo_id))
 
     def refuse_without_refs(self) -> None:
-        """Raise DestinationError where the Hub cannot say which branches a repo has; this one need not be there yet."""
+        """Raise DestinationError if the Hub cannot list the branches of a repo. This repo need not exist yet."""
 
         def look() -> None:
             with suppress(RepositoryNotFoundError):
@@ -58,18 +58,18 @@ class HubRepo:
         return self.ask(self.is_private_now)
 
     def is_private_now(self) -> bool:
-        """Return the same, asked once. Raises the client's errors."""
+        """Return the same, without retries. Raises the client's errors."""
         return checked_flag(self.hub.api.model_info(self.repo_id).private)
 
     def branches(self) -> dict[str, str]:
-        """Return the commit that each branch is at; `main` is one of them."""
+        """Return the commit of each branch, `main` among them."""
         return self.ask(self._branches)
 
     def _branches(self) -> dict[str, str]:
         branches = self.hub.refs(self.repo_id).branches or ()
         commits = {branch.name: checked_commit(branch.commit) for branch in branches}
         if "main" not in commits:
-            raise OddAnswer("names no branch main")
+            raise OddAnswer("does not list a branch main")
         return commits
 
     def files(self, revision: str) -> dict[str, FileEntry]:
@@ -82,12 +82,12 @@ class HubRepo:
         return self.ask(look)
 
     def last_change(self, revision: str, path: str) -> str | None:
-        """Return the commit that has last changed a file, None where the Hub does not say."""
+        """Return the commit that last changed a file, None if the Hub does not say."""
 
         def look() -> str | None:
             for file in self.hub.api.get_paths_info(self.repo_id, path, revision=revision, expand=True):
                 return checked_commit(file.last_commit.oid) if file.last_commit else None
-            raise OddAnswer(f"knows nothing of {path}, which it lists")
+            raise OddAnswer(f"lists {path}, but has no details about it")
 
         return self.ask(look)
 
@@ -98,7 +98,7 @@ class HubRepo:
     def commit(self, branch: str, parent: str, message: str, operations: Sequence[Operation]) -> str:
         """Return the commit that adds to `branch`, which must be at `parent`. Raises the client's errors.
 
-        By itself the client leaves out what a `.gitignore` names, without a word.
+        Without this method's own `.gitignore`, the client would silently leave out the files that a `.gitignore` names.
         """
         additions = [operation for operation in operations if isinstance(operation, CommitOperationAdd)]
         upload = self.hub.api.preupload_lfs_files
@@ -107,7 +107,7 @@ class HubRepo:
                 self.repo_id, additions, revision=branch, gitignore_content=_IGNORE_NOTHING, free_memory=False
             )
         )
-        self.before_commit()  # not sooner: what is uploaded is seen by nobody before
+        self.before_commit()  # as late as this: nobody can see uploaded files before
         info = self.hub.api.create_commit(
             self.repo_id, operations, commit_message=message, revision=branch, parent_commit=parent
         )
@@ -119,16 +119,17 @@ class HubRepo:
         return [(entry.title, entry.id) for entry in commits]
 
     def other_refs(self, known: Collection[str]) -> list[str]:
-        """Return the names of branches that are not `known`, and of all tags and pull requests."""
+        """Return the names of the branches that are not `known`, and of all tags and pull requests."""
         refs = self.ask(lambda: self.hub.refs(self.repo_id, pull_requests=True))
         branches = {branch.name for branch in refs.branches or ()} - set(known)
         return [*branches, *(ref.name for ref in (*(refs.tags or ()), *(refs.pull_requests or ())))]
 
 
 def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[FileEntry]]:
-    """Return which side files a commit copies or carries in itself, the smallest first, and which are too much for it.
+    """Return the side files that fit into a commit, smallest first, and those that do not.
 
-    Weights are: a Hub keeps them in its store whatever their size.
+    A commit copies a file on the server, or carries it itself up to a limit. It carries no weights, because a Hub keeps
+    them in its store whatever their size.
 
     >>> files = [FileEntry("a", 15_000_000), FileEntry("b", 9), FileEntry("c", 16_000_000)]
     >>> [[file.path for file in some] for some in fit_for_commit(files)]
@@ -143,7 +144,7 @@ def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[Fi
 
 
 def copied(file: FileEntry, origin: Repo) -> CommitOperationAdd | CommitOperationCopy:
-    """Return the operation that copies a side file: on the server where the bytes lie in its store."""
+    """Return the operation that copies a side file. If its bytes are in the Hub's store, the server copies it."""
     if file.xet_hash:
         return CommitOperationCopy(
             file.at,
@@ -156,12 +157,12 @@ def copied(file: FileEntry, origin: Repo) -> CommitOperationAdd | CommitOperatio
 
 
 def has_moved(error: Exception) -> bool:
-    """Return whether a Hub has refused a commit because its branch is not at the parent that was named."""
+    """Return whether a Hub has refused a commit because its branch is no longer at the named parent."""
     return isinstance(error, HfHubHTTPError) and error.response.status_code == 412
 
 
 def has_content(file: FileEntry | None, data: bytes) -> bool:
-    """Return whether a listed file is `data`: by its SHA-256, or git's own name for it."""
+    """Return whether a listed file is `data`, by its SHA-256 or its git hash."""
     if file and file.sha256:
         return file.sha256 == hashlib.sha256(data).hexdigest()
     return file is not None and file.git_sha1 == git_hash(data)

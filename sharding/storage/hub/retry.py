@@ -1,4 +1,4 @@
-"""Try again what may pass: a server that is busy or asks to slow down, a connection that breaks."""
+"""Retry what may pass: a busy server, a request to slow down, a broken connection."""
 
 import json
 import random
@@ -11,24 +11,24 @@ from sharding.core.limits import LONGEST_WAIT_SECONDS, NETWORK_TRIES, NETWORK_WA
 _PASSING_STATUS = {408, 429, 500, 502, 503, 504}
 
 UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)
-"""What is raised for an answer that is no JSON."""
+"""The errors for an answer that is not JSON."""
 
 _STUMBLES = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 
 
 class GarbledAnswer(Exception):  # noqa: N818 - it is the answer that is garbled
-    """An answer that was cut, or that of somebody in between; the message is the request."""
+    """An answer that was cut, or that a proxy sent instead. The message is the request."""
 
 
 class OddAnswer(Exception):  # noqa: N818 - it is the answer that is odd
-    """An answer that no Hub gives, so it is not asked for again; the message is the end of a sentence."""
+    """An answer that no Hub sends, so the request is not repeated. The message is the end of a sentence."""
 
     request = ""
-    """What was asked, where that is known."""
+    """The request, if it is known."""
 
 
 def may_pass(error: Exception) -> bool:
-    """Return whether the same request may succeed later. hf-xet raises RuntimeError for what breaks on the way."""
+    """Return whether the same request may succeed later. hf-xet raises RuntimeError for a broken transfer."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -43,7 +43,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def stumbles_over_answer(error: Exception) -> bool:
-    """Return whether a library has stumbled over what it was answered."""
+    """Return whether a library could not read an answer that it got."""
     from huggingface_hub.errors import HfHubHTTPError
 
     is_status = isinstance(error, HfHubHTTPError)  # some of which are ValueErrors too
@@ -51,7 +51,7 @@ def stumbles_over_answer(error: Exception) -> bool:
 
 
 def _is_of_library(error: Exception) -> bool:
-    """Return whether a library that asks a Hub has raised `error`: what our own code raises is a fault of its own."""
+    """Return whether a library that asks a Hub raised `error`. An error of our own code is a fault of this program."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     roots = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames]
     known = [root for root in roots if root in ("sharding", "huggingface_hub", "httpx2", "json")]
@@ -59,9 +59,9 @@ def _is_of_library(error: Exception) -> bool:
 
 
 def refuses_argument(error: Exception) -> bool:
-    """Return whether the client refused to ask at all: what it was given is no address, no name, or no header.
+    """Return whether the client refused to send a request, because an address, a name or a header is not valid.
 
-    A mere ValueError is the words of the client's own checks; what cannot be parsed is one of its kinds.
+    A plain ValueError comes from the client's own checks. A parser raises a subclass of it.
     """
     import httpx2
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
@@ -74,7 +74,7 @@ def refuses_argument(error: Exception) -> bool:
 def wait_to_retry(error: Exception, tries: int) -> None:
     """Sleep before try number `tries` + 1: as long as the server asks, else twice as long each time, with jitter.
 
-    Raises `error` where `NETWORK_TRIES` are used up or the server asks for more than `LONGEST_WAIT_SECONDS`.
+    Raises `error` if `NETWORK_TRIES` are used up or the server asks for more than `LONGEST_WAIT_SECONDS`.
     """
     asked = seconds_asked(getattr(getattr(error, "response", None), "headers", {}))
     seconds = NETWORK_WAIT_SECONDS * 2**tries if asked is None else asked
@@ -84,9 +84,9 @@ def wait_to_retry(error: Exception, tries: int) -> None:
 
 
 def seconds_asked(headers: Mapping[str, str]) -> float | None:
-    """Return how long a server wants to be left alone: `Retry-After`, or the Hub's `RateLimit` once nothing is left.
+    """Return how long a server asks to wait: `Retry-After`, or the Hub's `RateLimit` once that is used up.
 
-    The longer one where there are both: huggingface_hub 2.4 goes by either, depending on the request.
+    If there are both, return the longer one. huggingface_hub 2.4 uses one or the other, depending on the request.
     """
     from huggingface_hub.utils import parse_ratelimit_headers
 

@@ -42,7 +42,7 @@ _REF = TypeAdapter(RepoRef)
 def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource":
     """Pin `repo_id` to the commit that `revision` (a branch, tag or commit; None: main) is at now.
 
-    Raises SourceError where it is not there, is gated, or the login does not reach it.
+    Raises SourceError if the repo does not exist or is gated, or if the login may not read it.
     """
 
     def pin() -> tuple[RepoRef, bool | None, bool]:
@@ -55,12 +55,12 @@ def open_repo(hub: Hub, repo_id: str, revision: str | None = None) -> "HubSource
         hub.ask(repo_id, SourceError, lambda: hub.may(repo_id))
     is_own = hub.ask(repo_id, SourceError, lambda: is_reached(hub, ref, revision))
     unreached = () if is_own else (f"{ref.repo_id}@{ref.revision}",)
-    # What the Hub does not say is not taken for public.
+    # If the Hub does not say, the repo does not count as public.
     return HubSource(hub, ref, is_private=is_hidden is not False, unreached=unreached)
 
 
 def _is_hidden(info: "ModelInfo") -> bool | None:
-    """Return whether a repo is private or gated, None where the Hub does not say both."""
+    """Return whether a repo is private or gated, None if the Hub does not say both."""
     return bool(info.private or info.gated) or (None if None in (info.private, info.gated) else False)
 
 
@@ -81,7 +81,7 @@ class HubSource(Source):
         unreached: tuple[str, ...] = (),
         files: tuple[FileEntry, ...] | None = None,
     ) -> None:
-        """Read what `ref` names: a repo at a revision that does not move. `files` are all of it unless they are given.
+        """Read the repo and revision that `ref` names. The revision must not move. Without `files`, list all of them.
 
         Raises SourceError.
         """
@@ -99,15 +99,15 @@ class HubSource(Source):
 
     @override
     def path(self, file: str) -> None:
-        """Return None: nothing of a Hub repo lies on this disk."""
+        """Return None: no file of a Hub repo is on this disk."""
 
     @override
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes `[start_byte, end_byte)` of `file`, through Xet where the repo has it.
+        """Yield the bytes `[start_byte, end_byte)` of `file`, through Xet if the repo has it.
 
-        A stream that is cut is taken up again at the byte that it reached. Raises SourceError when that
-        does not help, the server sends something else than it was asked for, or a file that is read whole is
-        not the one that the Hub lists. Neither HTTP nor hf-xet 1.8 compares what arrives with a hash.
+        If a stream breaks off, the next one goes on at the same byte. Raises SourceError if that does not help, or if
+        the server sends other bytes than requested. Also if a whole file does not have the hash that the Hub lists.
+        Neither HTTP nor hf-xet 1.8 checks a hash on arrival.
         """
         entry = self._entry(file)
         chunks = self._read(entry, start_byte, end_byte)
@@ -115,7 +115,7 @@ class HubSource(Source):
 
     @override
     def closed(self) -> str:
-        """Return its name where it was public and is not known to be so now, else ""."""
+        """Return the repo's name if it was public and may not be public now, else ""."""
         repo_id, is_hidden = self.ref.repo_id, None
         if self.is_private is not False:
             return ""
@@ -125,9 +125,9 @@ class HubSource(Source):
 
     @override
     def lend(self, files: Iterable[str]) -> LentSource:
-        """Return access to `files` in the store, or where they lie; that of what the Hub itself keeps is a login.
+        """Return access to `files` in the store, or their addresses. A file that the Hub itself keeps may need a login.
 
-        Raises SourceError where only somebody who is signed in can read one of them.
+        Raises SourceError if only a signed-in user can read one of them.
         """
         entries = [self._entry(file) for file in files]
         repo_id, revision = self.ref.repo_id, self.ref.revision
@@ -140,8 +140,8 @@ class HubSource(Source):
         lent = self._hub.ask(repo_id, SourceError, ask)
         of_hub = [entry.file for entry in lent.files if entry.place.startswith(f"{self._hub.endpoint}/")]
         if of_hub and self.is_private is not False:
-            message = f"{repo_id} is private or gated, and its Hub shows {of_hub[0]} to nobody without a login."
-            hint = "Other machines get none: work on it without --workers."
+            message = f"{repo_id} is private or gated, and workers cannot read {of_hub[0]} without a login."
+            hint = "Work on one machine, because workers do not get your login. Leave out --workers."
             raise SourceError(message, hint, Remedy("leave_workers_out"))
         return lent
 
@@ -155,7 +155,7 @@ class HubSource(Source):
         entry = self._by_path.get(file)
         if entry is None:
             message = f"{self.ref.repo_id} does not list {file} at {self.ref.revision}."
-            raise SourceError(message, "Somebody may have removed it; start the same job again.")
+            raise SourceError(message, "Somebody may have removed it. Start the same job again.")
         return entry
 
     def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
@@ -164,14 +164,14 @@ class HubSource(Source):
         with self._hub.explained(self.ref.repo_id, SourceError):
             while position < end_byte:
                 try:
-                    # Bounded ranges: hf-xet holds what it has of a range in memory, and may stall on a long one.
+                    # Short ranges: hf-xet holds the bytes of a range in memory, and may stall on a long one.
                     stop = min(end_byte, position + self.batch_bytes)
                     for chunk in (self._xet if with_xet else self._http)(entry, position, stop):
                         position += len(chunk)
                         if position > stop:
-                            message = f"The Hub sent more of {entry.path} than it was asked for."
-                            raise SourceError(message, "Run again later.")
-                        if position - begun >= LEAST_BYTES:  # or one that breaks off after each byte would never end
+                            message = f"The Hub sent more bytes of {entry.path} than this tool asked for."
+                            raise SourceError(message, "Start the same job again later.")
+                        if position - begun >= LEAST_BYTES:  # else one that breaks off after each byte never ends
                             begun, tries = position, 0
                         with self._lock:
                             self.bytes_read += len(chunk)
@@ -190,14 +190,14 @@ class HubSource(Source):
         tree = self._hub.api.list_repo_tree(self.ref.repo_id, recursive=True, revision=self.ref.revision)
         files = []
         for file in listed_files(tree):
-            problem = name_problem(file.path) or ("" if is_plain(file.path) else "leads elsewhere")
+            problem = name_problem(file.path) or ("" if is_plain(file.path) else "leads out of the repo")
             if problem:
                 message = f"The name of the file {shown_name(file.path)} in {self.ref.repo_id} {problem}."
-                raise SourceError(message, "Whoever owns the repo should rename or remove it.")
+                raise SourceError(message, "Ask the owner of the repo to rename or remove it.")
             files.append(file)
             if len(files) > MAX_FILES:
                 message = f"{self.ref.repo_id} holds more than {MAX_FILES} files."
-                raise SourceError(message, "It is no repo of one model.")
+                raise SourceError(message, "Name a repo that holds one model.")
         return sorted(files, key=lambda file: file.path)
 
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
@@ -211,22 +211,22 @@ class HubSource(Source):
             "GET", url, headers=headers, follow_redirects=True, timeout=READ_TIMEOUT_SECONDS
         ) as response:
             hf_raise_for_status(response)
-            # Redirected to a store, the Hub's own answer is the first; only that speaks of commits.
+            # After a redirect to a store, the Hub's own answer is the first. Only that one names a commit.
             self._refuse_changed(entry, [*response.history, response][0].headers)
             self._check_range(
                 entry, response.status_code, response.headers.get("Content-Range", ""), start_byte, end_byte
             )
-            yield from response.iter_raw()  # as it comes: what has come is not asked for again
+            yield from response.iter_raw()  # as they arrive: a retry asks only for the rest
 
     def _refuse_changed(self, entry: FileEntry, headers: Mapping[str, str]) -> None:
-        """Raise SourceError where an answer says that it is of another commit, or of another content."""
+        """Raise SourceError if an answer is from another commit or has other content."""
         commit = headers.get("X-Repo-Commit", "")
         content = headers.get("X-Linked-Etag", "").strip('"')
         is_other_commit = _COMMIT.fullmatch(self.ref.revision) and commit not in ("", self.ref.revision)
         if is_other_commit or (_SHA256.fullmatch(content) and entry.sha256 not in (None, content)):
             raise SourceError(
-                f"{entry.path} is not any more what the Hub listed at {self.ref.revision}.",
-                "Run again; if that does not help, tell whoever owns the repo.",
+                f"{entry.path} is no longer the file that the Hub listed at {self.ref.revision}.",
+                "Start the same job again. If that does not help, tell the owner of the repo.",
             )
 
     def _check_range(self, entry: FileEntry, status: int, content_range: str, start_byte: int, end_byte: int) -> None:
@@ -235,9 +235,9 @@ class HubSource(Source):
         match = _CONTENT_RANGE.fullmatch(content_range)
         if status != 206 or not match or tuple(map(int, match.groups())) != (start_byte, end_byte - 1, entry.bytes):
             raise SourceError(
-                f"The Hub answered with something else than bytes {start_byte} to {end_byte} of {entry.path} "
+                f"The Hub did not send bytes {start_byte} to {end_byte} of {entry.path} as asked "
                 f"(status {status}, {content_range or 'no Content-Range'}).",
-                "A proxy in between may ignore ranges; run again from another network.",
+                "A proxy may ignore byte ranges. Start the same job again from another network.",
             )
 
     def _xet(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
@@ -256,7 +256,7 @@ class HubSource(Source):
 
 
 def checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield `chunks`, a whole file. Raises SourceError at the end where its hash is not the stated one."""
+    """Yield `chunks`, a whole file. Raises DamagedError at the end if its hash is not the stated one."""
     stated = entry.sha256 or entry.git_sha1
     # Git puts the kind and the length before the content (gitformat-loose, "blob").
     digest = hashlib.sha256() if entry.sha256 else hashlib.sha1(b"blob %d\0" % entry.bytes, usedforsecurity=False)
@@ -265,6 +265,6 @@ def checked(entry: FileEntry, chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield chunk
     if stated and digest.hexdigest() != stated:
         raise DamagedError(
-            f"{entry.path} arrived damaged: its bytes are not those whose hash the Hub states.",
-            "Run again; if that does not help, whoever owns the repo should upload the file again.",
+            f"{entry.path} arrived damaged: its hash is not the one that the Hub states.",
+            "Start the same job again. If that does not help, ask the owner of the repo to upload the file again.",
         )

@@ -1,4 +1,4 @@
-"""Keep finished shards on a branch of a repo until they are published, so that any machine can go on from there."""
+"""Keep finished shards on a staging branch until they are published, so that any machine can continue the job."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from sharding.core.errors import DestinationError, Remedy
 from sharding.core.limits import COMMIT_SECONDS, MAX_REPORT_BYTES, RANGES_AT_ONCE
+from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import RECORDS_FOLDER
@@ -20,7 +21,7 @@ from sharding.storage.records import job_line, parse_job, parse_staged, staged_l
 
 STAGING_BRANCH = "shard-my-repo-staging"
 RECORDS = f"{RECORDS_FOLDER}/"
-"""Folder on the staging branch: `job.json`, a `StagedJob`, and a `ShardRecord` for every finished shard."""
+"""The folder on the staging branch for `job.json` (a `StagedJob`) and a `ShardRecord` of every finished shard."""
 
 _JOB = f"{RECORDS}job.json"
 
@@ -28,12 +29,12 @@ _JOB = f"{RECORDS}job.json"
 class StagingBranch:
     """The shards of one job, each with its record. All methods raise DestinationError.
 
-    Every commit names the one before it, so that a job which finds another's there ends. `head` is the last one that
+    Every commit names its parent, so a job that meets another job's commit there stops. `head` is the last commit that
     this job has seen or made.
     """
 
     def __init__(self, repo: HubRepo) -> None:
-        """Take the branch of `repo`. Asks nothing."""
+        """Use the branch of `repo`. Asks nothing."""
         self._repo = repo
         self.head = ""
         self._job: StagedJob | None = None
@@ -47,29 +48,30 @@ class StagingBranch:
         self.finished: set[str] = set()
 
     def job(self, head: str) -> StagedJob | None:
-        """Return the job whose shards stand here, where the branch is at commit `head`; None if it is not said."""
+        """Return the job whose shards are on the branch at commit `head`, None if the branch does not name it."""
         self.head = head
         self._is_begun = _JOB in self._repo.files(head)
         self._job = parse_job(self._repo.read(head, _JOB)) if self._is_begun else None
         return self._job
 
     def records(self, plan_id: str) -> dict[str, ShardRecord]:
-        """Return what was finished of plan `plan_id`, by file name; `job` comes first."""
+        """Return the finished shards of plan `plan_id`, by file name. Call `job` first."""
         job, head = self._job, self.head
         if not self._is_begun:
-            return {}  # killed before
+            return {}  # the job was killed before it named itself
         if job is None or job.plan_id != plan_id:
             raise DestinationError(
                 f"{self._repo.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
-                "If it is running, wait for it. Else finish it, or choose another name. Or discard it with --restart.",
+                "If it is running, wait for it. Else finish it, or choose another name. To discard it, add --restart.",
                 Remedy("discard_unfinished"),
             )
         files = self._repo.files(head)
         paths = list(filter(self._is_record, files))
         if sum(files[path].bytes for path in paths) > MAX_REPORT_BYTES:
             raise DestinationError(
-                f"The records on the branch {STAGING_BRANCH} of {self._repo.repo_id} are larger than those of any job.",
-                "Discard them with --restart.",
+                f"The records on the branch {STAGING_BRANCH} of {self._repo.repo_id} have more than "
+                f"{format_bytes(MAX_REPORT_BYTES)}. No job of this tool writes as many.",
+                "To discard them, add --restart.",
                 Remedy("discard_unfinished"),
             )
         with readers(RANGES_AT_ONCE) as pool:
@@ -79,9 +81,9 @@ class StagingBranch:
         return whole(by_file, lambda record: holds(files.get(record.file), record))
 
     def begin(self, job: StagedJob, parent: str) -> None:
-        """Make the branch at commit `parent`, and say on it which job it is of, and nothing else.
+        """Create the branch at commit `parent`, and write on it only which job it belongs to.
 
-        Raises DestinationError where another job has begun there at the same moment.
+        Raises DestinationError if another job starts there at the same moment.
         """
         create = self._repo.hub.api.create_branch
         repo_id = self._repo.repo_id
@@ -91,28 +93,28 @@ class StagingBranch:
         self._commit("Begin", inherited, {_JOB: job_line(job)})
 
     def go_on(self, kept: Iterable[ShardRecord]) -> None:
-        """Take the shards `kept` of an earlier run as finished."""
+        """Count the shards `kept` from an earlier run as finished."""
         self.finished = {record.file for record in kept}
 
     def is_own(self, head: str) -> bool:
-        """Return whether the branch, where it is at commit `head`, is of this job."""
+        """Return whether the branch at commit `head` belongs to this job."""
         if head == self.head:
             return True
         job = parse_job(self._repo.read(head, _JOB)) if _JOB in self._repo.files(head) else None
         return job is not None and self._job is not None and job.id == self._job.id
 
     def may_go(self, head: str) -> bool:
-        """Return whether what is on the branch, where it is at commit `head`, is this run's to remove."""
+        """Return whether this run may remove what is on the branch at commit `head`."""
         if not (self._is_at_work or self.finished) or not self.is_own(head):
             return False
         # Another run of the same command may have taken it over.
         return head == self.head or not [path for path in self._repo.files(head) if self._is_record(path)]
 
     def add(self, record: ShardRecord) -> None:
-        """Have a shard, whose bytes the Hub's store has, committed with its record.
+        """Commit a shard, whose bytes the Hub's store already has, with its record.
 
-        The first of a job is when this returns. The others come some at a time (`limits.COMMIT_SECONDS`), and nobody
-        waits for them: what went wrong with it is raised the next time.
+        The first shard of a job is committed when this returns. The others are committed in groups
+        (`limits.COMMIT_SECONDS`), and nobody waits for them. If such a commit fails, a later call raises its error.
         """
         with self._lock:
             self._unnoted.append(record)
@@ -127,11 +129,11 @@ class StagingBranch:
             noting.result()
 
     def note(self) -> None:
-        """Commit the shards that were added and not committed yet; return when they are."""
+        """Commit the shards that were added and not committed yet; return when that is done."""
         with self._lock:
             going, self._noting = self._noting, None
         if going:
-            with suppress(DestinationError):  # what it has not committed is tried again
+            with suppress(DestinationError):  # the call below tries again what it has not committed
                 going.result()
         self._note()
 
@@ -146,7 +148,7 @@ class StagingBranch:
                 self._unnoted = [record for record in self._unnoted if record not in noted]
 
     def forget(self) -> None:
-        """Drop what was added and not committed yet."""
+        """Drop the shards that were added and not committed yet."""
         with self._lock:
             going, self._noting, self._unnoted = self._noting, None, []
         if going:
@@ -154,7 +156,7 @@ class StagingBranch:
                 going.result()
 
     def delete(self) -> None:
-        """Delete the branch, if it is there. Ask `is_own` first: another job may be at work on it."""
+        """Delete the branch if it exists. Ask `is_own` first: another job may use it."""
 
         def delete() -> None:
             try:
@@ -166,7 +168,7 @@ class StagingBranch:
         self._repo.ask(delete)
 
     def _commit(self, message: str, changes: Sequence[Operation], lines: Mapping[str, bytes]) -> None:
-        """Commit shards and files of JSON. Whether these go to the store, the Hub is asked the first time."""
+        """Commit shards and JSON files. Only the first commit asks the Hub whether JSON goes to the store."""
         kind = small if self._is_json_small else CommitOperationAdd
         records = [kind(path, data) for path, data in lines.items()]
 
@@ -179,13 +181,13 @@ class StagingBranch:
                     raise
                 if not self.is_own(head):
                     raise DestinationError(
-                        f"Another job is at work on the branch {STAGING_BRANCH} of {self._repo.repo_id}.",
-                        "Wait until it has ended, or choose another name.",
+                        f"Another job uses the branch {STAGING_BRANCH} of {self._repo.repo_id}.",
+                        "Wait until it ends, or choose another name.",
                     ) from error
                 self.head, files = head, self._repo.files(head)
                 if all(has_content(files.get(path), data) for path, data in lines.items()):
-                    return head  # an earlier try had arrived, its answer not
-                # What somebody has added is found out when all is read again.
+                    return head  # an earlier try has arrived, but its answer has not
+                # If somebody has added something, reading everything again finds it.
                 return self._repo.commit(STAGING_BRANCH, head, message, [*changes, *records])
 
         self.head, self._is_at_work = self._repo.ask(commit), True

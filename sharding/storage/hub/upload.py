@@ -1,4 +1,4 @@
-"""Send shards to a Hub: through hf-xet as streams, or through LFS, each as one temporary file."""
+"""Send shards to a Hub: through hf-xet as streams, or through LFS as temporary files."""
 
 import hashlib
 import io
@@ -14,17 +14,15 @@ from typing_extensions import override
 from sharding.core.errors import DestinationError, Remedy
 from sharding.core.protocols import ShardSink, ShardWriter
 from sharding.core.values import FileEntry, ShardRecord
-from sharding.storage.hub.client import Hub
+from sharding.storage.hub.client import GO_ON, Hub
 from sharding.storage.hub.private import to_upload
-
-_HINT = "Start the same job again; it goes on where it stopped."
 
 
 class XetShardWriter(ShardWriter):
-    """A shard that streams through hf-xet; no byte of it touches the disk."""
+    """A shard that streams through hf-xet. No byte of it touches the disk."""
 
     def __init__(self, start: Callable[[], Any], file: str) -> None:
-        """Open a stream in what `start` returns: an upload commit of hf-xet 1.8 for this shard alone."""
+        """Open a stream in the upload commit of hf-xet 1.8 that `start` returns. It is for this shard alone."""
         self.bytes_uploaded = self.bytes_deduplicated = 0
         self.stored: FileEntry | None = None
         self._file = file
@@ -42,14 +40,14 @@ class XetShardWriter(ShardWriter):
 
     @override
     def finish(self) -> str:
-        """Complete the upload; return the SHA-256 that hf-xet has computed of what it was given."""
+        """Complete the upload; return the SHA-256 that hf-xet computed for the bytes it got."""
         with self._explained():
             stored = self._stream.finish().xet_info
             metrics = self._commit.wait_to_finish().dedup_metrics
         self._is_finished = True
-        del self._commit, self._stream  # while they live, hf-xet keeps what it has opened for them
+        del self._commit, self._stream  # while they exist, hf-xet keeps their resources open
         if stored.file_size != self._bytes or not stored.sha256:
-            raise DestinationError(f"{self._file} arrived damaged at the Hub's store.", _HINT)
+            raise DestinationError(f"{self._file} arrived damaged at the Hub's store.", GO_ON)
         self.bytes_uploaded, self.bytes_deduplicated = metrics.total_bytes_uploaded, metrics.deduped_bytes
         self.stored = FileEntry(self._file, self._bytes, stored.sha256, stored.hash)
         return str(stored.sha256)
@@ -64,19 +62,19 @@ class XetShardWriter(ShardWriter):
         try:
             yield
         except PermissionError as error:
-            message = f"The login is not valid any more, or may not upload {self._file}."
-            raise DestinationError(message, f"Sign in again. {_HINT}", Remedy("sign_in")) from error
+            message = f"The login is no longer valid, or may not upload {self._file}."
+            raise DestinationError(message, f"Sign in again. {GO_ON}", Remedy("sign_in")) from error
         except (RuntimeError, OSError) as error:
-            raise DestinationError(f"The upload of {self._file} broke off: {error}.", _HINT) from error
+            raise DestinationError(f"The upload of {self._file} broke off: {error}.", GO_ON) from error
 
 
 class LfsShardWriter(ShardWriter):
-    """A shard for a Hub without Xet: LFS wants its SHA-256 first, so it waits in a nameless temporary file."""
+    """A shard for a Hub without Xet. LFS needs its SHA-256 first, so it waits in a temporary file without a name."""
 
     stored = None
 
     def __init__(self, upload: Callable[[CommitOperationAdd], None], file: str) -> None:
-        """Make the temporary file, which the system removes even if this process is killed."""
+        """Create the temporary file, which the system removes even if this process is killed."""
         self.bytes_uploaded = self.bytes_deduplicated = self.bytes_written = 0
         self._sha256 = hashlib.sha256()
         self._upload = upload
@@ -89,16 +87,16 @@ class LfsShardWriter(ShardWriter):
         try:
             self.bytes_written += self._part.write(data)
         except OSError as error:
-            hint = "Without Xet one shard at a time needs that room: free some, or choose a smaller shard size."
+            hint = "Without Xet, one shard must fit there. Free some space, or choose a smaller shard size."
             raise DestinationError(f"The temporary folder cannot be written: {error}.", hint) from error
 
     @override
     def finish(self) -> str:
-        """Upload the file, unless the store has its bytes already; return its SHA-256."""
-        self._part.seek(0)  # writes out what is held back
+        """Upload the file, unless the store already has its bytes; return its SHA-256."""
+        self._part.seek(0)  # flushes the buffer
         part = _CountedFile(self._part.raw)
         operation = to_upload(self._file, part)
-        part.bytes_read = 0  # of the file's own hash
+        part.bytes_read = 0  # does not count the reads for the hash
         self._upload(operation)
         self.bytes_uploaded = part.bytes_read
         self.bytes_deduplicated = 0 if self.bytes_uploaded else self.bytes_written
@@ -111,12 +109,12 @@ class LfsShardWriter(ShardWriter):
 
 
 class StoreSink(ShardSink):
-    """The store of a Hub, reached by way of a repo: what is put there, somebody with a login commits."""
+    """The store of a Hub, reached through a repo. Somebody with a login commits the files that are put there."""
 
     shards_at_once = 1
 
     def __init__(self, hub: Hub, repo_id: str, revision: str = "") -> None:
-        """Take the store that `revision` of the repo has. Asks nothing."""
+        """Use the store of `revision` of the repo. Asks nothing."""
         self._hub = hub
         self._place = repo_id, revision
         self._writers: list[XetShardWriter | LfsShardWriter] = []
@@ -133,7 +131,7 @@ class StoreSink(ShardSink):
 
     @override
     def finished(self, file: str) -> None:
-        """Return None: the store has no names. What is put there twice is there once."""
+        """Return None: the store has no names. It keeps equal bytes only once."""
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
@@ -143,17 +141,17 @@ class StoreSink(ShardSink):
 
     @override
     def note(self, record: ShardRecord) -> None:
-        """Do nothing: the shard is where it can be committed from."""
+        """Do nothing: the shard can be committed from where it is."""
 
     @override
     def close(self) -> None:
         for writer in self._writers:
-            with suppress(RuntimeError, OSError):  # it is given up in any case
+            with suppress(RuntimeError, OSError):  # it is dropped in any case
                 writer.abort()
 
 
 class _CountedFile(io.BufferedReader):
-    """A file that counts what is read of it."""
+    """A file that counts the bytes that are read from it."""
 
     bytes_read = 0
 
