@@ -11,7 +11,7 @@ from sharding.core.options import TargetDtype, chosen
 class Dtype:
     """A dtype: its name in safetensors and in torch ("" if it has no name there), and the bits of an element.
 
-    `option` is its name as a value of `--dtype`, or "" if nothing is cast to it. A dtype that can be cast has two more
+    `option` is its name as a value of `--dtype`, or "" if it has none. A dtype that can be cast has two more
     fields. `infinity` is the bit pattern of infinity (IEEE 754; bfloat16 is the upper half of float32). A larger
     exponent in it means that larger numbers fit. `largest` is the largest finite number, as in `torch.finfo`. Integers,
     booleans and fp8 have neither field and are never cast.

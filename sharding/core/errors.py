@@ -1,7 +1,7 @@
 """Every error that ends a job without a result.
 
-An error has a message, which is one sentence about what is wrong, and a hint, which says what to do. The tree says when
-each class is raised and, after the arrow, what helps.
+An error has a message, which is one sentence about the problem, and a hint about what to do. The tree says when each
+class is raised. After the arrow it says what helps.
 
 ShardingError                 the family: `str(error)` is the message, `error.hint` the hint; exit status 3
 ├── UsageError                the request itself is wrong, such as a size of "10 apples"; exit status 2
@@ -135,8 +135,9 @@ class DamagedError(SourceError):
 
 
 class ModelRefused(SourceError):
-    """A config.json describes a model that takes too long or too much memory to build. Asking again would end the same
-    way.
+    """A config.json describes a model that is not built, because it takes too much time or memory.
+
+    It may also claim far more than the tensors beside it. Asking again ends the same way.
     """
 
 

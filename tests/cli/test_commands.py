@@ -308,7 +308,7 @@ def test_verify_says_what_it_has_not_checked(run: Run, checkpoint: Path, tmp_pat
     run("shard", checkpoint, tmp_path / "out")
     done = run("verify", checkpoint, tmp_path / "out")
     assert (
-        "Not checked: code, configuration, tokenizer, other files beside the weights and what a report says"
+        "Not checked: code, configuration, tokenizer, other files beside the weights and the figures of a report"
         in done.stdout
     )
     unchecked = json.loads(run("verify", checkpoint, tmp_path / "out", "--json").stdout)["unchecked"]

@@ -94,7 +94,7 @@ def test_of_a_commit_that_no_branch_leads_to_it_is_neither_green_nor_red(told: T
     for side in ("copy", "original"):
         unmerged = replace(told, **{side: replace(getattr(told, side), unreached=("a/b@" + "1" * 40,))})
         found = judge(unmerged.report, unmerged.files, unmerged.copy, unmerged.original)
-        assert found.level == "unreached" and "No branch and no tag of a/b" in found.reasons[0]
+        assert found.level == "unreached" and "No known branch or tag of a/b" in found.reasons[0]
     wrong = judge(unmerged.report, (), unmerged.copy, unmerged.original)
     assert wrong.level == "contradicted" and lowered(wrong, ("a/b@1",)) == wrong
 
