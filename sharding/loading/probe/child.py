@@ -70,7 +70,7 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
             files=len(files),
             format=files[0].suffix[1:],
             stored_dtypes=stored,
-            is_cast=asked["dtype"] is not None and stored.keys() != {asked["dtype"]},
+            is_cast=asked["dtype"] is not None and bool(stored.keys() & _FLOATS - {asked["dtype"]}),
         )
         read_bytes = _disk_bytes_read()
         model = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload}).eval()
@@ -256,6 +256,8 @@ def _listed(index: Path) -> list[Path]:
 
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+_FLOATS = set(_NAMES.values())
+"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
 
 
 def _stored_dtypes(files: list[Path]) -> dict[str, int]:
