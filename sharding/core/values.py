@@ -120,7 +120,7 @@ class Component:
         >>> unet = Component("unet/", "diffusion_pytorch_model", "fp16")
         >>> unet.file("-00001-of-00002"), unet.index
         ('unet/diffusion_pytorch_model.fp16-00001-of-00002.safetensors', \
-    'unet/diffusion_pytorch_model.safetensors.index.fp16.json')
+'unet/diffusion_pytorch_model.safetensors.index.fp16.json')
     """
 
     folder: str = ""

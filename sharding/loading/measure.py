@@ -81,7 +81,7 @@ def describe_machine() -> str:
     """Return one line: cores, memory, system, versions of the libraries, and how memory is counted."""
     memory = format_bytes(psutil.virtual_memory().total)
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "safetensors"))
-    counted = f", memory measured as {stand_in()}" if stand_in() else ""
+    counted = f", memory counted as {stand_in()}" if stand_in() else ""
     return f"{psutil.cpu_count()} cores, {memory} of memory, {platform.system()}, {libraries}{counted}"
 
 

@@ -110,7 +110,9 @@ def test_a_probe_loads_the_files_that_the_configuration_names_or_says_that_its_m
     taken = [file.path for file in loadable_files(open_folder(str(folder)))]
     assert [path for path in taken if path.endswith(".safetensors")] == [path.name for path in weights]
     for method in ("load_checkpoint_and_dispatch", "load_sharded_checkpoint", "torch_load"):
-        with pytest.raises(loading.Unsupported, match="names consolidated.* but this method knows only the usual names"):
+        with pytest.raises(
+            loading.Unsupported, match="names consolidated.* but this method knows only the usual names"
+        ):
             loading.weight_files(folder, method)
 
 

@@ -132,7 +132,7 @@ def test_every_commit_that_no_branch_leads_to_is_named_once_and_before_all_else(
     copy = replace(told.copy, unreached=("a/copy@" + "1" * 40, "a/base@" + "2" * 40))
     original = replace(told.original or told.copy, unreached=("a/source@" + "3" * 40, "a/base@" + "2" * 40))
     found = judge(told.report, told.files, copy, original)
-    repos = [reason.partition("no tag of ")[2].partition(" is known")[0] for reason in found.reasons[:3]]
+    repos = [reason.partition("branch or tag of ")[2].partition(" contains")[0] for reason in found.reasons[:3]]
     assert (found.level, repos) == ("unreached", ["a/copy", "a/base", "a/source"])
     assert found.reasons[3:] == judge(told.report, told.files, told.copy, told.original).reasons
     claimed = judge(told.report, told.files, copy, None, "It is gone.")
