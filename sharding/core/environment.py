@@ -172,8 +172,9 @@ def ray_address() -> str:
 
 
 def prepare_for_ray(address: str) -> None:
-    """Set the variables that Ray reads at its import: no usage statistics, no logs of workers, only loopback if it is
-    there.
+    """Set the variables that Ray reads at its import: no usage statistics, no logs of workers.
+
+    A cluster with a loopback address stays on loopback.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray prints events of workers on standard output, where JSON may go. No other setting stops that.
@@ -185,7 +186,7 @@ def prepare_for_ray(address: str) -> None:
 
 @contextmanager
 def without_login() -> Iterator[None]:
-    """Keep in the environment, for the time of the block, only the variables of Ray and of child processes."""
+    """Keep only the variables of Ray and of child processes in the environment until the block ends."""
     before = dict(os.environ)
     of_ray = {name: text for name, text in before.items() if name.startswith("RAY_")}
     os.environ.clear()
