@@ -1,1 +1,1 @@
-"""Words that everybody shares: values, options, events, errors, protocols, limits, text."""
+"""Values that every part of the package shares: options, events, errors, protocols, limits, text."""

@@ -1,4 +1,4 @@
-"""Hold a process that builds what a stranger's config.json describes to an amount of memory. A child's only."""
+"""Limit the memory of a child process that builds the model of a stranger's config.json."""
 
 import os
 import resource
@@ -14,10 +14,10 @@ _MAPPED = Path("/proc/self/statm")
 
 @contextmanager
 def memory_allowance(more_bytes: int) -> Iterator[None]:
-    """Let this process map at most `more_bytes` beyond what it has mapped; raise MemoryError where it needs more.
+    """Let this process map at most `more_bytes` more than it has mapped already; raise MemoryError if it needs more.
 
-    Libraries are imported before: those for GPUs map tens of gigabytes and use few. Linux only (setrlimit(2),
-    RLIMIT_AS): macOS does not hold a process to such a limit.
+    Import libraries before: libraries for GPUs map tens of gigabytes and use few of them. The limit works on Linux only
+    (setrlimit(2), RLIMIT_AS), because macOS does not enforce it.
     """
     if not _MAPPED.exists():
         yield
@@ -30,12 +30,15 @@ def memory_allowance(more_bytes: int) -> Iterator[None]:
     except Exception as error:
         if not is_lack_of_memory(error):
             raise
-        raise MemoryError("It takes more memory than allowed.") from None
+        raise MemoryError("The model takes more memory than allowed.") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (before, most))
 
 
 def load_allowance(folder: Path) -> int:
-    """Return what a process may map to load the checkpoint in `folder`: by its files, whatever its config.json says."""
+    """Return how many bytes a process may map to load the checkpoint in `folder`.
+
+    It depends on the sizes of the files, never on the claims of its config.json.
+    """
     stored = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     return LOAD_MEMORY_BYTES + LOAD_MEMORY_FACTOR * stored + CORE_MEMORY_BYTES * (os.cpu_count() or 1)

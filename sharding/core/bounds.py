@@ -1,7 +1,7 @@
-"""What a number, a text or a name may be where it comes from somebody else: pydantic checks these, nothing else does.
+"""Types that pydantic checks in data from outside: the allowed numbers, texts and names.
 
-Values are annotated with them, so that whoever reads one from JSON says no more than its class. They hold for all that
-this tool writes itself: names of a source's files and tensors are as others chose them.
+Values have these types as annotations, so reading one from JSON needs no more than its class. They also fit all data
+that this tool writes, because others chose the names of files and tensors.
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ Line = Annotated[str, StringConstraints(max_length=2000)]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.+]{1,40}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Blake3 = Sha256
-"""As long, and as hard to forge."""
+"""It has the same length as a SHA-256, and is as hard to forge."""
 
 _PART = r"[^./\\<>\p{Cc}][^/\\<>\p{Cc}]*"
 File = Annotated[str, StringConstraints(pattern=rf"^({_PART}/)*{_PART}$", max_length=1000)]
@@ -28,4 +28,4 @@ File = Annotated[str, StringConstraints(pattern=rf"^({_PART}/)*{_PART}$", max_le
 Files = Annotated[tuple[File, ...], Field(min_length=1, max_length=MAX_FILES)]
 
 Layers = Annotated[tuple[tuple[Count, Count], ...], Field(min_length=2, max_length=MAX_FILES)]
-"""Which of them belongs to whom: `[start, end)` for each."""
+"""The layers of each rank: `[start, end)`."""

@@ -1,4 +1,4 @@
-"""What a destination can do: shards go there, and show only once all are there."""
+"""The protocol of a destination, where shards are written and shown only when all are complete."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -11,33 +11,33 @@ from sharding.core.values import Discarded, FileEntry, Finding, RepoRef, ShardRe
 
 
 class Destination(ShardSink, Protocol):
-    """A place that shards are streamed into and that shows them only once all are there."""
+    """A place for the shards of a result. It shows them only when all are complete."""
 
     ref: RepoRef
     findings: tuple[Finding, ...]
-    """What a person should know before anything is written."""
+    """Findings that a person should read before anything is written."""
 
     @property
     def disk_bytes_written(self) -> int:
-        """Bytes that this job has written to this machine's disk."""
+        """Bytes that this job has written to the disk of this machine."""
         ...
 
     @property
     def has_finished_shards(self) -> bool:
-        """Whether a later run would find something to go on from."""
+        """Whether there are finished shards that a later run can keep."""
         ...
 
     def check(self, source: RepoRef) -> None:
-        """Raise DestinationError where a copy of `source` may not be written. Changes nothing; comes first of all.
+        """Raise DestinationError if a copy of `source` may not be written here. It is called first and changes nothing.
 
-        ReplaceRefused where a copy of another model stands there and nobody said that it may go.
+        Raises ReplaceRefused if a copy of another model is here and nobody allowed its replacement.
         """
         ...
 
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
 
-        Raises DestinationError where an unfinished job of another plan is in the way.
+        Raises DestinationError if an unfinished job of another plan is here.
         """
         ...
 
@@ -49,22 +49,22 @@ class Destination(ShardSink, Protocol):
         ours: Iterable[str] = (),
         beside: Iterable[str] = (),
     ) -> None:
-        """Make ready for `new_bytes` of `job`; forget what an earlier run left, but for the shards in `keep`.
+        """Prepare for `new_bytes` of `job`. Delete what an earlier run left, except the shards in `keep`.
 
-        The result will have the files `ours`, which this tool writes, and those of the source `beside` them. Raises
-        DestinationError, before a byte moves, where it cannot be written.
+        The result will consist of the files `ours`, which this tool writes, and the files `beside` them, which it
+        copies from the source. Raises DestinationError before a byte moves if the result cannot be written.
         """
         ...
 
     def lend(self) -> LentDestination:
-        """Return what another machine needs to write shards of the job that was prepared; none are opened here then.
+        """Return all that another machine needs to write shards of the prepared job. This machine then opens none.
 
-        Raises DestinationError where that would take a login.
+        Raises DestinationError if that machine would need a login.
         """
         ...
 
     def open_finished(self, file: str) -> Source | None:
-        """Return where a shard that this job has finished can be read at once; None where that had better wait."""
+        """Return a source that reads the finished shard `file` at once; None if it is better to read it later."""
         ...
 
     def open_staged(self, files: Iterable[str]) -> Source:
@@ -78,13 +78,13 @@ class Destination(ShardSink, Protocol):
         origin: Repo,
         written: Mapping[str, bytes],
     ) -> Published:
-        """Show the shards of `records`, `side_files` copied from `origin`, and the files `written`; the index last."""
+        """Show the shards of `records`, the `side_files` of `origin` and the files `written`. The index comes last."""
         ...
 
     def unfinished(self) -> StagedJob | None:
-        """Return the job whose shards are staged here, if there is one. Changes nothing."""
+        """Return the unfinished job whose shards are staged here, or None. Changes nothing."""
         ...
 
     def discard(self) -> Discarded:
-        """Remove what this job or, before `prepare`, an earlier one has staged."""
+        """Remove what this job has staged or, before `prepare`, what an earlier job has staged."""
         ...

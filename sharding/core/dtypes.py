@@ -1,4 +1,4 @@
-"""Name the dtypes, and say how large their elements are. Pure."""
+"""The names and element sizes of all dtypes. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from sharding.core.options import TargetDtype, chosen
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """A dtype: its name in safetensors and in torch ("" where it has none there), and the bits of an element.
+    """A dtype: its name in safetensors and in torch ("" if it has no name there), and the bits of an element.
 
-    `option` is what `--dtype` calls it, "" for what nothing is cast to. What can be cast has `infinity`, the bits of
-    infinity (IEEE 754; bfloat16 is the upper half of float32): the larger an exponent they hold, the larger the
-    numbers that fit, and `largest` is the largest finite one, as in `torch.finfo`. Integers, booleans and fp8 have
-    neither, and stay as they are.
+    `option` is its name as a value of `--dtype`, or "" if it has none. A dtype that can be cast has two more
+    fields. `infinity` is the bit pattern of infinity (IEEE 754; bfloat16 is the upper half of float32). A larger
+    exponent in it means that larger numbers fit. `largest` is the largest finite number, as in `torch.finfo`. Integers,
+    booleans and fp8 have neither field and are never cast.
     """
 
     name: str
@@ -48,7 +48,7 @@ _TABLE = (
     Dtype("F6_E2M3", "", 6),
     Dtype("F4", "", 4),
     Dtype("BOOL", "bool", 8),
-    # What torch's files may hold and those of safetensors have no place for.
+    # Dtypes that files of torch may hold and safetensors files may not.
     Dtype("", "complex128", 128),
     Dtype("", "complex32", 32),
     Dtype("", "float4_e2m1fn_x2", 8),
@@ -58,26 +58,26 @@ _TABLE = (
     Dtype("", "quint4x2", 8),
     Dtype("", "quint2x4", 8),
 )
-"""Those of safetensors 0.8 in the order in which its writer sorts tensors (`Dtype` in its Rust source), those that
-torch 2.13 has besides after them."""
+"""The dtypes of safetensors 0.8 in the order in which its writer sorts tensors (`Dtype` in its Rust source), then the
+dtypes that only torch 2.13 has."""
 
 BY_NAME = {dtype.name: dtype for dtype in _TABLE if dtype.name}
-"""By the name in safetensors, in the order in which the writer sorts tensors."""
+"""Dtypes by their name in safetensors, in the order in which the writer sorts tensors."""
 
 BY_TORCH = {dtype.torch: dtype for dtype in _TABLE if dtype.torch}
-"""By the name in torch."""
+"""Dtypes by their name in torch."""
 
 BY_OPTION = {dtype.option: dtype for dtype in (BY_NAME["F32"], BY_NAME["F16"], BY_NAME["BF16"])}
-"""By what `--dtype` calls it."""
+"""Dtypes by their name as a value of `--dtype`."""
 
 CASTABLE = {name: dtype for name, dtype in BY_NAME.items() if dtype.infinity}
-"""What can be cast, by the name in safetensors."""
+"""Dtypes that can be cast, by their name in safetensors."""
 
 USIZE_END = 1 << 64
 
 
 def torch_name(option: str) -> str | None:
-    """Return torch's name of the dtype that an option names; None for "keep". Raises UsageError for no such dtype.
+    """Return torch's name of the dtype that an option names; None for "keep". Raises UsageError for an unknown dtype.
 
     >>> torch_name("bf16"), torch_name("keep")
     ('bfloat16', None)
@@ -86,12 +86,12 @@ def torch_name(option: str) -> str | None:
 
 
 def item_bytes(torch_dtype: str | None) -> int:
-    """Return the size of an element of torch's `torch_dtype`; None is that of bytes of no type."""
+    """Return the size in bytes of an element of torch's `torch_dtype`. None means untyped bytes."""
     return BY_TORCH[torch_dtype or "uint8"].bits // 8
 
 
 def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
-    """Return the stored size in bytes of a tensor of safetensors' `dtype`; raise ValueError where the format has none.
+    """Return how many bytes safetensors stores for a tensor of its `dtype`. Raises ValueError if that is not possible.
 
     >>> tensor_bytes("BF16", (3, 4)), tensor_bytes("F4", (6,))
     (24, 3)

@@ -1,4 +1,4 @@
-"""Read the environment, which nobody else does."""
+"""Read the environment variables. No other module reads them."""
 
 import os
 import sys
@@ -13,28 +13,29 @@ from sharding.core.text import parse_bytes
 
 
 def hub_endpoint() -> str:
-    """Return the address of the Hub: HF_ENDPOINT, or the public one.
+    """Return the address of the Hub: HF_ENDPOINT, or the public Hub.
 
-    Raises UsageError where a login stands in it: the address is part of links and of messages.
+    Raises UsageError if the address contains a login, because links and messages show it.
     """
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     if "@" in endpoint.partition("://")[2].partition("/")[0]:
-        raise UsageError("There is a login in HF_ENDPOINT, which is shown in links.", "Leave it out, and set HF_TOKEN.")
+        hint = "Remove the login from it. Set HF_TOKEN instead."
+        raise UsageError("HF_ENDPOINT contains a login, and links show this address.", hint)
     return endpoint
 
 
 def result_page(repo_id: str) -> str | None:
-    """Return the address that shows a result, where this runs in a Space: SPACE_HOST."""
+    """Return the address of the page that shows a result, if this is a Space: SPACE_HOST."""
     return f"https://{hosts[0]}/?result={repo_id}" if (hosts := space_hosts()) else None
 
 
 def space_hosts() -> list[str]:
-    """Return the names of the Space that this is, its own before others that lead to it: SPACE_HOST."""
+    """Return the host names of this Space, its own name first: SPACE_HOST. Empty outside a Space."""
     return _names("SPACE_HOST")
 
 
 def page_hosts() -> list[str]:
-    """Return the names, besides those of this machine, under which a page off a Space is served: SHARD_HOSTS."""
+    """Return the extra host names under which a page outside a Space is served: SHARD_HOSTS."""
     return _names("SHARD_HOSTS")
 
 
@@ -43,9 +44,9 @@ def _names(variable: str) -> list[str]:
 
 
 def hub_token() -> str | None:
-    """Return the login of this machine: HF_TOKEN or the one that `hf auth login` saved; None if there is none.
+    """Return the login of this machine: HF_TOKEN, or the login that `hf auth login` saved; None if there is none.
 
-    Raises Refused where a login is saved and cannot be read.
+    Raises Refused if a saved login cannot be read.
     """
     from huggingface_hub import constants, get_token
 
@@ -56,14 +57,14 @@ def hub_token() -> str | None:
             for path, most_bytes in ((renewal, MAX_STORED_TOKENS_BYTES), (token, MAX_TOKEN_BYTES)):
                 _refuse_no_token(path, most_bytes)
         return get_token()
-    except Exception as error:  # whatever the Hub's library raises of files that it has written, or has not
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text of a token"
+    except Exception as error:  # the Hub's library may raise anything about a damaged or foreign file
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it does not contain a token"
         hint = "Run `hf auth login` again, or set HF_TOKEN."
         raise Refused(f"The saved login cannot be read from {path}: {reason}.", hint, Remedy("sign_in")) from error
 
 
 def _refuse_no_token(path: Path, most_bytes: int) -> None:
-    """Raise ValueError where what is at `path` would be read for ever, or would fill all memory."""
+    """Raise ValueError if reading `path` would never end or would fill the memory."""
     if not path.exists() or path.is_dir() or path.samefile(os.devnull):
         return
     if not path.is_file() or path.stat().st_size > most_bytes:
@@ -71,46 +72,49 @@ def _refuse_no_token(path: Path, most_bytes: int) -> None:
 
 
 def keep_xet_logs_off_the_disk() -> None:
-    """Tell hf-xet, before it is imported, to write no log files; it reads no other setting for that."""
+    """Tell hf-xet to write no log files: HF_XET_LOG_DEST. Call it before the first import of hf-xet.
+
+    hf-xet has no other setting for that. A value that you set yourself stays.
+    """
     os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
 
 
 def space_owner() -> str | None:
-    """Return whose Space this is, if it is one: SPACE_AUTHOR_NAME."""
+    """Return the owner of this Space: SPACE_AUTHOR_NAME. None outside a Space."""
     return os.environ.get("SPACE_AUTHOR_NAME") if is_space() else None
 
 
 def is_space() -> bool:
-    """Return whether this is a Space of the Hub: SPACE_ID is set there."""
+    """Return whether this runs as a Space of the Hub, which sets SPACE_ID."""
     return bool(os.environ.get("SPACE_ID"))
 
 
 def space_id() -> str | None:
-    """Return "owner/name" of the Space that this is, if it is one: SPACE_ID."""
+    """Return "owner/name" of this Space: SPACE_ID. None outside a Space."""
     return os.environ.get("SPACE_ID") or None
 
 
 def jobs_at_once() -> int:
-    """Return how many jobs run side by side: SHARD_JOBS_AT_ONCE, or 1. Raises UsageError."""
+    """Return how many jobs run side by side, from 1 to 64: SHARD_JOBS_AT_ONCE, or 1. Raises UsageError."""
     text = os.environ.get("SHARD_JOBS_AT_ONCE", "1")
     if not text.isdecimal() or not 1 <= int(text) <= 64:
-        raise UsageError(f"SHARD_JOBS_AT_ONCE is {text!r}, which is no number of jobs.", "Set it to 1 or a few more.")
+        raise UsageError(f"SHARD_JOBS_AT_ONCE is {text!r}, not a number from 1 to 64.", "Set it to 1 or a few more.")
     return int(text)
 
 
 def max_job_bytes() -> int | None:
-    """Return the largest job that a visitor may start: SHARD_MAX_JOB_SIZE; without it 50 GB on a Space, else no limit.
+    """Return the largest job in bytes that a visitor may start: SHARD_MAX_JOB_SIZE, a size such as "20GB".
 
-    Raises UsageError.
+    Without it, a Space takes 50 GB and any other machine has no limit. Raises UsageError.
     """
     text = os.environ.get("SHARD_MAX_JOB_SIZE")
     return parse_bytes(text, "SHARD_MAX_JOB_SIZE") if text else SHARED_JOB_BYTES if is_space() else None
 
 
 def desk_folder() -> Path:
-    """Return where the desk keeps what jobs say: SHARD_FOLDER, or a folder in the one that holds this user's state.
+    """Return the folder for the jobs of the page: SHARD_FOLDER, or a folder with this user's application state.
 
-    Raises UsageError where this user has no home.
+    Raises UsageError if this user has no home folder.
     """
     if text := os.environ.get("SHARD_FOLDER"):
         return Path(text)
@@ -118,7 +122,8 @@ def desk_folder() -> Path:
     if is_space() and not (folder and _is_creatable(folder)):
         return Path(tempfile.gettempdir(), _DESK)
     if folder is None:
-        raise UsageError("You have no home folder that could hold the jobs of the page.", "Set SHARD_FOLDER.")
+        hint = "Set SHARD_FOLDER to a folder for them."
+        raise UsageError("You have no home folder, so the page has no place for its jobs.", hint)
     return folder
 
 
@@ -126,59 +131,62 @@ _DESK = "shard-my-repo"
 
 
 def _state_folder() -> Path | None:
-    # Only the page needs it, and a plain install does not bring it.
+    # Only the page needs it, and a plain install does not include it.
     from platformdirs import user_state_path
 
     try:
         folder = user_state_path(_DESK)
-    except RuntimeError:  # the system does not know this user
+    except RuntimeError:  # the system has no entry for this user
         return None
     return folder if folder.is_absolute() else None
 
 
 def _is_creatable(folder: Path) -> bool:
-    """Return whether this user may write to `folder`, or to what is there of the folders above it."""
+    """Return whether this user may write to `folder` or, if it is missing, to the nearest folder above it."""
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """Return what runs a module of this package in a process of its own: -P keeps the current folder out of its path.
+    """Return the command that runs a module of this package in a process of its own.
 
-    Else whatever is called `sharding` there would run in its place.
+    -P keeps the current folder out of its import path. Without it, any `sharding` in that folder would run instead.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def child_environment() -> dict[str, str]:
-    """Return the few variables that a job's process inherits: none that could hold a secret of this one."""
+    """Return the few variables that the process of a job inherits. None of them can hold a secret of this process."""
     return _inherited(os.environ)
 
 
 def ray_address() -> str:
-    """Return where a cluster of Ray is: RAY_ADDRESS, or "local" for one of this machine's own. Raises UsageError."""
+    """Return the address of a Ray cluster: RAY_ADDRESS, or "local" for a cluster on this machine. Raises UsageError."""
     address = os.environ.get("RAY_ADDRESS", "").strip() or "local"
     if "://" in address:
         raise UsageError(
-            f"RAY_ADDRESS is {address!r}: a job runs on a node of its cluster and is not led from outside.",
+            f"RAY_ADDRESS is {address!r}, but a job must start on a node of its cluster.",
             "Submit it there: ray job submit -- shard-my-repo shard … --workers ray.",
         )
     return address
 
 
 def prepare_for_ray(address: str) -> None:
-    """Set what Ray reads when it is imported: on loopback it stays there, and nobody is told how it is used."""
+    """Set the variables that Ray reads at its import: no usage statistics, no logs of workers.
+
+    A cluster with a loopback address stays on loopback.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # It prints what happens to workers on standard output, where there may be JSON; there is no other way to stop that.
+    # Ray prints events of workers on standard output, where JSON may go. No other setting stops that.
     os.environ["RAY_DEDUP_LOGS"], os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "1", "."
     if address.startswith(("local", "127.", "[::1]")):
-        # Else it takes the address that this machine has among others.
+        # Otherwise Ray uses this machine's address in its network.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 
 @contextmanager
 def without_login() -> Iterator[None]:
-    """Leave in the environment, for the time, what a child process of this package needs, and what is Ray's."""
+    """Keep only the variables of Ray and of child processes in the environment until the block ends."""
     before = dict(os.environ)
     of_ray = {name: text for name, text in before.items() if name.startswith("RAY_")}
     os.environ.clear()
@@ -196,13 +204,13 @@ _INHERITED = (
 )
 _OF_LOADING = ("HOME", "TMPDIR", "OMP_NUM_THREADS")
 _FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
-"""Lists of folders: libraries may be installed in one of them, and in an empty entry the current folder counts."""
+"""Lists of folders. Libraries may be installed in one of them, and an empty entry means the current folder."""
 
 
 def child_variables() -> dict[str, str]:
     """Return the environment of a child process that loads a model: no login, no network, no GPU.
 
-    Where libraries see a GPU they map tens of gigabytes, and choose other code for quantized weights.
+    Libraries that see a GPU map tens of gigabytes, and choose other code for quantized weights.
     """
     nothing = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return _inherited(os.environ, *_OF_LOADING) | nothing
@@ -214,9 +222,9 @@ def reading_variables() -> dict[str, str]:
 
 
 def _inherited(environment: Mapping[str, str], *more: str) -> dict[str, str]:
-    """Return the variables that a child process inherits, and those of `more`; it can import this package.
+    """Return the variables that a child process inherits, and those in `more`. The child can import this package.
 
-    Lists of folders keep their absolute paths: the others lead to wherever the child happens to be.
+    Lists of folders keep only their absolute paths, because the others depend on the child's current folder.
     """
     variables = {name: environment[name] for name in (*_INHERITED, *more) if name in environment}
     package = str(Path(__file__).parent.parent.parent)

@@ -1,24 +1,42 @@
-"""Say what went wrong in one sentence a visitor understands, with a hint that says what to do.
+"""Every error that ends a job without a result.
 
-ShardingError                 the family; `str(error)` is the sentence, `error.hint` what to do
-├── UsageError                the words of the request are wrong (a size such as "10 apples"); exit status 2
-├── SourceError               the checkpoint cannot be read: missing, truncated, corrupt, changed meanwhile
-│   ├── HeaderError           a safetensors header that the safetensors reader would refuse as well
-│   ├── DamagedError          a file arrived with other bytes than the hash of it says
-│   ├── ModelRefused          transformers is not asked further what a config.json describes: it costs too much
-│   ├── TooManyTensors        more tensors than whoever asks can show, or than any one model has
-│   ├── VariantMissing        there is no such variant of the weights, or there are several and no plain one
-│   └── OverflowRefused       a cast would make finite numbers infinite, and nobody said that it may
-├── DestinationError          the result cannot be written: occupied, no room, read-only
-│   └── ReplaceRefused        another model's copy stands there, and nobody said that it may go
-├── Refused                   this machine does not take the job: it is busy, the job too large or somebody else's,
-│                             or an extra of this package missing
-├── GrantExpired              what a worker was granted has ended before its part was done: it is asked anew
-├── Fault                     a fault of this program itself, which nobody foresaw
-└── Cancelled                 somebody asked to stop; what is finished stays and is resumed; exit status 130
+An error has a message, which is one sentence about the problem, and a hint about what to do. The tree says when each
+class is raised. After the arrow it says what helps.
 
-Expected outcomes are not in this tree: a tensor that differs is a `values.Mismatch`, and an oversized
-tensor is a `values.Finding`.
+ShardingError                 the family: `str(error)` is the message, `error.hint` the hint; exit status 3
+├── UsageError                the request itself is wrong, such as a size of "10 apples"; exit status 2
+│                             → correct the request
+├── SourceError               the checkpoint cannot be read: it is missing, truncated, corrupt or changes during the job
+│   │                         → correct its name, or provide its files complete and unchanged
+│   ├── HeaderError           a safetensors header breaks a rule of the format, so no safetensors reader accepts it
+│   │                         → download the file again, or save it again
+│   ├── DamagedError          a file arrived with other bytes than its hash on the Hub says
+│   │                         → start the job again; if the error stays, the file must be uploaded again
+│   ├── ModelRefused          a config.json describes a model that takes too long or too much memory to build, or one
+│   │                         far larger than the tensors beside it
+│   │                         → use the right config.json, or leave out the option that needs transformers
+│   ├── TooManyTensors        the checkpoint has more tensors than the page shows, or than any single model has
+│   │                         → use the command line on your own machine
+│   ├── VariantMissing        the variant does not exist, or there are several variants and no plain weights
+│   │                         → choose one of the variants that exist
+│   └── OverflowRefused       a cast would make finite numbers infinite
+│                             → choose another dtype, or allow overflow
+├── DestinationError          the result cannot be written: its place is taken, full or read-only
+│   │                         → choose another place, or make room
+│   └── ReplaceRefused        the destination holds a copy of another model
+│                             → choose another name, or allow the replacement
+├── Refused                   this machine does not take the job: it is busy, the job is too large or not yours, or a
+│                             library, a login or memory is missing
+│                             → wait, sign in, install the library, or use a larger machine
+├── GrantExpired              the access of a worker to the store ended before its part was done
+│                             → usually nothing: the part starts again with new access, up to three times
+├── Fault                     this program has a bug
+│                             → report it
+└── Cancelled                 somebody stopped the job; finished shards are kept; exit status 130
+                              → start the same job again to resume it
+
+Expected outcomes are values and not in this tree. A tensor that differs is a `values.Mismatch`, and a tensor that is
+too large for a shard is a `values.Finding`.
 """
 
 import traceback
@@ -27,7 +45,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 _LONGEST = 1000
-"""Characters of a sentence: what it names may come from anybody, and be of any length."""
+"""Longest message or hint in characters. The names in it can come from anybody and have any length."""
 
 
 RemedyKind = Literal[
@@ -55,9 +73,10 @@ RemedyKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What helps, for programs and front ends that word it themselves.
+    """What helps, as a value for programs and for front ends with words of their own.
 
-    `value` is the address whose terms to accept, or the variant, dtype or order to choose; "" for all other kinds.
+    `value` is the address whose terms to accept, or the variant, dtype or order to choose. It is "" for all other
+    kinds.
     """
 
     kind: RemedyKind
@@ -65,7 +84,7 @@ class Remedy:
 
 
 def shortened(text: str) -> str:
-    """Return `text`, or its beginning and end where it is longer than a sentence.
+    """Return `text`; if it is longer than 1000 characters, only its beginning and its end.
 
     >>> len(shortened("a" * 1_000_000))
     1003
@@ -74,16 +93,17 @@ def shortened(text: str) -> str:
 
 
 class ShardingError(Exception):
-    """Anything that ends a job without a result. Exit status 3 unless a member says otherwise."""
+    """Any error that ends a job without a result. The exit status is 3 unless a subclass has another."""
 
     exit_status = 3
 
     def __init__(self, message: str, hint: str = "", remedy: Remedy | None = None) -> None:
-        """Keep `message`, one sentence about what happened, `hint`, on what helps, and `remedy`, the same for programs.
+        """Keep `message` (what is wrong, one sentence), `hint` (what to do), and `remedy` (what to do, for programs).
 
-        A message names no option of the command line. A sentence of a hint that names one says nothing else.
+        A message names no option of the command line. If a sentence of a hint names one, the sentence says nothing
+        else.
         """
-        # A name in them may be one that UTF-8 cannot hold, and whoever shows an error must be able to.
+        # They may contain a name that UTF-8 cannot hold, and front ends must be able to show every error.
         self.message, self.hint = (
             shortened(text).encode(errors="backslashreplace").decode() for text in (message, hint)
         )
@@ -91,19 +111,19 @@ class ShardingError(Exception):
         super().__init__(self.message)
 
     def document(self) -> dict[str, Any]:
-        """Return what programs read of it: `kind`, `message`, `hint`, and `remedy`, an object or None."""
+        """Return the error for programs: `kind`, `message`, `hint`, and `remedy`, which is an object or None."""
         remedy = asdict(self.remedy) if self.remedy else None
         return {"kind": type(self).__name__, "message": self.message, "hint": self.hint, "remedy": remedy}
 
 
 class UsageError(ShardingError):
-    """The request itself is malformed."""
+    """The request itself is wrong."""
 
     exit_status = 2
 
 
 class SourceError(ShardingError):
-    """The checkpoint cannot be read as it should."""
+    """The checkpoint cannot be read."""
 
 
 class HeaderError(SourceError):
@@ -111,22 +131,25 @@ class HeaderError(SourceError):
 
 
 class DamagedError(SourceError):
-    """A file did not arrive as it is said to be."""
+    """A file arrived with other bytes than its hash on the Hub says."""
 
 
 class ModelRefused(SourceError):
-    """What a config.json describes takes more than anybody gives to be asked about: the same question ends so again."""
+    """A config.json describes a model that is not built, because it takes too much time or memory.
+
+    It may also claim far more than the tensors beside it. Asking again ends the same way.
+    """
 
 
 class TooManyTensors(SourceError):
-    """There are more tensors in a checkpoint than whoever asks takes."""
+    """A checkpoint has more tensors than the caller takes."""
 
 
 class VariantMissing(SourceError):
-    """There is no such variant of the weights; `there` are those that there are, "" for the plain weights."""
+    """There is no such variant of the weights. `there` are the variants that exist, "" for the plain weights."""
 
     def __init__(self, message: str, hint: str, there: tuple[str, ...]) -> None:
-        """Keep what can be asked for instead."""
+        """Keep the variants that exist."""
         super().__init__(message, hint, Remedy("choose_variant", there[0]) if there else None)
         self.there = there
 
@@ -136,16 +159,16 @@ class OverflowRefused(SourceError):
 
 
 class DestinationError(ShardingError):
-    """The result cannot be written where it was asked for."""
+    """The result cannot be written to its destination."""
 
 
 class ReplaceRefused(DestinationError):
-    """A result stands at `place` that is a copy of another model, `there`."""
+    """The destination `place` holds a copy of another model, `there`."""
 
     def __init__(self, place: str, there: str, source: str) -> None:
-        """Say which copy would be replaced by that of which."""
+        """Name the model whose copy is there, and the model whose copy would replace it."""
         super().__init__(
-            f"{place} holds a copy of {there}, which a copy of {source} would replace.",
+            f"{place} holds a copy of {there}. A copy of {source} would replace it.",
             "Choose another name. Or add --overwrite to replace it.",
             Remedy("overwrite"),
         )
@@ -153,45 +176,46 @@ class ReplaceRefused(DestinationError):
 
 
 class Refused(ShardingError):
-    """The desk does not take a job or let go of one, or this machine lacks a library for it."""
+    """This machine does not take a job or a request, or does not give up a job."""
 
 
 class GrantExpired(ShardingError):
-    """The access to a store that a worker was granted has ended, or is not accepted."""
+    """The access of a worker to a store has expired, or the store does not accept it."""
 
 
 class Fault(ShardingError):
-    """Something that nobody foresaw: a mistake in this program. The last resort of whoever shows errors to people."""
+    """A bug in this program. Front ends use it as the last resort for any other exception."""
 
     def __init__(self, error: BaseException) -> None:
-        """Say what happened and where, for whoever mends it."""
+        """Name the exception and the line that raised it, so that somebody can fix it."""
         frames = traceback.extract_tb(error.__traceback__)
         place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
         super().__init__(
-            f"This is a fault of the program: {type(error).__name__}{place}: {error}.",
-            "What is finished is kept. Please report these words, and what you asked for, to whoever gave you this "
-            "program: on a Space, in its Community tab.",
+            f"This is a bug in the program: {type(error).__name__}{place}: {error}.",
+            "Finished work is kept. Please report this message and your request to the people who run this program. "
+            "On a Space, use its Community tab.",
         )
 
 
 _LACKS = ("bad_alloc", "allocate memory", "MemoryError", "failed to map segment", "can't start new thread")
-"""What torch, the C++ library, wrapped errors, the loader of libraries and threads say where there is no memory."""
+"""Words of errors that mean too little memory: from torch, the C++ library, wrapped errors, the loader of libraries,
+and threads."""
 
 
 def is_lack_of_memory(error: Exception) -> bool:
-    """Return whether `error` says, in whatever words, that there is no memory left."""
+    """Return whether `error` says, in any of these words, that memory ran out."""
     return isinstance(error, MemoryError) or any(word in f"{type(error).__name__}: {error}" for word in _LACKS)
 
 
 def unforeseen(error: Exception) -> ShardingError:
-    """Return what is said of `error`, which nobody has put into words: a lack of memory, or a fault of the program."""
+    """Return an error for people about any exception: Refused if memory ran out, else Fault."""
     if is_lack_of_memory(error):
-        hint = "Give it more memory, or take a model with fewer tensors. What is finished is kept."
-        return Refused("This machine has not enough memory for it.", hint)
+        hint = "Use a machine with more memory, or a model with fewer tensors. Finished work is kept."
+        return Refused("This machine does not have enough memory.", hint)
     return Fault(error)
 
 
 class Cancelled(ShardingError):
-    """The job was told to stop and stopped cleanly."""
+    """Somebody stopped the job, and it stopped cleanly."""
 
     exit_status = 130

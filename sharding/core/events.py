@@ -1,4 +1,4 @@
-"""What a job yields while it runs; the last event is its result."""
+"""The events that a job yields while it runs. The last one is its result."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -9,12 +9,12 @@ from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.values import Checkpoint, Plan, RepoRef, Verification
 
 Phase = Literal["check", "transfer", "verify"]
-"""What is done with bytes: look at what an earlier run left, write, read again."""
+"""The phase of a job: check the shards of an earlier run, write, or read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan is made; no byte has moved."""
+    """The plan is ready, and no byte has moved yet."""
 
     checkpoint: Checkpoint
     plan: Plan
@@ -22,7 +22,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class AtWork:
-    """A worker of a fleet: its process on a node, the file that it is at, and how far; memory is that of now."""
+    """A worker of a fleet at this moment: its process and node, its current file, its progress and its memory."""
 
     node: Line
     pid: Count
@@ -34,10 +34,11 @@ class AtWork:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes moved so far in one phase of the job (in JSON its `stage`); `seconds_left` is None until a rate is known.
+    """Bytes moved so far in one phase of the job. `seconds_left` is None until a rate is known.
 
-    `anon_bytes` is the memory of the job's process now; `bytes_uploaded` and `bytes_deduplicated` are those of
-    its finished shards. They stay 0 where no job but a mere comparison makes progress. `workers` are those of a fleet.
+    In JSON the phase is called `stage`. `anon_bytes` is the current memory of the job's process. `bytes_uploaded` and
+    `bytes_deduplicated` count finished shards only, and stay 0 if two checkpoints are only compared. `workers` are the
+    workers of a fleet.
     """
 
     phase: Annotated[Phase, Field(alias="stage")]
@@ -54,7 +55,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ShardFinished:
-    """A shard is safely at the destination; `kept` when an earlier run had finished it already."""
+    """A shard is safely at the destination. `kept` means that an earlier run had already finished it."""
 
     file: str
     bytes: Count
@@ -66,14 +67,14 @@ class ShardFinished:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The result has been read again and compared."""
+    """The result was read again and compared."""
 
     verification: Verification
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The result can be seen, at `place`: a path or the address of a page. `remark` is what is left to do."""
+    """The result is visible at `place`, a path or the address of a page. `remark` names what you still have to do."""
 
     ref: RepoRef
     place: str

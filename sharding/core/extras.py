@@ -1,4 +1,4 @@
-"""Say whether the libraries are there that a plain install does not bring."""
+"""Check for the optional libraries that a plain install does not include."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "localhub": ("starlette", "uvicorn", "joserfc"),
     "ray": ("ray",),
 }
-"""What each extra of this package brings that a plain install does not."""
+"""What each extra of this package installs that a plain install does not."""
 
 
 def is_installed(module: str) -> bool:
@@ -33,15 +33,15 @@ def require(what: str, extra: str = "load") -> None:
     missing = [module for module in MODULES[extra] if not is_installed(module)]
     if missing:
         raise Refused(
-            f"{what} needs what a plain install does not bring: {', '.join(missing)}.",
+            f"{what} needs libraries that a plain install does not include: {', '.join(missing)}.",
             f"Run `pip install {_with_extra(extra) or ' '.join(missing)}`.",
         )
 
 
 def _with_extra(extra: str) -> str:
-    """Return what pip is given to install `extra` of this copy, as a shell takes it; "" where that is not known.
+    """Return the argument for pip that installs `extra` of this copy, quoted for a shell; "" if it is not known.
 
-    No index has this package, and a name that an index does not have is free for anybody to take.
+    It is never the plain name. No package index has this package, so anybody could register that name there.
     """
     wanted = ""
     with suppress(PackageNotFoundError, ValueError, LookupError, TypeError, AttributeError):
@@ -51,11 +51,11 @@ def _with_extra(extra: str) -> str:
 
 
 def _from_origin(origin: Any, extra: str) -> str:
-    """Return what is installed again from `origin`: a `direct_url.json` (PEP 610), as a requirement of PEP 508."""
+    """Return the requirement (PEP 508) that installs again from `origin`, a `direct_url.json` (PEP 610)."""
     url: str = origin["url"]
     folder = Path(url2pathname(urlsplit(url).path)) if url.startswith("file:") else None
     if folder and ("vcs_info" in origin or not folder.exists()):
-        return ""  # before 24.1, pip takes no clone on this machine in that form
+        return ""  # before 24.1, pip does not accept a local clone in that form
     if folder and "dir_info" in origin:
         return "-e " * bool(origin["dir_info"].get("editable")) + _from_folder(folder, extra)
     if versioned := origin.get("vcs_info"):

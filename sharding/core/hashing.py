@@ -1,6 +1,6 @@
-"""The hash of tensors: BLAKE3, as hard to forge as SHA-256 and several times as fast.
+"""The hash of tensors: BLAKE3, which is as hard to forge as SHA-256 and several times as fast.
 
-Files have their SHA-256 instead, by which the Hub knows them.
+Files have a SHA-256 instead, because the Hub identifies them by it.
 """
 
 from blake3 import blake3

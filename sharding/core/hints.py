@@ -1,4 +1,4 @@
-"""What transformers knows of a model: values that a plan is made with."""
+"""Facts about a model from transformers, as values that a plan uses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from sharding.core.bounds import Layers, Version
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor as transformers would save it. Those of one `storage` share memory, so they share a shard.
+    """A tensor as transformers would save it. Tensors with the same `storage` share memory, so they share a shard.
 
-    `block` is the module around it that transformers never splits over devices, "" where there is none.
+    `block` is the module around it that transformers never splits over devices, or "" if there is none.
     """
 
     name: str
@@ -21,7 +21,9 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PipelineCut:
-    """Where `transformers` (a version of it) cuts a model over ranks: the layers `[start, end)` of each."""
+    """Where transformers cuts a model over ranks: the layers `[start, end)` of each rank. `transformers` is its
+    version.
+    """
 
     transformers: Version
     layers: Layers
@@ -29,12 +31,12 @@ class PipelineCut:
 
 @dataclass(frozen=True, slots=True)
 class ModelHints:
-    """What transformers 5.23 would save of a checkpoint that it has loaded, in its order: hints for a plan.
+    """How transformers 5.23 would save a checkpoint that it has loaded, in its order.
 
-    `tied` are groups of names, as files have them, that stand for one tensor; most checkpoints hold one of each.
-    Where it cannot load the checkpoint, `unknown` says why, and `saved` and `tied` are empty.
-    `pipeline` is how it cuts the model over as many ranks as were asked for, `loads` what each of these needs of the
-    files; `uncut` says why it cannot.
+    `tied` are groups of names in the files that stand for one tensor. Most checkpoints hold only one name of each
+    group. If transformers cannot load the checkpoint, `unknown` is the reason, and `saved` and `tied` are empty.
+    `pipeline` is where it cuts the model into the requested ranks, and `loads` the tensors that each rank needs.
+    `uncut` is the reason if it cannot cut the model.
     """
 
     class_name: str = ""
@@ -47,4 +49,4 @@ class ModelHints:
 
 
 Hints = Mapping[str, ModelHints]
-"""What is known of each component, by its folder; empty where nothing was asked."""
+"""The hints for each component, by its folder; empty if nobody asked transformers."""

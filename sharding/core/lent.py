@@ -1,4 +1,4 @@
-"""Say how another machine reaches the files of a job without anybody's login: values that go there. Pure."""
+"""Values that let another machine reach the files of a job without a login. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from sharding.core.values import RepoRef
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Access to the store of a Hub, which is at `endpoint`, until `expires`, in seconds as `time.time` counts."""
+    """Access to the store of a Hub at `endpoint`, until `expires` (seconds, as in `time.time`)."""
 
     endpoint: str
     token: str = field(repr=False)
@@ -16,9 +16,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class LentFile:
-    """A file to be read: in the store as `xet_hash`, else at `place`, a path that all machines have or an address.
+    """A file that another machine may read: from the store by `xet_hash`, else from `place`.
 
-    One in a folder was modified at `modified_ns`, or it is not the file that was lent.
+    `place` is a path that all machines share, or an address. For a file in a folder, `modified_ns` is its time of
+    modification. Another time means that the file has changed.
     """
 
     file: str
@@ -30,7 +31,7 @@ class LentFile:
 
 @dataclass(frozen=True, slots=True)
 class LentSource:
-    """Some files of a source: those of a folder, or of a repo of the Hub at `hub`."""
+    """Some files of a source: a folder, or a repo of the Hub at `hub`."""
 
     ref: RepoRef
     files: tuple[LentFile, ...]
@@ -40,7 +41,7 @@ class LentSource:
 
 @dataclass(frozen=True, slots=True)
 class LentDestination:
-    """Where shards of plan `plan_id` go: into a folder that all machines have, or the store of the Hub at `hub`."""
+    """Where the shards of plan `plan_id` go: a folder that all machines share, or the store of the Hub at `hub`."""
 
     ref: RepoRef
     plan_id: str

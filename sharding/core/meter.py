@@ -1,4 +1,4 @@
-"""Measure what this process costs while a job runs: seconds and peak anonymous memory."""
+"""Measure the time and the peak anonymous memory of this process while a job runs."""
 
 import os
 import time
@@ -13,10 +13,10 @@ _STATUS = "/proc/{}/status"
 
 
 class Meter:
-    """A context that samples this process's anonymous memory fifty times a second.
+    """A context that samples the anonymous memory of this process fifty times a second.
 
-    Anonymous memory is what the kernel cannot drop and read again: `RssAnon` in /proc/self/status (proc(5));
-    where there is no /proc, the unique set size of psutil.
+    The kernel cannot drop anonymous memory and read it again. It is `RssAnon` in /proc/self/status (proc(5)), or
+    psutil's unique set size on systems without /proc.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Wall time since this meter was made."""
+        """Wall time in seconds since this meter was created."""
         return time.monotonic() - self._started
 
     def __enter__(self) -> Self:
-        """Begin sampling."""
+        """Start sampling."""
         self._thread.start()
         return self
 
@@ -53,7 +53,7 @@ class Meter:
 
 
 def anon_bytes(pid: int | None = None) -> int:
-    """Return the resident anonymous memory of process `pid` (None: this one) in bytes; 0 if it has ended."""
+    """Return the resident anonymous memory in bytes of process `pid` (None: this process); 0 if it has ended."""
     try:
         with open(_STATUS.format(pid or "self"), "rb") as status:
             for line in status:
@@ -68,5 +68,5 @@ def anon_bytes(pid: int | None = None) -> int:
 
 
 def stand_in() -> str:
-    """Return what is counted where the kernel tells no anonymous memory, "" where it does."""
+    """Return what is measured on a system that does not report anonymous memory; "" if the system reports it."""
     return "" if os.path.exists(_STATUS.format("self")) else "psutil's unique or resident set size"

@@ -1,4 +1,4 @@
-"""What a source and a destination can do: the two protocols that `transfer` and `verify` meet."""
+"""The protocols of sources and sinks, which `transfer` and `verify` use."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,93 +13,93 @@ class Files(Protocol):
 
     ref: RepoRef
     folder: Path | None
-    """Where it lies on this disk, if it does."""
+    """Its folder on this disk, or None."""
     is_private: bool | None
-    """Whether it is hidden from some: private or gated. None for a folder."""
+    """Whether the repo is private or gated. None for a folder."""
     unreached: tuple[str, ...]
-    """Commits of it ("owner/name@commit") to which no branch and no tag of their repo is known to lead."""
+    """Its commits ("owner/name@commit") that no known branch or tag of their repo contains."""
     links_out: tuple[str, ...]
-    """Links in it that are not followed: those that lead out of it and, ending in "/", those to folders."""
+    """Links in it that are not followed: links that lead outside and, ending in "/", links to folders."""
     ranges_at_once: int
-    """How many ranges to ask for side by side."""
+    """How many ranges to request side by side."""
     files: tuple[FileEntry, ...]
-    """Hashes that are stated are those of the bytes that `read` yields."""
+    """The files. A stated hash is the hash of the bytes that `read` yields."""
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in bounded chunks.
+        """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size.
 
-        Safe to call from several threads. Raises SourceError when the bytes cannot be had.
+        Several threads may call it at once. Raises SourceError if the bytes cannot be read.
         """
         ...
 
     def path(self, file: str) -> Path | None:
-        """Return where `file` lies on this disk, if it does."""
+        """Return the path of `file` on this disk, or None."""
         ...
 
     def closed(self) -> str:
-        """Return a repo of it that was public when it was opened and is not known to be so now, "" if there is none."""
+        """Return a repo that was public when it was opened and may not be public now; "" if there is none."""
         ...
 
 
 class Source(Files, Protocol):
-    """One place that files are read from: a folder, or a repo of a Hub."""
+    """A single place to read files from: a folder, or a repo of a Hub."""
 
     batch_bytes: int
-    """How much to ask for at a time."""
+    """How many bytes to request at once."""
     join_gap_bytes: int
-    """Ranges closer than this are read as one."""
+    """The largest gap in bytes between two ranges that are read as one."""
 
     @property
     def requests(self) -> int:
-        """Requests made so far."""
+        """Number of requests so far."""
         ...
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read so far."""
+        """Number of bytes read so far."""
         ...
 
     def lend(self, files: Iterable[str]) -> LentSource:
-        """Return what another machine needs to read `files`, for a while and without a login. Raises SourceError."""
+        """Return what another machine needs to read `files` for a limited time without a login. Raises SourceError."""
         ...
 
 
 class ShardWriter(Protocol):
-    """One shard on its way to a sink."""
+    """One shard that is being written to a sink."""
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes, which may change once it returns."""
+        """Append bytes. The caller may change them after the call."""
         ...
 
     def finish(self) -> str:
-        """Have all bytes where they survive a crash; return the SHA-256 of the file, in hex."""
+        """Store all bytes so that they survive a crash; return the SHA-256 of the file, in hex."""
         ...
 
     def abort(self) -> None:
-        """Give up an unfinished shard: called from any thread, so that a write which waits for a network ends."""
+        """Give up an unfinished shard. Any thread may call it, and it ends a `write` that waits for a network."""
         ...
 
 
 class ShardSink(Protocol):
-    """What shards are streamed into."""
+    """The place that shards are written to."""
 
     @property
     def shards_at_once(self) -> int:
-        """How many may be open at a time."""
+        """How many shards may be open at once."""
         ...
 
     @property
     def bytes_uploaded(self) -> int:
-        """Bytes that were sent from here to a store."""
+        """Bytes that this machine has sent to a store."""
         ...
 
     @property
     def bytes_deduplicated(self) -> int:
-        """Bytes that the store had already."""
+        """Bytes that the store already had."""
         ...
 
     def finished(self, file: str) -> ShardRecord | None:
-        """Return the record of a shard that is there whole, whoever has written it. None where that is not known."""
+        """Return the record of a complete shard, no matter which run wrote it; None if that is not known."""
         ...
 
     def open_shard(self, file: str) -> ShardWriter:
@@ -107,12 +107,12 @@ class ShardSink(Protocol):
         ...
 
     def note(self, record: ShardRecord) -> None:
-        """Remember a shard whose writer has finished. A Hub is told of several together: see `limits.COMMIT_SECONDS`.
+        """Remember a finished shard. Several shards together make one commit on a Hub: see `limits.COMMIT_SECONDS`.
 
-        Safe to call from several threads.
+        Several threads may call it at once.
         """
         ...
 
     def close(self) -> None:
-        """Let go of it: shards that are not finished are gone."""
+        """Close the sink. Unfinished shards are lost."""
         ...

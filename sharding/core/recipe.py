@@ -1,4 +1,4 @@
-"""Say what a recipe is: how the bytes of one tensor come about, and what it may ask for. Pure."""
+"""The protocol of recipes: how the bytes of one tensor are made. Pure."""
 
 from collections.abc import Iterator
 from functools import reduce
@@ -10,7 +10,7 @@ from pydantic_core import CoreSchema
 
 
 class Extent(NamedTuple):
-    """Bytes `[start_byte, end_byte)` of `file` of a source, which has its number among those of a job."""
+    """Bytes `[start_byte, end_byte)` of `file` in a source. `source` is its number among the sources of a job."""
 
     source: int
     file: str
@@ -19,7 +19,7 @@ class Extent(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some bytes of a tensor, a few megabytes at most, and how many numbers in it a cast has made infinite."""
+    """A few megabytes of a tensor at most, and how many of its numbers a cast has made infinite."""
 
     data: bytes | memoryview
     overflowed: int = 0
@@ -29,40 +29,40 @@ class Inputs(Protocol):
     """The bytes of the extents that recipes read, one after another in the order of use."""
 
     def take(self, count: int) -> memoryview:
-        """Return a copy of the next `count` bytes, which is there until the next are taken."""
+        """Return the next `count` bytes, as a copy that stays valid until the next call."""
         ...
 
     def pieces(self, count: int) -> Iterator[memoryview]:
-        """Yield the next `count` bytes as they came."""
+        """Yield the next `count` bytes in the pieces in which they arrived."""
         ...
 
 
 class Kept(Protocol):
-    """The small inputs of every step, read once and kept a page at a time."""
+    """The small inputs that every step needs, read once and kept in memory page by page."""
 
     def read(self, recipe: "Recipe", start_byte: int, end_byte: int) -> bytes:
-        """Return the bytes `[start_byte, end_byte)` of what `recipe` makes. Raises SourceError."""
+        """Return the bytes `[start_byte, end_byte)` of the output of `recipe`. Raises SourceError."""
         ...
 
 
 class Recipe:
-    """How the bytes of a tensor come about: their stream in C order. A frozen value.
+    """How the bytes of a tensor are made, as a stream in C order. A frozen value.
 
-    Its borders follow from it alone, so that whoever makes it, a job, a proof or another machine, makes the same bits.
-    In JSON one that is a tuple is a list, and any other an object with its `kind`.
+    The recipe alone decides where its pieces start and end, so a job, a proof and another machine make the same bits.
+    In JSON a recipe that is a tuple is a list. Any other recipe is an object with its `kind`.
     """
 
     __slots__ = ()
     kinds = dict[str, Any]()
-    """Every recipe that there is, by its name."""
+    """All kinds of recipes, by name."""
 
     def __init_subclass__(cls) -> None:
-        """Have one more kind."""
-        Recipe.kinds[cls.__name__] = cls  # a dataclass with slots is made twice: the second one counts
+        """Register one more kind."""
+        Recipe.kinds[cls.__name__] = cls  # a dataclass with slots creates its class twice, and the second one counts
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return how pydantic reads it: as the kind that is asked for, or as any."""
+        """Return how pydantic reads a recipe: as one kind or, for this class, as any kind."""
         return handler(source) if cls is not Recipe else handler.generate_schema(reduce(or_, Recipe.kinds.values()))
 
     @property
@@ -72,29 +72,29 @@ class Recipe:
 
     @property
     def file(self) -> str:
-        """The file that its first byte is made of."""
+        """The file of its first byte."""
         return next(self.reads()).file
 
     def files(self) -> frozenset[tuple[int, str]]:
-        """Return which files it reads, each with the number of its source."""
+        """Return the files that it reads, each with the number of its source."""
         return frozenset((extent.source, extent.file) for extent in (*self.reads(), *self.keeps()))
 
     def reads(self) -> Iterator[Extent]:
-        """Yield what is read in the order of use, some of it perhaps more than once."""
+        """Yield the extents that it reads, in the order of use. It may read some bytes more than once."""
         raise NotImplementedError
 
     def keeps(self) -> Iterator[Extent]:
-        """Yield the small inputs of every step."""
+        """Yield the extents of the small inputs that every step needs."""
         return iter(())
 
     def make(self, inputs: Inputs, kept: Kept) -> Iterator[Chunk]:
-        """Yield the bytes of the tensor, made of `inputs`, which are what `reads` yields, and of what is `kept`."""
+        """Yield the bytes of the tensor. `inputs` holds the bytes of `reads`, and `kept` those of `keeps`."""
         raise NotImplementedError
 
     def words(self, shape: tuple[int, ...]) -> str:
-        """Return how a tensor of `shape` is made, in a few words."""
+        """Return in a few words how a tensor of `shape` is made."""
         raise NotImplementedError
 
     def key(self) -> bytes:
-        """Return it as bytes that are the same only where the same bytes are made of the same."""
+        """Return bytes that are equal only for recipes that make the same bytes from the same inputs."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""See the files of one or several sources as one repo."""
+"""Read the files of one or several sources as a single repo."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,9 +10,9 @@ from sharding.core.values import FileEntry
 
 
 class Repo(Files):
-    """What is copied: files of `sources`, each of which says of which one it is, and what it is called there.
+    """The files to copy. Each file names its source and its path there.
 
-    The first source is what was named; weights are read of the sources themselves.
+    The first source is the one that the user named. Weights are read from the sources directly.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class Repo(Files):
         files: Iterable[FileEntry] | None = None,
         links_out: Sequence[str] | None = None,
     ) -> None:
-        """Put `files` and `links_out` together, those of the only source where nothing else is said."""
+        """Combine `files` and `links_out`. By default they are those of the first source."""
         first = sources[0]
         self.sources = tuple(sources)
         self.ref, self.folder, self.ranges_at_once = first.ref, first.folder, first.ranges_at_once
@@ -34,11 +34,11 @@ class Repo(Files):
 
     @property
     def base(self) -> Source | None:
-        """The model that was trained, where that is a source too."""
+        """The model that was trained, if it is a source too."""
         return self.sources[1] if len(self.sources) > 1 else None
 
     def through(self, sources: Sequence[Source]) -> "Repo":
-        """Return the same files, read of `sources`, which are views of its own."""
+        """Return the same files, read through `sources`, which are views of the original sources."""
         return Repo(sources, self.files, self.links_out)
 
     @override

@@ -1,4 +1,4 @@
-"""Read and write sizes, counts, times and lists as people do. Pure."""
+"""Read and write sizes, counts, times and lists for people. Pure."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from sharding.core.limits import MAX_NAME_CHARACTERS
 
 
 def values_in(json_text: bytes) -> int:
-    """Return how many values JSON text has, or more: each takes memory, however few bytes it has.
+    """Return the number of values in a JSON text, or more. Each takes memory, even if the text is short.
 
     >>> values_in(b'{"a": [1, 2]}')
     3
@@ -21,7 +21,7 @@ def values_in(json_text: bytes) -> int:
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """Return what a text of JSON holds; None for what is none."""
+    """Return the content of a JSON text, or None if it is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -29,17 +29,17 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def json_file(document: Mapping[str, Any]) -> bytes:
-    """Return a JSON file for people and programs: indented, one trailing newline."""
-    # Half a surrogate pair, which a config.json may hold, becomes the escape that JSON has for it.
+    """Return a JSON file for people and programs: indented, with one newline at the end."""
+    # A config.json may hold half a surrogate pair. It becomes the escape that JSON has for it.
     return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 MOST_NAMES = 3
-"""Names that a phrase has."""
+"""Most names in a phrase."""
 
 
 def name_some(names: Sequence[str], most: int = MOST_NAMES, *, total: int = 0) -> str:
-    """Return the first few of `names` as a phrase; `total` is how many there are where not all are given.
+    """Return the first few of `names` as a phrase. `total` is the number of all names, if `names` does not hold all.
 
     >>> name_some(["a", "b", "c", "d"]), name_some(["a", "b", "c"], total=90)
     ('a, b, c and 1 more', 'a, b, c and 87 more')
@@ -49,7 +49,7 @@ def name_some(names: Sequence[str], most: int = MOST_NAMES, *, total: int = 0) -
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
-    """Return which of `choices` is most like `word`, which somebody may have meant; "" where none is.
+    """Return the one of `choices` that is most similar to `word`, or "" if none is similar.
 
     >>> nearest("naturl", ["natural", "stored"]), nearest("random", ["natural", "stored"])
     ('natural', '')
@@ -58,7 +58,7 @@ def nearest(word: str, choices: Sequence[str]) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with what has no place in UTF-8 written as an escape: halves of surrogate pairs, bytes of names.
+    r"""Return `text` with an escape for all that UTF-8 cannot encode: halves of surrogate pairs, bytes of names.
 
     >>> printable("caf\xe9"), printable("caf\udce9")
     ('café', 'caf\\udce9')
@@ -67,23 +67,23 @@ def printable(text: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """Return the beginning of a name that somebody else chose, for a message."""
+    """Return the start of a name that somebody else chose, for a message."""
     return printable(name[:100])
 
 
 def name_problem(name: str) -> str:
-    """Return why `name` can be that of no file and no tensor, "" where it can.
+    """Return why `name` is not allowed for a file or a tensor, or "" if it is allowed.
 
     >>> name_problem("model.norm.weight"), name_problem("n" * 5000)
-    ('', 'has 5,000 characters; at most 4,096 are taken')
+    ('', 'has 5,000 characters, but at most 4,096 are allowed')
     """
     if len(name) > MAX_NAME_CHARACTERS:
-        return f"has {len(name):,} characters; at most {MAX_NAME_CHARACTERS:,} are taken"
+        return f"has {len(name):,} characters, but at most {MAX_NAME_CHARACTERS:,} are allowed"
     return "" if name.isascii() or printable(name) == name else "is not UTF-8"
 
 
 def source_name(kind: str, name: str) -> str:
-    """Return how a source is called in a sentence: a folder may have the name of somebody's repo.
+    """Return the name of a source for a sentence. A folder is marked, because it may have the name of a repo.
 
     >>> source_name("hub", "gpt2"), source_name("folder", "gpt2")
     ('gpt2', 'the folder gpt2')
@@ -92,7 +92,7 @@ def source_name(kind: str, name: str) -> str:
 
 
 def unchecked_sentence(things: Sequence[str]) -> str:
-    """Return the sentence that names what a comparison leaves open.
+    """Return the sentence that names what a comparison did not check.
 
     >>> unchecked_sentence(["code", "configuration", "tokenizer"])
     'Not checked: code, configuration and tokenizer.'
@@ -101,15 +101,15 @@ def unchecked_sentence(things: Sequence[str]) -> str:
 
 
 def unreached_sentence(place: str) -> str:
-    """Return the sentence about a commit, "owner/name@commit", that is not known to be of its repo.
+    """Return the sentence about a commit, "owner/name@commit", that may not belong to its repo.
 
-    >>> unreached_sentence("acme/model@0123456789abcdef")[:82]
-    'No branch and no tag of acme/model is known to lead to its commit 0123456789ab: it'
+    >>> unreached_sentence("acme/model@0123456789abcdef")[:66]
+    'No known branch or tag of acme/model contains commit 0123456789ab.'
     """
     repo_id, _, commit = place.partition("@")
     return (
-        f"No branch and no tag of {repo_id} is known to lead to its commit {commit[:12]}: it may be of a pull request, "
-        "which anybody can open, so it does not count as the model of that repo."
+        f"No known branch or tag of {repo_id} contains commit {commit[:12]}. It may belong to a pull request, which "
+        "anybody can open, so it does not count as the model of that repo."
     )
 
 
@@ -123,12 +123,12 @@ _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
 
 
 def parse_bytes(text: str, of: str = "a shard") -> int:
-    """Return the number of bytes that a size such as "200MB", "2 gb", "1GiB" or "300000000" means.
+    """Return the number of bytes in a size such as "200MB", "2 gb", "1GiB" or "300000000".
 
     >>> parse_bytes("1.5GB"), parse_bytes("1GiB")
     (1500000000, 1073741824)
 
-    Raises UsageError for anything that is not a size of at least one byte; `of` is what it is the size of.
+    Raises UsageError for anything else, and for less than one byte. `of` names what has this size, for the message.
     """
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
@@ -137,14 +137,14 @@ def parse_bytes(text: str, of: str = "a shard") -> int:
         hint = (
             f"Did you mean {match[1][:50]}{match[2].upper()}B?"
             if match and almost
-            else "Write it like 200MB, 2GB or 1GiB."
+            else "Write it as 200MB, 2GB or 1GiB."
         )
         raise UsageError(f"{text[:50]!r} is not a size for {of}.", hint)
     size = Decimal(match[1]) * unit
     if not 1 <= size < 2**63:
         problem = "cannot hold anything" if size < 1 else "fits on no machine"
         message = f"{of[0].upper()}{of[1:]} of {text[:50]!r} {problem}."
-        raise UsageError(message, "Give a size from one byte up, such as 200MB.")
+        raise UsageError(message, "Give a size such as 200MB.")
     return int(size)
 
 
@@ -172,7 +172,7 @@ def count(number: int, singular: str = "", plural: str = "") -> str:
 
 
 def parameters(number: int) -> str:
-    """Return a count of parameters as model names have it.
+    """Return a number of parameters in the style of model names.
 
     >>> parameters(7_241_732_096), parameters(124_439_808), parameters(900)
     ('7.24 B', '124 M', '900')
@@ -184,7 +184,7 @@ def parameters(number: int) -> str:
 
 
 def ends(names: Sequence[str]) -> str:
-    """Return the first and the last of a run of names.
+    """Return the first and the last of `names`.
 
     >>> ends(["h.0", "h.1", "h.2"]), ends(["h.0"]), ends([])
     ('h.0 to h.2', 'h.0', 'none')
@@ -193,7 +193,7 @@ def ends(names: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the two largest units.
+    """Return a time in its two largest units.
 
     >>> duration(0.42), duration(8), duration(75), duration(7300)
     ('0.4 s', '8 s', '1 min 15 s', '2 h 1 min')

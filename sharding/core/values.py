@@ -1,4 +1,4 @@
-"""The frozen things that stages hand to each other."""
+"""The frozen values that the stages of a job pass to each other."""
 
 import re
 from collections import Counter
@@ -23,12 +23,12 @@ Library = Literal[
     "pytorch_model_hub_mixin",
     "unknown",
 ]
-"""What loads a repo, as the Hub calls it; "unknown" where nothing names it."""
+"""The library that loads a repo, by its name on the Hub. "unknown" means that no file names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a person should know about a checkpoint or a plan; never a reason to stop."""
+    """A fact about a checkpoint or a plan that a person should know. It never stops a job."""
 
     level: Literal["info", "warning"]
     code: str
@@ -38,10 +38,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of a source: its path inside the repo or folder and its size; hashes where somebody states them.
+    """A file of a source: its path in the repo or folder, its size, and the hashes that a Hub states.
 
-    `git_sha1` is git's own name for the content of a file that lies in git itself. In a repo that is put together of
-    several sources it is of the `source` of this number, where it is called `place`, "" where it is called the same.
+    `git_sha1` is git's own hash of a file that is stored in git itself. In a repo that combines several sources,
+    `source` is the number of the file's source. `place` is the path there, or "" if it is the same.
     """
 
     path: str
@@ -59,10 +59,10 @@ class FileEntry:
 
 
 class Tensor(NamedTuple):
-    """A tensor, and how its bytes come about.
+    """A tensor and the recipe for its bytes.
 
-    The name has the folder of its component before it ("unet/conv_in.weight"), so that it is the only one in its repo.
-    In headers and indexes it stands without. (A tuple, because a plan makes a hundred thousand of them.)
+    The name starts with the folder of its component ("unet/conv_in.weight"), so it is unique in its repo. Headers and
+    indexes hold the name without the folder. (A tuple, because a plan makes a hundred thousand of them.)
     """
 
     name: str
@@ -78,7 +78,7 @@ class Tensor(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The file that its first byte is made of."""
+        """The file of its first byte."""
         return self.recipe.file
 
     @property
@@ -89,7 +89,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A parsed safetensors header. `tensors` are in stored order; `data_start` is where their bytes begin."""
+    """A parsed safetensors header. `tensors` are in stored order, and their bytes start at `data_start`."""
 
     tensors: tuple[Tensor, ...]
     metadata: Mapping[str, str] | None
@@ -98,10 +98,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class RepoRef:
-    """What a source or destination is called, and the state of it that a job is pinned to.
+    """The name of a source or destination, and the state of it that a job is pinned to.
 
-    `revision` is a commit of a Hub repo or, for a folder that is read, a digest of its weight files' names,
-    sizes and modification times: two jobs with the same revision read the same bytes.
+    `revision` is a commit of a Hub repo. For a folder that is read, it is a digest of the names, sizes and modification
+    times of its weight files. Two jobs with the same revision read the same bytes.
     """
 
     kind: Literal["folder", "hub"]
@@ -111,14 +111,15 @@ class RepoRef:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Weights that are loaded together, by one name: most checkpoints are one, a pipeline has one in each folder.
+    """Weights that are loaded together, by one name. Most checkpoints have one; a pipeline has one in each folder.
 
-    `folder` is "" or ends in "/". `metadata` stands in the header of every file, `total_parameters` in the index
-    (None: to be counted). One that `is_whole` is loaded from one file only, so it is never cut.
+    `folder` is "" or ends in "/". `metadata` goes into the header of every file. `total_parameters` goes into the
+    index; None means that they are counted. A component that `is_whole` is loaded from one file only, so it is never
+    split.
 
-    >>> unet = Component("unet/", "diffusion_pytorch_model", "fp16")
-    >>> unet.file("-00001-of-00002"), unet.index
-    ('unet/diffusion_pytorch_model.fp16-00001-of-00002.safetensors', \
+        >>> unet = Component("unet/", "diffusion_pytorch_model", "fp16")
+        >>> unet.file("-00001-of-00002"), unet.index
+        ('unet/diffusion_pytorch_model.fp16-00001-of-00002.safetensors', \
 'unet/diffusion_pytorch_model.safetensors.index.fp16.json')
     """
 
@@ -130,12 +131,12 @@ class Component:
     total_parameters: int | None = None
 
     def file(self, suffix: str = "") -> str:
-        """Return the path of the weight file whose number is `suffix`, "" for the only one."""
+        """Return the path of the weight file with the number `suffix`; "" for a single file."""
         return f"{self.folder}{self.stem}{self._variant}{suffix}.safetensors"
 
     @property
     def index(self) -> str:
-        """Path of the index, where there is more than one file."""
+        """Path of the index, which exists if there is more than one file."""
         return f"{self.folder}{self.stem}.safetensors.index{self._variant}.json"
 
     def of_rank(self, rank: int, ranks: int) -> "Component":
@@ -153,7 +154,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the headers of a source say: the tensors in stored order, and the files beside the weights."""
+    """The content of a source's headers: the tensors in stored order, and the files beside the weights."""
 
     source: RepoRef
     tensors: tuple[Tensor, ...]
@@ -162,32 +163,32 @@ class Checkpoint:
     side_files: tuple[FileEntry, ...]
     findings: tuple[Finding, ...]
     copied_weights: tuple[FileEntry, ...] = ()
-    """Which of the side files are weights, of adapters and the like, that are copied as they are."""
+    """The side files that are weights, such as adapters. They are copied unchanged."""
     architecture: str | None = None
     library: Library = "transformers"
     configs: Mapping[str, str] = field(default_factory=dict)
-    """The text of config.json in the folder of each component that has one, as it is true of the tensors."""
+    """The text of config.json in the folder of each component that has one, corrected to match the tensors."""
     reconfigured: frozenset[str] = frozenset()
-    """The folders in which that is not what the file says."""
+    """The folders whose config.json was corrected."""
     of_ranks: bool = False
-    """Whether the ranks of a training run have saved it, so that no library loads it as it is."""
+    """Whether the ranks of a training run saved it, so no library loads it as it is."""
     base: RepoRef | None = None
-    """The model that was trained, from which the files beside the weights are."""
+    """The model that was trained. The files beside the weights come from it."""
     other_variants: tuple[str, ...] = ()
-    """Variants that could be taken instead, "" for the plain weights."""
+    """Other variants that the user could choose, "" for the plain weights."""
     dequantized: str = ""
-    """How they are quantized, in words."""
+    """How the weights are quantized, in words."""
     unreached: tuple[str, ...] = ()
-    """Which of source and base ("owner/name@commit") no branch and no tag of its repo is known to lead to."""
+    """The commits of source and base ("owner/name@commit") that no known branch or tag of their repo contains."""
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tensors, headers not counted."""
+        """Bytes of all tensors, without headers."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
     def in_pieces(self) -> tuple[Tensor, ...]:
-        """The tensors that lie in several files."""
+        """The tensors whose bytes are in several files."""
         return tuple(tensor for tensor in self.tensors if len(tensor.recipe.files()) > 1)
 
     @property
@@ -197,7 +198,7 @@ class Checkpoint:
 
     @property
     def total_parameters(self) -> int:
-        """Number of parameters: what the indexes say, else the elements of all tensors."""
+        """Number of parameters: as the indexes state it, else the elements of all tensors."""
         stated = ((component.folder, component.total_parameters) for component in self.components)
         index_counts = {folder: count for folder, count in stated if count is not None}
         counted = (tensor.parameters for tensor in self.tensors if tensor.folder not in index_counts)
@@ -205,7 +206,7 @@ class Checkpoint:
 
     @property
     def variant(self) -> str:
-        """The variant that was taken, "" for the plain weights."""
+        """The variant that was chosen, "" for the plain weights."""
         return next((component.variant for component in self.components if component.variant), "")
 
     @property
@@ -216,7 +217,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class TiedTensor:
-    """A `tensor` in the `file` of one stage that another one needs too: there it is the weights `used_as`."""
+    """A `tensor` in the `file` of one stage that another stage needs too, as its weights `used_as`."""
 
     tensor: Line
     file: File
@@ -225,10 +226,10 @@ class TiedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one machine of a pipeline holds: whole blocks, tensors outside of blocks, and the files with just these.
+    """The part of one machine in a pipeline: whole blocks, tensors outside of blocks, and the files with just these.
 
-    `also_needs` are weights in files of other stages, as an output head that is the embeddings; their bytes are
-    counted there.
+    `also_needs` are weights in the files of other stages, such as an output head that is the embeddings. Their bytes
+    count in those stages only.
     """
 
     blocks: tuple[Line, ...]
@@ -240,7 +241,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of the result: its tensors in the order their bytes are written, and the header before them."""
+    """One file of the result: its tensors, in the order in which their bytes are written."""
 
     file: str
     tensors: tuple[Tensor, ...]
@@ -248,18 +249,18 @@ class Shard:
 
     @property
     def folder(self) -> str:
-        """Folder of the file, "" or ending in "/": that of its component."""
+        """Folder of the file, which is the folder of its component: "" or ending in "/"."""
         return folder_of(self.file)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which shard holds what; the shards of one of the `components` stand one after another.
+    """Which shard holds which tensor. The shards of a component follow one another.
 
-    `stages` are what each rank of a pipeline loads, where the options ask for one; `pipeline` is where transformers
-    cuts it.
-    `dequantized` says how the weights were quantized that are computed, "" where none are. `sources` are those whose
-    numbers stand in the recipes, `written` the files of the source that the copy has anew, by path.
+    `stages` are the parts that the ranks of a pipeline load, if the options ask for a pipeline. `pipeline` is where
+    transformers cuts it. `dequantized` says how the weights were quantized that the copy computes, or is "". `sources`
+    are the sources that the recipes refer to by number. `written` are the files of the source that the copy holds with
+    new content, by path.
     """
 
     shards: tuple[Shard, ...]
@@ -281,16 +282,18 @@ class Plan:
 
     @property
     def weight_map(self) -> dict[str, str]:
-        """Tensor name to file name, as an index has it."""
+        """Tensor name to file name, as in an index."""
         return {tensor.name: shard.file for shard in self.shards for tensor in shard.tensors}
 
     def component(self, shard: Shard) -> Component:
-        """Return the component that `shard` is of: no two are in one folder."""
+        """Return the component of `shard`. No two components share a folder."""
         return next(component for component in self.components if component.folder == shard.folder)
 
     @property
     def indexes(self) -> tuple[str, ...]:
-        """Paths of the indexes that the result needs: one for each component of several shards, one for each rank."""
+        """Paths of the indexes that the result needs: one for each component with several shards, and one for each
+        rank.
+        """
         shards = Counter(shard.folder for shard in self.shards)
         several = [component for component in self.components if shards[component.folder] > 1]
         ranks = range(len(self.stages))
@@ -299,7 +302,7 @@ class Plan:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of a file in a repo, "" or ending in "/".
+    """Return the folder of a file in a repo: "" or ending in "/".
 
     >>> folder_of("unet/model.safetensors"), folder_of("model.safetensors")
     ('unet/', '')
@@ -308,7 +311,7 @@ def folder_of(path: str) -> str:
 
 
 def folders_around(path: str) -> set[str]:
-    """Return the folders of a repo that a file is in, all but its top.
+    """Return all folders of a repo that contain a file, except the top.
 
     >>> sorted(folders_around("a/b/model.safetensors"))
     ['a/', 'a/b/']
@@ -318,11 +321,11 @@ def folders_around(path: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class StagedJob:
-    """What a job leaves beside its staged shards, so that anybody who may can go on with it, or discard it.
+    """What a job stores beside its staged shards, so that somebody with access can resume or discard it.
 
-    The rest says more of a repo and is None for a folder: `private` is the visibility that the result is meant to have,
-    `created` whether the job made the repo itself, `main` the commit that `main` was at when staging began. `id` is
-    the job's own.
+    Three fields are for a Hub repo and None for a folder. `private` is the visibility that the result will have,
+    `created` whether the job created the repo, and `main` the commit of `main` when staging started. `id` is the job's
+    own.
     """
 
     plan_id: str
@@ -336,7 +339,7 @@ class StagedJob:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """What was removed of an unfinished job. `remark` is what could not be, and what is left to do."""
+    """What was removed of an unfinished job. `remark` says what could not be removed, and what you still have to do."""
 
     found: bool
     repo_deleted: bool = False
@@ -344,7 +347,7 @@ class Discarded:
 
 
 class BytesRead(NamedTuple):
-    """What came when bytes `[start_byte, end_byte)` of a `file` of a source were read: their BLAKE3 in hex."""
+    """The BLAKE3, in hex, of the bytes `[start_byte, end_byte)` that were read from a `file` of a source."""
 
     file: str
     start_byte: int
@@ -355,10 +358,10 @@ class BytesRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A finished shard: file size and SHA-256, and the BLAKE3 of every tensor's bytes. Hashes in hex.
+    """A finished shard: file size and SHA-256, and the BLAKE3 of the bytes of each tensor. Hashes are in hex.
 
-    `reads` are what the job has read of its source since the record before, where it notes that; `overflowed` how many
-    numbers of which tensor a cast has made infinite.
+    `reads` lists what the job has read from its source since the previous record, if it notes that. `overflowed`
+    counts, for each tensor, the numbers that a cast has made infinite.
     """
 
     file: str
@@ -371,7 +374,7 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class TensorDigest:
-    """What a tensor is, short of its bytes: equal digests, by the same hash, mean bit-identical tensors."""
+    """A tensor without its bytes. Equal digests of the same hash mean bit-identical tensors."""
 
     dtype: str
     shape: tuple[Count, ...]
@@ -380,7 +383,7 @@ class TensorDigest:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A tensor, or a file, that is not what it should be: one line a person can act on."""
+    """A tensor or a file that is not what it should be, in one line that a person can act on."""
 
     tensor: Line
     problem: Line
@@ -391,19 +394,19 @@ UNCHECKED = (
     "configuration",
     "tokenizer",
     "other files beside the weights",
-    "what a report says of time, memory and bytes moved",
+    "the figures of a report for time, memory and bytes moved",
 )
-"""What nobody has compared who has compared the weights of two checkpoints."""
+"""What a comparison of the weights of two checkpoints does not check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The outcome of comparing two checkpoints. `method` says what was read and compared.
+    """The outcome of a comparison of two checkpoints. `method` says what was read and compared.
 
-    With a `dtype` other than "keep" the tensors were compared with the original's cast to it, and before that
-    `dequantized`, which says how they were quantized. One that is `unstated` matches what was read of a Hub's files, of
-    which not all were compared with a hash that the Hub states. `unreached` are those of a `Checkpoint`, of both.
-    `unchecked` names what was not compared, where only weights were.
+    If `dtype` is not "keep", the tensors were compared with the original's after a cast to it. `dequantized` says how
+    the original's tensors were quantized, if they were computed before that. `unstated` means that the tensors match,
+    but the Hub states no hash for some of the files that were read. `unreached` are those of both checkpoints, as in
+    `Checkpoint`. `unchecked` names what was not compared, if only weights were.
     """
 
     tensors: Count
@@ -419,13 +422,13 @@ class Verification:
 
     @property
     def identical(self) -> bool:
-        """Whether every tensor is bit-identical to the original's, or to what `tensor.to(dtype)` makes of it."""
+        """Whether every tensor is bit-identical to the original's, or to the result of `tensor.to(dtype)` on it."""
         return not self.mismatches
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What a job took of one machine of a fleet: parts done, their bytes, the time of its workers added up.
+    """What a job used on one machine of a fleet: parts done, their bytes, and the total time of its workers.
 
     `peak_anon_bytes` is the memory of the largest of these processes.
     """
@@ -439,7 +442,7 @@ class NodeCost:
 
 @dataclass(frozen=True, slots=True)
 class FleetCost:
-    """What many machines took: the engine with its version, each node, and the files that were begun again."""
+    """What a job used on many machines: the engine with its version, each node, and the files that started again."""
 
     engine: Word
     nodes: tuple[NodeCost, ...]
@@ -448,9 +451,9 @@ class FleetCost:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a job cost: peak anonymous memory of its largest process, wall time, and the bytes it moved.
+    """What a job used: peak anonymous memory of its largest process, wall time, and the bytes that it moved.
 
-    What is read to prove the result is not counted, neither of the result nor of the source.
+    The bytes read to prove the result are not counted.
     """
 
     peak_anon_bytes: Count

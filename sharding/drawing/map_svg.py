@@ -1,4 +1,4 @@
-"""Draw the map of a checkpoint as an SVG that stands by itself, in the colours of light and of dark pages. Pure."""
+"""Draw the map of a checkpoint as a standalone SVG, with colours for light and for dark pages. Pure."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -16,7 +16,7 @@ COLOURS: dict[Kind, tuple[str, str]] = {
     "norm": ("#8d9aa2", "#8b9aa2"),
     "other": ("#5b6b76", "#b3c0c7"),
 }
-"""Of each kind on a light ground and on a dark one."""
+"""The colours of each kind: on a light page and on a dark page."""
 
 NAMES: dict[Kind, str] = {
     "attention": "attention",
@@ -32,14 +32,14 @@ _STRETCH = _STRIP / HEIGHT
 
 
 def draw_plan(checkpoint: Checkpoint, plan: Plan) -> str:
-    """Return the SVG of what `plan` makes of a checkpoint."""
+    """Return the SVG of the shards that `plan` makes of a checkpoint."""
     name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
     title = f"{name}: {count(len(checkpoint.weight_files), 'file')} → {len(plan.shards):,}"
     return draw_map(map_of_plan(checkpoint, plan), title)
 
 
 def draw_map(model_map: ModelMap, title: str) -> str:
-    """Return the SVG of a map: the files of today above those of the copy, and what the colours mean."""
+    """Return the SVG of a map: the files of today above the files of the copy, and a legend of the colours."""
     strips = [("Today", model_map.today, [(cell, cell.today) for cell in model_map.cells])] if model_map.today else []
     strips.append(("After", model_map.after, [(cell, cell.after) for cell in model_map.cells]))
     height = _TITLE + len(strips) * (_CAPTION + _STRIP + _SPACE) + _LEGEND
@@ -59,7 +59,10 @@ def draw_map(model_map: ModelMap, title: str) -> str:
 
 
 def files_caption(columns: Iterable[Column]) -> str:
-    """Return how many files `columns` are, and the size of the largest, where each file has one of its own."""
+    """Return the number and total size of the files in `columns`.
+
+    If each file has its own column, it also names the size of the largest.
+    """
     columns = list(columns)
     files, total = sum(column.files for column in columns), format_bytes(sum(column.bytes for column in columns))
     largest = f", the largest {format_bytes(max(column.bytes for column in columns))}"

@@ -1,8 +1,8 @@
-"""Lay a checkpoint out as a map: its files side by side, the layers in them, tensors as large as their bytes. Pure.
+"""Lay a checkpoint out as a map: its files side by side, with their layers and tensors by size. Pure.
 
-A map has the same cells twice: where they lie today, and where they lie in the copy. Both lie in a strip of `WIDTH` by
-`HEIGHT`. Where there are more tensors than a page should hold, those of a kind in the same files and neighbouring
-layers are one cell, and neighbouring files one column.
+A map has the same cells twice: at their place today, and at their place in the copy. Both are in a strip of `WIDTH` by
+`HEIGHT`. If there are too many tensors for a page, several become one cell. They have the same kind, the same files and
+neighbouring layers. Neighbouring files then become one column.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -18,12 +18,12 @@ from sharding.planning.schemes import PARTS
 WIDTH, HEIGHT = 1000.0, 100.0
 MOST_CELLS = 800
 MOST_COLUMNS = 240
-"""Files side by side: at 390 px some of them are a pixel wide."""
+"""Most files side by side. On a page of 390 px, some of them are a pixel wide."""
 
 _GAPS = ((40, 4.0), (100, 2.0), (MOST_COLUMNS, 0.6))
-"""Up to how many columns have which gap between them."""
+"""The gap between columns, for up to so many columns."""
 _LEAST = 0.7
-"""The smallest side of what is drawn: a norm is a line that can still be seen."""
+"""Smallest side of a rectangle, so that a norm is a visible line."""
 
 
 class Box(NamedTuple):
@@ -36,7 +36,7 @@ class Box(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A file, or neighbouring ones: their bytes and tensors, and where they stand in the strip."""
+    """A file, or neighbouring files: their bytes and tensors, and their place in the strip."""
 
     names: Sequence[str]
     tensors: int
@@ -46,7 +46,7 @@ class Column(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name of the file, or of the first and the last."""
+        """The name of the file, or of the first and the last file."""
         return ends(self.names)
 
     @property
@@ -56,9 +56,9 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A tensor, or several of a kind: what it is, and where it lies in the strips; columns count from 0, -1 is none.
+    """A tensor, or several of a kind, and its place in the strips. Columns count from 0, and -1 means none.
 
-    `tensor` is the one that it is, as it is in the copy, None where it stands for several.
+    `tensor` is the tensor of the copy, or None if the cell stands for several.
     """
 
     kind: Kind
@@ -73,16 +73,16 @@ class Cell(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What one reads of it."""
+        """The text that describes the cell."""
         if self.tensor:
-            shape = " × ".join(map(str, self.tensor.shape)) or "a number"
+            shape = " × ".join(map(str, self.tensor.shape)) or "scalar"
             return f"{self.tensor.name}, {self.tensor.dtype}, {shape}"
         where = f" in {ends(self.layers)}" if self.layers else ""
-        return f"{count(self.tensors, f'tensor of the {self.kind} kind', f'tensors of the {self.kind} kind')}{where}"
+        return f"{count(self.tensors, f'{self.kind} tensor')}{where}"
 
 
 class Machine(NamedTuple):
-    """A stage of a pipeline: its layers and bytes, and where its own files stand in the strip of the copy."""
+    """A stage of a pipeline: its layers and bytes, and the place of its own files in the strip of the copy."""
 
     layers: Sequence[str]
     bytes: int
@@ -91,7 +91,7 @@ class Machine(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What one reads of it: "21.1 MB, layers 0 to 2"."""
+        """The text that describes the machine, such as "21.1 MB, layers 0 to 2"."""
         lists = {name.rpartition(".")[0] for name in self.layers}
         numbers = ends([name.rpartition(".")[2] for name in self.layers])
         what = f"{lists.pop().rpartition('.')[2]} {numbers}" if len(lists) == 1 else ends(self.layers)
@@ -100,9 +100,9 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelMap:
-    """Cells, and the files that they lie in today and in the copy. Without a known source `today` is empty.
+    """Cells, and the files that they are in today and in the copy. `today` is empty if the source is not known.
 
-    `machines` are those of a pipeline, where the copy was cut for one.
+    `machines` are the machines of a pipeline, if the copy was cut for one.
     """
 
     cells: tuple[Cell, ...]
@@ -112,7 +112,7 @@ class ModelMap:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Which kinds there are, those with the most bytes first."""
+        """The kinds in the map, those with the most bytes first."""
         sizes: dict[Kind, int] = {}
         for cell in self.cells:
             sizes[cell.kind] = sizes.get(cell.kind, 0) + cell.bytes
@@ -120,13 +120,13 @@ class ModelMap:
 
 
 def map_of_plan(checkpoint: Checkpoint, plan: Plan) -> ModelMap:
-    """Return the map of a checkpoint, and of what `plan` makes of it."""
+    """Return the map of a checkpoint and of its copy by `plan`."""
     placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
     return _with_machines(_map(placed, [shard.file for shard in plan.shards], checkpoint), plan.stages)
 
 
 def map_of_copy(copy: Checkpoint, original: Checkpoint | None, stages: Iterable[Stage] = ()) -> ModelMap:
-    """Return the map of a copy of so many `stages`, and of the `original` it was made from, where that is known."""
+    """Return the map of a copy with its `stages`, and of its `original` if that is known."""
     placed = [(tensor, tensor.file) for tensor in copy.tensors]
     return _with_machines(_map(placed, [file.path for file in copy.weight_files], original), stages)
 
@@ -153,18 +153,18 @@ class _Group:
 
 
 _Place = tuple[int, int, int, Kind, int]
-"""Where a cell lies: the numbers of its files today (-1: in none) and in the copy, and of its layer; its kind.
+"""The place of a cell: its file today (-1: none), its file in the copy, its layer, and its kind.
 
-Last, a number of its own where every cell is one tensor. (Plain, because there are a hundred thousand of them.)
-"""
+The last number is different for each cell if every cell is one tensor. (A plain tuple, because there are a hundred
+thousand of them.)"""
 
 _Groups = dict[_Place, _Group]
 
 
 def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tuple[str, int]]:
-    """Return the file and the bytes, today, of the tensors of a copy with `names`.
+    """Return today's file and bytes of the tensors of a copy with `names`.
 
-    Those of quantized weights are two or more `tensors`: numbers, and the scales that are called like them.
+    A quantized weight is two or more `tensors`: its numbers, and the scales that are named after it.
     """
     places: dict[str, tuple[str, int]] = {}
     for tensor in tensors:
@@ -179,7 +179,7 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
 def _map(placed: Sequence[tuple[Tensor, str]], files: Sequence[str], original: Checkpoint | None) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
     fine = _grouped(placed, files, files_today, original.tensors if original else ())
-    # Pieces of a tensor lie in many files: these are one column.
+    # A tensor in pieces lies in many files. Today's files then become one column.
     step_today = len(files_today) if original and original.in_pieces else -(-len(files_today) // MOST_COLUMNS)
     groups, (step_today, step, _) = _few(fine, step_today or 1, len(files))
     today = _columns(files_today, step_today, [(was, group.today_bytes, group) for (was, *_), group in groups])
@@ -201,7 +201,7 @@ def _grouped(
     files_today: Sequence[str],
     tensors_today: Iterable[Tensor],
 ) -> _Groups:
-    """Return the tensors that share files, layer and kind; or each by itself, where there are not too many."""
+    """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few."""
     there = today_of(tensors_today, {tensor.name for tensor, _ in placed})
     number, number_today = ({file: index for index, file in enumerate(names)} for names in (files, files_today))
     apart = len(placed) <= MOST_CELLS
@@ -224,9 +224,10 @@ def _grouped(
 
 
 def _few(fine: _Groups, step_today: int, files: int) -> tuple[list[tuple[_Place, _Group]], list[int]]:
-    """Return at most MOST_CELLS groups, and how many files today, files and layers were taken together for that.
+    """Return at most MOST_CELLS groups, and how many files of today, files of the copy and layers each of them
+    combines.
 
-    Of the files today at least `step_today` are.
+    A group combines at least `step_today` files of today.
     """
     steps = [step_today, -(-files // MOST_COLUMNS) or 1, 1]
     groups = _merged(fine, steps)
@@ -235,7 +236,7 @@ def _few(fine: _Groups, step_today: int, files: int) -> tuple[list[tuple[_Place,
         longest = counts.index(max(counts))
         steps[longest] *= 2
         groups = _merged(groups, [2 if axis == longest else 1 for axis in range(len(steps))])
-    # Layers from left to right; in each the kinds one below another, in the order of their names.
+    # Layers from left to right. Inside a layer, the kinds are a stack in the order of their names.
     return sorted(groups.items(), key=lambda item: (item[0][2], *item[0][3:])), steps
 
 
@@ -253,7 +254,9 @@ def _merged(groups: _Groups, steps: Sequence[int]) -> _Groups:
 
 
 def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int, _Group]]) -> list[Column]:
-    """Return the columns of a strip, `step` files in each, from (column, bytes, group) of all that is in it."""
+    """Return the columns of a strip, with `step` files in each. `contents` is (column, bytes, group) of all groups in
+    it.
+    """
     neighbours = [files[start : start + step] for start in range(0, len(files), step)]
     tensors, sizes = [0] * len(neighbours), [0] * len(neighbours)
     for column, size, group in contents:
@@ -268,7 +271,9 @@ def _columns(files: Sequence[str], step: int, contents: Iterable[tuple[int, int,
 
 
 def _boxes(columns: Sequence[Column], items: Sequence[tuple[int, int, int]]) -> list[Box | None]:
-    """Return the boxes of (column, layer, bytes): layers side by side in a column, their cells one below another."""
+    """Return the boxes of (column, layer, bytes): in a column, layers side by side, and the cells of a layer in a
+    stack.
+    """
     layers: dict[int, dict[int, list[int]]] = {}
     for index, (column, layer, _) in enumerate(items):
         layers.setdefault(column, {}).setdefault(layer, []).append(index)
@@ -286,9 +291,9 @@ def _boxes(columns: Sequence[Column], items: Sequence[tuple[int, int, int]]) -> 
 
 
 def _split(start: float, length: float, sizes: Sequence[int], gap: float) -> list[tuple[float, float]]:
-    """Return where pieces of `sizes` begin that fill `length` with gaps between them, and how long each is.
+    """Return the start and length of pieces of `sizes` that fill `length` with gaps between them.
 
-    None is shorter than can be seen, where there is room.
+    If there is room, every piece is long enough to be visible.
 
     >>> _split(0, 100, [3, 1], 4)
     [(0, 72.0), (76.0, 24.0)]

@@ -1,4 +1,4 @@
-"""Write a picture where somebody wants it."""
+"""Write a picture to a file."""
 
 from pathlib import Path
 
@@ -6,11 +6,9 @@ from sharding.core.errors import DestinationError
 
 
 def save_picture(path: str, svg: str) -> None:
-    """Write an SVG file. Raises DestinationError where that cannot be done."""
+    """Write an SVG file. Raises DestinationError if it cannot be written."""
     try:
         Path(path).write_text(svg, encoding="utf-8")
     except OSError as error:
-        hint = "Give a file in a folder that is there and that you may write to."
-        raise DestinationError(
-            f"The picture could not be written to {path}: {error.strerror or error}.", hint
-        ) from error
+        hint = "Choose a file in an existing folder that you may write to."
+        raise DestinationError(f"The picture cannot be written to {path}: {error.strerror or error}.", hint) from error

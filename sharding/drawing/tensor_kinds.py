@@ -1,4 +1,4 @@
-"""Tell from its name what a tensor is and which layer it is in. Pure."""
+"""Find the kind and the layer of a tensor by its name. Pure."""
 
 import re
 from functools import lru_cache
@@ -20,7 +20,7 @@ _LAYER = re.compile(r"(.*?(?:^|\.)\d+)(?=\.)")
 
 
 def kind_of(name: str) -> Kind:
-    """Return what the tensor `name` probably is: names are conventions, which this reads in their order of weight.
+    """Return the probable kind of the tensor `name`. Names follow conventions, which are tried in order.
 
     >>> [kind_of(f"model.layers.0.{part}.weight") for part in ("self_attn.q_proj", "self_attn.q_norm", "mlp.up_proj")]
     ['attention', 'norm', 'mlp']
@@ -30,13 +30,13 @@ def kind_of(name: str) -> Kind:
     return _kind_of_words(".".join([word for word in name.split(".") if not word.isdecimal()]))
 
 
-@lru_cache(maxsize=1 << 12)  # without their numbers, a hundred thousand names are a few
+@lru_cache(maxsize=1 << 12)  # without numbers, a hundred thousand names become a few
 def _kind_of_words(name: str) -> Kind:
     return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), "other")
 
 
 def layer_of(name: str) -> str:
-    """Return the outermost numbered module around the tensor `name`, "" where there is none.
+    """Return the outermost numbered module around the tensor `name`; "" if there is none.
 
     >>> layer_of("model.layers.2.mlp.experts.7.up_proj.weight"), layer_of("lm_head.weight")
     ('model.layers.2', '')

@@ -1,1 +1,1 @@
-"""What loading a checkpoint costs."""
+"""Measure and predict what it costs to load a checkpoint."""

@@ -1,4 +1,4 @@
-"""Draw memory over time as an SVG: several processes on the same axes. Pure."""
+"""Draw memory over time as an SVG, with several processes on the same axes. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){.chart-ground{fill:#161c1f}.chart-line{stroke:#273136}.chart text{fill:#9fadb4}"
     ".chart-title{fill:#e9eef0}}"
 )
-"""Classes of its own: in a page a style is everybody's. The page's own colours come before these."""
+"""Class names that nothing else uses, because a style applies to the whole page around the SVG. The page's own colours
+win."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +29,16 @@ class Curve:
 
 
 def draw_memory(original: Sequence[Moment], sharded: Sequence[Moment]) -> str:
-    """Return the picture of a comparison: what an original and its sharded copy took."""
+    """Return the picture of a comparison: the memory of an original and of its sharded copy."""
     curves = [Curve("original", tuple(original)), Curve("sharded copy", tuple(sharded))]
     return draw_curves("Memory while loading and computing", curves)
 
 
 def draw_curves(title: str, curves: Sequence[Curve]) -> str:
-    """Return an SVG of `curves` on shared axes, in the colours of light and of dark pages.
+    """Return an SVG of `curves` on shared axes, with colours for light and for dark pages.
 
-    A filled line is anonymous memory, which cannot be given back; a thin one adds the mapped files, which can.
+    The filled line is anonymous memory, which the system cannot reclaim. The dashed line adds mapped files, which it
+    can.
     """
     seconds = _nice(max((moment.seconds for curve in curves for moment in curve.moments), default=1.0))
     size = _nice(max((moment.total_bytes for curve in curves for moment in curve.moments), default=1.0))
@@ -66,11 +68,11 @@ def _legend(curves: Iterable[Curve]) -> list[str]:
     drawn, x = [], _LEFT
     for curve, colour in zip(curves, _COLOURS, strict=False):
         peak = max((moment.anon_bytes for moment in curve.moments), default=0)
-        text = f"{curve.title}: {format_bytes(peak)} anonymous at most"
+        text = f"{curve.title}: {format_bytes(peak)} anonymous at peak"
         drawn.append(f'<rect x="{x}" y="42" width="12" height="12" rx="2" fill="{colour}"/>')
         drawn.append(f'<text x="{x + 18}" y="53">{escape(text)}</text>')
         x += 40 + 7 * len(text)
-    note = "filled: anonymous memory; dashed: with mapped files, which the system can drop and read again"
+    note = "filled: anonymous memory; dashed: plus mapped files, which the system can drop and read again"
     return [*drawn, f'<text x="{_LEFT}" y="72" font-size="11">{note}</text>']
 
 
@@ -85,7 +87,7 @@ def _axes(seconds: float, size: float) -> list[str]:
         anchor = "end" if step == 4 else "middle"
         drawn.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="{anchor}">{label}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    note = "time since the start of the process, imports included"
+    note = "time since the start of the process, including imports"
     drawn.append(f'<text x="{middle}" y="{_HEIGHT - 8}" font-size="11" text-anchor="middle">{note}</text>')
     return drawn
 
@@ -101,7 +103,7 @@ def _place(at_seconds: float, at_bytes: float, seconds: float, size: float) -> t
 
 
 def _nice(most: float) -> float:
-    """Return a round number at or above `most` that four divide well.
+    """Return a round number of at least `most` that divides well by four.
 
     >>> _nice(13.2), _nice(0.9)
     (16.0, 1.0)

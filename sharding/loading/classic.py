@@ -1,4 +1,4 @@
-"""Re-shard the tutorials' way: load the whole model in a child process and save it again."""
+"""Re-shard in the way of the tutorials: load the whole model in a child process and save it again."""
 
 import shutil
 import subprocess
@@ -37,34 +37,34 @@ _STREAM = Remedy("use_stream_engine")
 
 
 def refuse_too_large(needed_memory_bytes: int, needed_disk_bytes: int, folder: Path) -> None:
-    """Raise SourceError, with the figures, where a model does not fit into memory or its files onto the disk."""
+    """Raise SourceError with the figures if a model does not fit into memory or its files do not fit on the disk."""
     free_bytes = int(MEMORY_SHARE * free_memory_bytes())
     if needed_memory_bytes > free_bytes:
         raise SourceError(
-            f"The classic engine would need about {format_bytes(needed_memory_bytes)} of memory for this model, and "
+            f"The classic engine needs about {format_bytes(needed_memory_bytes)} of memory for this model, but only "
             f"{format_bytes(free_bytes)} can be used here.",
-            "The stream engine needs no more than a few blocks: leave --engine out.",
+            "The stream engine keeps only a small part of it in memory. Leave --engine out to use it.",
             _STREAM,
         )
     free_bytes = shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
     if needed_disk_bytes > free_bytes:
         raise SourceError(
-            f"The classic engine would need {format_bytes(needed_disk_bytes)} on the disk for its copies, and "
+            f"The classic engine needs {format_bytes(needed_disk_bytes)} on the disk for its copies, but only "
             f"{format_bytes(free_bytes)} are free.",
-            "The stream engine keeps no copy: leave --engine out.",
+            "The stream engine needs no such copies. Leave --engine out to use it.",
             _STREAM,
         )
 
 
 def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None) -> ClassicCost:
-    """Load the checkpoint in `folder` as torch's `dtype` (None: as stored), save it in `out`, load that again.
+    """Load the checkpoint in `folder` as torch's `dtype` (None: as stored), save it in `out`, and load that again.
 
-    Raises SourceError where that fails.
+    Raises SourceError if any of these fails.
     """
     started = time.monotonic()
     arguments = (str(folder), str(out), str(max_shard_bytes), dtype or "keep")
     command = child_command("sharding.loading.classic_child", *arguments)
-    # Into a file: what nobody reads would fill a pipe, and the child would wait for ever.
+    # A file, because nobody reads a pipe meanwhile: it would fill, and the child would wait forever.
     with TemporaryFile() as errors:
         variables, nothing = child_variables(), subprocess.DEVNULL
         with subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=errors, env=variables) as process:
@@ -79,16 +79,18 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
         lines = errors.read().decode(errors="replace").strip().splitlines()
     if process.returncode:
         reason = lines[-1][:500] if lines else f"it ended with {process.returncode}"
-        raise SourceError(f"The classic engine cannot do this checkpoint: {reason}", "Leave --engine out.", _STREAM)
+        message = f"The classic engine cannot re-shard this checkpoint: {reason}"
+        raise SourceError(message, "Leave --engine out.", _STREAM)
     written_bytes = sum(path.stat().st_size for path in out.iterdir())
     return ClassicCost(time.monotonic() - started, peak_bytes, written_bytes)
 
 
 @contextmanager
 def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
-    """Load `origin` and save it in a temporary folder; yield that, with the cuts that accelerate made.
+    """Load `origin` and save it in a temporary folder; yield that folder as the source of a job, with accelerate's
+    shards.
 
-    Raises SourceError, with the figures, where the model does not fit into memory or its copies onto the disk.
+    Raises SourceError with the figures if the model does not fit into memory or its copies do not fit on the disk.
     """
     files = loadable_files(origin)
     dtype = torch_name(options.dtype)
@@ -130,7 +132,7 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
 
 
 def _as_saved(checkpoint: Checkpoint) -> tuple[Shard, ...]:
-    """Return the shards that the files of a checkpoint are."""
+    """Return each file of a checkpoint as a shard."""
     shards = []
     for file in checkpoint.weight_files:
         tensors = tuple(tensor for tensor in checkpoint.tensors if tensor.file == file.path)

@@ -1,8 +1,8 @@
-"""What the tutorials do, as a process of its own: load with transformers, save with accelerate, load that again.
+"""The process of the classic engine: load with transformers, save with accelerate, load that again.
 
-from_pretrained(low_cpu_mem_usage=True, dtype=…), Accelerator.save_model(max_shard_size=…) and
-load_checkpoint_and_dispatch. Arguments: folder, new folder, bytes of the largest shard, dtype or "keep". No code
-of a repo is run.
+It calls from_pretrained(low_cpu_mem_usage=True, dtype=…), Accelerator.save_model(max_shard_size=…) and
+load_checkpoint_and_dispatch, as the tutorials do. Arguments: folder, new folder, bytes of the largest shard, dtype or
+"keep". It runs no code of a repo.
 """
 
 import sys
@@ -13,9 +13,9 @@ from sharding.model_class.transformers_class import Unsupported, model_class
 
 
 def main() -> None:
-    """Re-shard one folder into another. Exits with the reason where the class is not transformers' own."""
+    """Re-shard one folder into another. Exits with the reason if the class is not transformers' own."""
     try:
-        import transformers.modeling_utils  # noqa: F401 - what libraries map is not the model's
+        import transformers.modeling_utils  # noqa: F401 - first, so that the limit is the model's alone
 
         with memory_allowance(load_allowance(Path(sys.argv[1]))):
             load_and_save(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def load_and_save(folder: Path, out: Path, max_shard_bytes: int, dtype: str) -> None:
-    """Load the checkpoint in `folder`, save it in `out`, load that again. Raises Unsupported, MemoryError."""
+    """Load the checkpoint in `folder`, save it in `out`, and load that again. Raises Unsupported or MemoryError."""
     import torch
     from accelerate import Accelerator, init_empty_weights, load_checkpoint_and_dispatch
 

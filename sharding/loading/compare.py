@@ -1,4 +1,6 @@
-"""Compare loading an original with loading its sharded copy: measured where that is possible, else predicted."""
+"""Compare the cost of loading an original with the cost of loading its sharded copy. Predict it if it cannot be
+measured.
+"""
 
 import shutil
 from collections.abc import Generator, Mapping, Sequence
@@ -38,12 +40,12 @@ def compare_loads(
     written: Mapping[str, bytes] | None = None,
     max_shard_bytes: int | None = None,
 ) -> Generator[Probed, None, Comparison]:
-    """Load both in turn; yield every probe, return the comparison.
+    """Load both in turn, yield every probe, and return the comparison.
 
-    `written` is what belongs to the sharded copy and lies nowhere yet: its index, its configuration. With
-    `max_shard_bytes` the copy is made once more, the classic way, to say what that takes. Where the
-    two do not fit on the disk or into memory, or only code of the repo could load them, the comparison holds
-    predictions and the reason. Raises SourceError where there is nothing to compare.
+    `written` are files of the sharded copy that are not stored yet: its index and its configuration. With
+    `max_shard_bytes` it also makes the copy in the classic way and measures that. If the two do not fit on the disk or
+    into memory, the comparison holds predictions and the reason. The same holds if only code of the repo can load them.
+    Raises SourceError if there is nothing to compare.
     """
     sides = [(source, loadable_files(source)) for source in (original, sharded)]
     predicted = [predict_load(source, files, load) for source, files in sides]
@@ -74,7 +76,7 @@ def compare_loads(
 
 
 def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, expected: ClassicCost) -> ClassicCost:
-    """Do the job the classic way, with a copy that is thrown away."""
+    """Make the copy in the classic way, measure the cost, and delete it."""
     downloaded_bytes = expected.disk_bytes - _weight_bytes(folder)
     try:
         refuse_too_large(expected.peak_anon_bytes, _weight_bytes(folder), folder.parent)
@@ -91,7 +93,7 @@ def _weight_bytes(folder: Path) -> int:
 
 
 def _expect_classic(source: Files, files: Sequence[FileEntry], predicted: Prediction) -> ClassicCost:
-    """Return what the classic way should take: the model in memory, and on the disk its copy and what is downloaded."""
+    """Return a prediction for the classic way: the model in memory, and its copy and the downloads on the disk."""
     copy_bytes = sum(file.bytes for file in files if file.path.endswith((".safetensors", ".bin")))
     return ClassicCost(None, predicted.peak_anon_bytes, download_bytes(source, files) + copy_bytes)
 
@@ -99,7 +101,7 @@ def _expect_classic(source: Files, files: Sequence[FileEntry], predicted: Predic
 def _conclude(
     load: Load, costs: Mapping[str, Sequence[LoadCost]], predicted: tuple[Prediction, Prediction], reason: str
 ) -> Comparison:
-    # The warm-up does not count, unless it is all there is.
+    # The warm-up does not count, unless it is the only run.
     original, sharded = (tuple(runs[1:] or runs) for runs in (costs["original"], costs["sharded"]))
     return Comparison(
         method=load.method,
@@ -118,12 +120,13 @@ def _conclude(
 def _reason_not_to(load: Load, predicted: Sequence[Prediction]) -> str:
     needed_bytes, free_bytes = max(side.peak_anon_bytes for side in predicted), free_memory_bytes()
     if load.memory_limit_bytes is None and needed_bytes > MEMORY_SHARE * free_bytes:
-        return f"It would take about {format_bytes(needed_bytes)} of memory and {format_bytes(free_bytes)} are free."
+        needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
+        return f"Loading needs about {needed} of memory, but only {free} are free."
     return ""
 
 
 def _unsupported(costs: Mapping[str, Sequence[LoadCost]]) -> str:
-    """Return why no side can be loaded at all, empty where one can."""
+    """Return why neither side can be loaded; "" if at least one can."""
     runs = [run for side in costs.values() for run in side]
     return runs[0].message if all(run.outcome == "unsupported" for run in runs) else ""
 
@@ -131,9 +134,10 @@ def _unsupported(costs: Mapping[str, Sequence[LoadCost]]) -> str:
 def how_to_load(
     method: Method = "from_pretrained", dtype: str = "keep", memory_limit: str = "", *, with_mapping: bool = True
 ) -> Load:
-    """Return how probes load; `dtype` is "keep", "fp32", "fp16" or "bf16", `memory_limit` a size or "" for none.
+    """Return how probes load. `dtype` is "keep", "fp32", "fp16" or "bf16"; `memory_limit` is a size, or "" for no
+    limit.
 
-    With offload half the memory is for weights. Raises UsageError for what is no choice, and a limit that is no size.
+    With offload, half of the memory is for weights. Raises UsageError for an unknown choice or an invalid size.
     """
     limit = parse_bytes(memory_limit, "a memory limit") if memory_limit else None
     room = (limit or free_memory_bytes()) // 2 if method == "offload" else None
@@ -141,23 +145,23 @@ def how_to_load(
 
 
 def refuse_incomparable(checkpoint: Checkpoint, origin: Files) -> None:
-    """Raise UsageError where the probes, which load with transformers, cannot load `checkpoint`, that of `origin`.
+    """Raise UsageError if the probes, which load with transformers, cannot load `checkpoint` of the source `origin`.
 
-    Raises Refused where they are not installed, and ModelRefused where its config.json contradicts its headers.
+    Raises Refused if transformers is not installed, and ModelRefused if the config.json contradicts the headers.
     """
     refuse_contradiction(checkpoint.configs.get("", ""), (tensor.shape for tensor in checkpoint.tensors))
     if not checkpoint.is_plain_model:
-        library = "no known library" if checkpoint.library == "unknown" else checkpoint.library
-        what = f"the variant {checkpoint.variant}" if checkpoint.variant else f"for {library}"
-        what = "in the pieces of a training run" if checkpoint.of_ranks else what
+        what = f"is for {checkpoint.library}" if checkpoint.library != "unknown" else "is for no known library"
+        what = f"is the variant {checkpoint.variant}" if checkpoint.variant else what
+        what = "is in the pieces of a training run" if checkpoint.of_ranks else what
         name = source_name(checkpoint.source.kind, checkpoint.source.repo_id)
-        raise UsageError(f"{name} is {what}, which a comparison cannot load.", "Leave --compare out.", _LEAVE_OUT)
+        raise UsageError(f"A comparison cannot load {name}, which {what}.", "Leave --compare out.", _LEAVE_OUT)
     try:
         loadable_files(origin)
     except SourceError as error:
         names = name_some([file.path for file in checkpoint.weight_files])
-        message = f"{names}: transformers does not look for weights there, so a comparison cannot load the original."
-        hint = "Leave --compare out. The copy has the names that it looks for."
+        message = f"transformers does not find weights named {names}, so a comparison cannot load the original."
+        hint = "Leave --compare out. The copy has names that transformers finds."
         raise UsageError(message, hint, _LEAVE_OUT) from error
 
 
@@ -169,7 +173,7 @@ def compare_staged(
     rounds: int,
     configs: Mapping[str, bytes],
 ) -> Generator[Probed | Compared, None, Comparison]:
-    """Load the original and the result, which is not published yet and has its own `configs`, in turn."""
+    """Load the original and the result in turn. The result is not published yet, and has its own `configs`."""
     beside = [file for file in loadable_files(origin) if not is_weights(file.path)]
     written = {file.path: read_small(origin, file, file.bytes) for file in beside} | build_indexes(plan)
     written |= {path: text for path, text in configs.items() if path in written}

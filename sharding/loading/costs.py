@@ -1,4 +1,4 @@
-"""The frozen values of a comparison: what one load cost, what all of them say, and what follows."""
+"""The frozen values of a comparison: the cost of each load, the comparison of all loads, and the verdict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Cause = Literal["dtype", "format", "file-size", "memory-mapping", "unknown"]
 
 
 class Moment(NamedTuple):
-    """The memory of a process at one moment after its start; a row of four numbers in JSON."""
+    """The memory of a process at one moment after its start. In JSON it is a row of four numbers."""
 
     seconds: Seconds
     anon_bytes: Count
@@ -23,10 +23,10 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """What one fresh process paid to load a checkpoint and compute with it.
+    """The cost of one load in a fresh process, including a computation with the model.
 
-    `base_anon_bytes` is what the libraries alone take; `mapped_bytes` how much of the loaded weights still lies
-    in the page cache (None where the system does not tell). Equal `logits_sha256` mean bit-identical logits.
+    `base_anon_bytes` is the memory of the libraries alone. `mapped_bytes` is how much of the loaded weights is still in
+    the page cache (None if the system does not report it). Equal `logits_sha256` mean bit-identical logits.
     """
 
     outcome: Outcome
@@ -56,12 +56,12 @@ class LoadCost:
 
     @property
     def working_seconds(self) -> float:
-        """Seconds to load, to compute once and to generate: what a person waits for beyond the imports."""
+        """Seconds to load, to compute once and to generate: the time a person waits after the imports."""
         return sum(self.seconds.get(phase, 0.0) for phase in ("load", "forward", "tokens"))
 
     @property
     def is_mapped(self) -> bool | None:
-        """Whether most of the loaded weights are memory-mapped; None where the system does not tell."""
+        """Whether most of the loaded weights are memory-mapped; None if the system does not report it."""
         return None if self.mapped_bytes is None else 2 * self.mapped_bytes > self.loaded_bytes
 
 
@@ -79,13 +79,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Return median, smallest and largest of `values`."""
+        """Return the median, the smallest and the largest of `values`."""
         return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One sentence about a comparison, with the kind of answer it is and the cause it names."""
+    """The result of a comparison in a few sentences, with its kind and the cause that it names."""
 
     kind: Kind
     cause: Cause | None
@@ -94,7 +94,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The memory that a load should take by the model of `predict`: nothing here has been measured."""
+    """The memory that a load should take, calculated by `predict`. None of it was measured."""
 
     peak_anon_bytes: Count
     peak_file_bytes: Count
@@ -102,10 +102,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ClassicCost:
-    """What the tutorials' way takes for the same shards: load everything, save it, load that again.
+    """The cost of making the same shards in the classic way: load everything, save it, load that again.
 
-    `seconds` are None where it was not run, for the reason given; then memory and disk are predictions. Downloading
-    and pushing are not in it.
+    `seconds` is None if it was not run, and `reason_not_run` says why. Memory and disk are then predictions. Downloads
+    and uploads do not count.
     """
 
     seconds: Seconds | None
@@ -116,9 +116,9 @@ class ClassicCost:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Original and sharded copy loaded in turn, or, where `original` is empty, predictions and the reason why.
+    """Original and sharded copy loaded in turn. If `original` is empty, it holds predictions and the reason.
 
-    `classic` is what the job itself would have taken the classic way; None where that was not asked for.
+    `classic` is the cost of the same job in the classic way, or None if nobody asked for it.
     """
 
     method: str
@@ -141,7 +141,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """One load has been measured; round 0 is the warm-up and does not count."""
+    """One load was measured. Round 0 is the warm-up and does not count."""
 
     side: Literal["original", "sharded"]
     round: int
@@ -151,11 +151,11 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Original and sharded copy have been compared by loading them."""
+    """Original and sharded copy were compared by loading them."""
 
     comparison: Comparison
 
 
 def middle_run(costs: Sequence[LoadCost]) -> LoadCost:
-    """Return the run whose time is the median: the one whose curve is shown."""
+    """Return the run with the median time, whose curve is shown."""
     return sorted(costs, key=lambda cost: cost.working_seconds)[(len(costs) - 1) // 2]

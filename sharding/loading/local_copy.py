@@ -1,4 +1,6 @@
-"""Lay a checkpoint out in a folder so that a library can load it: links to what is here, downloads of the rest."""
+"""Put a checkpoint into a folder from which a library can load it, with links to local files and downloads of the
+others.
+"""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -12,26 +14,26 @@ from sharding.core.values import FileEntry
 
 
 def download_bytes(source: Files, files: Iterable[FileEntry]) -> int:
-    """Return how many bytes `lay_out` would download."""
+    """Return how many bytes `lay_out` downloads."""
     return sum(file.bytes for file in files if source.path(file.path) is None)
 
 
 def refuse_without_room(folder: Path, needed_bytes: int) -> None:
-    """Raise SourceError where the disk of `folder` lacks `needed_bytes`."""
+    """Raise SourceError if the disk of `folder` has no room for `needed_bytes`."""
     free_bytes = shutil.disk_usage(folder).free - DISK_FLOOR_BYTES
     if needed_bytes > free_bytes:
         raise SourceError(
-            f"{format_bytes(needed_bytes)} would have to be downloaded; the disk has {format_bytes(free_bytes)} free.",
-            "Free some room, or compare folders that are here already.",
+            f"The download needs {format_bytes(needed_bytes)}, but the disk has only {format_bytes(free_bytes)} free.",
+            "Free some disk space, or compare folders on this machine.",
         )
 
 
 def lay_out(
     source: Files, files: Iterable[FileEntry], folder: Path, written: Mapping[str, bytes] | None = None
 ) -> Path:
-    """Fill the new `folder` with `files` of `source`, and with `written` (name to content); return it.
+    """Fill the new `folder` with `files` of `source` and with `written` (name to content), and return it.
 
-    Raises SourceError where they cannot be had, or are not those whose hash the Hub states.
+    Raises SourceError if a file cannot be read, or does not match the hash that the Hub states.
     """
     folder.mkdir()
     for file in files:

@@ -1,4 +1,4 @@
-"""Let probes of an original and its sharded copy take turns, and collect what each cost."""
+"""Measure loads of an original and its sharded copy in turn."""
 
 import json
 import platform
@@ -23,7 +23,7 @@ Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How to load: the method, the dtype asked for (None: as stored), memory mapping and limits in bytes."""
+    """How to load: the method, the dtype to cast to (None: as stored), memory mapping, and limits in bytes."""
 
     method: Method = "from_pretrained"
     dtype: str | None = None
@@ -34,10 +34,10 @@ class Load:
 
 
 def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[Probed]:
-    """Load both folders in turn, `rounds` times each; yield every probe as it ends.
+    """Load both folders in turn, `rounds` times each, and yield every probe as it ends.
 
-    A warm-up of each, which does not count, comes first. Every second round goes the other way round, so that a
-    machine that grows slower favours nobody. A load that fails ends the turns: it would fail again.
+    A warm-up of each comes first and does not count. Every second round has the opposite order, so that a machine that
+    becomes slower favours neither. If a load fails, the round is the last one, because it would fail again.
     """
     sides: list[tuple[Literal["original", "sharded"], Path]] = [("original", original), ("sharded", sharded)]
     for number in range(rounds + 1):
@@ -52,9 +52,9 @@ def measure(original: Path, sharded: Path, load: Load, rounds: int) -> Iterator[
 
 
 def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost:
-    """Load the checkpoint in `folder` in a fresh process and return what that cost.
+    """Load the checkpoint in `folder` in a fresh process and return the cost.
 
-    That it does not load is a result as well. Raises ShardingError where the probe itself is broken.
+    A load that fails is a result as well. Raises ShardingError if the probe itself fails.
     """
     options: list[tuple[str, object]] = [
         ("--dtype", load.dtype),
@@ -67,17 +67,18 @@ def probe(folder: Path, load: Load, timeout_seconds: float = 3600.0) -> LoadCost
     command += ["--no-mmap"] * (not load.with_mapping) + ["--cold"] * load.cold
     done = subprocess.run(command, capture_output=True, text=True, env=child_variables(), stdin=subprocess.DEVNULL)
     if done.returncode:
-        raise ShardingError(f"A probe of {folder.name} broke down: {done.stderr.strip()[-300:]}", "Run it again.")
+        message = f"The process that loads {folder.name} failed: {done.stderr.strip()[-300:]}"
+        raise ShardingError(message, "Run it again.")
     return _cost(json.loads(done.stdout))
 
 
 def free_memory_bytes() -> int:
-    """Return how much memory a new process could take now without anybody being swapped out or killed."""
+    """Return how many bytes a new process can take now without swapping and without other processes being killed."""
     return int(psutil.virtual_memory().available)
 
 
 def describe_machine() -> str:
-    """Return one line: cores, memory, system, the versions of the libraries that load, what memory is counted as."""
+    """Return one line: cores, memory, system, versions of the libraries, and how memory is counted."""
     memory = format_bytes(psutil.virtual_memory().total)
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "safetensors"))
     counted = f", memory counted as {stand_in()}" if stand_in() else ""
@@ -85,7 +86,7 @@ def describe_machine() -> str:
 
 
 def thin(curve: Sequence[Moment], most: int = CURVE_MOMENTS) -> tuple[Moment, ...]:
-    """Return at most `most` moments of `curve` that keep its shape: the highest of every stretch, in order."""
+    """Return at most `most` moments of `curve` with the same shape: the highest of each stretch, in order."""
     if len(curve) <= most:
         return tuple(curve)
     edges = [len(curve) * number // most for number in range(most + 1)]

@@ -1,8 +1,8 @@
-"""Predict how much memory a load takes where it cannot be measured. Pure; time is not predicted.
+"""Predict how much memory a load takes if it cannot be measured. Pure; it does not predict time.
 
-The model is how transformers 5.23 loads: weights that are memory-mapped cost page cache only, a cast makes a second
-set in anonymous memory, and without mapping each file passes through memory whole. Its two constants are
-measurements of ours; `bench/loading.py` prints predictions beside what was measured, and a test compares them.
+The prediction follows how transformers 5.23 loads. Memory-mapped weights cost page cache only. A cast makes a second
+set in anonymous memory. Without mapping, each whole file passes through memory. We measured its two constants.
+`bench/loading.py` prints predictions beside measurements, and a test compares them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ from sharding.loading.costs import Prediction
 from sharding.loading.measure import Load
 
 BASE_ANON_BYTES = 275_000_000
-"""What Python, torch 2.13 and transformers 5.23 take by themselves, a small forward pass included."""
+"""Anonymous memory of Python, torch 2.13 and transformers 5.23 alone, with a small forward pass."""
 
 BASE_FILE_BYTES = 110_000_000
-"""Their libraries, which are mapped as well."""
+"""The mapped files of these libraries."""
 
 
 def predict(
     dtypes: Mapping[str, int], largest_file_bytes: int, dtype_asked: str | None, *, with_mapping: bool = True
 ) -> Prediction:
-    """Return what loading a checkpoint with `dtypes` (safetensors' name to bytes) should cost.
+    """Return the predicted cost of loading a checkpoint with `dtypes` (safetensors' name to bytes).
 
     >>> predict({"BF16": 14_500_000_000}, 10_000_000_000, "float16").peak_anon_bytes
     14775000000
@@ -42,7 +42,7 @@ def predict(
 
 
 def stored_dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """Return the bytes of each dtype."""
+    """Return how many bytes of `tensors` each dtype has."""
     dtypes: dict[str, int] = {}
     for tensor in tensors:
         dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.bytes
@@ -50,7 +50,7 @@ def stored_dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
 
 
 def predict_load(source: Files, files: Sequence[FileEntry], load: Load) -> Prediction:
-    """Return what loading `files` of `source` should cost, from headers and configuration."""
+    """Return the predicted cost of loading `files` of `source`, from headers and configuration."""
     weights = [file for file in files if file.path.endswith((".safetensors", ".bin"))]
     if weights[0].path.endswith(".bin"):
         dtypes = {_configured_dtype(source): sum(file.bytes for file in weights)}

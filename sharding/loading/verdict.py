@@ -1,7 +1,8 @@
-"""Say in one sentence what a comparison of loads shows, and why. Pure."""
+"""Explain the result of a comparison of loads in a few sentences. Pure."""
 
 from collections.abc import Callable, Sequence
 
+from sharding.core.dtypes import CASTABLE
 from sharding.core.text import format_bytes
 from sharding.loading.costs import Cause, Kind, LoadCost, Prediction, Spread, Verdict
 
@@ -9,21 +10,24 @@ _LEAST_MEMORY_SHARE = 0.1
 _LEAST_MEMORY_BYTES = 32_000_000
 _LEAST_TIME_SHARE = 0.25
 _LEAST_SECONDS = 0.5
-"""Below these a difference is noise: time varies by a fifth between runs of the same load, memory hardly."""
+"""A smaller difference is noise. Between runs of the same load, time varies by a fifth and memory hardly at all."""
+
+_CAST = {dtype.torch for dtype in CASTABLE.values()}
+"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
 
 
 def judge(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
-    """Return the verdict on runs of the same load of two checkpoints, at least one of each."""
+    """Return the verdict on runs of the same load of two checkpoints. Each has at least one run."""
     original_cost, sharded_cost = original[0], sharded[0]
     if {cost.outcome for cost in (*original, *sharded)} != {"loaded"}:
         return _not_loaded(original, sharded)
     if len({cost.logits_sha256 for cost in (*original, *sharded)}) > 1:
-        return Verdict("outputs-differ", None, "The two do not compute the same logits: they are not the same model.")
+        return Verdict("outputs-differ", None, "The two compute different logits, so they are not the same model.")
     memory = _difference(original, sharded, lambda cost: cost.peak_anon_bytes, _LEAST_MEMORY_SHARE, _LEAST_MEMORY_BYTES)
     time = _difference(original, sharded, lambda cost: cost.working_seconds, _LEAST_TIME_SHARE, _LEAST_SECONDS)
     cause = _cause(original_cost, sharded_cost) if memory <= 0 and time <= 0 else _cause(sharded_cost, original_cost)
     if not memory and (not time or cause == "unknown"):
-        return Verdict("no-difference", None, _no_difference(original, sharded))
+        return Verdict("no-difference", None, _no_difference(original, sharded, times_differ=bool(time)))
     kind: Kind = "gain" if memory <= 0 and time <= 0 else "loss" if memory >= 0 and time >= 0 else "mixed"
     reasons = []
     if memory:
@@ -31,16 +35,18 @@ def judge(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
     if time:
         reasons.append(f"{_seconds(sharded)} instead of {_seconds(original)} to load and compute")
     because = _because(cause, original_cost, sharded_cost)
-    return Verdict(kind, cause, f"The sharded copy needs {' and '.join(reasons)}{because}")
+    return Verdict(kind, cause, f"The sharded copy needs {' and '.join(reasons)}. {because}")
 
 
 def judge_predicted(original: Prediction, sharded: Prediction) -> Verdict:
-    """Return what two predictions say, marked as such in its first words."""
+    """Return the verdict on two predictions. Its first words say that they are predictions."""
     memory = (format_bytes(original.peak_anon_bytes), format_bytes(sharded.peak_anon_bytes))
     if abs(original.peak_anon_bytes - sharded.peak_anon_bytes) < _LEAST_MEMORY_SHARE * original.peak_anon_bytes:
         sentence = f"Predicted, not measured: no meaningful difference, about {memory[0]} of anonymous memory for both."
         return Verdict("no-difference", None, sentence)
-    sentence = f"Predicted, not measured: about {memory[1]} of anonymous memory instead of {memory[0]}."
+    sentence = (
+        f"Predicted, not measured: the sharded copy needs about {memory[1]} of anonymous memory instead of {memory[0]}."
+    )
     return Verdict("gain" if sharded.peak_anon_bytes < original.peak_anon_bytes else "loss", None, sentence)
 
 
@@ -51,7 +57,10 @@ def _difference(
     least_share: float,
     least: float,
 ) -> int:
-    """Return -1 where the sharded copy needs meaningfully less, 1 where more, else 0: the spreads must not overlap."""
+    """Return -1 if the sharded copy needs clearly less, 1 if it needs clearly more, else 0.
+
+    A difference is clear only if the spreads do not overlap.
+    """
     ours, theirs = (Spread.of([figure(cost) for cost in costs]) for costs in (sharded, original))
     change = ours.median - theirs.median
     if abs(change) < max(least, least_share * max(ours.median, theirs.median)):
@@ -76,39 +85,60 @@ def _cause(dear: LoadCost, cheap: LoadCost) -> Cause:
 def _because(cause: Cause, original: LoadCost, sharded: LoadCost) -> str:
     match cause:
         case "dtype":
-            cast, kept = (original, sharded) if original.is_cast else (sharded, original)
-            names = ("the original", "the copy") if original.is_cast else ("the copy", "the original")
+            sides = (("the original", original), ("the copy", sharded))
+            (cast_name, cast), (kept_name, kept) = sides if original.is_cast else sides[::-1]
             return (
-                f", because of the dtype on the disk, not of the shards: {names[1]} is stored in {_stored(kept)} as it "
-                f"is loaded, {names[0]} in {_stored(cast)} and cast while loading, which makes a second, "
-                "unmappable set of weights."
+                f"The reason is the dtype on the disk, not the shard size. {_upper(_casts(cast_name, cast))} while "
+                "loading, which makes a second set of weights that cannot be memory-mapped. "
+                f"{_upper(kept_name)} is stored in {_stored(kept)} and needs no cast."
             )
         case "format":
-            return (
-                f", because of the file format: {sharded.format} instead of {original.format}, not of the shard size."
-            )
+            return f"The reason is the file format ({sharded.format} instead of {original.format}), not the shard size."
         case "file-size":
             return (
-                ", because memory mapping is off, so that whole files pass through memory: the largest has "
-                f"{format_bytes(sharded.largest_file_bytes)} instead of {format_bytes(original.largest_file_bytes)}."
+                "The reason is that memory mapping is off, so each whole file passes through memory. The largest file "
+                f"has {format_bytes(sharded.largest_file_bytes)} in the copy and "
+                f"{format_bytes(original.largest_file_bytes)} in the original."
             )
         case "memory-mapping":
-            return ", because one of the two was memory-mapped and the other was not."
+            return "The reason is that one of the two was memory-mapped and the other was not."
         case "unknown":
-            return "; dtype, format and mapping are the same, so the cause lies outside the checkpoints."
+            return (
+                "A cast, the file format and memory mapping do not explain it, so the reason is probably outside the "
+                "checkpoints."
+            )
 
 
-def _no_difference(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> str:
+def _no_difference(original: Sequence[LoadCost], sharded: Sequence[LoadCost], *, times_differ: bool) -> str:
+    times = "which nothing in the checkpoints explains" if times_differ else "which is normal variation"
     sentence = (
-        f"No meaningful difference: both need about {_memory(sharded)} of anonymous memory, and {_seconds(original)} "
-        f"(original) and {_seconds(sharded)} (copy) to load and compute, which is within what a machine varies by."
+        f"No meaningful difference: both need about {_memory(sharded)} of anonymous memory. "
+        f"To load and compute takes {_seconds(original)} with the original and {_seconds(sharded)} with the copy, "
+        f"{times}."
     )
     if original[0].is_cast and sharded[0].is_cast:
+        casts = [_casts(name, cost) for name, cost in (("the original", original[0]), ("the copy", sharded[0]))]
+        both = _casts("each of the two", sharded[0])
+        if casts[0].replace("the original", "the copy") != casts[1]:
+            both = " and ".join(casts)
         sentence += (
-            f" Both are cast from {_stored(sharded[0])} to {sharded[0].dtype_asked} while loading; "
-            "only another dtype on the disk would change that, not another shard size."
+            f" {_upper(both)} while loading. Weights stored in {sharded[0].dtype_asked} need no cast. Another shard "
+            "size does not help."
         )
     return sentence
+
+
+def _casts(name: str, cost: LoadCost) -> str:
+    """Return from which dtypes a checkpoint is cast, and how many of its bytes if not all.
+
+    A checkpoint may store most weights in the dtype that was asked for, and only some of them, such as norms, in
+    another.
+    """
+    stored = cost.stored_dtypes or {}
+    cast = {dtype: size for dtype, size in stored.items() if dtype in _CAST and dtype != cost.dtype_asked}
+    dtypes = " and ".join(sorted(cast, key=lambda dtype: -cast[dtype])) or "an unknown dtype"
+    part = "" if sum(cast.values()) == sum(stored.values()) else f"{format_bytes(sum(cast.values()))} of "
+    return f"{part}{name} is cast from {dtypes} to {cost.dtype_asked}"
 
 
 def _not_loaded(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Verdict:
@@ -119,20 +149,23 @@ def _not_loaded(original: Sequence[LoadCost], sharded: Sequence[LoadCost]) -> Ve
         case [LoadCost() as original_cost, LoadCost() as sharded_cost]:
             if original_cost.message == sharded_cost.message:
                 return Verdict("not-loaded", None, f"Neither loads{under}: {original_cost.message}")
-            return Verdict(
-                "not-loaded", None, f"Neither loads{under}: {original_cost.message} And: {sharded_cost.message}"
-            )
+            messages = f"The original: {original_cost.message} The copy: {sharded_cost.message}"
+            return Verdict("not-loaded", None, f"Neither loads{under}. {messages}")
         case [LoadCost() as original_cost, None] if original_cost.outcome != "out-of-memory":
-            return Verdict("gain", None, f"The sharded copy loads, the original does not: {original_cost.message}")
+            return Verdict("gain", None, f"The sharded copy loads, but the original does not: {original_cost.message}")
         case [LoadCost() as original_cost, None]:
             cause = _cause(original_cost, sharded[0])
-            because = _because(cause, original_cost, sharded[0]) if cause in ("dtype", "format", "file-size") else "."
-            return Verdict("gain", cause, f"The sharded copy loads{under} and the original does not{because}")
+            sentence = f"The sharded copy loads{under}, but the original does not."
+            because = _because(cause, original_cost, sharded[0]) if cause in ("dtype", "format", "file-size") else ""
+            return Verdict("gain", cause, f"{sentence} {because}".rstrip())
         case [None, LoadCost() as sharded_cost]:
-            return Verdict(
-                "loss", None, f"The original loads{under}, the sharded copy does not: {sharded_cost.message}"
-            )
-    raise AssertionError("somebody asked why a load failed that did not")
+            sentence = f"The original loads{under}, but the sharded copy does not: {sharded_cost.message}"
+            return Verdict("loss", None, sentence)
+    raise AssertionError("every load succeeded")
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _memory(costs: Sequence[LoadCost]) -> str:

@@ -100,7 +100,7 @@ def test_a_plan_is_drawn_where_it_is_asked_for(run: Run, checkpoint: Path, tmp_p
     assert "checkpoint: 2 files → 5" in (tmp_path / "map.svg").read_text()
     refused = run("plan", checkpoint, "--picture", tmp_path / "no/such/folder.svg", "--json")
     assert refused.returncode == 3
-    assert "could not be written" in json.loads(refused.stdout)["error"]["message"]
+    assert "cannot be written" in json.loads(refused.stdout)["error"]["message"]
 
 
 @pytest.mark.parametrize("size", ["0", "-1GB", "10 apples", "nan", "200M"])
@@ -308,7 +308,7 @@ def test_verify_says_what_it_has_not_checked(run: Run, checkpoint: Path, tmp_pat
     run("shard", checkpoint, tmp_path / "out")
     done = run("verify", checkpoint, tmp_path / "out")
     assert (
-        "Not checked: code, configuration, tokenizer, other files beside the weights and what a report says"
+        "Not checked: code, configuration, tokenizer, other files beside the weights and the figures of a report"
         in done.stdout
     )
     unchecked = json.loads(run("verify", checkpoint, tmp_path / "out", "--json").stdout)["unchecked"]

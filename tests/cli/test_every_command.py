@@ -131,7 +131,7 @@ def test_where_there_is_no_memory_to_begin_a_sentence_says_so(
     with pytest.raises(SystemExit) as end:
         start.main()
     said = capsys.readouterr()
-    assert end.value.code == 3 and said.err.startswith("This machine has not enough memory for it.\n")
+    assert end.value.code == 3 and said.err.startswith("This machine does not have enough memory.\n")
     errors = [json.loads(line)["error"] for line in said.out.splitlines()]
     assert len(errors) == bool(way)
     for told in errors:

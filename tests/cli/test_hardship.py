@@ -123,7 +123,7 @@ def test_too_little_memory_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     for command in ("inspect", "plan"):
         result = run(command, str(tmp_path), "--json", memory_bytes=150_000_000)
-        assert said(result) == "This machine has not enough memory for it."
+        assert said(result) == "This machine does not have enough memory."
 
 
 def dying(threads: str) -> str:
@@ -142,7 +142,7 @@ def test_a_thread_that_dies_of_too_little_memory_keeps_nobody_waiting(
         push(hub, checkpoint, "alice/source")
         command = ["shard", "alice/source", str(tmp_path / "out"), "-s", "60kB", "--json"]
         result = run(*command, program=dying(threads), HF_ENDPOINT=hub.address, HF_TOKEN=TOKEN)
-    assert json.loads(result.stdout)["error"]["message"] == "This machine has not enough memory for it."
+    assert json.loads(result.stdout)["error"]["message"] == "This machine does not have enough memory."
     assert result.returncode == 3
 
 
@@ -172,7 +172,7 @@ runpy.run_module("sharding", run_name="__main__", alter_sys=True)
 def test_too_little_memory_for_the_program_itself_is_a_sentence(module: str, error: str, checkpoint: Path) -> None:
     program = FAILING.replace("MODULE", repr(module)).replace("ERROR", error)
     result = run("inspect", str(checkpoint), "--json", program=program)
-    assert said(result) == "This machine has not enough memory for it."
+    assert said(result) == "This machine does not have enough memory."
 
 
 def test_a_module_that_is_missing_is_no_lack_of_memory(checkpoint: Path) -> None:

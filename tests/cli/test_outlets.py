@@ -86,7 +86,7 @@ def run(words: list[str], place: Path, **more: Any) -> "subprocess.CompletedProc
 
 def is_quiet(stderr: str) -> bool:
     """Whether nothing is said of a pipe, and nothing of Python's own."""
-    return not any(word in stderr for word in ("Traceback", "Exception ignored", "roken pipe", "fault of the program"))
+    return not any(word in stderr for word in ("Traceback", "Exception ignored", "roken pipe", "bug in the program"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

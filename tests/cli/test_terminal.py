@@ -132,4 +132,4 @@ def test_where_copies_differ_is_said_of_each_place_up_to_a_number(screen: Screen
 def test_what_is_known_of_no_branch_is_said_of_each_side(screen: Screen) -> None:
     screen.terminal.verification(replace(SAME, unreached=("a/b@0123456789abcdef", "c/d@fedcba9876543210")))
     for repo, commit in (("a/b", "0123456789ab"), ("c/d", "fedcba987654")):
-        assert f"No branch and no tag of {repo} is known to lead to its commit {commit}" in screen.results
+        assert f"No known branch or tag of {repo} contains commit {commit}" in screen.results

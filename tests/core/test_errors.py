@@ -41,7 +41,7 @@ def test_a_sentence_is_left_as_it_is_up_to_the_bound() -> None:
 
 def test_a_replacement_that_is_refused_names_the_copy_that_is_there_first() -> None:
     error = ReplaceRefused("alice/copy", "alice/old", "alice/new")
-    assert error.message == "alice/copy holds a copy of alice/old, which a copy of alice/new would replace."
+    assert error.message == "alice/copy holds a copy of alice/old. A copy of alice/new would replace it."
     assert "--overwrite" in error.hint and error.there == "alice/old" and error.exit_status == 3
     assert error.remedy == Remedy("overwrite")
 
@@ -86,8 +86,8 @@ class ArrowMemoryError(Exception):
 def test_a_lack_of_memory_is_told_as_that(error: Exception) -> None:
     assert is_lack_of_memory(error)
     said = unforeseen(error)
-    assert type(said) is Refused and said.message == "This machine has not enough memory for it."
-    assert "What is finished is kept" in said.hint
+    assert type(said) is Refused and said.message == "This machine does not have enough memory."
+    assert "Finished work is kept" in said.hint
 
 
 @pytest.mark.parametrize("error", [ValueError("memory"), ImportError("no typer"), KeyError("allocate")], ids=repr)

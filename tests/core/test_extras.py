@@ -65,7 +65,7 @@ def test_a_job_that_needs_an_extra_is_refused_before_anything_is_written(
     ids=["plan", "compare", "devices"],
 )
 def test_a_question_that_needs_an_extra_is_refused(plain: None, checkpoint: Path, ask: Callable[[str], object]) -> None:
-    with pytest.raises(Refused, match="needs what a plain install does not bring"):
+    with pytest.raises(Refused, match="needs libraries that a plain install does not include"):
         ask(str(checkpoint))
 
 

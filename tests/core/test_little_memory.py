@@ -29,8 +29,8 @@ OTHERS: list[Exception] = [
 def test_a_lack_of_memory_is_one_sentence_in_whatever_words_it_comes(error: Exception) -> None:
     said = unforeseen(error)
     assert is_lack_of_memory(error) and isinstance(said, Refused)
-    assert said.message == "This machine has not enough memory for it."
-    assert said.hint.startswith("Give it more memory") and said.exit_status == 3
+    assert said.message == "This machine does not have enough memory."
+    assert said.hint.startswith("Use a machine with more memory") and said.exit_status == 3
 
 
 @pytest.mark.parametrize("error", OTHERS, ids=repr)

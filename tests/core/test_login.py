@@ -49,7 +49,7 @@ def test_of_a_saved_login_that_is_no_text_nothing_is_said_but_where_it_is(saved:
     with pytest.raises(Refused) as refused:
         hub_token()
     assert refused.value.message == (
-        f"The saved login cannot be read from {saved / 'token'}: it is no text of a token."
+        f"The saved login cannot be read from {saved / 'token'}: it does not contain a token."
     )
     assert "hf auth login" in refused.value.hint and "HF_TOKEN" in refused.value.hint
 
@@ -78,7 +78,7 @@ def test_each_file_of_a_saved_login_is_read_up_to_its_bound_and_no_further(
 @pytest.mark.parametrize("login", ["me:hf_secret@", "hf_secret@", ":hf_secret@"])
 def test_a_login_in_the_address_of_the_hub_is_shown_nowhere(login: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"https://{login}hub.example/path")
-    with pytest.raises(UsageError, match="There is a login in HF_ENDPOINT") as refused:
+    with pytest.raises(UsageError, match="HF_ENDPOINT contains a login") as refused:
         hub_endpoint()
     assert "hf_secret" not in f"{refused.value.message} {refused.value.hint}"
     assert "hf_secret" not in "".join(traceback.format_exception(refused.value))

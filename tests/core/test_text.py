@@ -132,7 +132,7 @@ def test_parameters_are_counted_as_in_the_names_of_models(number: int, shown: st
 def test_a_name_has_at_most_so_many_characters_and_all_of_them_can_be_written() -> None:
     for letter in "nü":
         assert name_problem(letter * MAX_NAME_CHARACTERS) == ""
-        assert "at most 4,096 are taken" in name_problem(letter * (MAX_NAME_CHARACTERS + 1))
+        assert "at most 4,096 are allowed" in name_problem(letter * (MAX_NAME_CHARACTERS + 1))
     assert name_problem("model.\udce9") == "is not UTF-8"
 
 

@@ -113,8 +113,8 @@ def test_what_was_read_here_says_what_nobody_has_checked(
     judged: Callable[..., Any], record: Callable[..., JobRecord]
 ) -> None:
     unchecked = (
-        "Not checked: code, configuration, tokenizer, other files beside the weights and what a report says of time, "
-        "memory and bytes moved."
+        "Not checked: code, configuration, tokenizer, other files beside the weights and the figures of a report for "
+        "time, memory and bytes moved."
     )
     infinite = "How many numbers became infinite in the cast was not counted."
     for dtype, more in (("keep", ()), ("bf16", (infinite,))):
@@ -139,7 +139,7 @@ def test_a_record_is_not_green_where_no_branch_leads_to_either_commit_then_or_no
 ) -> None:
     level = "made-here" if kind == "shard" else "read-now"
     assert judged(record(kind=kind)).level == level
-    said = "No branch and no tag of somebody/else is known to lead to its commit 111111111111"
+    said = "No known branch or tag of somebody/else contains commit 111111111111"
     for found in (
         judged(record(kind=kind), unreached={repo: UNMERGED}),
         judged(record(kind=kind, unreached=(UNMERGED,))),

@@ -160,8 +160,8 @@ def test_who_has_no_home_is_told_to_set_a_folder(tmp_path: Path) -> None:
     done = serve(tmp_path / "desk", SHARD_FOLDER="", XDG_STATE_HOME="", HOME="no/home")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "You have no home folder that could hold the jobs of the page.",
-        "Set SHARD_FOLDER.",
+        "You have no home folder, so the page has no place for its jobs.",
+        "Set SHARD_FOLDER to a folder for them.",
     ]
 
 

@@ -126,7 +126,7 @@ def test_a_large_map_is_gathered_and_loses_nothing(
 def test_a_gathered_cell_says_what_it_stands_for() -> None:
     _, drawn = planned(checkpoint(layers(400, experts=4)), 10**9)
     titles = [cell.title for cell in drawn.cells if cell.kind == "expert"]
-    assert "8 tensors of the expert kind in model.layers.1 to model.layers.2" in titles
+    assert "8 expert tensors in model.layers.1 to model.layers.2" in titles
 
 
 def test_a_copy_without_a_known_source_has_no_today() -> None:

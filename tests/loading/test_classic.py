@@ -111,7 +111,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures_before_it_is_load
     monkeypatch.setattr("sharding.loading.classic.free_memory_bytes", lambda: 100_000_000)
     with pytest.raises(SourceError, match=r"about 27\d\.\d MB of memory .* 85\.0 MB can be used") as caught:
         classic(source, tmp_path / "out")
-    assert "leave --engine out" in caught.value.hint
+    assert "Leave --engine out" in caught.value.hint
     assert not (tmp_path / "out").exists()
 
 
@@ -132,4 +132,4 @@ def test_it_pushes_to_a_hub_and_runs_no_code_of_a_repo(served: Callable[..., Ser
 def test_the_command_takes_the_engine(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     done = run("shard", checkpoint, tmp_path / "out", "-s", "60kB", "--engine", "classic", "--dtype", "fp16")
     assert done.returncode == 3
-    assert "The classic engine cannot do this checkpoint" in done.stderr
+    assert "The classic engine cannot re-shard this checkpoint" in done.stderr

@@ -141,6 +141,6 @@ def test_a_model_that_fits_neither_into_memory_nor_onto_the_disk_is_refused_with
     else:
         usage = shutil.disk_usage(tmp_path)
         monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(SourceError, match=r"The classic engine would need .*B.*B (can be used here|are free)\.") as no:
+    with pytest.raises(SourceError, match=r"The classic engine needs .*B.*B (can be used here|are free)\.") as no:
         classic(str(in_two_files(tmp_path / "in")), tmp_path / "out")
-    assert "leave --engine out" in no.value.hint and not (tmp_path / "out").exists()
+    assert "Leave --engine out" in no.value.hint and not (tmp_path / "out").exists()

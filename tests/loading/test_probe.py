@@ -136,6 +136,18 @@ def test_a_bin_file_gives_the_same_logits_by_torch_load(tmp_path: Path) -> None:
     assert in_process(original, "from_pretrained")["format"] == "bin"
 
 
+def test_a_load_casts_only_if_weights_are_stored_in_another_dtype(tmp_path: Path) -> None:
+    original = models.save("llama", tmp_path / "original", max_shard_size="10GB")
+    file = original / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"counter": torch.arange(3)}, file, metadata={"format": "pt"})
+    assert not in_process(original, "from_pretrained", dtype="bfloat16")["is_cast"], "an integer is never cast"
+    norm = {"model.norm.weight": tensors["model.norm.weight"].to(torch.float16)}
+    save_file(tensors | norm, file, metadata={"format": "pt"})
+    assert in_process(original, "from_pretrained", dtype="bfloat16")["is_cast"]
+    assert not in_process(original, "from_pretrained")["is_cast"], "no dtype was asked for"
+
+
 def test_one_flipped_bit_changes_the_logits_and_is_named_by_verify(tmp_path: Path) -> None:
     original = models.save("llama", tmp_path / "original")
     sharded = reshard(original, tmp_path / "sharded", "30kB")

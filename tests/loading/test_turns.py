@@ -128,7 +128,7 @@ def test_memory_over_time_is_drawn_where_it_is_asked_for(pair: tuple[str, str], 
     drawn = draw_memory(*(middle_run(costs).curve for costs in (found.original, found.sharded)))
     assert (tmp_path / "memory.svg").read_text() == drawn
     assert [middle_run(costs).curve[0].anon_bytes // MB for costs in (found.original, found.sharded)] == [220, 300]
-    with pytest.raises(DestinationError, match="could not be written"):
+    with pytest.raises(DestinationError, match="cannot be written"):
         list(job.compare(*pair, rounds=1, picture=str(tmp_path / "no/such/folder.svg")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.svg", "one", "other"]
 
@@ -140,7 +140,7 @@ def test_where_both_do_not_fit_into_memory_a_prediction_is_made_and_marked(
     found = last(job.compare(*pair, rounds=1, picture=str(tmp_path / "memory.svg"))).comparison
     assert probes.loaded == [] and not found.is_measured and not (tmp_path / "memory.svg").exists()
     reason = found.reason_not_measured
-    assert reason.startswith("It would take about") and "1.0 MB are free" in reason
+    assert reason.startswith("Loading needs about") and "only 1.0 MB are free" in reason
     assert found.verdict.sentence.startswith("Predicted, not measured: ")
     assert all(side.peak_anon_bytes > 0 for side in found.predicted)
     limited = job.how_to_load(memory_limit="4GB")  # whether it loads under that is what is asked

@@ -35,8 +35,9 @@ def test_the_same_dtype_resharded_makes_no_meaningful_difference() -> None:
 def test_a_copy_stored_as_it_is_loaded_beats_a_cast_and_the_dtype_is_named() -> None:
     verdict = judge([CAST] * 3, [replace(BASE, dtype_asked="float16")] * 3)
     assert (verdict.kind, verdict.cause) == ("gain", "dtype")
-    assert "not of the shards" in verdict.sentence
-    assert "float16" in verdict.sentence and "bfloat16" in verdict.sentence
+    assert "the dtype on the disk, not the shard size" in verdict.sentence
+    assert "The original is cast from bfloat16 to float16" in verdict.sentence
+    assert "The copy is stored in float16 and needs no cast." in verdict.sentence
     assert judge([BASE] * 3, [CAST] * 3).kind == "loss"
 
 
@@ -45,11 +46,12 @@ def test_a_copy_that_needs_more_is_a_loss_with_the_cause_on_its_side() -> None:
     asked = replace(BASE, dtype_asked="float16")
     verdict = judge([asked] * 3, [CAST] * 3)
     assert (verdict.kind, verdict.cause) == ("loss", "dtype")
-    assert "the original is stored in float16 as it is loaded, the copy in bfloat16 and cast" in verdict.sentence
+    assert "The copy is cast from bfloat16 to float16" in verdict.sentence
+    assert "The original is stored in float16 and needs no cast." in verdict.sentence
     one_file = replace(UNMAPPED, largest_file_bytes=2 * GB, peak_anon_bytes=4 * GB)
     verdict = judge([UNMAPPED] * 3, [one_file] * 3)
     assert (verdict.kind, verdict.cause) == ("loss", "file-size")
-    assert "the largest has 2.0 GB instead of 200.0 MB" in verdict.sentence
+    assert "The largest file has 2.0 GB in the copy and 200.0 MB in the original." in verdict.sentence
     verdict = judge([BASE] * 3, [UNMAPPED] * 3)
     assert (verdict.kind, verdict.cause) == ("loss", "memory-mapping")
     quick = replace(CAST, seconds={"load": 0.5, "forward": 0.2})
@@ -70,7 +72,26 @@ def test_a_difference_of_a_tenth_of_the_memory_counts_and_a_smaller_one_does_not
 def test_two_casts_make_no_difference_and_the_hint_says_what_would() -> None:
     verdict = judge([CAST] * 3, [CAST] * 3)
     assert verdict.kind == "no-difference"
-    assert "Both are cast from bfloat16 to float16" in verdict.sentence
+    assert "Each of the two is cast from bfloat16 to float16 while loading." in verdict.sentence
+    assert "Weights stored in float16 need no cast." in verdict.sentence
+
+
+def test_only_weights_in_another_dtype_than_the_wanted_one_are_said_to_be_cast() -> None:
+    """Most of these weights are in float16 already: nothing is cast from float16 to float16."""
+    some = replace(CAST, stored_dtypes={"float16": 2 * GB, "float32": GB // 10, "I64": 4096})
+    sentence = judge([some] * 3, [some] * 3).sentence
+    assert "100.0 MB of each of the two is cast from float32 to float16 while loading." in sentence
+    sentence = judge([some] * 3, [replace(BASE, dtype_asked="float16")] * 3).sentence
+    assert "100.0 MB of the original is cast from float32 to float16 while loading" in sentence
+
+
+def test_two_casts_from_different_dtypes_are_both_named() -> None:
+    wide = replace(CAST, stored_dtypes={"float32": 4 * GB, "float64": GB})
+    sentence = judge([wide] * 3, [CAST] * 3).sentence
+    cast = "The original is cast from float32 and float64 to float16 and the copy is cast from bfloat16 to float16"
+    assert f"{cast} while loading." in sentence
+    unknown = replace(CAST, stored_dtypes=None)
+    assert "is cast from an unknown dtype to float16" in judge([unknown] * 3, [unknown] * 3).sentence
 
 
 def test_without_mapping_smaller_files_are_a_gain_and_the_file_size_is_named() -> None:
@@ -87,7 +108,9 @@ def test_another_format_is_named() -> None:
 
 def test_time_alone_without_a_cause_in_the_files_is_no_difference() -> None:
     slow = replace(BASE, seconds={"load": 20.0, "forward": 1.0})
-    assert judge([slow] * 3, [BASE] * 3).kind == "no-difference"
+    verdict = judge([slow] * 3, [BASE] * 3)
+    assert verdict.kind == "no-difference" and "which nothing in the checkpoints explains" in verdict.sentence
+    assert "which is normal variation" in judge([BASE] * 3, [BASE] * 3).sentence
 
 
 def test_times_whose_spreads_overlap_are_no_difference() -> None:
@@ -108,7 +131,7 @@ def test_where_a_method_cannot_load_the_original_its_reason_is_the_verdict() -> 
     unsupported = replace(BASE, outcome="unsupported", message="It has other names.", format="", files=0)
     verdict = judge([unsupported], [BASE])
     assert (verdict.kind, verdict.cause) == ("gain", None)
-    assert verdict.sentence == "The sharded copy loads, the original does not: It has other names."
+    assert verdict.sentence == "The sharded copy loads, but the original does not: It has other names."
 
 
 def test_different_logits_are_never_called_a_gain() -> None:

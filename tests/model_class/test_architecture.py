@@ -75,7 +75,7 @@ def test_what_transformers_refuses_is_refused_and_what_it_does_not_know_is_cast_
 ) -> None:
     (checkpoint / "config.json").write_text('{"model_type": "mine"}')
     options = Options(dtype="bf16")
-    monkeypatch.setattr("subprocess.run", ended(0, {"refused": "It takes more memory than allowed."}))
+    monkeypatch.setattr("subprocess.run", ended(0, {"refused": "The model takes more memory than allowed."}))
     with pytest.raises(ModelRefused, match="more memory than allowed"):
         job.plan(str(checkpoint), options)
     for run in (ended(0, {"unsupported": "It is mine."}), ended(1, said=b"Traceback\nValueError: It is mine.\n")):

@@ -85,7 +85,7 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
     said = headline(page, "read-now")
     expect(said).to_contain_text(f"All 14 tensors bit-identical to {small}@")
     expect(page.locator("#result")).to_contain_text("Not checked: code, configuration, tokenizer,")
-    assert "what a report says of time" in " ".join(api_result(space, name)["trust"]["reasons"])
+    assert "the figures of a report for time" in " ".join(api_result(space, name)["trust"]["reasons"])
     assert "good" in (said.get_attribute("class") or "")
     assert api_result(space, name)["trust"]["level"] == "read-now"
 
@@ -155,7 +155,7 @@ def test_weights_of_a_pull_request_are_named_so_and_never_green(
     hub.api("hf_alice").upload_folder(repo_id=famous, folder_path=folder)
     (folder / "config.json").write_text("{}")
     commit = propose(hub, folder, famous)
-    said = f"No branch and no tag of {famous} is known to lead to its commit {commit[:12]}"
+    said = f"No known branch or tag of {famous} contains commit {commit[:12]}"
 
     page = visit(space, f"?repo={famous}@{commit}&size=90kB", user="bob")
     expect(page.get_by_label("The model")).to_contain_text("a commit on no known branch")

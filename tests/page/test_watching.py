@@ -205,7 +205,7 @@ def test_a_job_that_is_done_is_green_unless_its_weights_are_of_a_commit_that_nob
         (state,) = states(shown)
         assert ("good" in state) == (source == MODEL), state
         assert check or f'data-trust="{"made-here" if source == MODEL else "unreached"}"' in shown
-        assert check or ("No branch and no tag of bob/model is known" in shown) == (source == unmerged)
+        assert check or ("No known branch or tag of bob/model contains" in shown) == (source == unmerged)
 
 
 # --- Results ------------------------------------------------------------------------------------------------

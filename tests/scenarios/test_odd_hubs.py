@@ -70,7 +70,7 @@ def test_what_nobody_foresaw_is_a_fault_of_the_program_with_status_3() -> None:
     assert ended.returncode == 3
     error = json.loads(ended.stdout)["error"]
     assert (error["kind"], "ZeroDivisionError" in error["message"]) == ("Fault", True)
-    assert "fault of the program" in error["message"] and "Please report" in error["hint"]
+    assert "bug in the program" in error["message"] and "Please report" in error["hint"]
     assert "Traceback" not in ended.stderr
 
 
@@ -127,7 +127,7 @@ def test_what_the_client_itself_refuses_is_not_asked_again_and_again_nor_blamed_
 def test_a_login_in_the_address_of_the_hub_is_refused_and_not_shown(hub: InHouse) -> None:
     ended = command(hub, "inspect", SOURCE, "--json", HF_ENDPOINT=hub.address.replace("://", "://me:secret@"))
     assert ended.returncode == 2
-    assert "There is a login in HF_ENDPOINT" in json.loads(ended.stdout)["error"]["message"]
+    assert "HF_ENDPOINT contains a login" in json.loads(ended.stdout)["error"]["message"]
     assert "secret" not in ended.stdout + ended.stderr
 
 

@@ -55,7 +55,7 @@ def invoke(hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> Invoke:
         monkeypatch.setenv("HF_ENDPOINT", endpoint or hub.address)
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code in (0, 3), result.output
-        assert "fault of the program" not in result.stderr
+        assert "bug in the program" not in result.stderr
         assert TOKEN not in result.output + result.stderr
         return result
 

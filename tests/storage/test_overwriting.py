@@ -41,7 +41,7 @@ def test_in_a_folder_another_models_copy_stays_until_it_may_go(models: tuple[str
     finish(job.shard(one, str(out), "60kB"))
     before = listing(out)
     with pytest.raises(
-        ReplaceRefused, match=r"out holds a copy of the folder one, which a copy of the folder other would replace"
+        ReplaceRefused, match=r"out holds a copy of the folder one\. A copy of the folder other would replace it"
     ) as refusal:
         finish(job.shard(other, str(out), "60kB"))
     assert "--overwrite" in refusal.value.hint
@@ -70,9 +70,7 @@ def test_in_a_repo_another_models_copy_stays_until_it_may_go(hub: InHouse, tmp_p
         lambda: finish(job.shard("alice/other", "alice/copy", "60kB", **asks)),  # type: ignore[arg-type]
         lambda: job.check("alice/other", "alice/copy", **asks),  # type: ignore[arg-type]
     ):
-        with pytest.raises(
-            ReplaceRefused, match="alice/copy holds a copy of alice/one, which a copy of alice/other"
-        ) as no:
+        with pytest.raises(ReplaceRefused, match=r"alice/copy holds a copy of alice/one\. A copy of alice/other") as no:
             ask()
         assert no.value.there == "alice/one"
     assert not hub.asked("^(POST|PUT|DELETE) .*(commit|branch|create|delete|settings)")
@@ -92,7 +90,7 @@ def test_a_copy_of_a_folder_with_the_name_of_a_repo_is_no_copy_of_that_repo(hub:
         path_or_fileobj=place / "sharding_report.json", path_in_repo="sharding_report.json", repo_id="alice/of-folder"
     )
     with pytest.raises(
-        ReplaceRefused, match="alice/of-folder holds a copy of the folder alice/one, which a copy of alice/one"
+        ReplaceRefused, match=r"alice/of-folder holds a copy of the folder alice/one\. A copy of alice/one"
     ):
         shard(hub, "alice/one", "alice/of-folder")
     with pytest.raises(ReplaceRefused, match="holds a copy of the folder alice/one"):

@@ -94,7 +94,7 @@ def test_of_a_commit_that_no_branch_leads_to_it_is_neither_green_nor_red(told: T
     for side in ("copy", "original"):
         unmerged = replace(told, **{side: replace(getattr(told, side), unreached=("a/b@" + "1" * 40,))})
         found = judge(unmerged.report, unmerged.files, unmerged.copy, unmerged.original)
-        assert found.level == "unreached" and "No branch and no tag of a/b" in found.reasons[0]
+        assert found.level == "unreached" and "No known branch or tag of a/b" in found.reasons[0]
     wrong = judge(unmerged.report, (), unmerged.copy, unmerged.original)
     assert wrong.level == "contradicted" and lowered(wrong, ("a/b@1",)) == wrong
 
@@ -132,7 +132,7 @@ def test_every_commit_that_no_branch_leads_to_is_named_once_and_before_all_else(
     copy = replace(told.copy, unreached=("a/copy@" + "1" * 40, "a/base@" + "2" * 40))
     original = replace(told.original or told.copy, unreached=("a/source@" + "3" * 40, "a/base@" + "2" * 40))
     found = judge(told.report, told.files, copy, original)
-    repos = [reason.partition("no tag of ")[2].partition(" is known")[0] for reason in found.reasons[:3]]
+    repos = [reason.partition("branch or tag of ")[2].partition(" contains")[0] for reason in found.reasons[:3]]
     assert (found.level, repos) == ("unreached", ["a/copy", "a/base", "a/source"])
     assert found.reasons[3:] == judge(told.report, told.files, told.copy, told.original).reasons
     claimed = judge(told.report, told.files, copy, None, "It is gone.")

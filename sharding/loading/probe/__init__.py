@@ -1,5 +1,5 @@
-"""Load one checkpoint in a process of its own and say what that cost. Imports no room of ours.
+"""Load one checkpoint in a process of its own and report the cost. Imports few other modules of the package.
 
-`python -m sharding.loading.probe FOLDER` prints one JSON object. A load is judged together with a forward pass, as a
-memory-mapped load has paid for nothing yet when it returns.
+`python -m sharding.loading.probe FOLDER` prints one JSON object. The cost includes a forward pass, because a
+memory-mapped load reads nothing until then.
 """

@@ -1,8 +1,8 @@
-"""Hold one process to an amount of memory: a memory cgroup where one can be made, else RLIMIT_DATA.
+"""Limit the memory of one process: with a memory cgroup if one can be created, else with RLIMIT_DATA.
 
-The cgroup (v1) counts what the kernel counts, page cache included, which it drops before it kills. RLIMIT_DATA
-counts private writable mappings whether or not they are touched, weights mapped by torch among them: what
-passes under it fits; what fails under it might have fitted.
+The cgroup (v1) counts as the kernel counts, including the page cache, which the kernel drops before it kills.
+RLIMIT_DATA counts private writable mappings, even those that nobody touches, such as weights that torch maps. A load
+that passes under it fits into memory. A load that fails under it might still fit.
 """
 
 import os
@@ -18,7 +18,7 @@ _MOUNT = Path("/sys/fs/cgroup/memory")
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """A limit that is in force: what enforces it, and `enter`, which the new process calls before it is itself."""
+    """A limit that is in force. `by` is its kind. The new process calls `enter` before its program starts."""
 
     by: str
     enter: Callable[[], object]
@@ -26,7 +26,7 @@ class Cap:
 
     @property
     def anon_bytes(self) -> int | None:
-        """What the cgroup is charged with for anonymous memory now; None without a cgroup."""
+        """Anonymous memory that the cgroup counts now; None without a cgroup."""
         if self.folder is None:
             return None
         for line in (self.folder / "memory.stat").read_text().splitlines():
@@ -37,7 +37,7 @@ class Cap:
 
 @contextmanager
 def memory_cap(limit_bytes: int, by: str | None) -> Iterator[Cap]:
-    """Yield a cap of `limit_bytes`; `by` insists on "cgroup" or "rlimit". Raises OSError where that is not possible."""
+    """Yield a cap of `limit_bytes`. `by` is "cgroup", "rlimit" or None for either. Raises OSError if that fails."""
     folder = None
     if by != "rlimit":
         try:
@@ -61,7 +61,7 @@ def _make_cgroup(limit_bytes: int) -> Path:
     folder.mkdir()
     try:
         (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
-        with suppress(FileNotFoundError):  # a kernel that does not account for swap
+        with suppress(FileNotFoundError):  # on a kernel without accounting of swap
             (folder / "memory.memsw.limit_in_bytes").write_text(str(limit_bytes))
     except OSError:
         folder.rmdir()
@@ -78,11 +78,11 @@ def _remove(folder: Path) -> None:
 
 
 def _own() -> Path:
-    """Return this process's own memory cgroup (cgroups(7)): limits set on it hold for what is made inside."""
+    """Return the memory cgroup of this process (cgroups(7)). Its limits also apply to cgroups inside it."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(",") and (_MOUNT / path.lstrip("/")).is_dir():
             return _MOUNT / path.lstrip("/")
     if not (_MOUNT / "memory.limit_in_bytes").exists():
-        raise FileNotFoundError(f"{_MOUNT} is no memory cgroup of version 1")
+        raise FileNotFoundError(f"{_MOUNT} is not a memory cgroup of version 1")
     return _MOUNT

@@ -1,6 +1,6 @@
-"""The process that loads: import, load, one forward pass, a few tokens; a line of JSON after each.
+"""The process that loads: import, load, one forward pass, a few tokens. It writes a line of JSON after each step.
 
-No code of a repo is run: a model class is transformers' own or there is none.
+It runs no code of a repo. The model class is transformers' own, or the load is not supported.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.
 
 
 def main() -> None:
-    """Load as the first argument says (JSON) and write to the file descriptor `said` in it what was found."""
+    """Load as the first argument (JSON) asks, and write the facts to its file descriptor `said`."""
     asked = json.loads(sys.argv[1])
     stream = os.fdopen(asked["said"], "w", buffering=1)
 
@@ -31,7 +31,7 @@ def main() -> None:
     folder = Path(asked["folder"])
     try:
         say(phase="import", at=time.monotonic())
-        import accelerate  # noqa: F401 - part of what an import costs
+        import accelerate  # noqa: F401 - its import is part of the cost
         import transformers.modeling_utils  # noqa: F401
 
         with memory_allowance(load_allowance(folder)):
@@ -40,15 +40,15 @@ def main() -> None:
     except Unsupported as error:
         say(outcome="unsupported", message=str(error))
     except MemoryError as error:
-        say(outcome="out-of-memory", message=str(error) or "There was no memory left.")
-    except Exception as error:  # whatever a library raises is this probe's answer
+        say(outcome="out-of-memory", message=str(error) or "No memory was left.")
+    except Exception as error:  # any error of a library is an answer of this probe
         refused = any(words in str(error) for words in ("memory", "Cannot allocate"))
         outcome = "out-of-memory" if refused and asked["memory_limit"] else "failed"
         say(outcome=outcome, message=f"{type(error).__name__}: {error}"[:1000])
 
 
 def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) -> None:
-    """Load the checkpoint in `folder` by the method `asked` for, compute, and `say` what was found."""
+    """Load the checkpoint in `folder` by the method in `asked`, compute, and report facts to `say`."""
     import torch
     import transformers
 
@@ -70,7 +70,7 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
             files=len(files),
             format=files[0].suffix[1:],
             stored_dtypes=stored,
-            is_cast=asked["dtype"] is not None and stored.keys() != {asked["dtype"]},
+            is_cast=asked["dtype"] is not None and bool(stored.keys() & _FLOATS - {asked["dtype"]}),
         )
         read_bytes = _disk_bytes_read()
         model = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload}).eval()
@@ -92,7 +92,7 @@ def _from_pretrained(cls: Any, config: Any, folder: Path, dtype: Any, asked: dic
 
 def _offload(cls: Any, config: Any, folder: Path, dtype: Any, asked: dict[str, Any]) -> Any:
     if not asked["max_memory"]:
-        raise Unsupported("Offloading needs a budget for what is kept in memory.")
+        raise Unsupported("Offloading needs a limit for the weights that stay in memory.")
     max_memory = {"cpu": asked["max_memory"]}
     return _pretrained(cls, folder, dtype, device_map="auto", max_memory=max_memory, offload_folder=asked["offload"])
 
@@ -117,7 +117,7 @@ def _load_checkpoint_and_dispatch(cls: Any, config: Any, folder: Path, dtype: An
     classes = sorted(model._no_split_modules or [])
     try:
         load_checkpoint_and_dispatch(model, folder, {"": "cpu"}, no_split_module_classes=classes, dtype=dtype)
-    except NotImplementedError:  # a weight that no file has cannot leave the meta device
+    except NotImplementedError:  # a weight that is in no file cannot leave the meta device
         _refuse_missing(_on_meta(model))
         raise
     _refuse_missing(_on_meta(model))
@@ -129,7 +129,7 @@ def _load_sharded_checkpoint(cls: Any, config: Any, folder: Path, dtype: Any, as
     from transformers.trainer_utils import load_sharded_checkpoint
 
     if not any((folder / index).exists() for index in _INDEXES):
-        raise Unsupported("load_sharded_checkpoint needs an index, and a checkpoint in one file has none.")
+        raise Unsupported("load_sharded_checkpoint needs an index, but a checkpoint in one file has none.")
     with no_init_weights():
         model = cls._from_config(config, dtype=dtype or config.dtype)
     model.tie_weights()
@@ -181,12 +181,12 @@ def _refuse_missing(names: Any) -> None:
     if names:
         some = ", ".join(names[:3])
         raise Unsupported(
-            f"{len(names)} weights of the model are not in the files under their names ({some}): "
-            "transformers renames or fuses them while loading, and this method does not, or they are missing."
+            f"{len(names)} weights of the model are not in the files under their names ({some}). They are missing, or "
+            "transformers renames or fuses them while loading, which this method does not do."
         )
 
 
-# --- What is said about a loaded model --------------------------------------------------------------------
+# --- Facts about a loaded model ---------------------------------------------------------------------------
 
 
 def _forward(model: Any, say: Callable[..., None]) -> None:
@@ -208,7 +208,7 @@ def _generate(model: Any, count: int, say: Callable[..., None]) -> None:
 
 
 def _weights(model: Any, files: list[Path]) -> dict[str, Any]:
-    """Return what a model holds: bytes, dtypes, and how many bytes still lie in the mapped files."""
+    """Return the weights of a model: bytes, dtypes, and how many bytes are still in the mapped files."""
     tensors = {tensor.data_ptr(): tensor for tensor in model.parameters() if not tensor.is_meta}.values()
     dtypes: Counter[str] = Counter()
     for tensor in tensors:
@@ -222,7 +222,7 @@ def _weights(model: Any, files: list[Path]) -> dict[str, Any]:
 
 
 def _mapped_ranges(files: list[Path]) -> list[tuple[int, int]] | None:
-    """Return the addresses that `files` are mapped to: proc(5), /proc/PID/maps; None where there is none."""
+    """Return the addresses that `files` are mapped to: proc(5), /proc/PID/maps; None on systems without it."""
     wanted = {os.path.realpath(file) for file in files}
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -234,10 +234,10 @@ def _mapped_ranges(files: list[Path]) -> list[tuple[int, int]] | None:
 
 
 def weight_files(folder: Path, method: str) -> list[Path]:
-    """Return the files that `method` loads: safetensors first, but for torch.load and accelerate."""
+    """Return the files that `method` loads: safetensors first, except for torch.load and accelerate."""
     if named := json.loads((folder / "config.json").read_text()).get("transformers_weights"):
         if method not in ("from_pretrained", "offload"):
-            raise Unsupported(f"config.json names {named} as its weights, and this method knows the usual names only.")
+            raise Unsupported(f"config.json names {named} as its weights, but this method knows only the usual names.")
         return _listed(folder / named) if named.endswith(".json") else [folder / named]
     names = list(_INDEXES.items())
     if method in ("torch_load", "load_checkpoint_and_dispatch"):
@@ -247,7 +247,7 @@ def weight_files(folder: Path, method: str) -> list[Path]:
             return [folder / single]
         if (folder / index).exists():
             return _listed(folder / index)
-    raise Unsupported("There are no weights in it that this method loads.")
+    raise Unsupported("The folder has no weights that this method can load.")
 
 
 def _listed(index: Path) -> list[Path]:
@@ -256,10 +256,12 @@ def _listed(index: Path) -> list[Path]:
 
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+_FLOATS = set(_NAMES.values())
+"""Dtypes that a load casts to the dtype that was asked for. Integers, booleans and fp8 count as not cast."""
 
 
 def _stored_dtypes(files: list[Path]) -> dict[str, int]:
-    """Return the bytes of each dtype on the disk, from the headers."""
+    """Return how many bytes each dtype has on the disk, from the headers."""
     dtypes: Counter[str] = Counter()
     for file in files:
         if file.suffix == ".bin":

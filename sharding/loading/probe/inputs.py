@@ -9,7 +9,7 @@ _SOUND_SAMPLES = 4000
 
 
 def fixed_inputs(model: Any) -> dict[str, Any]:
-    """Return the same input for the same configuration, always: what the forward pass of `model` cannot do without."""
+    """Return the input that the forward pass of `model` needs. It is always the same for the same configuration."""
     import torch
 
     config = model.config
@@ -18,7 +18,7 @@ def fixed_inputs(model: Any) -> dict[str, Any]:
     tokens = (torch.arange(_FIRST_TOKEN, _FIRST_TOKEN + _TOKENS) % vocabulary).view(1, _TOKENS)
     known = inspect.signature(model.forward).parameters
     names = {model.main_input_name}
-    # Models of two towers, such as CLIP, need both; those of text that may see pictures do not.
+    # Models with two towers, such as CLIP, need both inputs. Text models that accept pictures need only text.
     if "pixel_values" in known and not model.can_generate() and getattr(config, "vision_config", None):
         names |= {"pixel_values", "input_ids"} & set(known)
     makers = {

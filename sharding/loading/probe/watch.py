@@ -1,4 +1,4 @@
-"""Start the process that loads, watch its memory from outside, and say how it ended."""
+"""Start the process that loads, and watch its memory from outside until it ends."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _KILLED = -9
 
 
 def watch(arguments: Namespace) -> dict[str, Any]:
-    """Probe `arguments.folder` in a new process; return what it said, what it cost and its memory over time."""
+    """Probe `arguments.folder` in a new process; return its facts, its cost and its memory over time."""
     cache = "warm"
     if arguments.cold:
         cache = drop(path for path in arguments.folder.iterdir() if path.name.endswith(_WEIGHTS))
@@ -78,14 +78,15 @@ def watch(arguments: Namespace) -> dict[str, Any]:
 
 def _how_it_ended(status: int, timed_out: bool, phase: list[str], tail: str) -> dict[str, str]:
     if timed_out:
-        return {"outcome": "failed", "message": f"It took too long, in phase {phase[0]}."}
+        return {"outcome": "failed", "message": f"It took too long in the phase {phase[0]!r}."}
     if status == _KILLED:
-        return {"outcome": "out-of-memory", "message": f"The kernel killed it for memory, in phase {phase[0]}."}
-    return {"outcome": "failed", "message": f"It ended with {status} in phase {phase[0]}: {tail[-500:]}"}
+        message = f"It used too much memory in the phase {phase[0]!r}, so the kernel killed it."
+        return {"outcome": "out-of-memory", "message": message}
+    return {"outcome": "failed", "message": f"It ended with status {status} in the phase {phase[0]!r}: {tail[-500:]}"}
 
 
 def _seconds(phases: dict[str, float], started: float, end: float) -> dict[str, float]:
-    """Return how long each phase took that was finished, and the whole process."""
+    """Return how long each finished phase took, and the whole process."""
     order = list(phases.items())
     spans = {name: later - at for (name, at), (_, later) in zip(order, order[1:], strict=False)}
     return {"start": order[0][1] - started if order else end, **spans, "total": end}
@@ -106,10 +107,10 @@ class _Samples:
         self.last = 0.0
 
     def take(self) -> None:
-        """Note anonymous, file-mapped and total memory now."""
+        """Record the current anonymous, file-mapped and total memory."""
         try:
             anon, file, total = self._from_proc() if self._has_proc else self._from_psutil()
-        except (OSError, LookupError, psutil.Error):  # it ended while it was looked at
+        except (OSError, LookupError, psutil.Error):  # it has just ended
             return
         self.last = time.monotonic() - self._started
         self._curve.append((round(self.last, 4), anon, file, total))
@@ -117,7 +118,7 @@ class _Samples:
             self._peak_cgroup = max(self._peak_cgroup, self._cap.anon_bytes or 0)
 
     def results(self) -> dict[str, Any]:
-        """Return peaks and the curve: seconds, and bytes of anonymous, file-mapped and all memory."""
+        """Return the peaks and the curve: seconds, and bytes of anonymous, file-mapped and total memory."""
         anon, file, total = (max((row[column] for row in self._curve), default=0) for column in (1, 2, 3))
         return {
             "peak_anon_bytes": anon,
@@ -130,8 +131,8 @@ class _Samples:
         }
 
     def _from_proc(self) -> tuple[int, int, int]:
-        # proc(5): RssAnon is what the kernel cannot drop and read again; VmHWM is its own peak of the sum, which misses
-        # nothing that comes and goes between two samples.
+        # proc(5): the kernel cannot drop RssAnon and read it again. VmHWM is the kernel's own peak of the sum. It also
+        # counts memory that comes and goes between two samples.
         lines = self._status.read_text().splitlines()
         sizes = {
             key: int(rest.split()[0]) * 1024
@@ -144,6 +145,6 @@ class _Samples:
         total = int(self._process.memory_info().rss)
         try:
             anon = int(self._process.memory_full_info().uss)
-        except psutil.AccessDenied:  # macOS shows it to root only
+        except psutil.AccessDenied:  # macOS shows it only to root
             anon = total
         return anon, total - anon, total
