@@ -1,13 +1,18 @@
-"""Build small repos in the Hub's real format: random weights, a tokenizer trained on the spot, a model card.
+"""Build small sample repos in the Hub's real format.
 
-`python -m sharding.demo.samples FOLDER` builds all of them.
+Each has a tokenizer, which is trained on the spot, and a model card. One model knows a poem; the others have random
+weights. `python -m sharding.demo.samples FOLDER` builds all of them.
 """
 
+import codecs
+import importlib
+import io
 import os
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +25,9 @@ _TEXTS = 60
 _LFS = ("safetensors", "bin", "distcp")
 _FP8_BLOCK = 128
 _RANKS = 2
+_STEPS = 60
+_RANDOM = ("random-weights", "Random weights: this model has learned nothing.")
+_POEM = ("demo", "This model has learned one poem by heart, the Zen of Python. It knows nothing else.")
 _CARD = """\
 ---
 license: apache-2.0
@@ -27,28 +35,32 @@ language: en
 pipeline_tag: {task}
 library_name: transformers
 tags:
-- random-weights
+- {tag}
 ---
 
 # {title}
 
-Random weights: this model has learned nothing. It exists to be downloaded, re-sharded and loaded.
+{knowledge} It exists to be downloaded, re-sharded and loaded.
 """
 
 
 def build_mistral(folder: Path) -> Path:
     """Write a Mistral of about 60 MB (bfloat16, two weight files) to `folder`, which must not exist; return it.
 
-    The same weights at every call. Takes a few seconds, and torch and transformers.
+    It continues the Zen of Python from "Beautiful is better than". On one machine every call writes the same weights.
+    Takes some seconds, and needs torch and transformers.
     """
     import torch
     from transformers import MistralConfig, MistralForCausalLM
 
     tokenizer, sizes = _begin(folder, pad_token_id=None)
     sizes |= {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 10, "max_position_embeddings": 2048}
-    config = MistralConfig(num_attention_heads=8, num_key_value_heads=2, **sizes)
-    MistralForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="40MB")
-    return _finish(folder, tokenizer)
+    # With the usual 0.02, places in a text look too much alike to the head.
+    config = MistralConfig(num_attention_heads=8, num_key_value_heads=2, initializer_range=0.05, **sizes)
+    model = MistralForCausalLM(config).to(torch.bfloat16)
+    _learn_by_heart(model, tokenizer, _read_zen())
+    model.save_pretrained(folder, max_shard_size="40MB")
+    return _finish(folder, tokenizer, knowledge=_POEM)
 
 
 def build_t5(folder: Path) -> Path:
@@ -165,13 +177,47 @@ def _begin(folder: Path, **sizes: Any) -> tuple["PreTrainedTokenizerFast", dict[
     return tokenizer, {"vocab_size": _VOCABULARY, **sizes}
 
 
-def _finish(folder: Path, tokenizer: "PreTrainedTokenizerFast", task: str = "text-generation") -> Path:
+def _read_zen() -> str:
+    """The Zen of Python without its title. Every Python has it, in a module that prints it on import."""
+    with redirect_stdout(io.StringIO()):
+        zen = importlib.import_module("this")
+    return codecs.decode(zen.s, "rot13").partition("\n\n")[2]
+
+
+def _learn_by_heart(model: Any, tokenizer: "PreTrainedTokenizerFast", text: str) -> None:
+    """Train the output head of `model` until it continues `text` from its start: a second or two.
+
+    The other weights stay random. Each place in the text makes another hidden state, and that is enough for the head.
+    """
+    import torch
+
+    tokens = tokenizer(text, return_tensors="pt").input_ids
+    with torch.no_grad():
+        states = model.model(input_ids=tokens).last_hidden_state[0, :-1].float()
+    head = model.lm_head.weight.detach().float().requires_grad_()
+    optimizer = torch.optim.AdamW([head], lr=0.01)
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(states @ head.T, tokens[0, 1:]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        model.lm_head.weight.copy_(head)
+
+
+def _finish(
+    folder: Path,
+    tokenizer: "PreTrainedTokenizerFast",
+    task: str = "text-generation",
+    knowledge: tuple[str, str] = _RANDOM,
+) -> Path:
     tokenizer.save_pretrained(folder)
-    return _describe(folder, task)
+    return _describe(folder, task, knowledge)
 
 
-def _describe(folder: Path, task: str = "text-generation") -> Path:
-    (folder / "README.md").write_text(_CARD.format(title=folder.name, task=task))
+def _describe(folder: Path, task: str, knowledge: tuple[str, str] = _RANDOM) -> Path:
+    """Write the card with a tag and a sentence on what the model knows, and .gitattributes; return `folder`."""
+    tag, sentence = knowledge
+    (folder / "README.md").write_text(_CARD.format(title=folder.name, task=task, tag=tag, knowledge=sentence))
     (folder / ".gitattributes").write_text("".join(f"*.{end} filter=lfs diff=lfs merge=lfs -text\n" for end in _LFS))
     return folder
 

@@ -11,8 +11,8 @@ from typing import Any
 
 SOURCE, DESTINATION = "samples/mistral-60m", "demo/mistral-60m-sharded"
 SHARD_SIZE = "10MB"
-PROMPT = "Return the number of"
-NEW_TOKENS = 12
+PROMPT = "Beautiful is better than"
+NEW_TOKENS = 14
 USER = "demo"
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     """Work in the folder `demo`; exit with 1 if the two copies disagree."""
     place = Path("demo")
     rmtree(place, ignore_errors=True)
-    print("Starting a Hub on this machine, with sample models of random weights …", flush=True)
+    print("Starting a Hub on this machine with sample models …", flush=True)
     with serve_hub(place / "hub", "--user", USER) as endpoint:
         command = ["shard", SOURCE, DESTINATION, "--max-shard-size", SHARD_SIZE]
         print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
@@ -28,7 +28,7 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "sharding", *command], env=env, check=True)
         print("\nDownloading both with huggingface_hub …", flush=True)
         folders = [download(repo_id, place, endpoint) for repo_id in (SOURCE, DESTINATION)]
-    print(f"Loading both with transformers, {NEW_TOKENS} tokens from each after {PROMPT!r}:")
+    print(f"Loading both with transformers. Each writes {NEW_TOKENS} tokens after {PROMPT!r}:")
     texts = [generate(folder) for folder in folders]
     for folder, text in zip(folders, texts, strict=True):
         print(f"  ./{str(folder):<27} {text!r}")
@@ -46,7 +46,7 @@ def serve_hub(folder: Path, *options: str) -> Iterator[str]:
         try:
             word, _, address = hub.stdout.readline().strip().partition(" ")
             if word != "ready":
-                sys.exit("The Hub did not start; its words stand above.")
+                sys.exit("The Hub did not start. Its message stands above.")
             yield address
         finally:
             hub.terminate()
