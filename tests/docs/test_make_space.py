@@ -1,16 +1,21 @@
 """`make space OWNER=name` writes a folder that becomes a Space of that owner as it is."""
 
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.conftest import ROOT
-from tests.docs.pages import prose
+from tests.conftest import ROOT, environment
+from tests.docs.pages import blocks, prose
 from tests.docs.test_shown import check
+from tests.localhub.conftest import Server
+
+DEPLOY = ROOT / "docs/deploy.md"
 
 
 def tracked(folder: Path) -> list[str]:
@@ -32,6 +37,10 @@ def clone(tmp_path: Path) -> Path:
     return clone
 
 
+def unnumbered(text: str) -> str:
+    return re.sub(r"\d[\d.]*", "N", text)
+
+
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = ["make", "--no-print-directory", "space", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -50,6 +59,8 @@ def test_it_holds_what_a_space_needs_and_prints_the_next_command(clone: Path) ->
     command = done.stdout.splitlines()[-1].split()
     assert command == ["hf", "upload", "alice/shard-my-repo", "space", ".", "--type", "space"]
     check(tuple(command))
+    (shown,) = (block for block in blocks(DEPLOY, "console") if block.startswith("$ make space"))
+    assert unnumbered(shown.partition("\n")[2]) == unnumbered(done.stdout)
 
 
 def test_its_readme_names_the_owner_and_leads_somewhere(clone: Path) -> None:
@@ -95,3 +106,24 @@ def test_a_folder_with_a_history_is_left_alone(clone: Path) -> None:
     (clone / "space/.git").mkdir(parents=True)
     assert make(clone, "OWNER=alice").returncode == 2
     assert [path.name for path in (clone / "space").iterdir()] == [".git"]
+
+
+@pytest.mark.thorough
+def test_the_commands_of_the_page_make_a_space_on_a_hub(clone: Path, tmp_path: Path) -> None:
+    (commands,) = (block for block in blocks(DEPLOY, "console") if block.startswith("$ hf repos create"))
+    server = Server(tmp_path / "hub")
+    try:
+        server.start()
+        assert make(clone, "OWNER=alice").returncode == 0
+        env = environment() | {"HF_ENDPOINT": server.address, "HF_TOKEN": "hf_alice", "HF_HOME": str(tmp_path / "home")}
+        for line in ["$ hf auth whoami", *commands.splitlines()]:
+            if line.startswith("$ hf "):
+                hf = [str(Path(sys.executable).with_name("hf")), *shlex.split(line)[2:]]
+                subprocess.run(hf, cwd=clone, env=env, check=True, capture_output=True, timeout=300)
+        files = set(server.api().list_repo_files("alice/shard-my-repo", repo_type="space"))
+    finally:
+        server.stop()
+    space = clone / "space"
+    assert files - {".gitattributes"} == {
+        path.relative_to(space).as_posix() for path in space.rglob("*") if path.is_file()
+    }
