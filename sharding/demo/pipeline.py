@@ -1,4 +1,4 @@
-"""Show one model on two processes offline: each takes its own part from a Hub on this machine, and computes with it."""
+"""Show one model on two processes without a network. Each takes its part from a Hub on this machine."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ _RANKS = 2
 
 
 def main() -> None:
-    """Work in the folder `demo/pipeline`; exit with 1 if two processes write something else than one."""
+    """Work in the folder `demo/pipeline`. Exit with 1 if two processes write another text than one process."""
     place = Path("demo", "pipeline")
     rmtree(place, ignore_errors=True)
     parts = [place / f"rank{rank}" for rank in range(_RANKS)]

@@ -66,7 +66,7 @@ def build_mistral(folder: Path) -> Path:
 def build_t5(folder: Path) -> Path:
     """Write a T5 of about 6 MB (float32, one safetensors file; one embedding under three names) to a new `folder`.
 
-    The same in half the bytes is its variant fp16.
+    Its variant fp16 has the same weights in half the bytes.
     """
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -74,7 +74,7 @@ def build_t5(folder: Path) -> Path:
     first = sizes["bos_token_id"]
     model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=first, pad_token_id=first, **sizes))
     deepcopy(model).half().save_pretrained(folder, variant="fp16")
-    model.save_pretrained(folder)  # last: config.json is that of the plain weights
+    model.save_pretrained(folder)  # last, because config.json belongs to the plain weights
     return _finish(folder, tokenizer, task="translation")
 
 
@@ -103,7 +103,7 @@ def build_llama(folder: Path) -> Path:
 
 
 def build_fp8(folder: Path) -> Path:
-    """Write a Qwen3 of about 4 MB to a new `folder`, in FP8 with a scale for each 128 x 128, as DeepSeek does."""
+    """Write a Qwen3 of about 4 MB to a new `folder`, in FP8 with a scale for each 128 x 128 block, as DeepSeek does."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -126,9 +126,9 @@ def build_fp8(folder: Path) -> Path:
 
 
 def build_ranks(folder: Path) -> Path:
-    """Write the weights of `build_t5` to a new `folder` as two ranks of a training save them: each its own half.
+    """Write the weights of `build_t5` to a new `folder`, as the two ranks of a training run save them: each its half.
 
-    torch.distributed.checkpoint writes them. Nothing says which model that is: `--base` does.
+    torch.distributed.checkpoint writes the files. They do not say which model that is, so `--base` has to.
     """
     import torch.multiprocessing
 
@@ -139,13 +139,13 @@ def build_ranks(folder: Path) -> Path:
 
 
 def _save_rank(rank: int, place: Path, folder: Path) -> None:
-    """Save what one rank holds of the model in `place` to `folder`; the others do so at the same time."""
+    """Save one rank's half of the model in `place` to `folder`. All ranks do so at the same time."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import load_file
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-    # Else gloo listens at whatever address the name of this machine has.
+    # Otherwise gloo listens on the address that the name of this machine resolves to.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     dist.init_process_group("gloo", init_method=f"file://{place}/ranks", rank=rank, world_size=_RANKS)
     mesh = init_device_mesh("cpu", (_RANKS,))
@@ -167,7 +167,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
 
 
 def _begin(folder: Path, **sizes: Any) -> tuple["PreTrainedTokenizerFast", dict[str, Any]]:
-    """Make `folder`; return a tokenizer, and `sizes` of a configuration with what follows from it."""
+    """Make `folder`. Return a tokenizer, and `sizes` of a configuration with the vocabulary and token ids added."""
     import torch
 
     tokenizer = _train_tokenizer()
@@ -230,7 +230,7 @@ def _train_tokenizer() -> "PreTrainedTokenizerFast":
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=["<s>", "</s>"], show_progress=False)
-    # English at hand on every machine: the sources of Python's own library.
+    # Every machine has these English texts: the sources of Python's own library.
     texts = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:_TEXTS]
     tokenizer.train([str(path) for path in texts], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
