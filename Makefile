@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo pipeline run test thorough browser check bench matrix torture soak live fuzz mutants lock class-table messages clean help
+.PHONY: demo pipeline run space test thorough browser check bench matrix torture soak live fuzz mutants lock class-table messages clean help
 
 demo: .venv/installed  ## show the whole job on a Hub on this machine
 	$(BIN)/python -m sharding.demo.whole_job
@@ -13,6 +13,9 @@ pipeline: .venv/installed  ## show one model on two processes, each with its own
 # The page as a visitor sees it, on a loopback Hub with samples, signed in as a demo user.
 run: .venv/installed  ## serve the page without a network
 	$(BIN)/python -m sharding.demo.offline
+
+space:  ## write into space/ what a Space of OWNER needs
+	@$(PYTHON) .ci/space.py '$(OWNER)'
 
 # What a change is tried with: some seven minutes on two cores. Three processes keep those busy, as tests often wait.
 # tests/conftest.py says which tests stay together.
@@ -90,7 +93,7 @@ messages: .venv/tested  ## write down every message of the tool
 	$(BIN)/python -m tests.messages
 
 clean:  ## remove what all of these have made
-	rm -rf .venv demo fuzz
+	rm -rf .venv demo fuzz space
 
 help:  ## list these
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-12s%s\n", $$1, $$2 }' Makefile

@@ -1,4 +1,4 @@
-"""Show the page as a visitor sees it, without a network: a loopback Hub with samples, and a demo user signed in."""
+"""Show the page without a network, on a Hub on this machine with samples, to a demo user who is signed in."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ FOLDER = Path("demo/hub")
 
 
 def main() -> None:
-    """Serve both until Ctrl-C."""
-    print("Starting a Hub on this machine with sample models; the first time it builds them …", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which interrupts, as Ctrl-C does
+    """Serve the Hub and the page until Ctrl-C or SIGTERM."""
+    print("Starting a Hub on this machine with sample models. The first start builds them …", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     with suppress(KeyboardInterrupt), serve_hub(FOLDER, "--org", f"acme={USER},bob") as address:
-        print(f"The Hub is {address}. The page signs in as {USER}; stop both with Ctrl-C.", flush=True)
+        print(f"The Hub is {address}. The page signs in as {USER}. Stop both with Ctrl-C.", flush=True)
         here = {
             "HF_ENDPOINT": address,
             "HF_TOKEN": f"hf_{USER}",

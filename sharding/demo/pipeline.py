@@ -1,4 +1,4 @@
-"""Show one model on two processes offline: each takes its own part from a Hub on this machine, and computes with it."""
+"""Show one model on two processes without a network. Each takes its part from a Hub on this machine."""
 
 import os
 import subprocess
@@ -12,11 +12,11 @@ _RANKS = 2
 
 
 def main() -> None:
-    """Work in the folder `demo/pipeline`; exit with 1 if two processes write something else than one."""
+    """Work in the folder `demo/pipeline`. Exit with 1 if two processes write another text than one process."""
     place = Path("demo", "pipeline")
     rmtree(place, ignore_errors=True)
     parts = [place / f"rank{rank}" for rank in range(_RANKS)]
-    print("Starting a Hub on this machine, with sample models of random weights …", flush=True)
+    print("Starting a Hub on this machine with sample models …", flush=True)
     with serve_hub(place / "hub", "--user", USER) as endpoint:
         env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": f"hf_{USER}", "HF_HOME": str(place / "home")}
         for rank, part in enumerate(parts):
@@ -24,9 +24,8 @@ def main() -> None:
             print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
             subprocess.run([sys.executable, "-m", "sharding", *command], env=env, check=True)
         whole = download(SOURCE, place, endpoint)
-    print(
-        f"\nLoading the whole in one process, the parts in {_RANKS}; {NEW_TOKENS} tokens after {PROMPT!r}:", flush=True
-    )
+    print(f"\nLoading the whole model in one process, then its parts in {_RANKS} processes.")
+    print(f"Each writes {NEW_TOKENS} tokens after {PROMPT!r}:", flush=True)
     alone = generate(whole)
     print(f"  one process    {alone!r}", flush=True)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_RANKS)]

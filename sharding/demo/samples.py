@@ -1,13 +1,18 @@
-"""Build small repos in the Hub's real format: random weights, a tokenizer trained on the spot, a model card.
+"""Build small sample repos in the Hub's real format.
 
-`python -m sharding.demo.samples FOLDER` builds all of them.
+Each has a tokenizer, which is trained on the spot, and a model card. One model knows a poem; the others have random
+weights. `python -m sharding.demo.samples FOLDER` builds all of them.
 """
 
+import codecs
+import importlib
+import io
 import os
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +25,9 @@ _TEXTS = 60
 _LFS = ("safetensors", "bin", "distcp")
 _FP8_BLOCK = 128
 _RANKS = 2
+_STEPS = 60
+_RANDOM = ("random-weights", "Random weights: this model has learned nothing.")
+_POEM = ("demo", "This model has learned one poem by heart, the Zen of Python. It knows nothing else.")
 _CARD = """\
 ---
 license: apache-2.0
@@ -27,34 +35,38 @@ language: en
 pipeline_tag: {task}
 library_name: transformers
 tags:
-- random-weights
+- {tag}
 ---
 
 # {title}
 
-Random weights: this model has learned nothing. It exists to be downloaded, re-sharded and loaded.
+{knowledge} It exists to be downloaded, re-sharded and loaded.
 """
 
 
 def build_mistral(folder: Path) -> Path:
     """Write a Mistral of about 60 MB (bfloat16, two weight files) to `folder`, which must not exist; return it.
 
-    The same weights at every call. Takes a few seconds, and torch and transformers.
+    It continues the Zen of Python from "Beautiful is better than". On one machine every call writes the same weights.
+    Takes some seconds, and needs torch and transformers.
     """
     import torch
     from transformers import MistralConfig, MistralForCausalLM
 
     tokenizer, sizes = _begin(folder, pad_token_id=None)
     sizes |= {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 10, "max_position_embeddings": 2048}
-    config = MistralConfig(num_attention_heads=8, num_key_value_heads=2, **sizes)
-    MistralForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="40MB")
-    return _finish(folder, tokenizer)
+    # With the usual 0.02, places in a text look too much alike to the head.
+    config = MistralConfig(num_attention_heads=8, num_key_value_heads=2, initializer_range=0.05, **sizes)
+    model = MistralForCausalLM(config).to(torch.bfloat16)
+    _learn_by_heart(model, tokenizer, _read_zen())
+    model.save_pretrained(folder, max_shard_size="40MB")
+    return _finish(folder, tokenizer, knowledge=_POEM)
 
 
 def build_t5(folder: Path) -> Path:
     """Write a T5 of about 6 MB (float32, one safetensors file; one embedding under three names) to a new `folder`.
 
-    The same in half the bytes is its variant fp16.
+    Its variant fp16 has the same weights in half the bytes.
     """
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -62,7 +74,7 @@ def build_t5(folder: Path) -> Path:
     first = sizes["bos_token_id"]
     model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=first, pad_token_id=first, **sizes))
     deepcopy(model).half().save_pretrained(folder, variant="fp16")
-    model.save_pretrained(folder)  # last: config.json is that of the plain weights
+    model.save_pretrained(folder)  # last, because config.json belongs to the plain weights
     return _finish(folder, tokenizer, task="translation")
 
 
@@ -91,7 +103,7 @@ def build_llama(folder: Path) -> Path:
 
 
 def build_fp8(folder: Path) -> Path:
-    """Write a Qwen3 of about 4 MB to a new `folder`, in FP8 with a scale for each 128 x 128, as DeepSeek does."""
+    """Write a Qwen3 of about 4 MB to a new `folder`, in FP8 with a scale for each 128 x 128 block, as DeepSeek does."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -114,9 +126,9 @@ def build_fp8(folder: Path) -> Path:
 
 
 def build_ranks(folder: Path) -> Path:
-    """Write the weights of `build_t5` to a new `folder` as two ranks of a training save them: each its own half.
+    """Write the weights of `build_t5` to a new `folder`, as the two ranks of a training run save them: each its half.
 
-    torch.distributed.checkpoint writes them. Nothing says which model that is: `--base` does.
+    torch.distributed.checkpoint writes the files. They do not say which model that is, so `--base` has to.
     """
     import torch.multiprocessing
 
@@ -127,13 +139,13 @@ def build_ranks(folder: Path) -> Path:
 
 
 def _save_rank(rank: int, place: Path, folder: Path) -> None:
-    """Save what one rank holds of the model in `place` to `folder`; the others do so at the same time."""
+    """Save one rank's half of the model in `place` to `folder`. All ranks do so at the same time."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import load_file
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-    # Else gloo listens at whatever address the name of this machine has.
+    # Otherwise gloo listens on the address that the name of this machine resolves to.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     dist.init_process_group("gloo", init_method=f"file://{place}/ranks", rank=rank, world_size=_RANKS)
     mesh = init_device_mesh("cpu", (_RANKS,))
@@ -155,7 +167,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
 
 
 def _begin(folder: Path, **sizes: Any) -> tuple["PreTrainedTokenizerFast", dict[str, Any]]:
-    """Make `folder`; return a tokenizer, and `sizes` of a configuration with what follows from it."""
+    """Make `folder`. Return a tokenizer, and `sizes` of a configuration with the vocabulary and token ids added."""
     import torch
 
     tokenizer = _train_tokenizer()
@@ -165,13 +177,47 @@ def _begin(folder: Path, **sizes: Any) -> tuple["PreTrainedTokenizerFast", dict[
     return tokenizer, {"vocab_size": _VOCABULARY, **sizes}
 
 
-def _finish(folder: Path, tokenizer: "PreTrainedTokenizerFast", task: str = "text-generation") -> Path:
+def _read_zen() -> str:
+    """The Zen of Python without its title. Every Python has it, in a module that prints it on import."""
+    with redirect_stdout(io.StringIO()):
+        zen = importlib.import_module("this")
+    return codecs.decode(zen.s, "rot13").partition("\n\n")[2]
+
+
+def _learn_by_heart(model: Any, tokenizer: "PreTrainedTokenizerFast", text: str) -> None:
+    """Train the output head of `model` until it continues `text` from its start: a second or two.
+
+    The other weights stay random. Each place in the text makes another hidden state, and that is enough for the head.
+    """
+    import torch
+
+    tokens = tokenizer(text, return_tensors="pt").input_ids
+    with torch.no_grad():
+        states = model.model(input_ids=tokens).last_hidden_state[0, :-1].float()
+    head = model.lm_head.weight.detach().float().requires_grad_()
+    optimizer = torch.optim.AdamW([head], lr=0.01)
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(states @ head.T, tokens[0, 1:]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        model.lm_head.weight.copy_(head)
+
+
+def _finish(
+    folder: Path,
+    tokenizer: "PreTrainedTokenizerFast",
+    task: str = "text-generation",
+    knowledge: tuple[str, str] = _RANDOM,
+) -> Path:
     tokenizer.save_pretrained(folder)
-    return _describe(folder, task)
+    return _describe(folder, task, knowledge)
 
 
-def _describe(folder: Path, task: str = "text-generation") -> Path:
-    (folder / "README.md").write_text(_CARD.format(title=folder.name, task=task))
+def _describe(folder: Path, task: str, knowledge: tuple[str, str] = _RANDOM) -> Path:
+    """Write the card with a tag and a sentence on what the model knows, and .gitattributes; return `folder`."""
+    tag, sentence = knowledge
+    (folder / "README.md").write_text(_CARD.format(title=folder.name, task=task, tag=tag, knowledge=sentence))
     (folder / ".gitattributes").write_text("".join(f"*.{end} filter=lfs diff=lfs merge=lfs -text\n" for end in _LFS))
     return folder
 
@@ -184,7 +230,7 @@ def _train_tokenizer() -> "PreTrainedTokenizerFast":
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=["<s>", "</s>"], show_progress=False)
-    # English at hand on every machine: the sources of Python's own library.
+    # Every machine has these English texts: the sources of Python's own library.
     texts = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:_TEXTS]
     tokenizer.train([str(path) for path in texts], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")

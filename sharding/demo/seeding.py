@@ -22,7 +22,7 @@ OWNER = "samples"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A repo to have, and which of `samples.BUILDERS` makes its files."""
+    """A sample repo, and the name in `samples.BUILDERS` of what makes its files."""
 
     repo_id: str
     builder: str
@@ -31,8 +31,8 @@ class Sample:
 
 
 def seed(hub: Hub, log: TextIO) -> None:
-    """Create the sample repos that are missing; takes about twenty seconds, and torch and transformers, if any is."""
-    wanted = (  # lists begin with the newest: what is to be tried first is made last
+    """Create the sample repos that are missing. If any is, that takes about half a minute, torch and transformers."""
+    wanted = (  # lists show the newest first, so the sample to try first is made last
         Sample(f"{hub.settings.users[0]}/llama-private", "llama", private=True),
         Sample(f"{OWNER}/llama-gated", "llama", gated="auto"),
         Sample(f"{OWNER}/t5-tiny-ranks", "t5-tiny-ranks"),
@@ -47,7 +47,7 @@ def seed(hub: Hub, log: TextIO) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="samples-") as place:
         started = time.monotonic()
-        # In a process of its own: torch would stay in this one for as long as the Hub runs.
+        # In another process: torch would stay in this one for as long as the Hub runs.
         # It imports this package, and nothing of that name in the current folder.
         path = [str(Path(__file__).parent.parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, path))}
@@ -83,7 +83,7 @@ def _add(hub: Hub, sample: Sample, folder: Path) -> int:
 
 
 def _store(hub: Hub, path: Path) -> str:
-    """Keep a large file where clients of this Hub would have put it; return its sha256."""
+    """Keep a large file where an upload by a client would put it; return its SHA-256."""
     if hub.xet:
         return hub.xet.put([path])[0].sha256
     digest = hashlib.sha256()

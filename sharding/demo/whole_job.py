@@ -1,4 +1,4 @@
-"""Show the whole job offline: a Hub on this machine, a sample model on it, sharded, downloaded, loaded."""
+"""Show the whole job without a network: a sample model on a Hub on this machine is sharded, downloaded and loaded."""
 
 import os
 import subprocess
@@ -11,16 +11,16 @@ from typing import Any
 
 SOURCE, DESTINATION = "samples/mistral-60m", "demo/mistral-60m-sharded"
 SHARD_SIZE = "10MB"
-PROMPT = "Return the number of"
-NEW_TOKENS = 12
+PROMPT = "Beautiful is better than"
+NEW_TOKENS = 14
 USER = "demo"
 
 
 def main() -> None:
-    """Work in the folder `demo`; exit with 1 if the two copies disagree."""
+    """Work in the folder `demo`. Exit with 1 if original and copy write different texts."""
     place = Path("demo")
     rmtree(place, ignore_errors=True)
-    print("Starting a Hub on this machine, with sample models of random weights …", flush=True)
+    print("Starting a Hub on this machine with sample models …", flush=True)
     with serve_hub(place / "hub", "--user", USER) as endpoint:
         command = ["shard", SOURCE, DESTINATION, "--max-shard-size", SHARD_SIZE]
         print(f"\n$ HF_ENDPOINT={endpoint} HF_TOKEN=hf_{USER} shard-my-repo {' '.join(command)}", flush=True)
@@ -28,7 +28,7 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "sharding", *command], env=env, check=True)
         print("\nDownloading both with huggingface_hub …", flush=True)
         folders = [download(repo_id, place, endpoint) for repo_id in (SOURCE, DESTINATION)]
-    print(f"Loading both with transformers, {NEW_TOKENS} tokens from each after {PROMPT!r}:")
+    print(f"Loading both with transformers. Each writes {NEW_TOKENS} tokens after {PROMPT!r}:")
     texts = [generate(folder) for folder in folders]
     for folder, text in zip(folders, texts, strict=True):
         print(f"  ./{str(folder):<27} {text!r}")
@@ -38,7 +38,7 @@ def main() -> None:
 
 @contextmanager
 def serve_hub(folder: Path, *options: str) -> Iterator[str]:
-    """Yield the address of a Hub with samples on this machine, which stops at the end."""
+    """Start a Hub with samples on this machine, yield its address, and stop it at the end."""
     command = [sys.executable, "-m", "sharding", "localhub", "--port", "0", "--folder", str(folder), "--samples"]
     command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hub:
@@ -46,14 +46,14 @@ def serve_hub(folder: Path, *options: str) -> Iterator[str]:
         try:
             word, _, address = hub.stdout.readline().strip().partition(" ")
             if word != "ready":
-                sys.exit("The Hub did not start; its words stand above.")
+                sys.exit("The Hub did not start. Its message stands above.")
             yield address
         finally:
             hub.terminate()
 
 
 def download(repo_id: str, place: Path, endpoint: str) -> Path:
-    """Return the folder with a repo of the Hub at `endpoint`."""
+    """Download a repo from the Hub at `endpoint` into a folder of `place`; return that folder."""
     os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
     from huggingface_hub import snapshot_download
 
@@ -63,7 +63,7 @@ def download(repo_id: str, place: Path, endpoint: str) -> Path:
 
 
 def generate(folder: Path, **options: Any) -> str:
-    """Return what the model in `folder` writes, loaded with `options`."""
+    """Return `PROMPT` and what the model in `folder` writes after it; `options` are for `from_pretrained`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 

@@ -1,5 +1,6 @@
 """The command `localhub --samples` fills a Hub with models that load."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from sharding import job
 from sharding.core.options import Options
+from sharding.demo import samples, whole_job
 from tests.localhub.conftest import Server
 
 COMMAND = ("sharding", "localhub")
@@ -20,6 +22,21 @@ def own(tmp_path: Path) -> Iterator[Server]:
     yield server
     if server.process and server.process.poll() is None:
         server.stop()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_model_of_the_demo_continues_a_poem(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    folder = samples.build_mistral(tmp_path / "poet")
+    text = whole_job.generate(folder)
+    assert text.startswith("Beautiful is better than ugly.\nExplicit is better than")
+    assert "random" not in (folder / "README.md").read_text().lower()
+
+
+def test_reading_the_poem_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    sys.modules.pop("this", None)
+    text = samples._read_zen()
+    assert text.startswith("Beautiful is better than ugly.\nExplicit") and not any(capfd.readouterr())
 
 
 @pytest.mark.thorough

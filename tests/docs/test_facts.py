@@ -108,9 +108,17 @@ def is_among(number: float, unit: str, places: int, results: list[tuple[float, s
     return any(of == unit and abs(result - number) <= 0.5001 * 10**-places for result, of in results)
 
 
+def figures(page: Path) -> list[tuple[str, str, str]]:
+    """Each row of a page's table of figures: what, the figures, the command."""
+    if page == README:
+        rows = table(page, "job | other")
+        return [(what, f"{other}; {this}", command) for what, other, this, _, command in rows]
+    return [(what, figure, command) for what, figure, command in table(page, "what | figure")]
+
+
 @pytest.mark.parametrize("page", [README, GAINS], ids=["README", "gains"])
 def test_every_figure_is_one_that_was_measured(page: Path) -> None:
-    for what, figure, command in table(page, "what | figure"):
+    for what, figure, command in figures(page):
         results = measured(code(command)[0])
         written = re.findall(r"\d+(?:\.\d+)?", figure)
         assert written, what
@@ -122,10 +130,18 @@ def test_every_figure_is_one_that_was_measured(page: Path) -> None:
 def test_a_figure_that_was_not_measured_is_found_out() -> None:
     assert quantities("11.1 s, 355 MB; 2.4, 2.9 ×") == [(11.1, "s"), (355, "MB"), (2.4, ""), (2.9, "")]
     results = measured("python bench/shard.py --pairs 20")
-    (memory,) = [row for row in table(README, "what | figure") if "peak memory" in row[0]]
+    rows = [row for row in figures(GAINS) if "bench/shard.py" in row[2]]
+    (memory,) = [row for row in rows if row[1].endswith("MB")]
     ((number, unit),) = quantities(memory[1])
     assert is_among(number, unit, 0, results)
     assert not is_among(number, "s", 0, results) and not is_among(number - 3, unit, 0, results)
+
+
+def test_the_machines_are_those_on_which_it_was_measured() -> None:
+    sections = RESULTS.read_text().split("\n## ")
+    for what, *_, machine, command in table(README, "job | other"):
+        (text,) = (text for text in sections if f"Command: {command}\n" in f"{text}\n")
+        assert f"Machine: {machine}" in text.replace("(R)", ""), what
 
 
 def test_what_loading_costs_is_what_was_measured() -> None:

@@ -1,7 +1,9 @@
 """README is a front page, and every page leads where it says."""
 
 import re
+from datetime import date
 
+from sharding import __version__
 from tests.conftest import ROOT
 from tests.docs.pages import MOST_LINES, PAGES, README, RESULTS, code, prose, slugs
 
@@ -32,6 +34,17 @@ def test_every_page_lists_what_stands_on_it() -> None:
     for page in PAGES[1:]:
         listed = re.findall(r"^- \[([^\]]+)\]\(#", page.read_text(), flags=re.M)
         assert listed in ([], re.findall(r"^## (.+)$", prose(page), flags=re.M)), page.name
+
+
+def test_the_changelog_keeps_to_its_form() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(.+?)\]", text, flags=re.M)
+    assert versions[0] == "Unreleased" and (__version__ in versions or f"calls itself {__version__}," in text)
+    kinds = re.findall(r"^### (.+)$", text, flags=re.M)
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    entries = re.split(r"^- ", text.split("## [Unreleased]")[1], flags=re.M)[1:]
+    dates = [re.search(r"\((\d{4}-\d\d-\d\d)\)\s*(?:$|\n\n#)", entry) for entry in entries]
+    assert all(dates) and all(date.fromisoformat(found[1]) for found in dates if found)
 
 
 def test_files_and_tests_that_a_page_names_are_there() -> None:

@@ -9,12 +9,27 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+from sharding.demo import whole_job
 from tests.conftest import ROOT, environment
-from tests.docs.pages import API, CLI, COMMANDS, PAGES, README, RESULTS, Run, blocks, code, localhub_options, prose
+from tests.docs.pages import (
+    API,
+    CLI,
+    COMMANDS,
+    PAGES,
+    README,
+    RESULTS,
+    Run,
+    blocks,
+    code,
+    localhub_options,
+    prose,
+    table,
+)
 
 
 def test_what_the_readme_shows_of_a_job_is_what_a_job_prints(run: Run, checkpoint: Path, tmp_path: Path) -> None:
@@ -49,7 +64,7 @@ def commands_shown() -> Iterator[Example]:
         if page == RESULTS:
             gone = {span for line in page.read_text().splitlines() if "which is gone" in line for span in code(line)}
             spans = [span for span in spans if span not in gone]
-        begins = ("shard-my-repo ", "python ", ".venv/bin/python ", "make ", "pip install ")
+        begins = ("shard-my-repo ", "python ", ".venv/bin/python ", "make ", "pip install ", "hf ")
         for line in [*lines, *(span for span in spans if span.startswith(begins))]:
             words = shlex.split(line, comments=True)
             yield Example(page, tuple(word for word in words if not re.match(r"[A-Z_]+=http|HF_TOKEN=", word)))
@@ -91,7 +106,7 @@ def check(words: tuple[str, ...]) -> None:
         case ("hf", *rest):
             options = {word for word in rest[: next((at for at, word in enumerate(rest) if ":" in word), None)]}
             options = {word for word in options if word.startswith("--")}
-            assert options <= options_of_hf(*(word for word in rest[:2] if re.fullmatch("[a-z]+", word)))
+            assert options <= options_of_hf(*takewhile(re.compile("[a-z]+").fullmatch, rest))
         case ("ray", "job", "submit", *rest):
             own, command = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
             cli = Path(importlib.util.find_spec("ray").origin).parent / "dashboard/modules/job/cli.py"  # type: ignore[union-attr, arg-type]
@@ -113,8 +128,24 @@ def test_every_command_shown_can_be_given() -> None:
 
 
 def test_the_readme_shows_every_command() -> None:
-    (block,) = blocks(README, "sh")
-    assert {line.split()[1] for line in block.splitlines()} == set(CLI.commands)
+    shown = [example.words for example in commands_shown() if example.page == README]
+    assert {words[1] for words in shown if words[0] == "shard-my-repo"} == set(CLI.commands)
+
+
+def test_the_readme_answers_eight_wishes_with_one_command_each() -> None:
+    rows = table(README, "You have | You want")
+    commands = [[span for span in code(typed) if span.startswith("shard-my-repo ")] for _, _, typed in rows]
+    assert [len(spans) for spans in commands] == [1] * 8
+
+
+def test_what_the_readme_shows_of_the_demo_is_what_the_demo_prints() -> None:
+    (shown,) = (block for block in blocks(README, "console") if block.startswith("$ make demo"))
+    command = f"shard {whole_job.SOURCE} {whole_job.DESTINATION} --max-shard-size {whole_job.SHARD_SIZE}"
+    assert f"shard-my-repo {command}\n" in shown and f"HF_TOKEN=hf_{whole_job.USER} " in shown
+    assert f"Each writes {whole_job.NEW_TOKENS} tokens after {whole_job.PROMPT!r}:\n" in shown
+    texts = re.findall(r"^  \./demo/\S+ +('.*')$", shown, flags=re.M)
+    assert texts == [repr(f"{whole_job.PROMPT} ugly.\nExplicit is better than implicit.")] * 2
+    assert shown.endswith("They agree.\n")
 
 
 PYTHON = [(page, number) for page in PAGES if page != API for number in range(len(blocks(page, "python")))]

@@ -1,0 +1,43 @@
+"""Each command in the first table of README does its job: on the samples, in place of the names that it gives."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import environment
+from tests.docs.pages import README, code, table
+from tests.localhub.conftest import Server
+
+NAMES = {
+    "owner/name": "samples/mistral-60m",
+    "other/name": "samples/mistral-60m",
+    "owner/name-fp8": "samples/qwen3-fp8",
+    "you/name-bf16": "alice/name-bf16",
+    "./checkpoint-500": "samples/t5-tiny-ranks",
+}
+BASE = {"owner/name": "samples/t5-tiny"}
+"""The base of the ranks that are among the samples."""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("front") / "hub")
+    server.start("--samples", entry=("sharding", "localhub"))
+    yield server
+    server.stop()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("row", range(8))
+def test_a_command_of_the_front_page_does_its_job(hub: Server, tmp_path: Path, row: int) -> None:
+    typed = table(README, "You have | You want")[row][-1]
+    words = shlex.split(code(typed)[0])[1:]
+    names = NAMES | (BASE if "--base" in words else {})
+    command = [sys.executable, "-m", "sharding", *(names.get(word, word) for word in words)]
+    env = environment() | {"HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_alice", "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,129 @@
+"""`make space OWNER=name` writes a folder that becomes a Space of that owner as it is."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT, environment
+from tests.docs.pages import blocks, prose
+from tests.docs.test_shown import check
+from tests.localhub.conftest import Server
+
+DEPLOY = ROOT / "docs/deploy.md"
+
+
+def tracked(folder: Path) -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=folder, capture_output=True, text=True)
+    return listed.stdout.splitlines()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The tracked files of this folder in a repo of their own."""
+    if not (names := tracked(ROOT)):
+        pytest.skip("this folder is no clone")
+    clone = tmp_path / "clone"
+    for name in {*names, ".ci/space.py"}:
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, clone / name)
+    subprocess.run(["git", "init", "--quiet"], cwd=clone, check=True)
+    subprocess.run(["git", "add", "--all"], cwd=clone, check=True)
+    return clone
+
+
+def unnumbered(text: str) -> str:
+    return re.sub(r"\d[\d.]*", "N", text)
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "--no-print-directory", "space", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_it_holds_what_a_space_needs_and_prints_the_next_command(clone: Path) -> None:
+    (clone / ".env").write_text("HF_TOKEN=secret")
+    (clone / "sharding/notes.txt").write_text("not for others")
+    done = make(clone, "OWNER=alice")
+    assert done.returncode == 0, done.stderr
+    space, names = clone / "space", tracked(clone)
+    written = {path.relative_to(space).as_posix() for path in space.rglob("*") if path.is_file()}
+    assert written <= set(names) and written >= {name for name in names if re.match("sharding/|assets/|docs/", name)}
+    assert {"app.py", "requirements.txt", "pyproject.toml", "LICENSE", "README.md"} <= written
+    assert not [name for name in written if re.match(r"tests/|bench/.*\.py", name)]
+    command = done.stdout.splitlines()[-1].split()
+    assert command == ["hf", "upload", "alice/shard-my-repo", "space", ".", "--type", "space"]
+    check(tuple(command))
+    (shown,) = (block for block in blocks(DEPLOY, "console") if block.startswith("$ make space"))
+    assert unnumbered(shown.partition("\n")[2]) == unnumbered(done.stdout)
+
+
+def test_its_readme_names_the_owner_and_leads_somewhere(clone: Path) -> None:
+    assert make(clone, "OWNER=alice").returncode == 0
+    readme = clone / "space/README.md"
+    thumbnail = yaml.safe_load(readme.read_text().split("---\n")[1])["thumbnail"]
+    assert thumbnail == "https://huggingface.co/spaces/alice/shard-my-repo/resolve/main/assets/plan.png"
+    assert "spaces/OWNER" not in readme.read_text()
+    for link in re.findall(r"\]\(([^)#\s]+)", prose(readme)):
+        assert (readme.parent / link).exists(), link
+
+
+def test_a_copy_of_the_space_makes_the_next_one(clone: Path) -> None:
+    assert make(clone, "OWNER=alice").returncode == 0
+    copy = clone.with_name("copy")
+    shutil.move(clone / "space", copy)
+    subprocess.run(["git", "init", "--quiet"], cwd=copy, check=True)
+    subprocess.run(["git", "add", "--all"], cwd=copy, check=True)
+    for _ in range(2):  # the second one replaces the folder
+        assert make(copy, "OWNER=bob").returncode == 0
+    assert "spaces/bob/shard-my-repo" in (text := (copy / "space/README.md").read_text()) and "alice" not in text
+
+
+@pytest.mark.parametrize("owner", ["", "OWNER", "YOU", "alice/space", "-alice", "al--ice", "al ice", "alice;id", "é"])
+def test_a_wrong_owner_is_refused_in_a_sentence(clone: Path, owner: str) -> None:
+    done = make(clone, f"OWNER={owner}")
+    assert done.returncode == 2 and not (clone / "space").exists()
+    assert ". Give " in done.stderr.splitlines()[0] and "make space OWNER=your-account" in done.stderr
+
+
+def test_no_owner_at_all_is_refused_too(clone: Path) -> None:
+    done = make(clone)
+    assert done.returncode == 2 and done.stderr.startswith("OWNER is missing. ")
+
+
+def test_a_token_in_a_file_is_refused_with_its_name(clone: Path) -> None:
+    (clone / "app.py").write_text(f"TOKEN = 'hf_{'a1B2' * 9}'")
+    done = make(clone, "OWNER=alice")
+    assert done.returncode == 2 and done.stderr.startswith("app.py seems to hold a token of the Hub. Remove it")
+
+
+def test_a_folder_with_a_history_is_left_alone(clone: Path) -> None:
+    (clone / "space/.git").mkdir(parents=True)
+    assert make(clone, "OWNER=alice").returncode == 2
+    assert [path.name for path in (clone / "space").iterdir()] == [".git"]
+
+
+@pytest.mark.thorough
+def test_the_commands_of_the_page_make_a_space_on_a_hub(clone: Path, tmp_path: Path) -> None:
+    (commands,) = (block for block in blocks(DEPLOY, "console") if block.startswith("$ hf repos create"))
+    server = Server(tmp_path / "hub")
+    try:
+        server.start()
+        assert make(clone, "OWNER=alice").returncode == 0
+        env = environment() | {"HF_ENDPOINT": server.address, "HF_TOKEN": "hf_alice", "HF_HOME": str(tmp_path / "home")}
+        for line in ["$ hf auth whoami", *commands.splitlines()]:
+            if line.startswith("$ hf "):
+                hf = [str(Path(sys.executable).with_name("hf")), *shlex.split(line)[2:]]
+                subprocess.run(hf, cwd=clone, env=env, check=True, capture_output=True, timeout=300)
+        files = set(server.api().list_repo_files("alice/shard-my-repo", repo_type="space"))
+    finally:
+        server.stop()
+    space = clone / "space"
+    assert files - {".gitattributes"} == {
+        path.relative_to(space).as_posix() for path in space.rglob("*") if path.is_file()
+    }
