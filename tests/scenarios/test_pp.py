@@ -308,7 +308,7 @@ def test_what_transformers_cannot_cut_is_refused_by_name(name: str, tmp_path: Pa
 
 def test_more_ranks_than_layers_are_refused(tmp_path: Path) -> None:
     source = pp_cases.save(Case("llama", 2, 3), tmp_path / "source")
-    with pytest.raises(UsageError, match="4 ranks need as many layers, and LlamaForCausalLM has 3"):
+    with pytest.raises(UsageError, match="4 ranks need at least as many layers, but this LlamaForCausalLM has 3"):
         planned(source, "pp:4")
 
 
