@@ -175,7 +175,7 @@ def _comparable(files: Mapping[str, bytes], name: str = "") -> dict[str, Any]:
     for figures in ("finished", "destination", "resources", "fleet"):
         del report[figures]
     del report["verification"]["seconds"]
-    of_earlier = r"; \d+ shards? of an earlier run compared with the source's tensors before"
+    of_earlier = r"; \d+ shards? of an earlier run compared with the source's tensors first"
     report["verification"]["method"] = re.sub(of_earlier, "", report["verification"]["method"])
     return comparable | {"sharding_report.json": report}
 
