@@ -171,7 +171,7 @@ def _comparable(files: Mapping[str, bytes], name: str = "") -> dict[str, Any]:
     card, report = files["README.md"].decode(), json.loads(files["sharding_report.json"])
     if name:
         card = card.replace(name, "the result").replace(name.partition("/")[2], "the result")
-    comparable["README.md"] = re.sub(r"By Shard My Repo .* of memory", "", card)
+    comparable["README.md"] = re.sub(r"Shard My Repo .* of memory", "", card)
     for figures in ("finished", "destination", "resources", "fleet"):
         del report[figures]
     del report["verification"]["seconds"]
