@@ -95,7 +95,7 @@ def inspect(
     """Return the tensors, files and findings of `source`. Reads only headers, no weights.
 
     `variant` chooses among the weights of a repo, such as "fp16"; "" takes the plain ones. `base` is the model that was
-    trained. Give it if `source` is what the ranks of a training run saved: the files beside the weights then come from
+    trained. Give it if `source` was saved by the ranks of a training run. The files beside the weights then come from
     `base`, and the headers of both are compared.
 
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors if it has more than

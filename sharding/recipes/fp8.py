@@ -24,8 +24,8 @@ class Fp8(Recipe):
     """The numbers that `packed` makes (E4M3, of `shape`), times their `scales`. Each product is rounded to `dtype`.
 
     There is a single scale, or one for each `block` of the last two dimensions; blocks at the edges may be smaller. The
-    scale of row i and column j is number (i // block rows, j // block columns), as in `weight_dequant` of DeepSeek-V3
-    (inference/kernel.py): float32(weight) * float32(scale). Dtypes are named as in safetensors.
+    scale of row i and column j is number (i // block rows, j // block columns). The formula is float32(weight) *
+    float32(scale), as in `weight_dequant` of DeepSeek-V3 (inference/kernel.py). Dtypes are named as in safetensors.
     """
 
     packed: Recipe
