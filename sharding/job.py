@@ -99,7 +99,7 @@ def inspect(
     `base`, and the headers of both are compared.
 
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors if it has more than
-    `most_tensors`, and UsageError if it needs no base.
+    `most_tensors`, and UsageError if you give a base that it does not need.
     """
     origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base)
     return offering(_read(origin, variant, most_tensors))
@@ -280,7 +280,7 @@ def compare(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Probed | Compared, None, None]:
-    """Load two checkpoints in turn, `rounds` times, and compare their time and memory.
+    """Load two checkpoints in turn, for some `rounds`, and compare their time and memory.
 
     Each load runs in a fresh process. A repo on a Hub is first downloaded into a temporary folder. Yields every probe,
     and `Compared` last. `picture` is the SVG file for memory over time; "" draws none. Raises UsageError, SourceError,

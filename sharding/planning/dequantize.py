@@ -24,8 +24,8 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     Names, shapes and order stay as in the source, except for MXFP4: it gives what the class of gpt-oss saves. The
     scales and the quantization settings in each config.json are gone.
 
-    Raises UsageError if the checkpoint is not quantized. Raises SourceError, which names the method, if that method is
-    not supported, and SourceError if the weights do not match their configuration.
+    Raises UsageError if the checkpoint is not quantized. Raises SourceError if its method is not supported (the error
+    names it), or if the weights do not match their configuration.
     """
     stated = {folder: quantization_of(config) for folder, config in checkpoint.configs.items()}
     schemes = {folder: scheme_of(quantization) for folder, quantization in stated.items() if quantization is not None}

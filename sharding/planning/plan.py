@@ -116,7 +116,8 @@ def plan_shards(
     - `pp:N`: first cuts into the parts that the N ranks of transformers' pipeline load. With `options.rank`, the
       `tensors` are the part of that rank.
 
-    `component` names the shards (None: `model`), and says whether there may be more than one. Cast the tensors before.
+    `component` names the shards (None: `model`), and says whether there may be more than one. For a cast, pass the
+    tensors as they are after it.
 
     >>> from sharding.recipes.stored import Stored
     >>> layers = [Tensor(f"layer.{n}", "U8", (6,), Stored(0, "f", 6 * n, 6 * n + 6)) for n in (0, 10, 2)]

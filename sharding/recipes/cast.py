@@ -25,7 +25,7 @@ class _Fields(NamedTuple):
 class Cast(_Fields, Recipe):
     """A cast of the numbers that `of` makes, from dtype `stored` to `dtype`. Dtypes are named as in safetensors.
 
-    With `may_overflow`, finite numbers may become infinite. It is a tuple, because a plan makes a hundred thousand.
+    With `may_overflow`, finite numbers may become infinite. A cast is a tuple, because a plan has a hundred thousand.
     """
 
     __slots__ = ()

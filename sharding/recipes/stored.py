@@ -10,7 +10,7 @@ from sharding.core.values import Tensor
 
 
 class Stored(Extent, Recipe):
-    """Bytes `[start_byte, end_byte)` of a file. It is a tuple, because a plan makes a hundred thousand."""
+    """Bytes `[start_byte, end_byte)` of a file. It is a tuple, because a plan has a hundred thousand of them."""
 
     __slots__ = ()
 

@@ -40,7 +40,7 @@ def write_card(
     The metadata keeps every key of `source`. `base_model` and `tags` are set, and a relative `license_link` becomes
     absolute. If the source is a commit on no known branch, there is no `base_model`.
 
-    Leave out `keeps_metadata` if the Hub does not accept the metadata of `source`: it then stands in the text.
+    Pass `keeps_metadata=False` if the Hub does not accept the metadata of `source`. It then goes into the text.
     """
     import yaml  # type: ignore[import-untyped]
 

@@ -25,7 +25,7 @@ class Done(Generic[_Result]):
 
 
 class Lanes:
-    """A few threads that run tasks, one after another each."""
+    """A few threads. Each runs one task after another."""
 
     def __init__(self, phase: Phase, bytes_total: int, width: int = THREADS) -> None:
         """Run `width` tasks at a time. All tasks together count `bytes_total` bytes."""

@@ -46,10 +46,10 @@ def verify(
     Yields progress, and `Verified` last.
 
     - `quick`: read no weights. Compare, and trust, the digests that this tool has stored with both.
-    - `dtype`: cast the tensors of the original before.
+    - `dtype`: first cast the tensors of the original.
     - `variant`: which weights of the original to compare.
     - `base`: the model that was trained, if the original is what a training run saved.
-    - `dequantize`: compute the weights of the original from its quantized numbers before.
+    - `dequantize`: first compute ordinary weights from the quantized ones of the original.
 
     Raises UsageError, SourceError, Refused.
     """
@@ -77,7 +77,7 @@ def verify(
     method = "every tensor of both was read and its BLAKE3 compared"
     if dtype != "keep":
         computed = f"dequantized ({how}) and " if how else ""
-        method += f"; the original's were {computed}cast with tensor.to(dtype) before"
+        method += f"; the original's were first {computed}cast with tensor.to(dtype)"
     method += "".join(side.remark for side in sides if side.remark)
     if any(beside):
         files = count(len(checkpoints[0].copied_weights), "weight file")
