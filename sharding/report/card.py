@@ -149,7 +149,8 @@ def _proof(report: Report) -> str:
     else:
         claim = f"were equal to the original's, cast to {dtype} as `tensor.to(dtype)` does"
     if report.verification.unstated:
-        unstated = " Not all bytes of the original were compared with a hash that the Hub states."
+        claim += ", as it was read"
+        unstated = " Not all files of the original were compared with a hash that the Hub states."
     if dtype != "keep":
         infinite = sum(report.overflowed.values())
         lost = f" {infinite:,} numbers were too large for {dtype} and became infinite." if infinite else ""

@@ -386,7 +386,7 @@ def test_where_the_hub_states_no_hash_the_result_only_matches_what_was_read(
     report = shard(lfs, SOURCE, MADE, Options("60kB", dtype=dtype))
     assert report.verification.identical and report.verification.unstated
     card = Path(lfs.api().hf_hub_download(MADE, "README.md", local_dir=tmp_path / "card")).read_text()
-    assert "not all of its files were compared with a hash that the Hub states" in " ".join(card.split())
+    assert "Not all files of the original were compared with a hash that the Hub states" in " ".join(card.split())
     told = io.StringIO()
     Terminal(Console(file=told, width=200), Console(file=io.StringIO())).verification(report.verification)
     assert told.getvalue().startswith("Matches what was read") and "Identical" not in told.getvalue()
