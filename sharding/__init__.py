@@ -1,6 +1,6 @@
-"""Re-shard a model checkpoint by streaming its bytes: never the model in memory, every tensor proved identical.
+"""Re-shard model checkpoints by streaming: the model is never in memory, and every tensor is checked.
 
-The Python API is `sharding.job`:
+Start with the Python API, `sharding.job`:
 
 >>> from sharding import job
 >>> for event in job.shard("./model", "./model-sharded", "200MB"):  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""`python -m sharding`, the same as the command `shard-my-repo`."""
+"""Run the command `shard-my-repo` as `python -m sharding`."""
 
 from sharding.cli.start import main
 

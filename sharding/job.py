@@ -1,8 +1,9 @@
-"""The whole path, in order: source, headers, plan, transfer, verification, report, publishing.
+"""Re-shard a checkpoint from start to finish: read headers, plan, transfer, verify, report, publish.
 
-Nothing here prints. `shard` and `verify` are generators: they yield events as things happen, their result
-last, and they work only while somebody asks for the next event. A source is a folder or `owner/name` on the
-Hub at `endpoint`, seen with `token`; a destination likewise.
+A source or destination is a folder, or a repo `owner/name` on the Hub at `endpoint`. `token` is your login there.
+
+`shard`, `run`, `compare` and `verify` are generators. They yield events while they work, and their result last. They
+work only while you ask for the next event. Nothing here prints.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -91,12 +92,14 @@ def inspect(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Checkpoint:
-    """Return what the headers of `source` say: tensors, files, findings. Reads no weights.
+    """Return the tensors, files and findings of `source`. Reads only headers, no weights.
 
-    `variant` is such as "fp16", where a repo has several; "" takes the plain weights. `base` is the model that was
-    trained, where `source` is what the ranks of a training run have saved: the files beside the weights are taken from
-    it, and its headers compared. Raises SourceError where it is no checkpoint that can be streamed, TooManyTensors for
-    more than `most_tensors`, and UsageError for a base that `source` needs none of.
+    `variant` chooses among the weights of a repo, such as "fp16"; "" takes the plain ones. `base` is the model that was
+    trained. Give it if `source` was saved by the ranks of a training run. The files beside the weights then come from
+    `base`, and the headers of both are compared.
+
+    Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors if it has more than
+    `most_tensors`, and UsageError if you give a base that it does not need.
     """
     origin = open_source(source, Hub(endpoint or hub_endpoint(), token), base)
     return offering(_read(origin, variant, most_tensors))
@@ -109,9 +112,9 @@ def plan(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> tuple[Checkpoint, Plan]:
-    """Return what is in `source` and which shards it would be cut into with `options`, or a mere size ("200MB").
+    """Return the content of `source`, and its shards with `options`, which may be just a size ("200MB").
 
-    Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused where an extra of this package is
+    Reads no weights and writes nothing. Raises UsageError, SourceError, and Refused if an extra of this package is
     missing.
     """
     options = _as_options(options)
@@ -136,17 +139,23 @@ def shard(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Event, None, None]:
-    """Re-shard `source` into `destination` with `options`, or a mere size ("200MB"); yield events, the `Report` last.
+    """Re-shard `source` into `destination` with `options`, which may be just a size ("200MB").
 
-    The result is published only if the verification finds it identical; the report says which. Closing
-    the generator, an exception or a kill keep the shards that are finished, and the same call goes on
-    from them. `private` is the visibility of a new repo (None: as the source; private for a folder), and `confirmed`
-    that a copy of a gated or private source may be public. `overwrite` replaces another model's copy, or a checkpoint
-    in a folder that this tool did not write, `restart` discards what an earlier run left. `engine` "classic" loads the
-    whole model and saves it again. `compare_rounds` is how often original and result are each loaded before the result
-    is published, for the report and the card. `workers` "ray" has other machines move and read the bytes, those of the
-    cluster at RAY_ADDRESS; they are given no login. `expect` is the `plan_id` that the plan must have. Raises
-    UsageError, SourceError, DestinationError, and Refused where an extra is missing or the plan is another one.
+    Yields events, and the `Report` last. The result is published only if the verification finds it identical; the
+    report says whether it did. If the job ends early (you close the generator, an exception, a kill), finished shards
+    are kept. Make the same call again to go on from them.
+
+    - `private`: the visibility of a new repo. None: as the source, or private if the source is a folder.
+    - `confirmed`: a copy of a gated or private source may be public.
+    - `overwrite`: replace the copy of another model, or a checkpoint in a folder that this tool did not write.
+    - `restart`: discard what an earlier run left.
+    - `engine`: "classic" loads the whole model and saves it again.
+    - `compare_rounds`: how many times to load the original and the result, for the report and the card. This happens
+      before the result is published.
+    - `workers`: "ray" lets the machines of the cluster at RAY_ADDRESS move and read the bytes. They get no login.
+    - `expect`: the `plan_id` that the plan must have.
+
+    Raises UsageError, SourceError, DestinationError, and Refused if an extra is missing or the plan is not `expect`.
     """
     request = Request(
         source,
@@ -165,12 +174,12 @@ def shard(
 
 
 def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
-    """Do what was asked for: see `shard`."""
+    """Do a job as `shard` does, with its arguments in one `request`."""
     request.refuse_contradictions()
     _require(request.extras())
     options, classic, compare_rounds = request.options, request.engine == "classic", request.compare_rounds
     if options.rank is not None and not is_folder(request.destination):
-        raise UsageError("What one rank loads is no repo of a model.", "Name a folder, such as ./part.")
+        raise UsageError("The part of one rank is not a whole model for a repo.", "Name a folder, such as ./part.")
     hub = Hub(endpoint or hub_endpoint(), token)
     origin, target = _open(request, hub)
     with Meter() as meter, closing(target), ExitStack() as stack:
@@ -193,8 +202,8 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
         plan_id = identify_plan(plan)
         if request.expect and plan_id != request.expect:
             raise Refused(
-                f"The plan is {plan_id}, and you expect {request.expect}.",
-                "The source has changed since, or the options are others: look at the plan again.",
+                f"The plan is {plan_id}, but you expect {request.expect}.",
+                "The source or the options have changed. Look at the plan again.",
             )
         kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
         with _discarded_if_fruitless(target):
@@ -246,17 +255,18 @@ def devices(
     token: str | None = None,
     limit_seconds: float = ARCHITECTURE_SECONDS,
 ) -> DevicePlan:
-    """Return which block of `source` goes on which device for `budget` ("cuda:0=16GB,cpu=12GB", or a preset).
+    """Return which block of `source` goes on which device.
 
-    Reads headers and the configuration only. Raises UsageError, SourceError, Refused, and ModelRefused where
-    transformers takes longer than `limit_seconds` to answer.
+    `budget` is the memory of each device, such as "cuda:0=16GB,cpu=12GB", or the name of a preset. Reads only headers
+    and the configuration. Raises UsageError, SourceError, Refused, and ModelRefused if transformers takes longer than
+    `limit_seconds` to answer.
     """
     budgets = parse_budgets(budget)
     require("A plan of devices")
     origin = open_source(source, Hub(endpoint or hub_endpoint(), token))
     checkpoint = read_checkpoint(origin)
     if "" not in checkpoint.configs:
-        raise SourceError(f"{source} has no config.json, which says what model it is.", "Give the repo of a model.")
+        raise SourceError(f"{source} has no config.json, so its model is unknown.", "Give the repo of a model.")
     architecture = ask_architecture(checkpoint, torch_name(dtype), budgets, limit_seconds)
     name = origin.ref.repo_id if origin.ref.kind == "hub" else source
     return plan_devices(architecture, checkpoint.tensors, budgets, name, torch_name(dtype))
@@ -272,10 +282,11 @@ def compare(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Probed | Compared, None, None]:
-    """Load two checkpoints in turn, each time in a fresh process; yield every probe, `Compared` last.
+    """Load two checkpoints in turn, for some `rounds`, and compare their time and memory.
 
-    A repo of a Hub is downloaded first, into a temporary folder. `picture` is where memory over time is drawn
-    (SVG). Raises UsageError, SourceError, Refused, and DestinationError where the picture cannot be written.
+    Each load runs in a fresh process. A repo on a Hub is first downloaded into a temporary folder. Yields every probe,
+    and `Compared` last. `picture` is the SVG file for memory over time; "" draws none. Raises UsageError, SourceError,
+    Refused, and DestinationError if the picture cannot be written.
     """
     require("A comparison of loads")
     hub = Hub(endpoint or hub_endpoint(), token)
@@ -298,29 +309,29 @@ def check(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> None:
-    """Raise what `shard` with the same arguments would raise before it reads a header. Changes nothing."""
+    """Check the arguments of `shard`: raise what it would raise before it reads a header. Changes nothing."""
     options = Options(base=base)
     request = Request(source, destination, options, private=private, confirmed=confirmed, overwrite=overwrite)
     check_request(request, endpoint=endpoint, token=token)
 
 
 def check_request(request: Request, *, endpoint: str | None = None, token: str | None = None) -> None:
-    """Raise what `run` would raise before it reads a header. Changes nothing."""
+    """Check a request: raise what `run` would raise before it reads a header. Changes nothing."""
     _, target = _open(replace(request, restart=False), Hub(endpoint or hub_endpoint(), token))
     target.close()
 
 
 def find_unfinished(destination: str, *, endpoint: str | None = None, token: str | None = None) -> StagedJob | None:
-    """Return the job whose shards are staged at `destination`: `shard` with the same arguments goes on with it.
+    """Return the unfinished job at `destination`, None if there is none.
 
-    Raises DestinationError.
+    Call `shard` with the same arguments to go on with it. Raises DestinationError.
     """
     with closing(find_destination(destination, Hub(endpoint or hub_endpoint(), token))) as target:
         return target.unfinished()
 
 
 def discard(destination: str, *, endpoint: str | None = None, token: str | None = None) -> Discarded:
-    """Remove what an unfinished job has staged at `destination`, and the repo where that job made it.
+    """Remove what an unfinished job left at `destination`. If that job made the repo, remove the repo too.
 
     Raises DestinationError.
     """
@@ -329,18 +340,21 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
 
 
 def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
-    """Return both sides of a job that may be done. Raises UsageError, SourceError, DestinationError."""
+    """Return the source and the destination of a job, once both are checked.
+
+    Raises UsageError, SourceError, DestinationError.
+    """
     base, private = request.options.base, request.private
     origin = open_source(request.source, hub, base)
     if origin.is_private and private is False and not request.confirmed:
         hidden = base if origin.base and origin.base.is_private else request.source
         raise DestinationError(
-            f"{hidden} is private or gated (or its Hub does not say), and a public copy would show it to everybody.",
-            "Make the copy private, or say that its terms allow a public one. For the first leave out --public, for "
-            "the second add --yes.",
+            f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody.",
+            "Make the copy private, or confirm that its terms allow a public one. Leave out --public for the first, "
+            "or add --yes for the second.",
             Remedy("make_private"),
         )
-    if private is None:  # as the source; what is not shown anywhere yet is not shown by this job
+    if private is None:  # as the source, so that a job never makes public what was not
         is_hidden = None if request.confirmed or origin.is_private is None else True
         private = False if origin.is_private is False else is_hidden
     target = open_destination(
@@ -361,7 +375,7 @@ def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
 
 
 def _read(origin: Repo, variant: str, most_tensors: int = MAX_TENSORS) -> Checkpoint:
-    """Return what `origin` says of itself, compared with the model that was trained where that is known."""
+    """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
     checkpoint = read_checkpoint(origin, variant, most_tensors)
     if origin.base is None:
         return checkpoint
@@ -383,7 +397,7 @@ def _measured(
     target: Destination,
     meter: Meter,
 ) -> Generator[Progress | ShardFinished, None, _T]:
-    """Yield the events of a phase, progress with what the job costs by now; return what the phase returns."""
+    """Yield the events of a phase, and add to its progress what the job costs so far. Return what the phase returns."""
     with closing(phase):
         while True:
             try:
@@ -403,16 +417,16 @@ def _measured(
 
 @contextmanager
 def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
-    """Leave nothing behind when a job ends without a result and with nothing to go on from."""
+    """Leave nothing behind if a job fails before its first shard is finished, or because of an overflow."""
     try:
         yield
     except BaseException as error:
         if not target.has_finished_shards or isinstance(error, OverflowRefused):
             try:
                 remark = target.discard().remark
-            except Exception as second:  # whatever it is, the first error says more
+            except Exception as second:  # any kind of error, because the first one says more
                 reason = second.message if isinstance(second, ShardingError) else repr(second)
-                remark = f"What was begun in {target.ref.repo_id} could not be removed: {reason}"
+                remark = f"The unfinished copy in {target.ref.repo_id} could not be removed: {reason}"
             if isinstance(error, ShardingError):
                 error.hint = f"{error.hint} {remark}".strip()
         raise

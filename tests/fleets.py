@@ -171,11 +171,11 @@ def _comparable(files: Mapping[str, bytes], name: str = "") -> dict[str, Any]:
     card, report = files["README.md"].decode(), json.loads(files["sharding_report.json"])
     if name:
         card = card.replace(name, "the result").replace(name.partition("/")[2], "the result")
-    comparable["README.md"] = re.sub(r"By Shard My Repo .* of memory", "", card)
+    comparable["README.md"] = re.sub(r"Shard My Repo .* of memory", "", card)
     for figures in ("finished", "destination", "resources", "fleet"):
         del report[figures]
     del report["verification"]["seconds"]
-    of_earlier = r"; \d+ shards? of an earlier run compared with the source's tensors before"
+    of_earlier = r"; \d+ shards? of an earlier run compared with the source's tensors first"
     report["verification"]["method"] = re.sub(of_earlier, "", report["verification"]["method"])
     return comparable | {"sharding_report.json": report}
 

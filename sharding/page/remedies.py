@@ -36,7 +36,9 @@ _HELP: dict[RemedyKind, Help] = {
     "cut_between_layers": Help(
         "Choose Between layers under Advanced.", "Cut between layers", "#strategy input[value=blocks]"
     ),
-    "dequantize": Help("Or tick Dequantize, which computes them with their scales.", "Dequantize", "#dequantize input"),
+    "dequantize": Help(
+        "Or tick Dequantize to compute ordinary weights with their scales.", "Dequantize", "#dequantize input"
+    ),
     "allow_overflow": Help(
         "Or tick Allow overflow under Advanced, and the report counts them.", "Allow overflow", "#overflow input"
     ),
@@ -50,7 +52,7 @@ _OF_FINDINGS = {
     "variants": "To have one of them instead, choose it under Advanced.",
     "no-base": "Name it below the model.",
     "base-dtype": "To have them as there, choose a number format under Advanced.",
-    "quantized": "Tick Dequantize for tools that know no such weights, or to train them.",
+    "quantized": "Tick Dequantize to train the model, or for tools that do not know these weights.",
     "no-known-loader": "For a loader that knows one file only, write one file as the size.",
 }
 """By the code of a finding: what stands for the sentences of its hint that are for the command line."""

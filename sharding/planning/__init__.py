@@ -1,1 +1,1 @@
-"""Which tensor goes where."""
+"""Decide which tensor goes where."""

@@ -1,4 +1,4 @@
-"""Tell which tensors make a block that is not to be cut. Pure."""
+"""Find the blocks of tensors that should stay in one file. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,12 +8,12 @@ from sharding.core.values import Tensor
 
 
 def known_blocks(hints: ModelHints | None) -> dict[str, str]:
-    """Return tensor name to block, for the blocks that transformers knows."""
+    """Return tensor name to block for the blocks that transformers knows."""
     return {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}
 
 
 def blocks_around(name: str, known: Mapping[str, str]) -> list[str]:
-    """Return the blocks that a tensor is in, the outermost first: the one that is `known`, then numbered modules.
+    """Return the blocks around a tensor, the outermost first: its `known` block, then the numbered modules inside it.
 
     >>> blocks_around("model.layers.2.mlp.experts.7.up_proj.weight", {})
     ['model.layers.2', 'model.layers.2.mlp.experts.7']
@@ -26,7 +26,7 @@ def blocks_around(name: str, known: Mapping[str, str]) -> list[str]:
 
 
 def whole_blocks(tensors: Iterable[Tensor], limit_bytes: int, known: Mapping[str, str]) -> dict[str, str]:
-    """Return tensor name to the largest block around it that fits into `limit_bytes`; a tensor in none is left out.
+    """Return tensor name to the largest block around it that fits into `limit_bytes`. Leaves out tensors without one.
 
     >>> from sharding.recipes.stored import Stored
     >>> layers = [Tensor(f"h.0.{n}.w", "U8", (6,), Stored(0, "f", 0, 6)) for n in range(2)]

@@ -1,4 +1,4 @@
-"""Decide which dtype every tensor of a copy has. Pure."""
+"""Decide which dtype each tensor of a copy gets. Pure."""
 
 from collections.abc import Iterable
 
@@ -17,10 +17,10 @@ _NO_CONFIG = ModelHints(unknown="there is no config.json.")
 def cast_tensors(
     tensors: Iterable[Tensor], dtype: str, hints: Hints, *, may_overflow: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return `tensors` as they are after a cast to `dtype`, in which finite numbers `may_overflow`.
+    """Return `tensors` as they are after a cast to `dtype`.
 
-    A tensor gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it, which keep some modules
-    in fp32; one that `hints` do not know gets `dtype`.
+    Each gets the dtype that `from_pretrained(dtype=…)` and `save_pretrained` give it: they keep some modules in fp32.
+    A tensor that `hints` do not know gets `dtype`. With `may_overflow`, the cast may make finite numbers infinite.
 
     >>> from sharding.recipes.stored import Stored
     >>> [after] = cast_tensors([Tensor("w", "F32", (3,), Stored(0, "f", 8, 20))], "bf16", {})
@@ -42,7 +42,7 @@ def cast_tensors(
 
 
 def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Finding, ...]:
-    """Return what a person should know of a cast whose outcome is `after`."""
+    """Return what you should know about a cast to `dtype` that gives the tensors `after`."""
     kept: dict[str, list[str]] = {}
     for tensor in after:
         names = kept.setdefault(tensor.folder, [])
@@ -52,14 +52,12 @@ def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Fi
     for folder, names in kept.items():
         known = hints.get(folder, _NO_CONFIG)
         if known.unknown:
-            message = (
-                f"Every floating-point tensor{f' of {folder}' if folder else ''} is cast to {dtype}, as it is not "
-            )
-            message += f"known what the model keeps in fp32: {known.unknown}"
+            message = f"Every floating-point tensor{f' of {folder}' if folder else ''} is cast to {dtype}, because the "
+            message += f"tensors that the model keeps in fp32 are unknown: {known.unknown}"
             hint = "Check that the code of the model needs no weights in fp32."
             findings.append(Finding("warning", "cast-without-class", message, hint))
         elif names:
-            message = f"{len(names)} tensors are in another dtype than {dtype}, as {known.class_name} keeps them: "
+            message = f"{len(names)} tensors are not cast to {dtype}, because {known.class_name} keeps their dtype: "
             findings.append(Finding("info", "kept-dtype", f"{message}{name_some(names)}."))
     return tuple(findings)
 
@@ -76,17 +74,17 @@ def may_overflow(tensors: Iterable[Tensor]) -> bool:
 
 
 def refuse_cast(checkpoint: Checkpoint) -> None:
-    """Raise SourceError where a checkpoint is quantized, so that it cannot be cast."""
+    """Raise SourceError if a checkpoint is quantized: it cannot be cast."""
     stated = [config for config in map(quantization_of, checkpoint.configs.values()) if config is not None]
     telling = [tensor.name for tensor in checkpoint.tensors if is_packed(tensor)]
     if stated or telling:
-        how = f" with {method_of(stated[0])}" if stated else f", as {name_some(telling, 1)} tells"
-        hint, remedy = "Keep the dtype, or take the repo that it was quantized from.", Remedy("choose_dtype", "keep")
+        how = f" with {method_of(stated[0])}" if stated else f", as {name_some(telling, 1)} shows"
+        hint, remedy = "Keep the dtype, or use the repo that it was quantized from.", Remedy("choose_dtype", "keep")
         if stated and all(map(can_help, stated)):
-            hint = "Keep the dtype. Or add --dequantize, which computes them with their scales."
+            hint = "Keep the dtype. Or add --dequantize to compute ordinary weights with their scales."
             remedy = Remedy("dequantize")
         raise SourceError(
-            f"This checkpoint is quantized{how}: its numbers mean nothing without their scales, so it is not cast.",
+            f"This checkpoint is quantized{how}. It cannot be cast, because its numbers mean nothing without scales.",
             hint,
             remedy,
         )

@@ -1,4 +1,4 @@
-"""Put what belongs to a quantized weight (scales, zero points, …) where the weight goes. Pure."""
+"""Keep scales, zero points and the like with their quantized weight. Pure."""
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -10,17 +10,17 @@ from sharding.formats.quantization import holds_quantized, is_quantized
 from sharding.planning.order import natural_key
 
 _MOST_WORDS = 4
-"""Words joined by `_` after the name of a weight, as in `gate_up_proj_weight_global_scale`, which has three."""
+"""The most words joined by `_` after the name of a weight: `gate_up_proj_weight_global_scale` has three."""
 
 _CACHE = re.compile(r"\.([kvq])_(?:scale|zero_point)$")
-"""What compressed-tensors has for the cache of keys and values; it stands beside the projection, not inside it."""
+"""The scales of compressed-tensors for the cache of keys and values. They are beside the projection, not inside it."""
 
 
 def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
-    """Return `hints` that know what belongs to a quantized weight among `tensors`, which no class saves.
+    """Return `hints` with the companions of quantized weights among `tensors`, which no class saves.
 
-    It stands right after its weight, several in natural order; it is in the block of that, and every rank that loads
-    the weight loads it.
+    Companions come right after their weight, in natural order. They are in the same block, and every rank that loads
+    the weight loads them.
 
     >>> from sharding.recipes.stored import Stored
     >>> stored = [Tensor(n, d, (1,), Stored(0, "f", 0, 1)) for n, d in (("q.weight", "F8_E4M3"), ("q.scale", "F32"))]
@@ -42,10 +42,10 @@ def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
 
 
 def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, list[Tensor]]:
-    """Return what of `tensors` belongs to a quantized weight, by the name of that, which is `known`; in natural order.
+    """Return the tensors that belong to each quantized weight, by the `known` name of the weight, in natural order.
 
-    The weight need not be stored by that name: GPTQ has `q.qweight`, `q.qzeros` and `q.scales` for `q.weight`. Where
-    nothing beside a name is quantized, what looks like a companion is none.
+    The weight may be stored by another name: GPTQ has `q.qweight`, `q.qzeros` and `q.scales` for `q.weight`. A tensor
+    counts as a companion only if the weight, or another tensor beside it, is quantized.
 
     >>> from sharding.recipes.stored import Stored
     >>> stored = [Tensor(f"{name}.scale", "F32", (), Stored(0, "f", 0, 4)) for name in ("q", "k")]
@@ -70,7 +70,7 @@ def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, li
 
 
 def _weights_of(name: str) -> Iterator[str]:
-    """Yield the names that the weight may have which a tensor belongs to, the nearest first."""
+    """Yield the possible names of the weight that a tensor belongs to, the nearest first."""
     yield name.rpartition(":")[0]  # torchao: x:scale
     module, _, last = name.rpartition(".")
     if not module:
@@ -90,7 +90,7 @@ def _is_quantized(tensor: Tensor) -> bool:
 
 
 def _with_those_of_each(saved: tuple[SavedTensor, ...], beside: Mapping[str, list[Tensor]]) -> Iterator[SavedTensor]:
-    """Yield `saved`, after each what is `beside` it: in its block, and in memory of its own."""
+    """Yield each of `saved`, then the tensors `beside` it: in the same block, each in memory of its own."""
     storage = max((tensor.storage for tensor in saved), default=-1)
     for tensor in saved:
         yield tensor

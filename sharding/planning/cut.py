@@ -7,11 +7,11 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from sharding.core.values import Tensor
 
 Units = Mapping[str, object]
-"""Tensor name to what it is a part of that may not be cut. A tensor that is not in it stands alone."""
+"""Tensor name to its unit, which stays in one group. A tensor that is not in here is a unit on its own."""
 
 
 def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Units) -> list[list[Tensor]]:
-    """Return `queue` in groups of at most `max_shard_bytes` as the Hub's splitter cuts it, units as one piece."""
+    """Return `queue` in groups of at most `max_shard_bytes`, as the Hub's splitter cuts it. Units stay whole."""
     by_name = {tensor.name: tensor for tensor in queue}
     sizes: dict[object, int] = {}
     for tensor in queue:

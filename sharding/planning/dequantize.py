@@ -1,4 +1,4 @@
-"""Decide which tensors a quantized checkpoint has once its weights are ordinary ones again. Pure."""
+"""Decide which tensors a quantized checkpoint has after it is dequantized. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,11 +19,13 @@ _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 
 
 def dequantized(checkpoint: Checkpoint) -> Checkpoint:
-    """Return `checkpoint` as it is once its weights are computed.
+    """Return `checkpoint` with ordinary weights, computed from the quantized ones and their scales.
 
-    Names, shapes and order are those of the source, but for MXFP4, which gives what the class of gpt-oss saves; scales
-    are gone, and what the configurations say of quantization. Raises UsageError where nothing is quantized, SourceError
-    for another method, named, and for weights that are not as their configuration says.
+    Names, shapes and order stay as in the source, except for MXFP4: it gives what the class of gpt-oss saves. The
+    scales and the quantization settings in each config.json are gone.
+
+    Raises UsageError if the checkpoint is not quantized. Raises SourceError if its method is not supported (the error
+    names it), or if the weights do not match their configuration.
     """
     stated = {folder: quantization_of(config) for folder, config in checkpoint.configs.items()}
     schemes = {folder: scheme_of(quantization) for folder, quantization in stated.items() if quantization is not None}
@@ -49,7 +51,7 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What dequantizing would make of a checkpoint: how it is quantized, and its bytes before and after, in bf16."""
+    """What dequantizing a checkpoint would give. `words` say how it is quantized; `bytes_after` are in bf16."""
 
     words: str
     bytes_before: int
@@ -57,13 +59,13 @@ class Offer:
 
 
 def offer(checkpoint: Checkpoint) -> Offer | None:
-    """Return what dequantizing would make of a checkpoint, None where it is not for it."""
+    """Return what dequantizing a checkpoint would give, None if it cannot be dequantized or need not."""
     after = ordinary(checkpoint)
     return Offer(after.dequantized, checkpoint.total_bytes, after.total_bytes) if after and after.dequantized else None
 
 
 def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
-    """Return a checkpoint with ordinary weights: as it is, or dequantized to bf16; None where it is not for that."""
+    """Return a checkpoint with ordinary weights: as it is, or dequantized to bf16. None if it cannot be dequantized."""
     says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
     if not says_so or not any(map(may_be_quantized, checkpoint.tensors)):
         return checkpoint
@@ -75,31 +77,31 @@ def ordinary(checkpoint: Checkpoint) -> Checkpoint | None:
 
 
 def offering(checkpoint: Checkpoint) -> Checkpoint:
-    """Return `checkpoint` with a finding that says so where its weights can be dequantized."""
+    """Return `checkpoint`, with a finding if its weights can be dequantized."""
     offered = offer(checkpoint)
     if offered is None:
         return checkpoint
     message = (
-        f"Its weights are quantized with {offered.words}: {format_bytes(offered.bytes_before)}, "
-        f"or {format_bytes(offered.bytes_after)} once they are ordinary bf16 again."
+        f"Its weights are quantized with {offered.words}. They take {format_bytes(offered.bytes_before)} now, "
+        f"and {format_bytes(offered.bytes_after)} as ordinary bf16."
     )
-    hint = "--dequantize computes them for tools that know no such weights, or to train them."
+    hint = "Add --dequantize to train the model, or for tools that do not know these weights."
     return replace(checkpoint, findings=(*checkpoint.findings, Finding("info", "quantized", message, hint)))
 
 
 def _refuse_unknown(checkpoint: Checkpoint) -> None:
-    """Raise what is due where no configuration says that anything is quantized."""
+    """Raise the error for a checkpoint with no quantization in any config.json: UsageError, or SourceError."""
     if telling := [tensor.name for tensor in checkpoint.tensors if is_quantized(tensor)]:
         raise SourceError(
-            f"These weights are quantized, as {name_some(telling, 1)} tells, and no config.json says how.",
-            "Put the config.json beside them that belongs to them.",
+            f"These weights are quantized, as {name_some(telling, 1)} shows, but no config.json says how.",
+            "Put their own config.json beside them.",
         )
-    hint = "Leave out --dequantize; --dtype alone casts it."
+    hint = "Leave out --dequantize. Use --dtype alone to cast it."
     raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
 
 
 def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> Iterator[Tensor]:
-    """Yield the tensors of a checkpoint after all."""
+    """Yield the tensors of a checkpoint after it is dequantized. Raises SourceError."""
     by_name = {tensor.name: tensor for tensor in checkpoint.tensors}
     pairs: dict[str, tuple[Tensor, Scheme]] = {}
     used: set[str] = set()
@@ -112,7 +114,8 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
     if not pairs:
         words = ", ".join(scheme.words for scheme in schemes.values())
         raise SourceError(
-            f"config.json says {words}, and no weight here is.", "Put the config.json beside it that belongs to it."
+            f"config.json says {words}, but no weight here is quantized like that.",
+            "Put the weights' own config.json beside them.",
         )
     for tensor in checkpoint.tensors:
         scheme = schemes.get(tensor.folder)
@@ -121,14 +124,14 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
         elif tensor.name not in used and not (scheme and _is_dropped(tensor.name, scheme)):
             if scheme and (is_quantized(tensor) or _is_half(tensor, scheme)):
                 raise SourceError(
-                    f"{tensor.name} is not quantized as config.json says, which is {scheme.words}.",
-                    "Weights that are quantized in several ways are not dequantized here.",
+                    f"{tensor.name} is not quantized as config.json says ({scheme.words}).",
+                    "This tool does not dequantize models whose weights are quantized in several ways.",
                 )
             yield tensor
 
 
 def _computed(packed: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
-    """Return the weight that is computed of quantized numbers and their scales. Raises SourceError."""
+    """Return the weight that quantized numbers and their scales give. Raises SourceError."""
     name = packed.name.removesuffix(scheme.packed)
     if scheme.encoding == "fp8":
         dtype, block = _product_dtype(packed, scales, scheme), _block_of(packed, scales, scheme)
@@ -152,7 +155,7 @@ def _is_weight(tensor: Tensor, scheme: Scheme) -> bool:
 
 
 def _is_half(tensor: Tensor, scheme: Scheme) -> bool:
-    """Return whether a tensor is packed numbers without scales, or scales without numbers."""
+    """Return whether a tensor is half of a weight: packed numbers, or their scales."""
     return bool(scheme.packed) and tensor.dtype == "U8" and tensor.name.endswith((scheme.packed, scheme.scale))
 
 
@@ -161,28 +164,28 @@ def _scales_of(name: str, scheme: Scheme) -> str:
 
 
 def _beside(name: str, scheme: Scheme) -> Iterator[str]:
-    """Yield the names that what a kernel reads beside a weight would have: x.input_scale, x_input_scale."""
+    """Yield the names of tensors beside a weight that only a kernel reads: x.input_scale, x_input_scale."""
     stem = name.removesuffix("weight")
     for ending in scheme.dropped:
         yield f"{stem}{ending}" if stem != name else f"{name}_{ending}"
 
 
 def _is_dropped(name: str, scheme: Scheme) -> bool:
-    """Return whether a tensor is of the cache of keys and values, which no weight stands beside."""
+    """Return whether a tensor belongs to the cache of keys and values. No weight stands beside such a tensor."""
     return name.endswith(tuple(f".{ending}" for ending in scheme.dropped if ending[:2] in ("k_", "v_", "q_")))
 
 
 def _product_dtype(packed: Tensor, scales: Tensor, scheme: Scheme) -> str:
-    """Return the dtype that products are rounded to before they get that of the copy.
+    """Return the dtype that products are rounded to, before they are cast to the dtype of the copy.
 
-    Fine-grained FP8 is multiplied in float32. compressed-tensors multiplies in the dtype of its scales, but for the
-    experts that transformers 5.23 unites, which are multiplied in float32 (`CompressedTensorsDequantize`).
+    Fine-grained FP8 multiplies in float32. compressed-tensors multiplies in the dtype of its scales. The exception is
+    the experts that transformers 5.23 unites: it multiplies those in float32 (`CompressedTensorsDequantize`).
     """
     return scales.dtype if scheme.rounds_to_scale and ".experts." not in packed.name else "F32"
 
 
 def _block_of(packed: Tensor, scales: Tensor, scheme: Scheme) -> tuple[int, int]:
-    """Return how many rows and columns of a weight share a scale. Raises SourceError where they do not fit."""
+    """Return how many rows and columns of a weight share a scale. Raises SourceError if shapes or dtypes do not fit."""
     if scales.dtype == "U8":
         raise refusal("mxfp8")
     if scales.dtype not in _SCALES or (scheme.rounds_to_scale and scales.dtype not in CASTABLE):
@@ -199,7 +202,8 @@ def _block_of(packed: Tensor, scales: Tensor, scheme: Scheme) -> tuple[int, int]
 
 
 def _odd(packed: Tensor, scales: Tensor, scheme: Scheme) -> SourceError:
-    what_is = f"{packed.name} is {packed.dtype} {list(packed.shape)} and its scales {scales.dtype} {list(scales.shape)}"
+    what_is = f"{packed.name} is {packed.dtype} {list(packed.shape)}, its scales {scales.dtype} {list(scales.shape)}"
     return SourceError(
-        f"{what_is}, which is not what config.json says: {scheme.words}.", "Download it again, or ask who quantized it."
+        f"{what_is}. config.json says something else: {scheme.words}.",
+        "Download the model again, or ask the person who quantized it.",
     )

@@ -1,4 +1,4 @@
-"""Decide which block of a model goes on which device for given memory budgets, and which files each needs. Pure."""
+"""Decide which device holds which block of a model, within memory budgets. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ PRESETS = {
     "24gb": "cuda:0=23GB,cpu=32GB",
     "laptop-16gb": "cpu=12GB",
 }
-"""What is free for weights there: cards keep about 1 GB for themselves, systems some more."""
+"""Memory that is free for weights, by the name of a machine. Cards keep about 1 GB for themselves, systems more."""
 
 _DEVICE = re.compile(r"cuda:\d{1,2}|cpu", re.ASCII)
 DISK = "disk"
@@ -24,7 +24,7 @@ DISK = "disk"
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoad:
-    """What one device holds: modules, their bytes, and the weight files that it needs for them."""
+    """What one device holds: its modules, their bytes, and the weight files that they need."""
 
     device: str
     budget_bytes: int | None
@@ -35,7 +35,7 @@ class DeviceLoad:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """Which module goes where; it fits if nothing is left for the disk. `snippet` is Python that does it."""
+    """The device of each module. The plan fits if the disk holds no module. `snippet` is the Python that loads it."""
 
     class_name: str
     no_split_classes: tuple[str, ...]
@@ -51,7 +51,7 @@ class DevicePlan:
 
 
 def parse_budgets(text: str) -> dict[str, int]:
-    """Return device to bytes for "cuda:0=16GB,cpu=12GB", or for the name of a preset.
+    """Return device to bytes for a budget such as "cuda:0=16GB,cpu=12GB", or for the name of a preset.
 
     >>> parse_budgets("cuda:0=16GB,cpu=12GB")
     {'cuda:0': 16000000000, 'cpu': 12000000000}
@@ -63,8 +63,8 @@ def parse_budgets(text: str) -> dict[str, int]:
         device, equals, size = budget.strip().partition("=")
         if not equals or not _DEVICE.fullmatch(device) or device in budgets:
             raise UsageError(
-                f"{budget.strip()!r} is not a budget of one device.",
-                f"Write it like cuda:0=16GB,cpu=12GB, or take a preset: {', '.join(PRESETS)}.",
+                f"{budget.strip()!r} is not the budget of one device.",
+                f"Write budgets like cuda:0=16GB,cpu=12GB, or use a preset: {', '.join(PRESETS)}.",
             )
         budgets[device] = parse_bytes(size, f"a budget of {device}")
     return budgets
@@ -73,7 +73,10 @@ def parse_budgets(text: str) -> dict[str, int]:
 def plan_devices(
     architecture: Architecture, tensors: Iterable[Tensor], budgets: Mapping[str, int], name: str, dtype: str | None
 ) -> DevicePlan:
-    """Return the plan that accelerate's device map in `architecture` makes for a checkpoint of `tensors`."""
+    """Return the plan for a checkpoint of `tensors`, from accelerate's device map in `architecture`.
+
+    `name` and `dtype` (None: "auto") go into the snippet.
+    """
     file_of = {tensor.name: tensor.file for tensor in tensors}
     loads: dict[str, int] = dict.fromkeys([*budgets, DISK], 0)
     files: dict[str, set[str]] = {device: set() for device in loads}
@@ -99,7 +102,7 @@ def plan_devices(
 
 
 def device_plan_json(plan: DevicePlan) -> dict[str, Any]:
-    """Return the plan as the command line prints it."""
+    """Return a plan as the command line prints it, ready for JSON."""
     return {
         "architecture": plan.class_name,
         "fits": plan.fits,
@@ -121,7 +124,7 @@ def device_plan_json(plan: DevicePlan) -> dict[str, Any]:
 
 
 def _homes(architecture: Architecture) -> dict[str, str]:
-    """Return the device of every weight: that of the longest entry of the map that its name begins with."""
+    """Return weight name to device. The longest entry of the device map that is a prefix of the name decides."""
     homes = {}
     for weight in architecture.weights:
         module = weight.name
@@ -132,7 +135,10 @@ def _homes(architecture: Architecture) -> dict[str, str]:
 
 
 def _stored_name(name: str, stored: Mapping[str, str]) -> str | None:
-    """Return the name that a tensor has in the files: a checkpoint may have the base model's prefix, or lack it."""
+    """Return the name of a tensor in the files, None if it is not there.
+
+    A checkpoint may have the base model's prefix, or lack it.
+    """
     if name in stored:
         return name
     shorter = name.partition(".")[2]
@@ -152,7 +158,7 @@ def _snippet(architecture: Architecture, name: str, dtype: str | None) -> str:
 
 
 def _map_lines(device_map: Mapping[str, str]) -> list[str]:
-    """Return a device map as lines of a Python dictionary, runs of numbered blocks in one line each.
+    """Return a device map as lines of a Python dictionary, with one line for each run of numbered blocks.
 
     >>> _map_lines({"wte": "cpu", "h.0": "cpu", "h.1": "cpu", "h.2": "disk"})
     ["'wte': 'cpu'", "**{f'h.{n}': 'cpu' for n in range(0, 2)}", "'h.2': 'disk'"]

@@ -1,4 +1,4 @@
-"""Say how the tensors of a plan are made. Pure."""
+"""Explain how the tensors of a plan are made. Pure."""
 
 from fnmatch import fnmatchcase
 
@@ -7,7 +7,7 @@ from sharding.core.values import Plan, Tensor
 
 
 def sentence(tensor: Tensor) -> str:
-    """Return what a tensor is and how it is made.
+    """Return the dtype and shape of a tensor, and how it is made.
 
     >>> from sharding.recipes.cast import Cast
     >>> from sharding.recipes.stored import Stored
@@ -18,12 +18,12 @@ def sentence(tensor: Tensor) -> str:
 
 
 def explained(plan: Plan, pattern: str) -> dict[str, str]:
-    """Return the sentences of the tensors whose names match `pattern` ("*.q_proj.*"), in the order of the plan.
+    """Return tensor name to sentence for the names that match `pattern`, such as "*.q_proj.*", in the plan's order.
 
-    Raises UsageError where there is none.
+    Raises UsageError if no name matches.
     """
     matches = {tensor.name: sentence(tensor) for tensor in plan.tensors if fnmatchcase(tensor.name, pattern)}
     if not matches:
         example = plan.shards[0].tensors[0].name
-        raise UsageError(f"No tensor of the plan matches {pattern!r}.", f"Its names are such as {example}. Try '*'.")
+        raise UsageError(f"No tensor of the plan matches {pattern!r}.", f"A name is, for example, {example}. Try '*'.")
     return matches

@@ -1,22 +1,23 @@
-"""Put tensors in order: as people count, as they are stored, or as transformers saves them. Pure."""
+"""Sort tensors: in natural order, as stored, or as transformers saves them. Pure."""
 
 from functools import lru_cache
 
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import ModelHints
-from sharding.core.text import name_some
+from sharding.core.text import count, name_some
 from sharding.core.values import Finding, Tensor
 
 _LONGEST_NUMBER = 18
-"""Digits of a name read as a number; no layer has a longer one, and Python refuses to read some that do."""
+"""The most digits of a name that count as a number. No layer has more, and Python refuses very long ones."""
 
 
 def in_order(
     tensors: list[Tensor], order: str, folder: str, hints: ModelHints | None
 ) -> tuple[list[Tensor], list[Finding]]:
-    """Return `tensors` (as stored, of the component in `folder`) in `order`, and what there is to know of that.
+    """Return `tensors` sorted by `order`, and findings about that.
 
-    Raises SourceError where `hints` do not know the order of transformers.
+    `tensors` come as stored, from the component in `folder`. Raises SourceError if you ask for the order of
+    transformers and `hints` do not know it.
     """
     if order == "stored":
         return tensors, []
@@ -24,23 +25,23 @@ def in_order(
     if order == "natural":
         return queue, []
     if hints is None or hints.unknown:
-        reason = hints.unknown if hints else "There is no config.json, which says what model it is."
+        reason = hints.unknown if hints else "There is no config.json, so the model is unknown."
         message = f"The order of transformers is not known: {reason}"
-        raise SourceError(message, "Choose the natural order.", Remedy("choose_order", "natural"))
+        raise SourceError(message, "Choose the natural order instead.", Remedy("choose_order", "natural"))
     position = {saved.name: index for index, saved in enumerate(hints.saved)}
     unknown = [tensor.name for tensor in queue if tensor.name not in position]
     queue.sort(key=lambda tensor: position.get(tensor.name, len(position)))
     if not unknown:
         return queue, []
-    message = f"{len(unknown)} tensors are not among those that {hints.class_name} saves: {name_some(unknown)}."
-    return queue, [Finding("warning", "not-saved-by-class", message, "They are kept, after all others.")]
+    message = f"{hints.class_name} does not save {count(len(unknown), 'tensor')}: {name_some(unknown)}."
+    return queue, [Finding("warning", "not-saved-by-class", message, "They are kept, after all other tensors.")]
 
 
 def natural_key(name: str) -> str:
-    """Return the key that sorts tensor names as people count: numbers by value, and before words.
+    """Return the key that sorts tensor names in natural order: numbers by value, and before words.
 
-    The order is that of transformers' `dot_natural_key` for every name that it can read; a text instead of
-    a list of tuples, because a hundred thousand of them are held at once.
+    It sorts as transformers' `dot_natural_key` does, for every name that transformers can read. The key is a text and
+    not a list of tuples, because a hundred thousand keys are in memory at once.
 
     >>> sorted(["h.10.w", "h.2.w", "h.norm"], key=natural_key)
     ['h.2.w', 'h.10.w', 'h.norm']
@@ -48,7 +49,7 @@ def natural_key(name: str) -> str:
     return "".join(map(_key_of_word, name.split(".")))
 
 
-@lru_cache(maxsize=1 << 14)  # names are made of few words
+@lru_cache(maxsize=1 << 14)  # the names of a model share few words
 def _key_of_word(word: str) -> str:
     letters = word.rstrip("0123456789")
     digits = word[len(letters) :]

@@ -23,11 +23,11 @@ from sharding.planning.stages import cut_ranks, of_rank, with_files
 
 
 def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | None = None) -> Plan:
-    """Return which shards a checkpoint would be cut into, cast as `options` say.
+    """Return the plan that cuts a checkpoint into shards, cast as `options` say.
 
-    What is to be dequantized comes from `dequantize.dequantized`. `hints` are what `architecture.hints_for` returns for
-    the same options. Raises UsageError, and SourceError where the checkpoint cannot be cast, or transformers does not
-    know the order that was asked for.
+    A checkpoint to dequantize has been through `dequantize.dequantized` already. `hints` come from
+    `architecture.hints_for` with the same options. Raises UsageError, and SourceError if the checkpoint cannot be cast,
+    or if transformers does not know the order that `options` name.
     """
     tensors, findings = checkpoint.tensors, tuple[Finding, ...]()
     hints = hints or {}
@@ -35,7 +35,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
         refuse_cast(checkpoint)
         tensors = cast_tensors(tensors, options.dtype, hints, may_overflow=options.allow_overflow)
         findings = cast_findings(tensors, options.dtype, hints)
-    # After the cast, which is done with what transformers knows alone.
+    # After the cast, because the cast goes by transformers' hints alone.
     hints = _complete(hints, tensors)
     if options.rank is not None:
         tensors = of_rank(tensors, hints.get(""), options.rank)
@@ -50,7 +50,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: Options, hints: Hints | Non
 
 
 def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes]:
-    """Return the configurations that must change: for the dtype, the names of the weights, or what is quantized."""
+    """Return path to content of each config.json that changes: its dtype, weight names or quantization are new."""
     written = {}
     for folder, config in checkpoint.configs.items():
         document = configured(config, torch_name(options.dtype))
@@ -62,7 +62,7 @@ def written_configs(checkpoint: Checkpoint, options: Options) -> dict[str, bytes
 
 
 def _complete(hints: Hints, tensors: Iterable[Tensor]) -> Hints:
-    """Return `hints` that know what belongs to quantized weights too."""
+    """Return `hints` with the companions of quantized weights."""
     inside: dict[str, list[Tensor]] = {folder: [] for folder in hints}
     for tensor in tensors if hints else ():
         inside.setdefault(tensor.folder, []).append(tensor)
@@ -72,7 +72,7 @@ def _complete(hints: Hints, tensors: Iterable[Tensor]) -> Hints:
 def plan_components(
     components: Iterable[Component], tensors: Iterable[Tensor], options: Options, hints: Hints | None = None
 ) -> Plan:
-    """Return the plan that cuts each of `components` by itself; every tensor is of the one in its file's folder."""
+    """Return the plan that cuts each of `components` separately. A tensor belongs to the component in its folder."""
     components = tuple(components)
     inside: dict[str, list[Tensor]] = {component.folder: [] for component in components}
     for tensor in tensors:
@@ -101,16 +101,23 @@ def plan_shards(
 ) -> Plan:
     """Return the plan that puts each of `tensors` into exactly one shard of at most `options.max_shard_bytes`.
 
-    Order `natural` (layer 2 before layer 10) gives the files that `from_pretrained` followed by
-    `save_pretrained` writes (transformers 5.23, `core_model_loading.dot_natural_key`); `stored` takes the
-    tensors as they come and gives those of `huggingface_hub.save_torch_state_dict`; `transformers` follows `hints`,
-    which know of weights that are renamed or fused in memory. Strategy `size` is the Hub's own cut: greedy in that
-    order, and a tensor larger than the limit alone in a shard, with a finding. `blocks` does the same with blocks
-    in the place of tensors, `pp:N` first cuts into what each of the N ranks of transformers' pipeline loads. With
-    `options.rank` the `tensors` are what that one loads.
+    Orders:
 
-    `component` says what the shards are called (None: `model`), and whether there may be more than one. A cast is
-    none of its business: `tensors` are those after it.
+    - `natural`: layer 2 before layer 10. Gives the files that `from_pretrained` followed by `save_pretrained` writes
+      (transformers 5.23, `core_model_loading.dot_natural_key`).
+    - `stored`: as the tensors come. Gives the files of `huggingface_hub.save_torch_state_dict`.
+    - `transformers`: as `hints` say, which know the weights that are renamed or fused in memory.
+
+    Strategies:
+
+    - `size`: the Hub's own cut. It fills shards in order. A tensor larger than the limit is alone in its shard, with a
+      finding.
+    - `blocks`: the same, with blocks instead of tensors.
+    - `pp:N`: first cuts into the parts that the N ranks of transformers' pipeline load. With `options.rank`, the
+      `tensors` are the part of that rank.
+
+    `component` names the shards (None: `model`), and says whether there may be more than one. For a cast, pass the
+    tensors as they are after it.
 
     >>> from sharding.recipes.stored import Stored
     >>> layers = [Tensor(f"layer.{n}", "U8", (6,), Stored(0, "f", 6 * n, 6 * n + 6)) for n in (0, 10, 2)]
@@ -129,7 +136,7 @@ def plan_shards(
     elif options.order == "transformers" and hints:
         units = {saved.name: saved.storage for saved in hints.saved}
     if options.ranks and is_whole:
-        message = f"{component.file()} stays one file, and {options.strategy} cuts a model into several."
+        message = f"{component.file()} stays one file, but {options.strategy} cuts a model into several."
         raise UsageError(message, "Leave out the strategy.")
     stages = cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
     groups = [[group for part in stage.parts for group in cut(part, limit_bytes, units)] for stage in stages] or [
@@ -153,15 +160,15 @@ def plan_shards(
 
 
 def identify_plan(plan: Plan) -> str:
-    """Return a digest of `plan` and the state of its sources: equal means that the shards are equal, byte for byte."""
-    # What stands in records among it: a job that is resumed does not mix two kinds of them.
+    """Return a digest of `plan` and the state of its sources. Plans with equal digests give the same bytes."""
+    # The kinds of fields in records count too, so that a resumed job does not mix two kinds of records.
     sha256 = hashlib.sha256(b"blake3, reads, overflowed\0")
     for source in plan.sources:
         sha256.update(f"{source.kind} {source.repo_id} {source.revision}\0".encode())
     for shard in plan.shards:
         metadata = sorted(plan.component(shard).metadata.items())
         sha256.update("\0".join([shard.file, *(f"{len(key)} {key}{text}" for key, text in metadata)]).encode())
-        # What a header follows from: its JSON takes three times as long.
+        # The fields that decide a header, because its JSON takes three times as long.
         sha256.update(
             "".join([f"{len(name)} {name}{dtype}{shape}" for name, dtype, shape, *_ in shard.tensors]).encode()
         )
@@ -175,12 +182,14 @@ def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Findin
             yield Finding(
                 "warning",
                 "oversized-tensor",
-                f"{_name(shard)} {format_bytes(shard.bytes)}, more than a shard may have "
-                f"({format_bytes(max_shard_bytes)}); {shard.file} holds nothing else.",
-                "A tensor is never cut. Choose a larger shard size if the file must stay below it.",
+                f"{_name(shard)} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} "
+                "holds nothing else.",
+                "A tensor is never cut. If the file must stay below the limit, choose a larger shard size.",
             )
 
 
 def _name(shard: Shard) -> str:
-    names = [tensor.name for tensor in shard.tensors]
-    return f"{names[0]} has" if len(names) == 1 else f"{name_some(names, 1)}, one piece of memory in transformers, have"
+    names, size = [tensor.name for tensor in shard.tensors], format_bytes(shard.bytes)
+    if len(names) == 1:
+        return f"{names[0]} ({size}) is"
+    return f"{name_some(names, 1)} ({size}), one piece of memory in transformers, are"

@@ -1,4 +1,4 @@
-"""Make the plan that was asked for."""
+"""Plan a copy, with what transformers knows of its model class."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,11 +17,11 @@ def planned(
     ask: Callable[[Checkpoint, Options], Hints] = hints_for,
     run: Callable[[Callable[[], Plan]], Plan] = lambda make: make(),
 ) -> Plan:
-    """Return the plan for a copy of `checkpoint` with `options`: which tensor goes where, made how.
+    """Return the plan for a copy of `checkpoint` with `options`: where each tensor goes, and how it is made.
 
-    `ask` says what transformers knows of its class, which takes seconds where it is needed. `run` does the rest, which
-    takes seconds for a hundred thousand tensors. Raises UsageError, SourceError, and Refused where a library is
-    missing.
+    `ask` returns what transformers knows of the model class. That takes seconds, if the options need it. `run` makes
+    the plan, which takes seconds for a hundred thousand tensors. Raises UsageError, SourceError, and Refused if a
+    library is missing.
     """
     after = dequantized(checkpoint) if options.dequantize else checkpoint
     return run(partial(plan_checkpoint, after, options, ask(after, options)))

@@ -1,4 +1,4 @@
-"""Decide by what formula quantized weights become ordinary ones, or say why they do not. Pure."""
+"""Choose the formula that dequantizes weights, or say why there is none. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,32 +8,32 @@ from sharding.core.errors import SourceError
 from sharding.formats.quantization import method_of
 
 Block = tuple[int, int]
-"""Rows and columns of numbers that share a scale; 0 is all of them."""
+"""Rows and columns of numbers that share a scale; 0 means all of them."""
 
-_OF_ORIGIN = "Take the repo that it was quantized from: its card usually names that as the base model."
-_BY_TRANSFORMERS = f"transformers may load it dequantized, with %s(dequantize=True). Or: {_OF_ORIGIN}"
+_OF_ORIGIN = "Use the repo that it was quantized from. Its card usually names that repo as the base model."
+_BY_TRANSFORMERS = f"transformers may be able to dequantize it with %s(dequantize=True). Or: {_OF_ORIGIN}"
 _HINTS = {
-    "bitsandbytes": "Load it with transformers on a GPU, call model.dequantize() and save_pretrained; or take the repo "
-    "that it was quantized from.",
+    "bitsandbytes": "Load it with transformers on a GPU, then call model.dequantize() and save_pretrained. Or use the "
+    "repo that it was quantized from.",
     "compressed-tensors": _BY_TRANSFORMERS % "CompressedTensorsConfig",
     "fp8": _BY_TRANSFORMERS % "FineGrainedFP8Config",
     "mxfp8": _BY_TRANSFORMERS % "FineGrainedFP8Config",
 }
-"""What helps, by method; what goes for all others, GPTQ, AWQ, torchao and NVFP4 among them, is the original."""
+"""The hint for each method. For all others, such as GPTQ, AWQ, torchao and NVFP4, it is `_OF_ORIGIN`."""
 
 
 PARTS = ("_scale_inv", "_scale", "_blocks", "_scales")
-"""What the name of a weight may have behind it where that is quantized."""
+"""Endings that the parts of a quantized weight have after its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How the weights of a component are quantized, and where their scales are.
 
-    `words` tell a person. A weight is called what its numbers are without `packed`, and they without that and with
-    `scale` are its scales. `blocks` are those that a weight may have, `dropped` the ends of names of what
-    only a kernel for quantized weights reads. Products are rounded to the dtype of their scales where that
-    `rounds_to_scale`.
+    `words` describe it for people. The tensor with the numbers has the name of the weight plus `packed`; the one with
+    the scales, the name plus `scale`. `blocks` are the blocks that a weight may have. `dropped` are the endings of
+    tensors that only a kernel for quantized weights reads. With `rounds_to_scale`, products are rounded to the dtype of
+    their scales.
     """
 
     words: str
@@ -46,7 +46,7 @@ class Scheme:
 
 
 def scheme_of(quantization: Mapping[str, Any]) -> Scheme:
-    """Return the scheme for what a config.json says of quantization. Raises SourceError, naming any other method."""
+    """Return the scheme for the `quantization` of a config.json. Raises SourceError, which names any other method."""
     method = method_of(quantization)
     if method == "mxfp4":
         return Scheme("mxfp4, one scale for each 32 numbers", "fp4", "_blocks", "_scales", ())
@@ -58,7 +58,7 @@ def scheme_of(quantization: Mapping[str, Any]) -> Scheme:
 
 
 def can_help(quantization: Mapping[str, Any]) -> bool:
-    """Return whether weights quantized so can be dequantized."""
+    """Return whether weights with this `quantization` can be dequantized."""
     try:
         scheme_of(quantization)
     except SourceError:
@@ -67,13 +67,13 @@ def can_help(quantization: Mapping[str, Any]) -> bool:
 
 
 def refusal(what: str, method: str = "") -> SourceError:
-    """Return the refusal of weights quantized with `what`, a kind of `method`."""
+    """Return the error for weights quantized with `what`, a kind of `method`."""
     hint = _HINTS.get(method or what, _OF_ORIGIN)
-    return SourceError(f"Weights quantized with {what} are not dequantized here.", hint)
+    return SourceError(f"This tool cannot dequantize weights that are quantized with {what}.", hint)
 
 
 def _fine_grained(quantization: Mapping[str, Any]) -> Scheme:
-    """Return the scheme of `FineGrainedFP8Config` (transformers 5.23), which is that of DeepSeek-V3."""
+    """Return the scheme of `FineGrainedFP8Config` (transformers 5.23), which DeepSeek-V3 uses."""
     if quantization.get("expert_dtype", "fp8") != "fp8":
         raise refusal("fp8 with experts in fp4", "fp8")
     size = quantization.get("weight_block_size", (128, 128))

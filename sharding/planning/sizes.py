@@ -1,4 +1,4 @@
-"""Suggest sizes for the shards of a model, each with a reason that its size gives. Pure."""
+"""Suggest shard sizes for a model, with reasons. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,49 +9,49 @@ from sharding.core.text import duration, parse_bytes
 _STEPS = (1, 2, 3, 5)
 _MOST_SHARDS = 1000
 _FEWEST_SHARDS = 4
-"""Into how many a model is cut at least, where nobody says how large they shall be."""
+"""The fewest shards of a model for which nobody has chosen a size."""
 
 _USUAL = "200MB"
 _FAT_BYTES = 2**32 - 1
 _FAT = "4GB"
 _COLAB_BYTES = 12_000_000_000
-"""Memory that is free for weights on a free Colab machine: see `planning.devices.PRESETS`."""
+"""Memory for weights on a free Colab machine: see `planning.devices.PRESETS`."""
 
 _LINK_BITS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SizeStop:
-    """A size as it is written ("200MB", SINGLE_FILE), and why one would want it, "" for one in between."""
+    """A size as you write it ("200MB", SINGLE_FILE), and a reason to choose it; "" if there is none."""
 
     size: str
     reason: str = ""
 
 
 def size_stops(total_bytes: int) -> tuple[SizeStop, ...]:
-    """Return sizes for a model of so many bytes, the smallest first and a single file last.
+    """Return sizes for a model of `total_bytes`, the smallest first and a single file last.
 
     >>> [stop.size for stop in size_stops(14_500_000_000) if stop.reason]
     ['200MB', '4GB', 'single-file']
     """
     usual, colab = usual_size(total_bytes), _colab(total_bytes)
-    reasons = {SINGLE_FILE: "One model.safetensors, as ComfyUI and kohya want it."}
+    reasons = {SINGLE_FILE: "One model.safetensors, as ComfyUI and kohya need it."}
     if colab:
         reasons[colab] = (
-            "Free Colab has some 12 GB for weights. Where memory mapping is off, as on mounted drives, loading takes "
-            "the model and its largest file there."
+            "Free Colab has about 12 GB for weights. Without memory mapping, as on mounted drives, loading needs "
+            "memory for the model and its largest file."
         )
     if total_bytes > _FAT_BYTES:
-        reasons[_FAT] = "Sticks and cards formatted as FAT32 take no file above 4.29 GB."
+        reasons[_FAT] = "USB sticks and cards formatted as FAT32 cannot hold a file above 4.29 GB."
     if usual != SINGLE_FILE:
         again = duration(parse_bytes(usual) * 8 / _LINK_BITS)
-        reasons[usual] = f"A download that breaks off repeats one file at most: {again} at 10 Mbit/s."
+        reasons[usual] = f"A download that breaks off repeats at most one file: {again} at 10 Mbit/s."
     sizes = {*_nice(total_bytes), *reasons}
     return tuple(SizeStop(size, reasons.get(size, "")) for size in sorted(sizes, key=_bytes_of))
 
 
 def stop_for(stops: Sequence[SizeStop], size: str) -> int:
-    """Return which of `stops` a slider stands at for `size`: the first that is no smaller, or the last.
+    """Return the index of the slider stop for `size`: the first of `stops` that is at least as large, or the last.
 
     >>> stop_for([SizeStop("100MB"), SizeStop("200MB"), SizeStop("single-file")], "150MB")
     1
@@ -60,7 +60,7 @@ def stop_for(stops: Sequence[SizeStop], size: str) -> int:
 
 
 def usual_size(total_bytes: int) -> str:
-    """Return the size that is taken where nobody has chosen one: a model of any size is cut.
+    """Return the size for a model of `total_bytes` if nobody has chosen one. It cuts small models too.
 
     >>> usual_size(14_500_000_000), usual_size(64_800_000), usual_size(240_000)
     ('200MB', '10MB', '50kB')
@@ -72,13 +72,13 @@ def usual_size(total_bytes: int) -> str:
 
 
 def _nice(total_bytes: int) -> list[str]:
-    """Return round sizes that cut so many bytes into 2 to _MOST_SHARDS shards, the smallest first."""
+    """Return round sizes that cut `total_bytes` into 2 to _MOST_SHARDS shards, the smallest first."""
     sizes = [f"{step * 10**power}{unit}" for unit in ("kB", "MB", "GB") for power in range(3) for step in _STEPS]
     return [size for size in sizes if total_bytes / _MOST_SHARDS <= parse_bytes(size) < total_bytes]
 
 
 def _colab(total_bytes: int) -> str:
-    """Return the largest size that leaves room for the model in the memory of free Colab, "" where nothing does."""
+    """Return the largest size that leaves room for the model in the memory of free Colab, "" if there is none."""
     fitting = [size for size in _nice(total_bytes) if parse_bytes(size) + total_bytes <= _COLAB_BYTES]
     return fitting[-1] if fitting and total_bytes > _COLAB_BYTES / 4 else ""
 

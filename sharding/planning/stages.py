@@ -1,4 +1,4 @@
-"""Cut a model into the stages of a pipeline, where transformers cuts it. Pure."""
+"""Cut a model into pipeline stages where transformers cuts it. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,15 @@ from sharding.core.values import Shard, Stage, Tensor, TiedTensor
 from sharding.planning.blocks import blocks_around
 
 Needs = Mapping[str, tuple[str, ...]]
-"""Names of tensors of other stages to the names of the weights that they are in this one."""
+"""Names of tensors of other stages, each to the names of the weights that it serves as in this stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """Blocks, names of other tensors, tensors in parts that share no file, and what is needed of other stages."""
+    """A stage: its blocks, the names of its other tensors, its tensors, and what it `needs` of other stages.
+
+    The tensors come in `parts`. No file holds tensors of two parts.
+    """
 
     blocks: tuple[str, ...]
     others: tuple[str, ...]
@@ -28,7 +31,7 @@ class PlannedStage:
 
 
 def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Sequence[Shard]) -> Iterator[Stage]:
-    """Yield the stages, which have `counts` of `shards`, with their files."""
+    """Yield the stages with their files. `counts` says how many of `shards` each stage has."""
     file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors} if stages else {}
     start = 0
     for stage, count in zip(stages, counts, strict=False):
@@ -39,10 +42,10 @@ def with_files(stages: Sequence[PlannedStage], counts: Sequence[int], shards: Se
 
 
 def cut_ranks(tensors: Sequence[Tensor], hints: ModelHints | None, known: Mapping[str, str]) -> list[PlannedStage]:
-    """Return what each rank of the pipeline that `hints` know is to hold of `tensors` (in natural order).
+    """Return the stage of each rank of the pipeline in `hints`. `tensors` are in natural order.
 
-    What several ranks load is stored with the first of them, in files of its own. `known` are blocks by tensor.
-    Raises SourceError where transformers cannot cut the model, UsageError where a rank would have no layer.
+    A tensor that several ranks load is stored with the first of them, in a separate file. `known` is tensor name to
+    block. Raises SourceError if transformers cannot cut the model, UsageError if a rank would have no layer.
     """
     loads = _loads(hints)
     ranks_of = {tensor.name: _ranks_of(tensor.name, loads) for tensor in tensors}
@@ -68,34 +71,34 @@ def cut_ranks(tensors: Sequence[Tensor], hints: ModelHints | None, known: Mappin
 
 
 def of_rank(tensors: Iterable[Tensor], hints: ModelHints | None, rank: int) -> tuple[Tensor, ...]:
-    """Return those of `tensors` that `rank` loads. Raises as `cut_ranks` does."""
+    """Return the tensors that `rank` loads. Raises as `cut_ranks` does."""
     loads = _loads(hints)
     return tuple(tensor for tensor in tensors if rank in _ranks_of(tensor.name, loads))
 
 
 def _loads(hints: ModelHints | None) -> tuple[frozenset[str], ...]:
     if hints is None or hints.unknown or not hints.pipeline:
-        reason = (hints.unknown or f"{hints.uncut}.") if hints else "There is no config.json, which says what it is."
+        reason = (hints.unknown or f"{hints.uncut}.") if hints else "There is no config.json, so the model is unknown."
         raise SourceError(
             f"transformers cannot load this model as a pipeline: {reason}",
-            "Choose --strategy blocks, which cuts between layers.",
+            "Choose --strategy blocks to cut between layers.",
             Remedy("cut_between_layers"),
         )
     if any(start == end for start, end in hints.pipeline.layers):
         layers = hints.pipeline.layers[-1][1]
-        message = f"{len(hints.loads)} ranks need as many layers, and {hints.class_name} has {layers} here."
+        message = f"{len(hints.loads)} ranks need at least as many layers, but this {hints.class_name} has {layers}."
         raise UsageError(message, "Choose fewer ranks.")
     return hints.loads
 
 
 def _layer_around(name: str, known: Mapping[str, str]) -> str:
-    """Return the outermost block around a tensor, "" if that is none of a list: embeddings may be a block as well."""
+    """Return the outermost block around a tensor, "" if that block has no number: embeddings may be a block too."""
     blocks = blocks_around(name, known)
     return blocks[0] if blocks and blocks[0].rpartition(".")[2].isdecimal() else ""
 
 
 def _ranks_of(name: str, loads: Sequence[frozenset[str]]) -> tuple[int, ...]:
-    """Return the ranks that load a tensor: all of them where transformers names none."""
+    """Return the ranks that load a tensor: all of them if transformers names none."""
     return tuple(rank for rank, names in enumerate(loads) if name in names) or tuple(range(len(loads)))
 
 

@@ -1,4 +1,4 @@
-"""How the bytes of a tensor are made, one way a room."""
+"""Make the bytes of a tensor. Each module is one way to do so."""
 
 from sharding.recipes import cast, fp8, laid, mxfp4, stored
 

@@ -1,4 +1,4 @@
-"""Cast numbers to another dtype: each as `tensor.to(dtype)` of torch 2.13 does, and every NaN is a NaN."""
+"""Cast numbers to another dtype, as `tensor.to(dtype)` of torch 2.13 does. A NaN stays a NaN."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from sharding.recipes.feed import made_by
 from sharding.recipes.numbers import numbers
 
 _PIECE_ELEMENTS = 32768
-"""What is cast at a time: it stays in a processor's cache."""
+"""Numbers to cast at a time. They fit into a processor's cache."""
 
 
 class _Fields(NamedTuple):
@@ -23,9 +23,9 @@ class _Fields(NamedTuple):
 
 
 class Cast(_Fields, Recipe):
-    """What `of` makes, of dtype `stored`, as `dtype`, both named as in safetensors.
+    """A cast of the numbers that `of` makes, from dtype `stored` to `dtype`. Dtypes are named as in safetensors.
 
-    `may_overflow` says that finite numbers may become infinite. A tuple, as a plan makes a hundred thousand of them.
+    With `may_overflow`, finite numbers may become infinite. A cast is a tuple, because a plan has a hundred thousand.
     """
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class Cast(_Fields, Recipe):
             yield cast(data, self.stored, self.dtype, memoryview(room)[: len(data) * dtype.bits // stored.bits])
 
     def words(self, shape: tuple[int, ...]) -> str:
-        """Return what is cast.
+        """Return the cast in words.
 
         >>> from sharding.recipes.stored import Stored
         >>> Cast(Stored(0, "f", 8, 20), "F32", "BF16").words((3,))
@@ -71,14 +71,17 @@ class Cast(_Fields, Recipe):
 
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
-    """Return the elements in `data`, of dtype `stored`, as `dtype`, in `room`, and how many have become infinite."""
+    """Cast the elements in `data` from `stored` to `dtype`, into `room`.
+
+    Return `room`, and how many finite numbers have become infinite.
+    """
     import numpy as np
 
     before, after = numbers(data, stored), numbers(room, dtype)
     for start in range(0, len(before), _PIECE_ELEMENTS):
         piece = before[start : start + _PIECE_ELEMENTS]
         with np.errstate(all="ignore"):
-            # From double to half torch goes by way of float, and so rounds twice.
+            # From double to half, torch goes through float, so it rounds twice.
             after[start : start + _PIECE_ELEMENTS] = (
                 piece.astype(np.float32) if (stored, dtype) == ("F64", "F16") else piece
             )
@@ -86,13 +89,14 @@ def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:
 
 
 def settle(before: Any, bits: Any, infinity: int) -> int:
-    """Make every NaN the same one, by the `bits` of what was cast; return how many finite numbers are infinite now.
+    """Give every NaN in `bits` the same pattern; return how many finite numbers of `before` are infinite now.
 
-    Which NaN comes of a cast depends on the processor, and on where in a run it stands.
+    `bits` are the results of a cast as unsigned integers. A cast gives different NaNs on different processors, and at
+    different positions.
     """
     import numpy as np
 
-    # Asked of the bits, which is many times quicker than isinf.
+    # Looking at the bits is many times faster than isinf.
     magnitudes = bits & (np.iinfo(bits.dtype).max >> 1)
     if magnitudes.max(initial=0) < infinity:
         return 0

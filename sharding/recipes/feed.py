@@ -1,4 +1,4 @@
-"""Take bytes that come in chunks of any length in others."""
+"""Cut a stream of chunks into pieces of other lengths."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from sharding.recipes.stored import Stored
 
 
 class Feed(Inputs):
-    """Chunks of any length, taken in others."""
+    """A stream of chunks from which you take any number of bytes."""
 
     def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
         """Take from `chunks`."""
@@ -19,7 +19,7 @@ class Feed(Inputs):
 
     @override
     def take(self, count: int) -> memoryview:
-        # In memory that is used again: fresh memory is slow to come by.
+        # Use the same memory again, because fresh memory is slow.
         if len(self._room) < count:
             self._room = bytearray(count)
         data, filled = memoryview(self._room)[:count], 0
@@ -38,7 +38,7 @@ class Feed(Inputs):
 
 
 def made_by(recipe: Recipe, inputs: Inputs, kept: Kept) -> Inputs:
-    """Return the bytes that `recipe` makes of `inputs`: these themselves where it takes them as they are."""
+    """Return the bytes that `recipe` makes of `inputs`. For a recipe that takes them as they are, that is `inputs`."""
     if isinstance(recipe, Stored):
         return inputs
     return Feed(chunk.data for chunk in recipe.make(inputs, kept))

@@ -1,4 +1,4 @@
-"""FP8 weights times their scales: a grid of blocks, one for each row, or a single one."""
+"""Multiply FP8 weights by their scales."""
 
 import struct
 from collections.abc import Iterator
@@ -16,17 +16,16 @@ from sharding.recipes.feed import made_by
 from sharding.recipes.numbers import numbers, numpy_dtype
 
 _PIECE_ELEMENTS = 32768
-"""What is computed at a time: it stays in a processor's cache."""
+"""Numbers to compute at a time. They fit into a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8(Recipe):
-    """The numbers (E4M3) that `packed` makes, of `shape`, times those of `scales`; each product is rounded to `dtype`.
+    """The numbers that `packed` makes (E4M3, of `shape`), times their `scales`. Each product is rounded to `dtype`.
 
-    There is one scale, of `scales_dtype`, for each `block` of the last two dimensions, of which the last ones are cut
-    short; or a single one. That of row i and column j is number (i // block rows, j // block columns), as in
-    `weight_dequant` of DeepSeek-V3 (inference/kernel.py): float32(weight) * float32(scale). Dtypes are named as in
-    safetensors.
+    There is a single scale, or one for each `block` of the last two dimensions; blocks at the edges may be smaller. The
+    scale of row i and column j is number (i // block rows, j // block columns). The formula is float32(weight) *
+    float32(scale), as in `weight_dequant` of DeepSeek-V3 (inference/kernel.py). Dtypes are named as in safetensors.
     """
 
     packed: Recipe
@@ -64,12 +63,12 @@ class Fp8(Recipe):
                 count, length = 1, min(columns - column, _PIECE_ELEMENTS)
             else:
                 below = rows - row % rows
-                if height > 1:  # those of a row of blocks have the same scales
+                if height > 1:  # the rows of a row of blocks have the same scales
                     below = min(below, height - row % rows % height)
                 count, length = min(below, _PIECE_ELEMENTS // columns), columns
             products = table.take(np.frombuffer(source.take(count * length), np.uint8)).reshape(count, length)
             scales = grid.of(range(row, row + (count if height == 1 else 1)), column, column + length)
-            with np.errstate(all="ignore"):  # what is infinite is so for torch too
+            with np.errstate(all="ignore"):  # torch gives the same infinite numbers
                 np.multiply(products, scales, out=products)
             rounded = products.astype(numpy_dtype(self.dtype), copy=False)
             settle(products, rounded.view(f"u{rounded.itemsize}"), CASTABLE[self.dtype].infinity)
@@ -89,7 +88,7 @@ class Fp8(Recipe):
 
 
 class _Scales:
-    """The scales of a weight: a grid for each matrix of it, or one number for all."""
+    """The scales of a weight: a grid for each matrix in it, or one number for all."""
 
     def __init__(self, of: Fp8, kept: Kept) -> None:
         self._of = of
@@ -103,10 +102,10 @@ class _Scales:
         self._last: tuple[Any, Any] = (None, None)
 
     def of(self, rows: range, start: int, end: int) -> Any:
-        """Return what the columns `[start, end)` of `rows`, as counted through all matrices, are multiplied by.
+        """Return the factors for the columns `[start, end)` of `rows`. Rows are counted through all matrices.
 
-        Of several rows, which are of one matrix, all columns are asked for. The array has a row for each, and a column
-        for each or one for all.
+        Several rows must be of one matrix, and then you must ask for all columns. The array has shape (rows, columns),
+        or (rows, 1) if all columns have the same factor. A weight with a single scale gives one number.
         """
         import numpy as np
 

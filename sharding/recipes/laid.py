@@ -1,4 +1,4 @@
-"""Tensors that do not lie in order, or in several pieces: views, transposes, what each rank has of one."""
+"""Put tensors together that are stored in pieces or in another order: views, transposes, the parts of ranks."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from sharding.core.recipe import Chunk, Extent, Inputs, Kept, Recipe
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A piece of a tensor. Its first element is element `offsets` of the tensor, and lies at byte `origin` of `file`.
+    """A piece of a tensor. Its first element is element `offsets` of the tensor, and starts at byte `origin` of `file`.
 
-    Element `i, j, …` lies `item_bytes * (i * strides[0] + j * strides[1] + …)` bytes further on.
+    Element `i, j, …` starts `item_bytes * (i * strides[0] + j * strides[1] + …)` bytes further on.
     """
 
     file: str
@@ -30,7 +30,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Laid(Recipe):
-    """A tensor of `shape` that is put together of `boxes`. Every element, of `item_bytes`, is in exactly one."""
+    """A tensor of `shape`, put together from `boxes`. Each element has `item_bytes`, and is in exactly one box."""
 
     boxes: tuple[Box, ...]
     shape: tuple[int, ...]
@@ -47,9 +47,9 @@ class Laid(Recipe):
         return frozenset((box.source, box.file) for box in self.boxes)
 
     def reads(self) -> Iterator[Extent]:
-        """Yield the boxes where they follow one another; else what each tile takes, in spans of a few megabytes.
+        """Yield the boxes if they follow one another; else what each tile needs, in spans of a few megabytes.
 
-        Of a transpose every tile takes nearly all.
+        In a transpose, each tile needs nearly the whole tensor.
         """
         if in_order := self._in_order():
             yield from in_order
@@ -68,7 +68,7 @@ class Laid(Recipe):
         import numpy as np
 
         for offsets, shape in _tiles(self.shape, self.item_bytes):
-            # Mapped, so that it goes back to the system as soon as it is dropped.
+            # Mapped memory goes back to the system as soon as it is dropped.
             room = mmap(-1, prod(shape) * self.item_bytes)
             tile = np.frombuffer(room, f"u{self.item_bytes}").reshape(shape)
             for box, (starts, lengths, _) in self._inside((offsets, shape)):
@@ -96,7 +96,7 @@ class Laid(Recipe):
         return b"".join([*parts, b"."])
 
     def _in_order(self) -> list[Extent]:
-        """Return where the boxes lie, if they follow one another in the tensor, each in order; else nothing."""
+        """Return where the boxes are in their files, if they follow one another in the tensor in order; else []."""
         position, extents = 0, list[Extent]()
         for box in self.boxes:
             offset = sum(at * stride for at, stride in zip(box.offsets, strides_of(self.shape), strict=True))
@@ -108,7 +108,7 @@ class Laid(Recipe):
         return extents
 
     def _inside(self, tile: "_Tile") -> Iterator[tuple[Box, "_Part"]]:
-        """Yield which part of which box is inside `tile`."""
+        """Yield each box that overlaps `tile`, and its part inside."""
         for box in self.boxes:
             starts = [max(at, begin) for at, begin in zip(tile[0], box.offsets, strict=True)]
             ends = [
@@ -124,11 +124,11 @@ _Tile = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a tile begins in its tensor, and its shape."""
 
 _Part = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Where a part of a box begins in the tensor, its shape, and its first element as counted from the first of the box."""
+"""Where a part of a box begins in the tensor, its shape, and its first element, counted from the first of the box."""
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a tensor whose elements lie one after another.
+    """Return the strides, in elements, of a contiguous tensor.
 
     >>> strides_of((2, 3, 4))
     (12, 4, 1)
@@ -140,7 +140,7 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _follows(box: Box, shape: Sequence[int]) -> bool:
-    """Return whether a box lies in its tensor as in its file: beyond the first, every dimension is whole."""
+    """Return whether the elements of a box have the same order in the tensor and in the file, without gaps."""
     expected = 1
     for length, stride, own in zip(*map(reversed, (box.shape, strides_of(shape), box.strides)), strict=True):
         if length > 1:
@@ -151,8 +151,9 @@ def _follows(box: Box, shape: Sequence[int]) -> bool:
 
 
 def _tiles(shape: tuple[int, ...], item_bytes: int) -> Iterator[_Tile]:
-    """Yield the tiles of a tensor, of at most `TILE_BYTES`: whole inner dimensions, a stretch of one, one index of each
-    outer.
+    """Yield the tiles of a tensor, each of at most `TILE_BYTES`.
+
+    A tile has whole inner dimensions, a part of one dimension, and one index of each outer dimension.
 
     >>> list(_tiles((2, 3), 8 << 20))
     [((0, 0), (1, 2)), ((0, 2), (1, 1)), ((1, 0), (1, 2)), ((1, 2), (1, 1))]
@@ -177,9 +178,10 @@ def _tiles(shape: tuple[int, ...], item_bytes: int) -> Iterator[_Tile]:
 def _cuts(
     box: Box, item_bytes: int, shape: tuple[int, ...], first: int
 ) -> Iterator[tuple[tuple[slice, ...], int, int]]:
-    """Yield a part of a box, that of `shape` whose first element is the `first`th of the box, in spans of its file.
+    """Yield a part of a box in spans of its file, each of at most `GATHERED_SPAN_BYTES`.
 
-    Each has at most `GATHERED_SPAN_BYTES`: where it is in the part, its first element, and how many elements it spans.
+    The part has `shape`, and begins at element `first` of the box. Each span is given as its place in the part, its
+    first element, and how many elements of the file it covers.
     """
     lengths = [(length - 1) * stride for length, stride in zip(shape, box.strides, strict=True)]
     count = sum(lengths) + 1
@@ -195,7 +197,7 @@ def _cuts(
 
 
 def _within(axis: int, begin: int, end: int, cut: tuple[slice, ...]) -> tuple[slice, ...]:
-    """Return `cut`, which is one of the elements `[begin, end)` along `axis`, as one of all."""
+    """Return `cut`, which counts from `begin` along `axis`, as a cut that counts from the start."""
     whole = [*cut, *[slice(None)] * (axis + 1 - len(cut))]
     start, stop = whole[axis].start, whole[axis].stop
     whole[axis] = slice(begin + (start or 0), end if stop is None else begin + stop)

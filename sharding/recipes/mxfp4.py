@@ -1,4 +1,4 @@
-"""MXFP4 weights of experts times their scales, transposed, as the class of gpt-oss saves them."""
+"""Dequantize the MXFP4 weights of experts, transposed as the class of gpt-oss saves them."""
 
 import struct
 from collections.abc import Iterator
@@ -16,16 +16,18 @@ GROUP = 32
 GROUP_BYTES = GROUP // 2
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""E2M1, by its four bits (OCP Microscaling Formats 1.0, table 5)."""
+"""The number for each four bits of E2M1 (OCP Microscaling Formats 1.0, table 5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4(Recipe):
-    """A float32 tensor (experts, 32 * groups, rows) of `packed` (experts, rows, groups, 16), two numbers in a byte.
+    """A float32 tensor of shape (experts, 32 * groups, rows).
 
-    The lower half of a byte comes first. `scales` are (experts, rows, groups) of bytes, each 127 more than an exponent
-    of two. As `convert_moe_packed_tensors` of transformers 5.23, which takes `ldexp(number, byte - 127)`; twice the
-    number and half the power are the same, and no byte's power is beyond float32.
+    `packed` has shape (experts, rows, groups, 16) and two numbers in a byte, the lower half first. `scales` has shape
+    (experts, rows, groups). Each of its bytes is an exponent of two, plus 127.
+
+    The formula is `ldexp(number, byte - 127)`, as in `convert_moe_packed_tensors` of transformers 5.23. Here the number
+    is doubled and the power is halved: the product is the same, and every power fits into float32.
     """
 
     packed: Recipe
@@ -60,7 +62,7 @@ class Mxfp4(Recipe):
             scales = powers.take(np.frombuffer(data, np.uint8)).reshape(self.rows, self.groups, 1)
             for group in range(self.groups):
                 numbers = pairs.take(packed[:, group]).view(np.float32).reshape(self.rows, GROUP)
-                with np.errstate(all="ignore"):  # what is infinite is so for torch too
+                with np.errstate(all="ignore"):  # torch gives the same infinite numbers
                     np.multiply(numbers, scales[:, group], out=numbers)
                 yield Chunk(np.ascontiguousarray(numbers.T).data.cast("B"))
 
@@ -75,7 +77,7 @@ class Mxfp4(Recipe):
 
 
 def _pairs() -> Any:
-    """Return for each byte twice its two numbers, the lower half first, as the 64 bits of two float32."""
+    """Return for each byte its two numbers, doubled, the lower half first, as the 64 bits of two float32."""
     import numpy as np
 
     numbers = 2 * np.array(_FP4, np.float32)

@@ -1,4 +1,4 @@
-"""See bytes as numbers, in the dtypes of numpy and ml_dtypes."""
+"""View bytes as numbers, in the dtypes of numpy and ml_dtypes."""
 
 from functools import cache
 from typing import Any
@@ -7,7 +7,7 @@ from sharding.core.dtypes import BY_NAME
 
 
 def numbers(data: bytes | memoryview, dtype: str) -> Any:
-    """Return `data` as an array of numbers of safetensors' `dtype`, without a copy."""
+    """Return `data` as an array of `dtype`, a name of safetensors. Copies nothing."""
     import numpy as np
 
     return np.frombuffer(data, numpy_dtype(dtype))
@@ -15,7 +15,7 @@ def numbers(data: bytes | memoryview, dtype: str) -> Any:
 
 @cache
 def numpy_dtype(dtype: str) -> Any:
-    """Return the numpy dtype for safetensors' `dtype`."""
+    """Return the numpy dtype for `dtype`, a name of safetensors."""
     import ml_dtypes
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Bytes as they lie in one file."""
+"""Take a tensor's bytes from one file, as they are."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from sharding.core.values import Tensor
 
 
 class Stored(Extent, Recipe):
-    """Bytes `[start_byte, end_byte)` of a file. A tuple, as a plan makes a hundred thousand of them."""
+    """Bytes `[start_byte, end_byte)` of a file. It is a tuple, because a plan has a hundred thousand of them."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ class Stored(Extent, Recipe):
         return map(Chunk, inputs.pieces(self.size_bytes))
 
     def words(self, shape: tuple[int, ...]) -> str:
-        """Return where they lie.
+        """Return the file and the byte range in words.
 
         >>> Stored(0, "model.safetensors", 8, 16).words((2,))
         'model.safetensors bytes 8–16'
@@ -46,11 +46,11 @@ class Stored(Extent, Recipe):
 
 
 def place_of(tensor: Tensor) -> Stored:
-    """Return where the bytes of a tensor lie that was read of a header."""
+    """Return where the bytes of a tensor are in their file. The tensor comes from a header, and is not computed."""
     assert isinstance(tensor.recipe, Stored), tensor
     return tensor.recipe
 
 
 def are_stored(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all of `tensors` are bytes as they lie in one file."""
+    """Return whether each of `tensors` is stored in one file, as it is."""
     return all(isinstance(tensor.recipe, Stored) for tensor in tensors)

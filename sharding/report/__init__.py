@@ -1,1 +1,1 @@
-"""What was done: as JSON, as a card."""
+"""Report what a job did, as JSON and as a model card."""

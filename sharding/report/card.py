@@ -1,4 +1,4 @@
-"""Write the model card of a result: the source's metadata, what was done, what loading costs, how to load. Pure."""
+"""Write the model card of a result. Pure."""
 
 import re
 from collections.abc import Iterable
@@ -17,14 +17,14 @@ TAGS = ("sharded", "shard-my-repo")
 _ORIGINAL = "<!-- the card of the original -->"
 _MOST_ROWS = 60
 _BADGE = "https://huggingface.co/datasets/huggingface/badges/resolve/main/open-in-hf-spaces-sm.svg"
-"""Published for such links by the Hub itself."""
+"""The Hub publishes this badge for such links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Addresses on the Hub: where the source lies there (None for a folder) and the page that shows the result.
+    """Addresses on the Hub: of the source, of the page that shows the result, and of the model that was trained.
 
-    `base` is where the model lies that was trained, if there is one.
+    None if there is no such address: a folder has none.
     """
 
     source: str | None = None
@@ -35,20 +35,21 @@ class Links:
 def write_card(
     report: Report, source: ModelCard, links: Links, *, is_private: bool, keeps_metadata: bool = True
 ) -> str:
-    """Return the README.md of a result.
+    """Return the README.md of a result. `source` is the card of the original.
 
-    Every key of the metadata of `source`, the card of the original, is kept; `base_model` and
-    `tags` are set, a relative `license_link` is made absolute. A commit on no known branch gives no `base_model`.
-    Without `keeps_metadata`, for metadata that a Hub does not take, the source's stands in the text instead.
+    The metadata keeps every key of `source`. `base_model` and `tags` are set, and a relative `license_link` becomes
+    absolute. If the source is a commit on no known branch, there is no `base_model`.
+
+    Pass `keeps_metadata=False` if the Hub does not accept the metadata of `source`. It then goes into the text.
     """
     import yaml  # type: ignore[import-untyped]
 
     metadata, body = dict(source.metadata), source.text.strip()
-    if _ORIGINAL in body:  # the source is a result of ours: keep the card of the original, not a card of a card
+    if _ORIGINAL in body:  # the source has a card of ours: keep only the card of its original
         body = body.partition(_ORIGINAL)[2].partition("\n## The original's card\n")[2].strip()
     if metadata and not keeps_metadata:
         refused = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).replace("`", "'")
-        body = f"The Hub does not take the metadata of this card:\n\n```yaml\n{refused}```\n\n{body}"
+        body = f"The Hub does not accept the metadata of this card:\n\n```yaml\n{refused}```\n\n{body}"
         metadata = {}
     _mark(metadata, report, links)
     sections = [
@@ -72,9 +73,9 @@ def _mark(metadata: dict[str, Any], report: Report, links: Links) -> None:
     metadata["tags"] = [*tags, *(tag for tag in TAGS if tag not in tags)]
     origin, page = (report.source.base, links.base) if report.source.base else (report.source, links.source)
     if report.source.base or report.verification.unreached:
-        metadata.pop("base_model_relation", None)  # how the base was made of another, as by quantizing it
+        metadata.pop("base_model_relation", None)  # it says how the base was made, for example by quantizing
     if report.verification.unreached:
-        metadata.pop("base_model", None)  # whose words that are is not known
+        metadata.pop("base_model", None)  # anybody may have written it
     elif page:
         metadata["base_model"] = origin.repo_id
     if page:
@@ -92,14 +93,14 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
         yield f"**{_plain(unreached_sentence(place))}**\n"
     count = len(report.plan.shards)
     files = "one file" if count == 1 else f"{count} files of at most {format_bytes(report.plan.max_shard_bytes)}"
-    part = f"{_part(report)}: a part of " if report.plan.rank is not None else ""
+    origin = _origin(report, links)
+    what = f"a copy of {origin}" if report.plan.rank is None else f"the part of {origin} for {_part(report)}"
     proved = f" in {files}. {_proof(report)}" if report.verification.identical else "."
-    sentence = f"{part}{_origin(report, links)}{proved}"
-    yield f"{sentence[0].upper()}{sentence[1:]}\n"
+    yield f"This is {what}{proved}\n"
     if count := report.source.in_pieces:
         yield (
-            f"The source is what a training run has saved: {count:,} of its {report.source.tensors:,} tensors lay in "
-            f"pieces in {len(report.source.weight_files)} files of its ranks, and are put together here.\n"
+            f"The source was saved by a training run: {count:,} of its {report.source.tensors:,} tensors were in "
+            f"pieces, in {len(report.source.weight_files)} files of its ranks. Here they are whole.\n"
         )
     if base := report.source.base:
         name = (
@@ -107,21 +108,21 @@ def _introduction(report: Report, links: Links, is_private: bool) -> Iterable[st
             if links.base
             else source_name(base.kind, f"`{_plain(base.repo_id)}`")
         )
-        yield f"What is beside the weights (configuration, tokenizer, licence) is that of {name}, which was trained.\n"
+        yield (
+            f"The files beside the weights (configuration, tokenizer, licence) come from {name}, the model that was "
+            "trained.\n"
+        )
     if report.plan.dequantized:
         yield (
             f"Its bits are computed, not moved: the original is quantized with {report.plan.dequantized}. Every number "
-            f"was multiplied by its scale and rounded to {report.plan.dtype}; what was computed was hashed, and hashed "
-            "again when it was read back. Nothing is won back of what quantizing has lost.\n"
+            f"was multiplied by its scale and rounded to {report.plan.dtype}. The results were hashed, and hashed "
+            "again when they were read back. The copy is as precise as the quantized original, not more.\n"
         )
-    yield f"![Every tensor as large as its bytes, in today's files and in those of the copy]({MAP_NAME})\n"
+    yield f"![A map of all tensors, sized by their bytes, in the files of the original and of the copy]({MAP_NAME})\n"
     if is_private and links.source:
-        yield (
-            f"The original is gated or private: [its page]({links.source}) says under which terms it is given, "
-            "and they hold for this copy as well.\n"
-        )
+        yield f"The original is gated or private. The terms on [its page]({links.source}) hold for this copy too.\n"
     if report.source.kind == "folder":
-        yield "It was made from a folder, so there is no page of the original to link to.\n"
+        yield "The original is a folder, so there is no page to link to.\n"
 
 
 def _origin(report: Report, links: Links) -> str:
@@ -135,38 +136,43 @@ def _origin(report: Report, links: Links) -> str:
 def _proof(report: Report) -> str:
     count = f"{report.verification.tensors:,}"
     if report.engine != "stream":
-        return f"Loaded and saved by transformers and accelerate; all {count} tensors were read again and compared."
-    lost, dtype = "", report.plan.dtype
+        return (
+            f"It was loaded and saved by transformers and accelerate. Then all {count} tensors were read again and "
+            "compared."
+        )
+    unstated = lost = ""
+    dtype = report.plan.dtype
     if report.plan.dequantized:
-        claim = f"equalled what was computed of the original's numbers and scales in {dtype}"
+        claim = f"were equal to the original's numbers times their scales, in {dtype}"
     elif dtype == "keep":
         claim = "were bit-identical to the original's"
     else:
-        claim = f"equalled the original's, cast to {dtype} as `tensor.to(dtype)` casts numbers"
+        claim = f"were equal to the original's, cast to {dtype} as `tensor.to(dtype)` does"
     if report.verification.unstated:
-        claim += ", as it was read: not all of its files were compared with a hash that the Hub states"
+        claim += ", as it was read"
+        unstated = " Not all files of the original were compared with a hash that the Hub states."
     if dtype != "keep":
         infinite = sum(report.overflowed.values())
-        lost = f" {infinite:,} numbers were too large for it and became infinite." if infinite else ""
+        lost = f" {infinite:,} numbers were too large for {dtype} and became infinite." if infinite else ""
     return (
-        f"Before it was published, every byte was read again: all {count} tensors {claim}; "
-        f"`sharding_digests.json` has their BLAKE3.{lost}"
+        f"Before it was published, every byte was read again: all {count} tensors {claim}. "
+        f"`sharding_digests.json` has their BLAKE3.{unstated}{lost}"
     )
 
 
 def _check(report: Report) -> Iterable[str]:
     place = report.destination.repo_id if report.destination.kind == "hub" else "."
     for command in how_to_check(report, place).values():
-        yield f"That is what this card says. To check it, read every byte of both:\n\n```sh\n{command}```\n"
+        yield f"Anybody can write such a card. To check this one, read every byte of both:\n\n```sh\n{command}```\n"
 
 
 def _loading(report: Report) -> Iterable[str]:
     repo = report.destination.repo_id if report.destination.kind == "hub" else f"./{report.destination.repo_id}"
     yield "## How to load it\n"
     if report.plan.rank is not None:
-        yield "The other machines need parts of their own.\n"
+        yield "Each of the other machines needs its own part.\n"
     if script := pipeline_script(report, repo):
-        yield f"As a pipeline of transformers, `pipeline.py` on every machine:\n\n```python\n{script}```\n"
+        yield f"To load it as a pipeline, run this `pipeline.py` on every machine:\n\n```python\n{script}```\n"
         yield f"```sh\n{pipeline_commands(report, repo)}```\n"
     if report.plan.rank is not None:
         return
@@ -178,9 +184,9 @@ def _loading(report: Report) -> Iterable[str]:
 def _part(report: Report) -> str:
     cut, rank = report.plan.pipeline, report.plan.rank
     if cut is None or rank is None or rank >= len(cut.layers):
-        return "of a pipeline"
+        return "one rank of a pipeline"
     start, end = cut.layers[rank]
-    return f"what rank {rank} of {len(cut.layers)} loads, layers {start} to {end - 1} of {cut.layers[-1][1]}"
+    return f"rank {rank} of {len(cut.layers)} (layers {start} to {end - 1} of {cut.layers[-1][1]})"
 
 
 def _shards(report: Report) -> Iterable[str]:
@@ -200,14 +206,14 @@ def _stages(report: Report) -> Iterable[str]:
     if cut is None or not report.plan.stages:
         return
     needs = [
-        f"- Stage {number} needs `{tied.file}` as well: {_plain(tied.tensor)} in it is "
-        f"{_plain(name_some(tied.used_as))} too."
+        f"- Stage {number} also needs `{tied.file}`: {_plain(tied.tensor)} in that file is "
+        f"{_plain(name_some(tied.used_as))} here too."
         for number, stage in enumerate(report.plan.stages, start=1)
         for tied in stage.also_needs
     ]
-    besides = ", and what is named below the table" if needs else ""
-    yield f"## Pipeline stages\n\nA machine that computes one stage needs that stage's files only{besides}."
-    yield f"Cut where transformers {cut.transformers} cuts: stage 1 is rank 0.\n"
+    besides = ", and the files that are named below the table" if needs else ""
+    yield f"## Pipeline stages\n\nA machine that computes one stage needs only the files of that stage{besides}."
+    yield f"The model is cut where transformers {cut.transformers} cuts it. Stage 1 is rank 0.\n"
     rows = ["| stage | size | blocks | other tensors | files |", "|---:|---:|---:|---:|---|"]
     for number, stage in enumerate(report.plan.stages[:_MOST_ROWS], start=1):
         files = ", ".join(f"`{file}`" for file in dict.fromkeys([stage.files[0], stage.files[-1]]))
@@ -219,7 +225,7 @@ def _stages(report: Report) -> Iterable[str]:
     yield "\n".join(rows) + "\n"
     if needs:
         more = [f"- and {len(needs) - _MOST_ROWS:,} more."] if len(needs) > _MOST_ROWS else []
-        stored = "Weights that two stages share are stored, and counted, once:\n"
+        stored = "Weights that two stages share are stored and counted once:\n"
         yield "\n".join([stored, *needs[:_MOST_ROWS], *more]) + "\n"
 
 
@@ -228,7 +234,7 @@ def _comparison(comparison: ComparisonSummary) -> Iterable[str]:
     if not comparison.table:
         yield f"Not measured here: {_plain(comparison.reason_not_measured)}\n"
         return
-    yield f"![Memory over time while the original and this copy are loaded and compute]({PICTURE_NAME})\n"
+    yield f"![Memory over time while the original and this copy load and compute]({PICTURE_NAME})\n"
     headings, *sides = comparison.table
     lines = ("---", "---", *["---:"] * (len(headings) - 2))
     rows = (row + ("",) * (len(headings) - len(row)) for row in (headings, lines, *sides))
@@ -239,9 +245,9 @@ def _making(report: Report, links: Links) -> Iterable[str]:
     cost, version = report.resources, report.tool.rpartition(" ")[2]
     yield "## How it was made\n"
     yield (
-        f"By Shard My Repo {version} on {report.finished:%Y-%m-%d} in {cost.seconds:.1f} s, with at most "
-        f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is `sharding_report.json`"
-        + (f", shown on [its page]({links.result}).\n" if links.result else ".\n")
+        f"Shard My Repo {version} made this copy on {report.finished:%Y-%m-%d} in {cost.seconds:.1f} s, with at most "
+        f"{format_bytes(cost.peak_anon_bytes)} of memory. The whole report is in `sharding_report.json`"
+        + (f", and [its page]({links.result}) shows it.\n" if links.result else ".\n")
     )
     classic = report.comparison.classic if report.comparison else None
     if classic:
@@ -254,9 +260,9 @@ def _making(report: Report, links: Links) -> Iterable[str]:
             f"| {format_bytes(classic.disk_bytes)} |\n"
         )
         if classic.reason_not_run:
-            yield f"The classic way was not run, its figures are predictions: {_plain(classic.reason_not_run)}\n"
+            yield f"The classic way was not run, so its figures are predictions: {_plain(classic.reason_not_run)}\n"
 
 
 def _plain(text: str) -> str:
-    """Return text that is no markup: names come from files of strangers."""
+    """Return `text` escaped for Markdown. Names may come from files of strangers."""
     return re.sub(r"([\\`*_\[\]<>|#!])", r"\\\1", " ".join(text.split()))

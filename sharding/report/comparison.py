@@ -1,4 +1,4 @@
-"""Sum up what loading the original and the copy has cost, for reports and for whoever shows them. Pure."""
+"""Sum up what loading the original and the copy cost, for reports and pages. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,10 @@ _OF_THE_MIDDLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """What loading one of two checkpoints has cost in all `runs`; `curve` and what is no figure are of the middle one.
+    """What loading one of two checkpoints cost, over all `runs`.
 
-    `seconds` are those of each phase, `working_seconds` of all but the imports.
+    Figures are spreads over the runs. The other fields, and `curve`, are from the middle run. `seconds` are by phase;
+    `working_seconds` are all phases except the imports.
     """
 
     runs: Count
@@ -54,7 +55,7 @@ class LoadSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonSummary:
-    """What loading the original and the copy has cost; the sides are None where nothing was loaded."""
+    """What loading the original and the copy cost. `original` and `sharded` are None if nothing was loaded."""
 
     measured: bool
     reason_not_measured: Line
@@ -71,12 +72,12 @@ class ComparisonSummary:
 
     @property
     def picture(self) -> str | None:
-        """Memory over time as an SVG, which shows nothing but numbers; None where nothing was loaded."""
+        """Memory over time as an SVG, None if nothing was loaded. It shows only numbers."""
         return draw_memory(self.original.curve, self.sharded.curve) if self.original and self.sharded else None
 
     @property
     def table(self) -> tuple[tuple[str, ...], ...]:
-        """The headings, then a row a side: medians with their spread, or the outcome; nothing if nothing was loaded."""
+        """The headings, then a row for each side, with medians and spreads or the outcome. () if nothing was loaded."""
         if not self.original or not self.sharded:
             return ()
         headings = ("", "files", "load and compute", "anonymous memory", "mapped files")
@@ -84,7 +85,7 @@ class ComparisonSummary:
 
     @property
     def how(self) -> str:
-        """The sentence that says how the figures of the table were measured, "" if nothing was loaded."""
+        """A sentence on how the figures of the table were measured, "" if nothing was loaded."""
         if not self.original:
             return ""
         settings = [self.method, self.dtype or "dtype as stored", f"cache {self.original.cache}"]
@@ -98,7 +99,7 @@ class ComparisonSummary:
 
 
 def summarize_comparison(comparison: Comparison) -> ComparisonSummary:
-    """Return a comparison with the figures of its runs together."""
+    """Return a comparison with its runs summed up as spreads."""
     original, sharded = comparison.predicted
     return ComparisonSummary(
         measured=comparison.is_measured,

@@ -1,4 +1,4 @@
-"""Turn the digests of a finished job into JSON and back: SHA-256 of shard files, BLAKE3 of tensors, in hex. Pure."""
+"""Write the digests of a finished job as JSON, and read them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,9 +37,9 @@ class _OlderTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Digests:
-    """What `sharding_digests.json` says; older ones have the SHA-256 of tensors.
+    """The content of `sharding_digests.json`: SHA-256 of shard files and BLAKE3 of tensors, in hex.
 
-    `made` says how each tensor was made that is not bytes as they lay in one file.
+    Older files have the SHA-256 of tensors. `made` says how each tensor was made that was not copied from one file.
     """
 
     schema: Literal[1]
@@ -51,14 +51,14 @@ class _Digests:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Digests of tensors as a result states them, all by one hash."""
+    """Digests of tensors, as a result states them, and the `hash` of them all."""
 
     hash: Literal["BLAKE3", "SHA-256"]
     tensors: Mapping[str, TensorDigest]
 
 
 def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -> Json:
-    """Return the digests of the shards of `plan`, in its order."""
+    """Return the digests of the shards of `plan` for JSON, in the order of the plan."""
     shards, tensors = {}, {}
     for shard in plan.shards:
         record = records[shard.file]
@@ -73,15 +73,15 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
 
 
 def parse_digests(text: bytes) -> Stored:
-    """Return the tensor digests of a `sharding_digests.json`, which may come from anybody.
+    """Return the tensor digests of a `sharding_digests.json`, which anybody may have written.
 
-    Raises SourceError when it is not what this tool writes.
+    Raises SourceError if it is not what this tool writes.
     """
     try:
         digests: _Digests = adapter(_Digests).validate_json(text, strict=True)
     except ValidationError as error:
         message = f"{DIGESTS_NAME} is not valid: {first_problem(error)}."
-        hint = "Verify without --quick, which reads the weights."
+        hint = "Leave out --quick to read and compare the weights."
         raise SourceError(message, hint, Remedy("read_every_byte")) from error
     entries = digests.tensors.items()
     tensors = {

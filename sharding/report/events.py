@@ -1,4 +1,4 @@
-"""What a job says while it runs, an event a line of JSON: written on one side, read on the other. Pure."""
+"""Write the events of a job as lines of JSON, and read them. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from sharding.report.schema import Inspection, Json, PlanSummary, Proof, Report,
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """What a `planned` event says."""
+    """The content of a `planned` event."""
 
     source: Inspection
     plan: PlanSummary
@@ -24,7 +24,7 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What went wrong: the name of the error, a sentence, and what helps, also for who words it otherwise."""
+    """An error: its class, its message, and its hint. `remedy` is the hint as a value for programs."""
 
     kind: str
     message: str
@@ -35,7 +35,7 @@ class Problem:
 JobEvent = (
     PlanMade | Progress | ShardFinished | Verification | Probed | ComparisonSummary | Published | Report | Problem
 )
-"""What can be read of a job."""
+"""What `parse_event` returns."""
 
 _NAMES: dict[type, str] = {
     PlanMade: "planned",
@@ -51,7 +51,7 @@ _KINDS: dict[str, Any] = {name: kind for kind, name in _NAMES.items()} | {"verif
 
 
 def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report) -> Json:
-    """Return one line of `--events`: what happened, under the key `event`, and its particulars."""
+    """Return one line of `--events`: the name of the event under the key `event`, and its fields."""
     payload: Any = event
     match event:
         case Planned():
@@ -63,15 +63,15 @@ def event_json(event: Planned | Progress | ShardFinished | Verified | Probed | C
     name = _NAMES[type(payload)]
     line = {"event": name, **to_json(payload, _KINDS[name])}
     if isinstance(event, Probed):
-        del line["cost"]["curve"]  # the report has one of each side
+        del line["cost"]["curve"]  # the report has a curve for each side
     return line
 
 
 def parse_event(line: Json) -> JobEvent:
-    """Return what a line of a job says. Raises ValueError where it is none that jobs have."""
+    """Return the event in a line of a job. Raises ValueError if the line is no event of a job."""
     kind, payload = (Problem, line["error"]) if "error" in line else (_KINDS.get(str(line.get("event"))), line)
     if kind is None:
-        raise ValueError("no event of a job: there is none of that name")
+        raise ValueError("no event of a job: its name is unknown")
     try:
         event: JobEvent = adapter(kind).validate_python(payload)
     except ValidationError as error:

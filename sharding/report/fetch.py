@@ -1,4 +1,4 @@
-"""Fetch the report that a job left in a repo, within bounds. Nobody vouches for what it says: see `verify.trust`."""
+"""Fetch the report in a repo, within limits. Anybody may have written it: see `verify.trust`."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from sharding.storage.locate import open_source
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A repo at one commit, the files that it has there, and what the report in it says."""
+    """A repo at one commit, its files, and the report in it."""
 
     repo_id: str
     revision: str
@@ -25,17 +25,17 @@ class Result:
 
 
 def read_result(place: str, *, endpoint: str, token: str | None = None) -> Result:
-    """Return the result in the repo that `place` ("owner/name[@revision]", or a link) names.
+    """Return the result in the repo at `place`: "owner/name[@revision]", or a link.
 
-    The report is untrusted: it is read only up to a bound, and refused where it is not what this tool writes.
-    Raises SourceError.
+    The report is untrusted. It is read only up to a limit, and refused if it is not what this tool writes. Raises
+    SourceError.
     """
     source = open_source(Lookup(endpoint).link(place), Hub(endpoint, token))
     entry = next((file for file in source.files if file.path == REPORT_NAME), None)
     if entry is None:
         raise SourceError(
             f"{source.ref.repo_id} has no {REPORT_NAME}, so there is no result to show.",
-            "Only repos that this tool has made have one.",
+            "Only repos that this tool made have a result.",
         )
     text = read_small(source, entry, MAX_SHOWN_REPORT_BYTES)
     refuse_costly(text, source.ref.repo_id)
@@ -44,9 +44,9 @@ def read_result(place: str, *, endpoint: str, token: str | None = None) -> Resul
 
 
 def refuse_costly(text: bytes, repo_id: str) -> None:
-    """Raise SourceError where the report in `repo_id` would take far more memory than its bytes, once it is read."""
+    """Raise SourceError if the report in `repo_id` has too many values: they need far more memory than its bytes."""
     if values_in(text) > MAX_SHOWN_REPORT_VALUES:
         raise SourceError(
             f"The {REPORT_NAME} of {repo_id} holds more than a page can show.",
-            "`shard-my-repo verify` compares models of any size.",
+            "Compare the models with `shard-my-repo verify`, which has no such limit.",
         )

@@ -1,4 +1,4 @@
-"""Sum up what a job knows as the values that become JSON: source, plan, comparison, the whole report. Pure."""
+"""Sum up a job as the values that become JSON. Pure."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -25,15 +25,15 @@ from sharding.report.schema import (
 
 
 def summarize_source(checkpoint: Checkpoint) -> Inspection:
-    """Return what the headers of a source say, and what lies beside the weights."""
+    """Return the facts in the headers of a source, and the files beside its weights."""
     side_files = tuple(SideFile(file=file.path, bytes=file.bytes) for file in checkpoint.side_files)
     return Inspection(**_facts(checkpoint), side_files=side_files, findings=checkpoint.findings)
 
 
 def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = "") -> PlanSummary:
-    """Return which shard holds what; `findings` are those of the source, before the plan's own.
+    """Return which shard holds what. `findings` are those of the source; they come before the plan's.
 
-    `plan_id` is what `identify_plan` says, where that is known already.
+    Pass `plan_id` if you have it from `identify_plan` already.
     """
     return PlanSummary(
         max_shard_bytes=plan.total_bytes if plan.options.is_single_file else plan.options.max_shard_bytes,
@@ -93,7 +93,7 @@ def make_report(
 
 
 def files_written(plan: Plan, *, has_picture: bool) -> tuple[str, ...]:
-    """Return the paths of what this tool writes for `plan`: the shards, the files about them, the indexes."""
+    """Return the paths of all files that this tool writes for `plan`: shards, reports, indexes."""
     shards, picture = (shard.file for shard in plan.shards), [PICTURE_NAME] if has_picture else []
     return (*shards, CARD_NAME, MAP_NAME, *picture, DIGESTS_NAME, REPORT_NAME, *plan.indexes)
 

@@ -1,8 +1,8 @@
-"""The values that become JSON: the report of a job, and what commands and events say of sources and plans. Pure.
+"""Define the values that become JSON: reports, sources and plans. Pure.
 
-They are written as they are and read by the same classes. What comes from anybody is refused as a whole, in one
-sentence, where it does not fit: names that are no names of repos or files, numbers below zero, other types, another
-schema. What fits may still lie, so whoever shows it says whose word it is.
+The same classes write and read them. A document may come from anybody, so reading checks it: names of repos and files,
+numbers, types, the schema. A document that does not fit is refused as a whole, in one sentence. A document that fits
+may still lie, so a page that shows it must say whose word it is.
 """
 
 import re
@@ -42,7 +42,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSummary:
-    """Weights that are loaded together; `metadata` stands in the header of every file."""
+    """Weights that are loaded together. `metadata` is in the header of each of their files."""
 
     folder: Line
     base: Line
@@ -68,9 +68,10 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSummary:
-    """What is re-sharded, and what its headers say; `dtypes` are the bytes of each.
+    """The source of a job, and the facts in its headers.
 
-    `in_pieces` counts the tensors that lie in several files; `base` is the model that was trained.
+    `dtypes` is dtype to bytes. `in_pieces` counts the tensors that are stored in pieces. `base` is the model that was
+    trained.
     """
 
     kind: Literal["folder", "hub"]
@@ -91,7 +92,7 @@ class SourceSummary:
 
     @property
     def weights_name(self) -> str:
-        """What the weights of the first component are called, without number and ending."""
+        """The name of the weight files of the first component, without number and ending."""
         return self.components[0].base if self.components else "model"
 
     @model_validator(mode="after")
@@ -106,7 +107,7 @@ class SourceSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection(SourceSummary):
-    """All that `inspect` says of a source."""
+    """All that `inspect` returns about a source."""
 
     side_files: tuple[SideFile, ...]
     findings: tuple[Finding, ...]
@@ -114,7 +115,7 @@ class Inspection(SourceSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedShard:
-    """A shard as planned: the names of its tensors and the bytes of them."""
+    """A planned shard: the names of its tensors, and their bytes together."""
 
     file: File
     bytes: Count
@@ -123,10 +124,10 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """Which shard holds what; with a `rank` only what that one of a `pipeline` of transformers loads.
+    """Which shard holds what. With a `rank`, the part that this rank of a `pipeline` of transformers loads.
 
-    `dequantized` says how the weights were quantized that are computed and not moved, "" where none are. Plans of the
-    same `plan_id` give the same shards, byte for byte; "" in older reports.
+    `dequantized` says how the weights were quantized, "" if none are computed. Plans with the same `plan_id` give the
+    same shards, byte for byte; it is "" in older reports.
     """
 
     max_shard_bytes: Count
@@ -145,7 +146,10 @@ class PlanSummary:
 
     @property
     def has_ranks_of_its_pipeline(self) -> bool:
-        """Whether the layers of its ranks follow one another, and each has a stage, or there is no pipeline."""
+        """Whether the pipeline is consistent: the layers of its ranks follow one another, and each rank has a stage.
+
+        Without a pipeline, whether there is no rank.
+        """
         if self.pipeline is None:
             return self.rank is None
         layers = self.pipeline.layers
@@ -155,7 +159,7 @@ class PlanSummary:
 
     @property
     def weight_map(self) -> dict[str, str]:
-        """Tensor name to file name, as an index has it."""
+        """Tensor name to file name, as in an index."""
         files: dict[str, str] = {}
         for shard in self.shards:
             files |= dict.fromkeys(shard.tensors, shard.file)
@@ -164,7 +168,7 @@ class PlanSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenShard:
-    """A shard as written: the size and SHA-256 of its file."""
+    """A written shard: the size and SHA-256 of its file."""
 
     file: File
     bytes: Count
@@ -180,9 +184,9 @@ def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler
 
 
 Proof = Annotated[Verification, WrapSerializer(_with_answer)]
-"""A verification, which in JSON says first of all whether the copy is `identical`; read, its mismatches say so.
+"""A verification. In JSON, its first key is `identical`; a reader derives that from the mismatches instead.
 
-`unstated` is there only where it is true, `unreached` and `unchecked` where there are any.
+`unstated`, `unreached` and `unchecked` are in the JSON only if they are true or not empty.
 """
 
 
@@ -190,8 +194,8 @@ Proof = Annotated[Verification, WrapSerializer(_with_answer)]
 class Report:
     """What a job did and what it cost: its last event, and `sharding_report.json` in the result.
 
-    `overflowed` says how many numbers a cast has made infinite, as was allowed, by tensor; `fleet` is of the job alone
-    that was done on many machines.
+    `overflowed` is tensor name to how many numbers a cast has made infinite, if the job allowed that. `fleet` is there
+    only for a job on many machines.
     """
 
     schema: Literal[1]  # it changes when a key changes its meaning
@@ -212,7 +216,7 @@ class Report:
 
     @property
     def needs_folder(self) -> bool:
-        """Whether it can be checked only where a folder is: its source, or the base that tells how it was cast."""
+        """Whether checking it needs a folder: its source, or the base, whose configuration a cast depends on."""
         base = self.source.base
         of_base = base is not None and base.kind == "folder" and self.plan.dtype != "keep"
         return self.source.kind == "folder" or of_base
@@ -222,26 +226,27 @@ class Report:
         planned, proof = self.plan.shards, self.verification
         names = sorted(name for shard in planned for name in shard.tensors)  # a set would cost five times as much
         checks = {
-            "the shards written are not those planned": [shard.file for shard in planned]
+            "the written shards are not the planned ones": [shard.file for shard in planned]
             == [shard.file for shard in self.shards],
             "a tensor is planned twice": all(name != following for name, following in pairwise(names)),
-            "the shards have not the bytes of the plan": sum(shard.bytes for shard in planned) == self.plan.total_bytes,
+            "its shards do not add up to the plan's bytes": sum(shard.bytes for shard in planned)
+            == self.plan.total_bytes,
             "a shard has fewer bytes than its tensors": all(
                 shard.bytes > plan.bytes for shard, plan in zip(self.shards, planned, strict=False)
             ),
-            "a shard is none of the files": {shard.file for shard in self.shards} <= set(self.files),
-            "a stage has files that are no shards": {file for stage in self.plan.stages for file in stage.files}
+            "a shard is not among the files": {shard.file for shard in self.shards} <= set(self.files),
+            "a stage has a file that is no shard": {file for stage in self.plan.stages for file in stage.files}
             <= {shard.file for shard in planned},
-            "what was verified is not what was planned": not proof.identical
+            "the verification is of another plan": not proof.identical
             or (proof.tensors, proof.bytes, proof.dtype) == (len(names), self.plan.total_bytes, self.plan.dtype),
-            "what was dequantized is not what was planned": proof.dequantized == self.plan.dequantized,
-            "nothing is dequantized without a dtype": not self.plan.dequantized or self.plan.dtype != "keep",
+            "plan and verification disagree about dequantizing": proof.dequantized == self.plan.dequantized,
+            "it dequantizes without a dtype": not self.plan.dequantized or self.plan.dtype != "keep",
             "the copy has another size than its source": self.engine != "stream"
             or self.plan.dtype != "keep"
             or self.plan.rank is not None
             or (self.source.tensors, self.source.total_bytes) == (len(names), self.plan.total_bytes),
-            "its ranks are not those of a pipeline": self.plan.has_ranks_of_its_pipeline,
-            "a part of a pipeline is no whole repo": self.plan.rank is None or self.destination.kind == "folder",
+            "its ranks do not make a pipeline": self.plan.has_ranks_of_its_pipeline,
+            "a repo cannot be the part of one rank": self.plan.rank is None or self.destination.kind == "folder",
         }
         if wrong := next((problem for problem, holds in checks.items() if not holds), None):
             raise ValueError(f"it contradicts itself: {wrong}")
@@ -249,9 +254,9 @@ class Report:
 
 
 def to_json(value: Any, kind: Any = None) -> Json:
-    """Return a dataclass as an object for JSON, its keys in the order of its fields.
+    """Return a dataclass as an object for JSON, with its keys in the order of its fields.
 
-    `kind` is what it is where that is more than its class. A plan, or the one of `value`, has its weight map too.
+    `kind` is its type, if that is not just its class. A plan, or the plan in `value`, gets its weight map too.
     """
     known: Any = kind or type(value)
     document: Json = adapter(known).dump_python(value, mode="json", by_alias=True)
@@ -264,21 +269,21 @@ def to_json(value: Any, kind: Any = None) -> Json:
 
 
 def parse_report(text: bytes | str) -> Report:
-    """Return what a `sharding_report.json`, which may come from anybody, says.
+    """Return the report in a `sharding_report.json`, which anybody may have written.
 
-    Raises SourceError, naming the first thing that does not fit, when it is not what this tool writes.
+    Raises SourceError if it is not what this tool writes. The error names the first thing that does not fit.
     """
     try:
         report: Report = adapter(Report).validate_json(text, strict=True)
     except ValidationError as error:
         message = f"{REPORT_NAME} is not a report of this tool: {first_problem(error)}."
-        hint = "Nothing of it is shown, because it may have been made up. Ask the owner of the repo to shard it again."
+        hint = "It may be made up, so it is not shown. Ask the owner of the repo to shard the model again."
         raise SourceError(message, hint) from error
     return report
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return where a document first is not what it should be, and what is wrong there."""
+    """Return the first place where a document is wrong, and what is wrong there."""
     problem = error.errors(include_input=False, include_url=False)[0]
     place = ".".join(str(key) for key in problem["loc"])[:100]
     return f"{place or 'all of it'}: {problem['msg'][:200]}"
@@ -286,5 +291,5 @@ def first_problem(error: ValidationError) -> str:
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return what checks and dumps values of `kind`; made when it is first needed, which takes some milliseconds."""
+    """Return the adapter that checks and dumps values of `kind`. It is cached: making one takes some milliseconds."""
     return TypeAdapter(kind)

@@ -1,4 +1,4 @@
-"""Write the lines that load a checkpoint with the library that it is for. Pure."""
+"""Write the code that loads a checkpoint with its library. Pure."""
 
 import re
 import shlex
@@ -8,14 +8,14 @@ from sharding.core.values import Library
 from sharding.report.schema import Report
 
 _KNOWN_ADAPTERS = ("pytorch_lora_weights", "learned_embeds")
-"""Names that diffusers looks for when none is given."""
+"""Names that diffusers looks for if you give none."""
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}", re.ASCII)
 
 
 def loading_code(place: str, library: Library, architecture: str | None, variant: str = "", base: str = "model") -> str:
-    """Return code that loads what is at `place`, a repo or a folder; `architecture` is the class that it names.
+    """Return code that loads the model at `place`, a repo or a folder. `architecture` is the class that it names.
 
-    `base` is what its weights are called, without ending.
+    `base` is the name of its weight files, without number and ending.
 
     >>> print(loading_code("me/small", "diffusers", "StableDiffusionPipeline", "fp16"))
     from diffusers import DiffusionPipeline
@@ -46,19 +46,19 @@ def loading_code(place: str, library: Library, architecture: str | None, variant
 
 
 def _adapter_code(place: str, base: str) -> str:
-    """Return code that adds what is at `place` to a pipeline of diffusers."""
+    """Return code that adds the weights at `place` to a pipeline of diffusers."""
     method = "load_textual_inversion" if base == "learned_embeds" else "load_lora_weights"
     name = other = ""
     if base not in _KNOWN_ADAPTERS:
         name = f", weight_name={base + '.safetensors'!r}"
-        other = "\n# A whole model is loaded by from_single_file of its pipeline's class instead."
+        other = "\n# For a whole model, use from_single_file of its pipeline's class instead."
     first = "from diffusers import DiffusionPipeline\n\n# the model that these weights were trained for\n"
     pipeline = 'pipeline = DiffusionPipeline.from_pretrained("owner/base-model")'
     return f"{first}{pipeline}\npipeline.{method}({place!r}{name}){other}"
 
 
 def _other_code(place: str, library: Library, base: str, variant: str) -> str:
-    """Return code that loads what is at `place` with a library that takes one file, or with none that is known."""
+    """Return code that loads the model at `place` with any other library, or only its weights if none is known."""
     is_folder = place.startswith((".", "/", "~"))
     at = f"{'local-dir' if is_folder else 'hf-hub'}:{place}"
     folder = repr(place) if is_folder else f"snapshot_download({place!r})"
@@ -71,7 +71,7 @@ def _other_code(place: str, library: Library, base: str, variant: str) -> str:
         case "spacy":
             return f"{load}import spacy\n\nnlp = spacy.load({folder})"
         case "pytorch_model_hub_mixin":
-            return "# MyModel is the class that was saved: class MyModel(torch.nn.Module, PyTorchModelHubMixin)\n" + (
+            return "# MyModel is the class of the model: class MyModel(torch.nn.Module, PyTorchModelHubMixin)\n" + (
                 f"model = MyModel.from_pretrained({place!r})"
             )
         case _:
@@ -87,7 +87,7 @@ def loading_snippets(
     variant: str = "",
     base: str = "model",
 ) -> Mapping[str, str]:
-    """Return code to copy, by the name of the tool, that loads the model in `repo_id` onto what there is.
+    """Return code that loads the model in `repo_id` onto any devices there are, by the name of the tool.
 
     >>> print(loading_snippets("me/small", "LlamaForCausalLM")["transformers"].splitlines()[0])
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -125,9 +125,9 @@ f"{{model.num_parameters():,}} parameters on {{model.device}}"
 
 
 def pipeline_script(report: Report, place: str) -> str:
-    """Return the script that loads each rank's part of what is at `place` and computes with transformers' pipeline.
+    """Return the script that loads each rank's part of the model at `place`, and computes with transformers' pipeline.
 
-    "" where it was not cut for one. It refuses to load where another version of transformers cuts elsewhere.
+    "" if the model was not cut for a pipeline. The script ends early if its version of transformers cuts elsewhere.
     """
     cut = report.plan.pipeline
     if cut is None:
@@ -149,7 +149,7 @@ from transformers.distributed.pipeline_parallel import PipelineStage
 stage = PipelineStage.__new__(PipelineStage)
 stage.pp_size = {ranks}
 if [stage.layer_range_for_rank(rank, {layers[-1][1]}) for rank in range({ranks})] != {layers}:
-    raise SystemExit("This transformers cuts elsewhere than {cut.transformers}, which these files are for.")
+    raise SystemExit("These files are for transformers {cut.transformers}. This version cuts elsewhere.")
 pipeline = DistributedConfig(pp_size={ranks})
 model = {model}.from_pretrained({place!r}, {variant}dtype="auto", distributed_config=pipeline)
 tokenizer = AutoTokenizer.from_pretrained({place!r})
@@ -161,7 +161,10 @@ torch.distributed.destroy_process_group()
 
 
 def pipeline_commands(report: Report, place: str) -> str:
-    """Return how each machine gets its part of what is at `place`, and how all of them start; "" as above."""
+    """Return the commands that give each machine its part of the model at `place`, and start it.
+
+    "" if the model was not cut for a pipeline.
+    """
     cut = report.plan.pipeline
     if cut is None:
         return ""
@@ -176,14 +179,14 @@ def pipeline_commands(report: Report, place: str) -> str:
     files = dict.fromkeys(("*.json", "token*", *first.files, *(tied.file for tied in first.also_needs)))
     include = " ".join(f"--include {shlex.quote(file)}" for file in files)
     return (
-        "# pipeline.py downloads the files of its own rank. To have them first, one of these (here of rank 0):\n"
+        "# pipeline.py downloads the files of its own rank. To get them before, run one of these (here for rank 0):\n"
         f"shard-my-repo shard {place} ./part --strategy pp:{ranks} --rank 0\n"
         f"hf download {place} {include}\n\n{start}"
     )
 
 
 def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
-    """Return the script and the commands that compute with what is at `place` as a pipeline; none for other cuts."""
+    """Return the script and the commands that run the model at `place` as a pipeline. Empty if it is cut otherwise."""
     snippets = {"pipeline.py": pipeline_script(report, place), "on each machine": pipeline_commands(report, place)}
     return {name: text for name, text in snippets.items() if text}
 
@@ -191,7 +194,7 @@ def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
 def how_to_check(report: Report, place: str) -> Mapping[str, str]:
     """Return the command that compares the result at `place` with its source byte by byte.
 
-    None where that takes a folder, which only its maker has, or the result is a part of it.
+    Empty if that needs a folder, which only the maker of the result has, or if the result is the part of one rank.
     """
     source, base, dtype = report.source, report.source.base, report.plan.dtype
     if report.needs_folder or report.plan.rank is not None:
@@ -205,7 +208,7 @@ def how_to_check(report: Report, place: str) -> Mapping[str, str]:
 
 
 def _class_of(architecture: str | None) -> str:
-    """Return the class to load with: an Auto class where there is one, else the architecture's own."""
+    """Return the class to load with: an Auto class if there is one, else `architecture` itself."""
     if architecture is None or not re.fullmatch(r"[A-Z][A-Za-z0-9]{2,80}", architecture):
         return "AutoModel"
     for task, auto in _AUTO.items():

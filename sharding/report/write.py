@@ -1,4 +1,4 @@
-"""Write the files that stand beside the shards of a result: report, digests, card, picture, index."""
+"""Write the files beside the shards of a result: report, digests, card, pictures, index."""
 
 from collections.abc import Mapping
 
@@ -26,9 +26,9 @@ def write_beside(
     original: ModelCard,
     hub: Hub,
 ) -> dict[str, bytes]:
-    """Return name and content of every file that this tool writes beside the shards; an index only where one is due.
+    """Return name to content of every file that this tool writes beside the shards.
 
-    `original` is the card of `origin`.
+    A component has an index only if it needs one. `original` is the card of `origin`.
     """
     files = {
         CARD_NAME: _card(report, original, origin, hub).encode(),

@@ -1,4 +1,4 @@
-"""Keep what was made last, within so many bytes, for all threads: who asks first makes it, and others wait."""
+"""Cache values for all threads, up to a number of bytes. The first to ask makes a value; the others wait for it."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -10,16 +10,16 @@ _T = TypeVar("_T")
 
 
 class Kept(Generic[_T]):
-    """Values by a key; those asked for longest ago go first."""
+    """A cache of values by key. It drops the least recently used first."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Keep at most so many bytes, or one value that is larger."""
+        """Keep at most `most_bytes`, or one value that is larger."""
         self._most_bytes = most_bytes
         self._values: OrderedDict[Hashable, tuple[int, Future[_T]]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, key: Hashable, size: int, make: Callable[[], _T]) -> _T:
-        """Return the value of `key`, of `size` bytes, which `make` makes where it is not there. Raises as it does."""
+        """Return the value of `key`. If it is not there, `make` makes it, with `size` bytes. Raises as `make` does."""
         with self._lock:
             entry = self._values.get(key)
             is_first = entry is None
@@ -35,7 +35,7 @@ class Kept(Generic[_T]):
                 value.set_result(make())
             except BaseException as error:
                 with self._lock:
-                    if self._values.get(key) is entry:  # who asks again, tries again
+                    if self._values.get(key) is entry:  # the next one who asks tries again
                         del self._values[key]
                 value.set_exception(error)
         return value.result()

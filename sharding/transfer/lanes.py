@@ -1,4 +1,4 @@
-"""Work off tasks in a few threads, and tell meanwhile how far they are."""
+"""Run tasks in a few threads, and report progress meanwhile."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -18,17 +18,17 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[_Result]):
-    """What the task of this number, from 0, has returned."""
+    """The result of a task. Tasks are numbered from 0."""
 
     number: int
     result: _Result
 
 
 class Lanes:
-    """A few threads, each of which works off one task after another."""
+    """A few threads. Each runs one task after another."""
 
     def __init__(self, phase: Phase, bytes_total: int, width: int = THREADS) -> None:
-        """Expect tasks that count `bytes_total` bytes together, and work off `width` at a time."""
+        """Run `width` tasks at a time. All tasks together count `bytes_total` bytes."""
         self._pace = Pace(phase, bytes_total, time.monotonic())
         self._lock = Lock()
         self._uncounted = 0
@@ -37,30 +37,30 @@ class Lanes:
         self._is_stopped = False
 
     def count(self, size: int, file: str = "") -> None:
-        """Note that `size` bytes of `file` are done; end the task if nobody waits for it any more."""
+        """Count `size` more bytes of `file`. Ends the task if nobody waits for it any more."""
         self._go_on()
         with self._lock:
             self._uncounted += size
             self._file = file
 
     def result(self, pool: Threads, future: Future[_Result]) -> _Result:
-        """Return what a task waits for in `pool`; end the task if nobody waits for it any more."""
+        """Return the result of a `future` in `pool`. Ends the task if nobody waits for it any more."""
         return pool.result(future, self._go_on)
 
     def run(
         self, tasks: Iterable[Callable[[], _Result]], on_stop: Callable[[], None] | None = None
     ) -> Iterator[Progress | Done[_Result]]:
-        """Yield progress, and what each of `tasks` returns. The first error ends all of them.
+        """Yield progress, and the result of each of `tasks`. The first error ends all tasks.
 
-        With `on_stop`, which is to wake tasks that wait for something else, they have ended when the iterator has,
-        unless one hangs for longer than `LAST_SECONDS`; without it nobody waits for a read that stalls.
+        `on_stop` wakes tasks that wait for something. With it, all tasks have ended when the iterator ends, unless one
+        hangs for longer than `LAST_SECONDS`. Without it, the iterator does not wait for tasks that hang.
         """
         pool = Threads(self._width, thread_name_prefix="lane")
         under_way: dict[Future[_Result], int] = {}
         try:
             waiting = enumerate(tasks)
             while True:
-                # As many as there are threads: no further one is begun while nobody asks for the next event.
+                # Only as many as there are threads: no task starts while nobody asks for the next event.
                 for number, task in islice(waiting, self._width - len(under_way)):
                     under_way[pool.submit(task)] = number
                 if not under_way:
@@ -90,7 +90,7 @@ class Lanes:
 
 
 def collected(events: Iterator[Progress | Done[_Result]]) -> Generator[Progress, None, list[_Result]]:
-    """Yield the progress among `events`; return all results in the order of their tasks."""
+    """Yield the progress in `events`; return all results in the order of their tasks."""
     results = {}
     for event in events:
         if isinstance(event, Done):

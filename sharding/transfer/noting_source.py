@@ -1,4 +1,4 @@
-"""Note what is read of a source, so that it can be compared later with what its files hold."""
+"""Record the hash of every read of a source, to compare it later with the source's files."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,13 +13,13 @@ from sharding.core.values import BytesRead
 
 
 class NotingSource(Source):
-    """A source that remembers the BLAKE3 of whatever is read of it. See `protocols.Source`.
+    """A source that remembers the BLAKE3 of every read. See `protocols.Source`.
 
-    It counts what is read through it; what is read of the source below to prove that is not counted.
+    It counts only its own reads. Reads that prove them later go to the source below.
     """
 
     def __init__(self, source: Source, number: int = 0) -> None:
-        """Look at `source`, which has this `number` among those of a job."""
+        """Record reads of `source`, which has this `number` among the sources of a job."""
         self.ref, self.folder, self.files = source.ref, source.folder, source.files
         self.is_private, self.unreached, self.links_out = source.is_private, source.unreached, source.links_out
         self.batch_bytes, self.join_gap_bytes = source.batch_bytes, source.join_gap_bytes
@@ -32,13 +32,13 @@ class NotingSource(Source):
     @property
     @override
     def requests(self) -> int:
-        """How many ranges were read through it."""
+        """How many ranges were read."""
         return self._requests
 
     @property
     @override
     def bytes_read(self) -> int:
-        """How many bytes of them came."""
+        """How many bytes of these ranges arrived."""
         return self._bytes_read
 
     @override
@@ -56,7 +56,7 @@ class NotingSource(Source):
             for chunk in self._source.read(file, start_byte, end_byte):
                 digest.update(chunk)
                 position += len(chunk)
-                if position == end_byte:  # who has all that it wants may not ask again
+                if position == end_byte:  # now, because a reader that has everything may not ask again
                     note()
                 yield chunk
         finally:
@@ -76,7 +76,7 @@ class NotingSource(Source):
         return self._source.lend(files)
 
     def take(self) -> tuple[BytesRead, ...]:
-        """Return what was read since the last time."""
+        """Return the reads since the last call, each once."""
         with self._lock:
             reads, self._reads = self._reads, []
         return tuple(dict.fromkeys(reads))

@@ -1,4 +1,4 @@
-"""Read what is needed in small pieces, again and again, a page at a time: the scales of weights."""
+"""Read the scales of weights a page at a time, because they are needed in small pieces, again and again."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from sharding.transfer.kept import Kept
 
 
 class Pages(KeptInputs):
-    """Some extents of sources, of which the pages that were read last are kept, for all threads."""
+    """Extents of sources, read in pages. Keeps the last pages for all threads."""
 
     def __init__(self, sources: Sequence[Source], extents: Iterable[Extent]) -> None:
         """Read `extents` of `sources`; neighbours share pages."""
@@ -31,8 +31,8 @@ class Pages(KeptInputs):
 
     @override
     def read(self, recipe: Recipe, start_byte: int, end_byte: int) -> bytes:
-        """Return the bytes `[start_byte, end_byte)` of what `recipe` makes, whose reads are among the extents."""
-        if not isinstance(recipe, Stored):  # in pieces, as ranks have saved it
+        """Return the bytes `[start_byte, end_byte)` of what `recipe` makes. Its reads are among the extents."""
+        if not isinstance(recipe, Stored):  # in pieces, as ranks saved it
             return self._kept.get(recipe, recipe.size_bytes, lambda: self._whole(recipe))[start_byte:end_byte]
         place = recipe.source, recipe.file
         at, end = recipe.start_byte + start_byte, recipe.start_byte + end_byte

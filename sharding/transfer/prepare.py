@@ -1,4 +1,4 @@
-"""What a job transfers, and what has been done for that before."""
+"""Describe what a job transfers."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from sharding.transfer.noting_source import NotingSource
 class Prepared:
     """What a job transfers: the tensors of `plan`, made of `sources`.
 
-    Where a process made these bytes first, as the classic engine does, `is_stated` says whether all that it read of a
-    Hub was compared with a hash, and the last two what it took.
+    The last three fields are for the classic engine, which first runs a process that makes these bytes. `is_stated`
+    says whether everything that it read from a Hub was compared with a hash. The other two are what it cost.
     """
 
     sources: tuple[Source, ...]
@@ -24,10 +24,10 @@ class Prepared:
 
     @property
     def noted(self) -> tuple[NotingSource, ...]:
-        """What remembers what is read of a source, where nothing else will show that it is what a Hub states."""
+        """The sources that record their reads, because nothing else will show that these match the Hub's hashes."""
         return tuple(source for source in self.sources if isinstance(source, NotingSource))
 
 
 def overflowed_in(records: dict[str, ShardRecord]) -> dict[str, int]:
-    """Return how many numbers of which tensor a cast has made infinite."""
+    """Return tensor name to how many of its numbers a cast has made infinite."""
     return {name: count for record in records.values() for name, count in record.overflowed.items()}

@@ -6,11 +6,11 @@ from sharding.core.events import Phase, Progress
 from sharding.core.limits import PROGRESS_SECONDS
 
 _SAMPLES = 50
-"""With `PROGRESS_SECONDS` between two, the rate is that of the last five seconds or more."""
+"""With `PROGRESS_SECONDS` between two, the rate covers the last five seconds or more."""
 
 
 class Pace:
-    """The progress of one phase. The clock is the caller's."""
+    """The progress of one phase. You pass the time in."""
 
     def __init__(
         self,
@@ -19,7 +19,10 @@ class Pace:
         now: float,
         every: float = PROGRESS_SECONDS,
     ) -> None:
-        """Start at zero of `bytes_total` bytes at the time `now`; tell `every` so many seconds of any steady clock."""
+        """Start at zero of `bytes_total` bytes at the time `now`, in seconds of any steady clock.
+
+        There is at most one event in `every` seconds, except the last.
+        """
         self._every = every
         self._phase: Phase = phase
         self._total = bytes_total
@@ -27,7 +30,7 @@ class Pace:
         self._samples: deque[tuple[float, int]] = deque([(now, 0)], maxlen=_SAMPLES)
 
     def add(self, count: int, now: float, file: str = "") -> Progress | None:
-        """Count `count` bytes more; return an event, or None if the last one is too recent to add to."""
+        """Count `count` bytes more; return an event, or None if the last one is too recent."""
         self._done += count
         if now - self._samples[-1][0] < self._every and self._done < self._total:
             return None

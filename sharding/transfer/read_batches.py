@@ -1,8 +1,8 @@
-"""Decide which byte ranges of the sources are read, in which order, for a shard. Touches no files.
+"""Decide which byte ranges of the sources to read for a shard, in which order. Touches no files.
 
-Bytes leave in the order of the result and lie in the order of the source. A batch of a few megabytes
-bridges the two: inside it the ranges are sorted and joined, so that a thousand small tensors which lie
-near one another cost one request, whatever their order in the result; a large tensor spans many batches.
+The result needs bytes in one order, and the source has them in another. So reads go in batches of a few megabytes.
+Inside a batch, the ranges are sorted and joined: a thousand small tensors near one another cost one request, in any
+order. A large tensor spans many batches.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from sharding.core.recipe import Extent
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some bytes in the order of use: `[start_byte, end_byte)` within range number `range_index` of a batch."""
+    """Bytes `[start_byte, end_byte)` within range number `range_index` of a batch."""
 
     range_index: int
     start_byte: int
@@ -22,26 +22,27 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is fetched in one go: a few ranges, one request each, and how their bytes are used one after another."""
+    """Ranges to fetch together, one request each, and the `pieces` of them in the order of use."""
 
     ranges: tuple[Extent, ...]
     pieces: tuple[Piece, ...]
 
     @property
     def fetched_bytes(self) -> int:
-        """How many bytes are fetched."""
+        """How many bytes the ranges have together."""
         return sum(extent.end_byte - extent.start_byte for extent in self.ranges)
 
     def used(self, buffers: Sequence[bytes]) -> Iterator[memoryview]:
-        """Yield `buffers`, the bytes of the ranges, in the order of use."""
+        """Yield the pieces in the order of use. `buffers` are the bytes of the ranges."""
         for piece in self.pieces:
             yield memoryview(buffers[piece.range_index])[piece.start_byte : piece.end_byte]
 
 
 def read_batches(extents: Iterable[Extent], batch_bytes: int, join_gap_bytes: int) -> Iterator[Batch]:
-    """Yield batches that together hold every byte of `extents`, in the order given.
+    """Yield batches that together hold every byte of `extents`, in their order.
 
-    The pieces of a batch add up to at most `batch_bytes`, the gaps read through to at most as much again.
+    Ranges are joined if the gap between them is at most `join_gap_bytes`. The pieces of a batch add up to at most
+    `batch_bytes`, and so do the gaps in it that are read too.
 
     >>> near = [Extent(0, "f", 4, 8), Extent(0, "f", 0, 4)]
     >>> [batch.ranges for batch in read_batches(near, 1024, 16)]
@@ -69,7 +70,7 @@ def _batch(wanted: list[Extent], spare_bytes: int, join_gap_bytes: int) -> Batch
         source, file, start, end = wanted[index]
         last = ranges[-1] if ranges else None
         gap = start - last.end_byte if last and last[:2] == (source, file) else None
-        if last is not None and gap is not None and gap <= 0:  # it begins in what is read already
+        if last is not None and gap is not None and gap <= 0:  # it begins inside the last range
             ranges[-1] = Extent(source, file, last.start_byte, max(end, last.end_byte))
         elif last is not None and gap is not None and gap <= min(join_gap_bytes, spare_bytes):
             ranges[-1] = Extent(source, file, last.start_byte, end)

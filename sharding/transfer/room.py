@@ -1,20 +1,20 @@
-"""Bound what a job has fetched and not yet written, all that is read ahead together."""
+"""Limit how many bytes a job has fetched but not yet written."""
 
 from threading import Lock
 
 
 class Room:
-    """So many bytes for all threads of a job."""
+    """A number of bytes that all threads of a job share."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Begin with all of it free."""
+        """Start with all `most_bytes` free."""
         self._free = most_bytes
         self._lock = Lock()
 
     def take(self, count: int, *, is_due: bool) -> bool:
-        """Take `count` bytes, and return whether they were free. What `is_due` now is taken in any case.
+        """Take `count` bytes if they are free; return whether they are taken. With `is_due`, take them in any case.
 
-        So no thread waits for another one: each may have one batch beyond the bound.
+        So no thread waits for another one: each may have one batch beyond the limit.
         """
         with self._lock:
             if count > self._free and not is_due:
@@ -23,6 +23,6 @@ class Room:
             return True
 
     def give_back(self, count: int) -> None:
-        """Have `count` bytes free again."""
+        """Free `count` bytes again."""
         with self._lock:
             self._free += count

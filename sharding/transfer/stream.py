@@ -1,8 +1,8 @@
-"""Make the tensors of a plan, as their recipes say, into the shards of a destination: one pass, hashed on the way.
+"""Write the shards of a plan in one pass: read the sources, follow the recipes, hash and write.
 
-Two shards are made at a time, each by one thread that makes, hashes and writes; from a network other threads fetch
-ahead what comes next. What is fetched and not yet written is bounded for all of them together, whatever the size of
-the model.
+Two shards are made at a time. For each, one thread makes, hashes and writes the bytes. For a network source, other
+threads fetch the next bytes ahead. Bytes that are fetched but not yet written have one limit for all threads,
+whatever the size of the model.
 """
 
 import hashlib
@@ -38,15 +38,15 @@ from sharding.transfer.read_batches import Batch, read_batches
 from sharding.transfer.room import Room
 
 ReadingPhase = Literal["check", "verify"]
-"""What is made to be looked at, and not to be written."""
+"""Phases that only read: they hash the shards and write nothing."""
 
 Transfer = Generator[Progress | ShardFinished, None, dict[str, ShardRecord]]
 
 
 def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, ShardRecord]) -> Transfer:
-    """Write every shard that is not in `kept`; yield progress; return the records of all, by file name.
+    """Write every shard that is not in `kept`; yield progress; return the records of all shards, by file name.
 
-    Finished shards last even if the generator is closed or fails. Raises as `move_shards` does.
+    Finished shards stay, even if the generator is closed or fails. Raises as `move_shards` does.
     """
     plan = prepared.plan
     header = partial(shard_header, plan)
@@ -56,9 +56,9 @@ def transfer(prepared: Prepared, destination: Destination, kept: Mapping[str, Sh
 def in_plan_order(
     plan: Plan, kept: Mapping[str, ShardRecord], moving: Callable[[list[Shard]], Iterator[Progress | Done[ShardRecord]]]
 ) -> Transfer:
-    """Have `moving` write every shard of `plan` that is not in `kept`; tell of each in the order of the plan.
+    """Let `moving` write every shard of `plan` that is not in `kept`; yield an event for each, in the plan's order.
 
-    Returns the records of all, by file name.
+    Returns the records of all shards, by file name.
     """
     numbers = {shard.file: number for number, shard in enumerate(plan.shards, start=1)}
     for record in kept.values():
@@ -71,7 +71,7 @@ def in_plan_order(
             yield event
             continue
         records[event.result.file] = event.result
-        # In their order, whichever came first.
+        # Events come in the order of the plan, whichever shard is finished first.
         while reported < len(todo) and (done := records.get(todo[reported].file)):
             reported += 1
             yield ShardFinished(done.file, done.bytes, done.sha256, numbers[done.file], len(numbers))
@@ -84,9 +84,9 @@ def digest_shards(
     sources: Sequence[Source],
     phase: ReadingPhase = "verify",
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Read `shards` as if to write them, each behind its `header`, and keep nothing but their records.
+    """Make `shards` as if to write them, each after its `header`, and keep only their records.
 
-    Raises SourceError as reading does.
+    Yields progress. Returns the records by file name. Raises SourceError.
     """
     records = yield from collected(move_shards(phase, shards, header, sources, NOWHERE))
     return {record.file: record for record in records}
@@ -99,10 +99,10 @@ def move_shards(
     sources: Sequence[Source],
     sink: ShardSink,
 ) -> Iterator[Progress | Done[ShardRecord]]:
-    """Make `shards` of `sources`, each behind its `header`, into `sink`; yield progress, and the record of each.
+    """Write `shards` to `sink`, each after its `header`; yield progress, and the record of each shard.
 
-    What sources note of what is read of them stands in the records. Raises SourceError and DestinationError, and
-    OverflowRefused where a finite number becomes infinite and may not.
+    The records include the reads that sources have recorded. Raises SourceError and DestinationError, and
+    OverflowRefused if a finite number becomes infinite and the cast may not overflow.
     """
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
     move = _Move(lanes, shards, header, sources, sink)
@@ -136,7 +136,7 @@ NOWHERE = _Nowhere()
 
 
 class _Forgotten(ShardWriter):
-    """A shard of which nothing but its SHA-256 is kept. See `protocols.ShardWriter`."""
+    """A shard that keeps only its SHA-256. See `protocols.ShardWriter`."""
 
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()
@@ -155,7 +155,7 @@ class _Forgotten(ShardWriter):
 
 
 class _Move:
-    """What moves one shard, and what all of them share."""
+    """The work on one shard, and the threads and memory that all shards share."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class _Move:
         self._sources = sources
         self._sink = sink
         self._ranges_at_once = max(source.ranges_at_once for source in sources)
-        # A disk needs no thread of its own where another shard keeps the second core busy.
+        # A disk needs no extra thread if another shard keeps the second core busy.
         self._batches_ahead = BATCHES_AHEAD if self._ranges_at_once > 1 or len(shards) < THREADS else 0
         self._room = Room(FETCHED_BYTES)
         self._kept = Pages(
@@ -183,7 +183,7 @@ class _Move:
         self._one_note = Lock() if self._noted else nullcontext()
 
     def shard(self, shard: Shard) -> ShardRecord:
-        """Return the record of a shard once it is finished."""
+        """Make one shard, and return its record."""
         writer = self._sink.open_shard(shard.file)
         self._in_work.add(writer)
         header = self._header(shard)
@@ -207,7 +207,7 @@ class _Move:
                 overflowed[tensor.name] = infinite
         output.flush()
         sha256 = writer.finish()
-        with self._one_note:  # what was read so far stands in this record, or in one that is noted already
+        with self._one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for noted in self._noted for read in noted.take())
             record = ShardRecord(shard.file, size, sha256, digests, reads, overflowed)
             self._sink.note(record)
@@ -215,15 +215,15 @@ class _Move:
         return record
 
     def stop(self) -> None:
-        """Stop all threads; what is not finished stays unfinished."""
-        # Nobody waits for a network that stalls: a read ends with its time-out, a write when it is aborted.
+        """Stop all threads. Shards that are not finished stay unfinished."""
+        # Do not wait for a network that stalls: a read ends with its time-out, a write when it is aborted.
         for pool in (self._fetching, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
         for writer in list(self._in_work):
             writer.abort()
 
     def _fetched(self, shard: Shard) -> Iterator[memoryview]:
-        """Yield what the recipes of a shard read, in the order of use."""
+        """Yield the bytes that the recipes of a shard read, in the order of use."""
         extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
         batches = read_batches(
             extents,
@@ -247,7 +247,7 @@ class _Move:
             batch, future = ahead.popleft()
             try:
                 yield from batch.used(self._lanes.result(self._fetching, future))
-            finally:  # who has the last byte of a shard asks for no more
+            finally:  # because nobody asks for more after the last byte of a shard
                 del future
                 self._room.give_back(batch.fetched_bytes)
 
@@ -261,7 +261,7 @@ class _Move:
 
 
 class _Output:
-    """What is written to one shard: small pieces together, as each call takes its time, large ones as they are."""
+    """The output of one shard. It joins small pieces, because each write takes time, and passes large ones on."""
 
     def __init__(self, writer: ShardWriter) -> None:
         self._writer = writer
@@ -283,7 +283,10 @@ class _Output:
 
 
 def _narrowing(shard: Shard) -> int:
-    """Return how many bytes a cast takes for each that it makes, at least 1: so much more is asked for at a time."""
+    """Return how many bytes the casts of a shard take for each byte that they make, at least 1.
+
+    Batches are larger by this factor.
+    """
     casts = (tensor.recipe for tensor in shard.tensors if isinstance(tensor.recipe, Cast))
     before = sum(cast.of.size_bytes - cast.size_bytes for cast in casts if isinstance(cast.of, Stored))
     return 1 + max(0, before) // max(1, shard.bytes)
@@ -297,7 +300,7 @@ def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
     instead = "Choose bf16, which has the range of fp32." if tensor.dtype == "F16" else "Keep the dtype."
     return OverflowRefused(
         f"{tensor.name} has {infinite:,} finite {'number' if infinite == 1 else 'numbers'} too large for "
-        f"{BY_NAME[tensor.dtype].torch}, which would become infinite.",
+        f"{BY_NAME[tensor.dtype].torch}. The cast would make {'it' if infinite == 1 else 'them'} infinite.",
         f"{instead} Or add --allow-overflow, and the report counts them.",
         Remedy("allow_overflow"),
     )

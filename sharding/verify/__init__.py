@@ -1,1 +1,1 @@
-"""Prove that what was written is what was there."""
+"""Check that a copy holds the same tensors as its source."""

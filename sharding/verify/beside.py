@@ -1,4 +1,4 @@
-"""Compare the weights that lie beside two checkpoints, such as adapters, and are copied as they are."""
+"""Compare the weight files beside two checkpoints, such as adapters, which are copied as they are."""
 
 from collections.abc import Generator, Mapping, Sequence
 
@@ -11,9 +11,9 @@ from sharding.verify.digests import ThisMachine
 def compare_beside(
     sources: Sequence[Repo], checkpoints: Sequence[Checkpoint]
 ) -> Generator[Progress, None, tuple[Mismatch, ...]]:
-    """Read these files of both; yield progress; return where the second differs.
+    """Read the weight files beside both checkpoints; yield progress; return where the second differs.
 
-    Raises SourceError, also where what a Hub sends is not what it states.
+    Raises SourceError, also if the bytes from a Hub do not match the hash that it states.
     """
     mismatches, alike = compare_listed(checkpoints)
     digests = []
@@ -28,9 +28,9 @@ def compare_beside(
 def compare_listed(
     checkpoints: Sequence[Checkpoint],
 ) -> tuple[list[Mismatch], tuple[Mapping[str, FileEntry], Mapping[str, FileEntry]]]:
-    """Return where they differ by what is listed of them, and the files of both that do not, by path.
+    """Compare the listed sizes and hashes. Return the differences, and the other files of both, by path.
 
-    What only the second has counts in a folder of the model, where something finds it with the weights.
+    A file that only the second has counts if it is in a folder of the model: there, libraries find it with the weights.
     """
     ours, theirs = ({file.path: file for file in checkpoint.copied_weights} for checkpoint in checkpoints)
     folders = {component.folder for component in checkpoints[0].components}

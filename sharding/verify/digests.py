@@ -1,4 +1,4 @@
-"""Prove that two checkpoints hold the same tensors, by reading them again."""
+"""Check that two checkpoints hold the same tensors by reading and hashing them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -23,19 +23,19 @@ Digests = Generator[Progress, None, dict[str, TensorDigest]]
 
 
 Ranges = Mapping[str, Collection[tuple[int, int]]]
-"""Parts of files, each from its first byte to the one after its last."""
+"""Parts of files by path. Each is `[start_byte, end_byte)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeFile:
-    """The SHA-256 of a file, and the BLAKE3 of ranges in it, in hex."""
+    """The SHA-256 of a file and the BLAKE3 of ranges in it, in hex."""
 
     sha256: str
     ranges: dict[tuple[int, int], str]
 
 
 class Reader(ABC):
-    """Whoever reads for a proof: this machine, or a crew of others."""
+    """A reader for verification: this machine, or a crew of other machines."""
 
     @abstractmethod
     def digest_shards(
@@ -45,7 +45,7 @@ class Reader(ABC):
         sources: Sequence[Source],
         phase: ReadingPhase = "verify",
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-        """Make `shards` as if to write them, each behind its `header`; yield progress; return their records."""
+        """Make `shards` as if to write them, each after its `header`; yield progress; return their records."""
 
     def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
         """Read `tensors` (in stored order); yield progress; return their digests by name."""
@@ -69,7 +69,7 @@ class Reader(ABC):
     ) -> Generator[Progress, None, dict[str, WholeFile]]:
         """Read `files` of `sources` whole; yield progress; return the SHA-256 of each, and the BLAKE3 of its `ranges`.
 
-        What overlaps is read once more: whoever makes a shard hashes one tensor after another.
+        Ranges that overlap are read again, because a shard is hashed one tensor after another.
         """
         asked = {file.path: set((ranges or {}).get(file.path, ())) for file in files}
         layers = [(file.path, layer) for file in files for layer in layers_of(file, asked[file.path])]
@@ -83,7 +83,7 @@ class Reader(ABC):
 
 
 class ThisMachine(Reader):
-    """Reading here. See `Reader`."""
+    """A reader on this machine. See `Reader`."""
 
     @override
     def digest_shards(
@@ -105,7 +105,7 @@ class ThisMachine(Reader):
 def digest_tensors(source: Source, tensors: Iterable[Tensor]) -> Digests:
     """Read every tensor of `tensors` (in stored order); yield progress; return their digests by name.
 
-    Files are read in long streams, two at a time. Raises SourceError where bytes cannot be had.
+    Files are read in long streams, two at a time. Raises SourceError if bytes cannot be read.
     """
     parts = list(spans(tensors))
     lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
@@ -114,7 +114,7 @@ def digest_tensors(source: Source, tensors: Iterable[Tensor]) -> Digests:
 
 
 def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]) -> dict[str, TensorDigest]:
-    """Return what the result must hold: the digests that were taken of the source's bytes as they passed."""
+    """Return the digests that the result must have, by name. They were taken while the source's bytes passed."""
     return {
         tensor.name: TensorDigest(tensor.dtype, tensor.shape, records[shard.file].tensor_blake3[tensor.name])
         for shard in shards
@@ -123,7 +123,7 @@ def expected_digests(shards: Iterable[Shard], records: Mapping[str, ShardRecord]
 
 
 def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:
-    """Return every tensor in which two checkpoints differ, missing and extra ones among them.
+    """Return every tensor in which two checkpoints differ, including missing and extra ones.
 
     >>> compare({"w": TensorDigest("F32", (1,), "aa")}, {"w": TensorDigest("F32", (1,), "bb")})
     (Mismatch(tensor='w', problem='its bytes differ'),)
@@ -142,7 +142,7 @@ def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDig
 
 
 def check_structure(path: Path, shard: Shard, metadata: Mapping[str, str]) -> tuple[Mismatch, ...]:
-    """Open one written file with safetensors; return where it does not hold what was planned."""
+    """Open one written file with safetensors; return where it differs from the plan."""
     try:
         actual, actual_metadata = structure_of(path, shard)
     except HeaderError as error:
@@ -154,7 +154,7 @@ def check_structure(path: Path, shard: Shard, metadata: Mapping[str, str]) -> tu
 
 
 def spans(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield `tensors` (in stored order) in groups that lie one after another in a file, to be read in one stream."""
+    """Yield `tensors` (in stored order) in groups without gaps between them, to read each group in one stream."""
     span: list[Tensor] = []
     start = end = Stored(0, "", 0, 0)
     for tensor in tensors:
@@ -170,7 +170,10 @@ def spans(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]) -> dict[str, TensorDigest]:
-    """Read tensors that lie one after another; call `count` with how many bytes are done; return digests by name."""
+    """Read tensors without gaps between them; return their digests by name.
+
+    Calls `count` with each number of bytes that is done.
+    """
     first, last = place_of(span[0]), place_of(span[-1])
     chunks = source.read(first.file, first.start_byte, last.end_byte)
     digests = {}
@@ -188,9 +191,10 @@ def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]
 
 
 def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
-    """Yield `ranges` of a file as tensors, none of which overlap: first with all that lies between, then the rest.
+    """Yield shards that hold `ranges` of a file as tensors, so that no tensors in a shard overlap.
 
-    The first has the name of the file.
+    The first shard has the name of the file, and also holds the bytes between the ranges: together, the whole file. The
+    others hold the remaining ranges.
     """
     left, depth = sorted(ranges), 0
     while left or not depth:

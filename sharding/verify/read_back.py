@@ -1,4 +1,4 @@
-"""Read shards back from a Hub while others are still on their way to it: a line has two directions."""
+"""Read shards back from a Hub while others are still being uploaded, because a line has two directions."""
 
 from collections.abc import Generator
 from concurrent.futures import CancelledError, Future
@@ -19,15 +19,16 @@ from sharding.transfer.stream import Transfer
 from sharding.verify.digests import digest_span, spans
 
 ReadBack = dict[Tensor, TensorDigest]
-"""Digests of tensors of the result, each where it was read."""
+"""Tensors of the result, each with the digest of its bytes."""
 
 
 def read_back_meanwhile(
     moving: Transfer, plan: Plan, target: Destination
 ) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
-    """Yield what `moving` yields; return the records that it returns, and what was read back of the result meanwhile.
+    """Yield what `moving` yields; return its records, and the digests of the tensors that were read back meanwhile.
 
-    That is all, some or nothing of it: nobody waits for it, and what fails is left to whoever reads the rest.
+    These may be all, some or none of the tensors: the job does not wait for them. If a read fails, its tensors are
+    missing here and are read later.
     """
     shards = {shard.file: shard for shard in plan.shards}
     over = Event()
@@ -42,7 +43,7 @@ def read_back_meanwhile(
         try:
             digests = digest_span(source, span, go_on)
         except ShardingError:
-            over.set()  # a Hub that shows nothing before it is committed shows none of the others either
+            over.set()  # a Hub that shows no file before the commit will not show the others either
             raise
         return {tensor: digests[tensor.name] for tensor in span}
 
@@ -65,5 +66,5 @@ def read_back_meanwhile(
 
 
 def _is_worth(span: list[Tensor]) -> bool:
-    # Shorter ones go over plain HTTP, which knows committed files only.
+    # Shorter spans go over plain HTTP, which only knows committed files.
     return place_of(span[-1]).end_byte - place_of(span[0]).start_byte >= XET_LEAST_BYTES

@@ -1,4 +1,4 @@
-"""Read one of two checkpoints that are compared, and hold it to what a Hub states of it."""
+"""Read one side of a comparison, and check it against the hashes that a Hub states."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from sharding.verify.source_reads import prove_reads
 
 
 def noting(sources: Sequence[Source]) -> tuple[Source, ...]:
-    """Return `sources`, of which those remember what is read of them of which a Hub states what that should be."""
+    """Return `sources`. Those with hashes from a Hub are wrapped, so that they record their reads."""
     return tuple(
         NotingSource(source, number) if source.ref.kind == "hub" and any(map(_is_stated, source.files)) else source
         for number, source in enumerate(sources)
@@ -25,16 +25,17 @@ def noting(sources: Sequence[Source]) -> tuple[Source, ...]:
 
 
 def stated_of(origin: Repo, checkpoint: Checkpoint) -> list[FileEntry]:
-    """Return the weight files of which a Hub states a hash: their SHA-256, or their name in git."""
+    """Return the weight files that have a hash from a Hub: a SHA-256, or their name in git."""
     stated = [{file.path: file for file in source.files if _is_stated(file)} for source in origin.sources]
     weights = (file for file in checkpoint.weight_files if file.path in stated[file.source])
     return [replace(stated[file.source][file.path], source=file.source) for file in weights]
 
 
 def sources_to_read(origin: Repo, noted: tuple[Source, ...], checkpoint: Checkpoint, plan: Plan) -> tuple[Source, ...]:
-    """Return `noted` where nothing else will show that what is read of `origin` is what a Hub states; else its own.
+    """Return the sources to read: `noted`, which record their reads, if only that can prove the reads.
 
-    Tensors that are moved as they are can be read as its files again. One rank reads a part of the files only.
+    Else return the sources of `origin`. If all tensors are moved as they are, the proof rebuilds the source's files
+    instead. One rank reads only a part of the files, so they are not read whole for a proof.
     """
     is_moved = are_stored(plan.tensors) and bool(stated_files(origin.sources[0].files, checkpoint))
     return origin.sources if is_moved or plan.options.rank is not None else noted
@@ -45,10 +46,10 @@ def _is_stated(file: FileEntry) -> bool:
 
 
 class Side:
-    """One of two checkpoints that are compared: its tensors are read, and what a Hub states of them is held to that."""
+    """One of two checkpoints to compare. Its tensors are read, and checked against the hashes that a Hub states."""
 
     def __init__(self, origin: Repo, checkpoint: Checkpoint, plan: Plan | None = None) -> None:
-        """Take `checkpoint` of `origin`, its tensors made as `plan` says, if it is not compared as it is."""
+        """Take `checkpoint` of `origin`. With a `plan`, its tensors are made as the plan says, and then compared."""
         self._origin, self._checkpoint = origin, checkpoint
         self._tensors = sorted(plan.tensors, key=_first_read) if plan else list(checkpoint.tensors)
         self._as_stored = stated_files(origin.sources[0].files, checkpoint) if plan is None else []
@@ -61,7 +62,7 @@ class Side:
 
     @property
     def bytes(self) -> int:
-        """How much is read and made of it."""
+        """How many bytes `read` counts: the tensors, and the files that are read again for their hash."""
         again = sum(file.bytes for file in self._stated) if self._is_noted else 0
         return sum(tensor.bytes for tensor in self._tensors) + again
 
@@ -70,13 +71,16 @@ class Side:
         return stated_of(self._origin, self._checkpoint)
 
     def read(self) -> Generator[Progress, None, None]:
-        """Read it whole; yield progress. Raises SourceError."""
+        """Read the whole checkpoint; yield progress; set `digests`, `wrong`, `unstated` and `remark`.
+
+        Raises SourceError.
+        """
         origin, checkpoint, here = self._origin, self._checkpoint, ThisMachine()
         (source, *_), name = origin.sources, origin.ref.repo_id
         if self._as_stored:
             reading = digest_as_stored(checkpoint, source, self._as_stored, source, checkpoint.tensors, here)
             self.digests, self.wrong = yield from reading
-            self.remark = f"; {len(self._as_stored)} files of {name} compared with the Hub's SHA-256"
+            self.remark = f"; {len(self._as_stored)} files of {name} were compared with the Hub's SHA-256"
             return
         if are_stored(self._tensors):
             self.digests = yield from digest_tensors(self._sources[0], self._tensors)
@@ -90,16 +94,16 @@ class Side:
             reads += [read for noted in self._sources if isinstance(noted, NotingSource) for read in noted.take()]
             self.wrong = yield from prove_reads(origin.sources, self._stated, reads, here)
             self.unstated = len(self._stated) < len(checkpoint.weight_files)
-            self.remark = f"; {len(self._stated)} files of {name} read whole for the Hub's hash"
+            self.remark = f"; {len(self._stated)} files of {name} were read whole and compared with the Hub's hash"
 
 
 def _first_read(tensor: Tensor) -> Extent:
-    """Return where a tensor begins, so that it is read in the order of its source."""
+    """Return where a tensor begins in its source. Sorting by it gives the order of the source."""
     return next(tensor.recipe.reads(), Extent(0, tensor.file, 0, 0))
 
 
 def _in_groups(tensors: Iterable[Tensor]) -> Iterator[Shard]:
-    """Yield `tensors` in groups that are made side by side."""
+    """Yield `tensors` in groups, which are made in parallel."""
     group, size, number = list[Tensor](), 0, 0
     for tensor in tensors:
         group.append(tensor)

@@ -1,8 +1,8 @@
-"""Show that a result holds what the Hub states of the source: put together again, its files have the same SHA-256.
+"""Check a result against the SHA-256 that the Hub states for the source's files.
 
-A result is read again anyway before it is published. Read in the order in which the source's files hold its tensors,
-behind their headers, it gives the bytes of these files, and so their hashes: one pass proves what was read, moved and
-written, in this run or an earlier one, and costs one hash more.
+A result is read again anyway before it is published. Here it is read in the order of the source's files, each after
+its header. That gives the bytes of these files again, and so their SHA-256. One pass proves what was read, moved and
+written, in this run or an earlier one. It costs one more hash.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -18,10 +18,15 @@ from sharding.verify.digests import Reader
 
 
 def stated_files(files: Iterable[FileEntry], checkpoint: Checkpoint) -> list[FileEntry]:
-    """Return the weight files of `checkpoint`, whose tensors are as they lie, with the SHA-256 that `files` state.
+    """Return the weight files of `checkpoint` with the SHA-256 that `files` state, if a result can rebuild them all.
 
-    Empty where a tensor is made of several pieces, or a file is the base's, is not stated, holds something else than a
-    header and tensors from there to its end, or is one rank's, whose names and metadata are not those of the result.
+    Else the list is empty. That is so if
+
+    - a tensor is made of several pieces,
+    - a file belongs to the base,
+    - a file has no SHA-256,
+    - a file holds other bytes than a header and the tensors after it, or
+    - a file belongs to one rank, so its names and metadata differ from the result's.
     """
     if not are_stored(checkpoint.tensors) or any(file.source for file in checkpoint.weight_files):
         return []
@@ -48,10 +53,10 @@ def digest_as_stored(
     tensors: Iterable[Tensor],
     reader: Reader,
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
-    """Have `tensors`, those of `checkpoint` where they lie in `staged`, read as the files of `origin` hold them.
+    """Read `tensors` of the result in `staged`, in the order of the files of `origin`; yield progress.
 
-    Return their digests by name, and what is not as it is `stated`. Headers are read from `origin` once more.
-    Raises SourceError, HeaderError.
+    Returns their digests by name, and where the rebuilt files are not as `stated`. Reads the headers of `checkpoint`
+    from `origin` again. Raises SourceError, HeaderError.
     """
     place = {tensor.name: tensor for tensor in tensors}
     files = {file.path: file for file in stated}
@@ -67,19 +72,19 @@ def digest_as_stored(
         text = b"".join(origin.read(shard.file, 0, end))
         parsed = parse_header(text, files[shard.file].bytes, shard.file)
         if list(parsed.tensors) != original:
-            wrong.append(Mismatch(shard.file, "its header says something else than it did when it was first read"))
+            wrong.append(Mismatch(shard.file, "its header has changed since it was first read"))
         headers[shard.file] = parsed
         return text
 
     shards = [_shard(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
     read = yield from reader.digest_shards(shards, header, [staged])
     wrong += [
-        Mismatch(file.path, "what was read of it does not have the SHA-256 that the Hub states")
+        Mismatch(file.path, "the bytes that were read from it do not have the SHA-256 that the Hub states")
         for file in stated
         if read[file.path].sha256 != file.sha256
     ]
     wrong += [
-        Mismatch(f"{component.folder}__metadata__", "it is not what the headers said when they were first read")
+        Mismatch(f"{component.folder}__metadata__", "it has changed since the headers were first read")
         for component in checkpoint.components
         if merge_metadata([headers[shard.file] for shard in shards if shard.folder == component.folder])[0]
         != component.metadata

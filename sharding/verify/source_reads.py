@@ -1,8 +1,8 @@
-"""Show that what was read of a source is what a Hub states of it: each file is read whole once more.
+"""Check the reads of a job against the hashes that a Hub states, by reading each file whole again.
 
-Where tensors are cast, computed or put together, the result cannot be put together again as the files of the source
-were. So a job notes the BLAKE3 of every range that it reads. Here each file is read once from its first byte to its
-last: that gives its SHA-256, and the BLAKE3 of the same ranges.
+If tensors are cast, computed or put together, the result cannot rebuild the source's files. So a job notes the BLAKE3
+of every range that it reads. Here each file is read once, from its first byte to its last. That gives its SHA-256, and
+the BLAKE3 of the same ranges.
 """
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -17,10 +17,10 @@ from sharding.verify.digests import Reader
 def prove_reads(
     sources: Sequence[Source], stated: Iterable[FileEntry], reads: Iterable[BytesRead], reader: Reader
 ) -> Generator[Progress, None, list[Mismatch]]:
-    """Have `reader` read the files `stated` whole; return where they, or `reads` of them, are not as the Hub states.
+    """Let `reader` read the `stated` files whole; return where they, or earlier `reads` of them, do not match the Hub.
 
-    What lies in git has a name there instead of a SHA-256: the source itself compares that. Raises SourceError where a
-    file cannot be read.
+    A file in git has no SHA-256 but a name in git: the source compares that itself. Raises SourceError if a file cannot
+    be read.
     """
     wrong, stated, reads = list[Mismatch](), list(stated), list(reads)
     for number, source in enumerate(sources):
@@ -44,10 +44,10 @@ def _prove(
         for path, file in files.items()
         if file.sha256 and whole_files[path].sha256 != file.sha256
     ]
-    # Each read by itself: of two of the same range one may have been right.
+    # Check each read on its own: of two reads of the same range, one may be right.
     other = {
         read.file: None
         for read in noted
         if whole_files[read.file].ranges[read.start_byte, read.end_byte] != read.blake3
     }
-    return [*wrong, *(Mismatch(path, "what was read of it is not what the Hub states") for path in other)]
+    return [*wrong, *(Mismatch(path, "an earlier read of it does not match the file on the Hub") for path in other)]

@@ -1,4 +1,4 @@
-"""Prove a result before it is published: what was kept, what was written, what it was made of."""
+"""Verify a result before it is published."""
 
 from collections.abc import Generator, Mapping
 from dataclasses import replace
@@ -28,27 +28,27 @@ from sharding.verify.sides import Side, stated_of
 from sharding.verify.source_hashes import digest_as_stored, stated_files
 from sharding.verify.source_reads import prove_reads
 
-_UNSTATED = "; what was read is not compared with a hash that the Hub states"
+_UNSTATED = "; the source's bytes were not compared with a hash that the Hub states"
 
 
 def check_kept(
     target: Destination, prepared: Prepared, plan_id: str, origin: Repo, reader: Reader
 ) -> Generator[Progress, None, dict[str, ShardRecord]]:
-    """Return which shards of an earlier run are still as they were finished, and as `origin` gives them.
+    """Return the shards of an earlier run that have not changed, and that `origin` still gives; yield progress.
 
-    A commit of a Hub holds what it held then. Of a folder that is known only by reading it again: two states of it may
-    have files of the same names, sizes and times.
+    A commit of a Hub never changes. A folder must be read again, because two states of it may have files of the same
+    names, sizes and times.
     """
     plan = prepared.plan
     tensors = {shard.file: {tensor.name for tensor in shard.tensors} for shard in plan.shards}
-    # Who may write to the destination may have put down records of anything.
+    # Check the records: everybody who can write to the destination can also write records.
     records = target.done(plan_id)
     done = {
         file: record
         for file, record in records.items()
         if file in tensors
         and record.tensor_blake3.keys() == tensors[file]
-        # The bytes of a plan are the same whether it allows that or not.
+        # A plan has the same bytes whether it allows overflow or not.
         and (plan.options.allow_overflow or not record.overflowed)
     }
     if not done:
@@ -62,7 +62,7 @@ def check_kept(
         shards = [shard for shard in plan.shards if shard.file in kept]
         fresh = yield from reader.digest_shards(shards, partial(shard_header, plan), origin.sources, "check")
         kept = {file: record for file, record in kept.items() if _is_same(record, fresh[file])}
-    if kept and prepared.noted:  # what those that go were made of, those that stay may be made of too
+    if kept and prepared.noted:  # keep the reads of the other records: shards that stay may depend on them too
         file, first = next(iter(kept.items()))
         lost = [read for other, record in records.items() if other not in kept for read in record.reads]
         kept[file] = replace(first, reads=(*first.reads, *lost))
@@ -76,14 +76,14 @@ def _is_same(record: ShardRecord, other: ShardRecord) -> bool:
 def reading_back(
     moving: Transfer, prepared: Prepared, origin: Repo, target: Destination, reader: Reader
 ) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadBack]]:
-    """Do as `read_back_meanwhile` where this machine will read one shard after another at the end; else just move."""
+    """Do as `read_back_meanwhile` if this machine will later read one shard after another; else only run `moving`."""
     if not isinstance(reader, ThisMachine) or _in_order_of_source(prepared, origin):
         return (yield from moving), {}
     return (yield from read_back_meanwhile(moving, prepared.plan, target))
 
 
 def _in_order_of_source(prepared: Prepared, origin: Repo) -> list[FileEntry]:
-    """Return the files of the source in whose order the result is read, [] where it is in its own."""
+    """Return the source's files if the result is read in their order, [] if it is read in its own order."""
     is_all = (
         prepared.sources == origin.sources and are_stored(prepared.plan.tensors) and prepared.plan.options.rank is None
     )
@@ -100,14 +100,16 @@ def verify_staged(
     reader: Reader,
     kept: Mapping[str, ShardRecord],
 ) -> Generator[Progress, None, Verification]:
-    """Have `reader` read the result again, before it is published; compare it with what passed on the way to it.
+    """Let `reader` read the result again, and compare it with the digests in `records`, taken when it was made.
 
-    `read` is what was read back already, `kept` the shards that an earlier run had finished.
+    Yields progress. `read` are the tensors that were read back already, `kept` the shards of an earlier run.
 
-    Where `origin` states the SHA-256 of its files and its bytes were moved as they are, the result is read in the
-    order in which these files hold its tensors: then it has to give these very hashes, which nothing does that was
-    read wrongly, now or in an earlier run. Where its bytes were made into others, its files are read whole once more:
-    then they have to give these hashes, and in them what was read before.
+    If `origin` states hashes of its files, the bytes that were read are checked against them too:
+
+    - If the bytes were moved as they are, the result is read in the order of these files. It must give the same
+      SHA-256. A wrong read, now or in an earlier run, would give another one.
+    - If the bytes were cast or computed, the files of `origin` are read whole again. They must have these hashes, and
+      the earlier reads must match them.
     """
     started, plan = meter.seconds, prepared.plan
     staged = target.open_staged(records)
@@ -121,7 +123,7 @@ def verify_staged(
         headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
         tensors = [tensor for header in headers for tensor in header.tensors]
         if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
-            originals = []  # the comparison below says what is missing
+            originals = []  # the comparison below names the missing tensors
         if originals:
             source = prepared.checkpoint
             digests, wrong = yield from digest_as_stored(source, origin.sources[0], originals, staged, tensors, reader)
@@ -138,18 +140,17 @@ def verify_staged(
             digests |= known
         problems.extend(compare_digests(expected_digests(plan.shards, records), digests))
     on_disk = any(staged.path(file) for file in records)
-    structure = "structure by safetensors, " if on_disk else ""
+    structure = "; structure checked by safetensors" if on_disk else ""
     where = "from the folder, through the page cache" if on_disk else "from the Hub"
     dtype = plan.options.dtype
     as_cast = "" if dtype == "keep" else ", cast with tensor.to(dtype)"
     if plan.dequantized:
-        as_cast = f" as it was computed of its quantized numbers ({plan.dequantized}){as_cast}"
-    method = (
-        f"read again {where}: {structure}headers and the BLAKE3 of every tensor compared with the source's{as_cast}"
-    )
+        as_cast = f", dequantized ({plan.dequantized}){as_cast}"
+    method = f"read again {where}{structure}; headers and BLAKE3 of every tensor compared with the source's{as_cast}"
     if originals:
         have = "should have" if problems else "have"
-        method += f"; put together again, {len(originals)} of its files {have} the SHA-256 that the Hub states"
+        method += f"; {len(originals)} of the source's files, put together again from the result, {have} the SHA-256 "
+        method += "that the Hub states"
     unstated = origin.ref.kind == "hub" and not originals
     if unstated and prepared.noted:
         stated, weights = stated_of(origin, prepared.checkpoint), prepared.checkpoint.weight_files
@@ -159,15 +160,15 @@ def verify_staged(
         problems.extend(wrong)
         unstated = len(stated) < len(weights)
         have = "should have" if wrong else "have"
-        method += f"; read whole once more, {len(stated)} of the source's {len(weights)} files {have} the hash that "
-        method += "the Hub states, and in them what was read before"
+        method += f"; {len(stated)} of the source's {len(weights)} files, read whole once more, {have} the hash that "
+        method += "the Hub states, and match the earlier reads"
     elif unstated and prepared.is_stated:
         unstated = False
-        method += "; what was downloaded to be loaded has the hash that the Hub states"
+        method += "; the files that were downloaded and loaded have the hashes that the Hub states"
     elif unstated:
         method += _UNSTATED
     if kept and origin.ref.kind == "folder":
-        method += f"; {count(len(kept), 'shard')} of an earlier run compared with the source's tensors before"
+        method += f"; {count(len(kept), 'shard')} of an earlier run compared with the source's tensors first"
     seconds, mismatches = meter.seconds - started, tuple(problems)
     tensor_count, size, unreached = len(digests), plan.total_bytes, prepared.checkpoint.unreached
     return Verification(tensor_count, size, seconds, method, mismatches, dtype, plan.dequantized, unstated, unreached)
@@ -176,9 +177,10 @@ def verify_staged(
 def compare_with_original(
     verification: Verification, plan: Plan, records: Mapping[str, ShardRecord], origin: Repo
 ) -> Generator[Progress, None, Verification]:
-    """Return `verification` with what loading and saving has changed; a source that is no safetensors is passed over.
+    """Return `verification` with the differences between the original and a copy that was loaded and saved.
 
-    Names that stood for the same bytes as another that is kept were tied: leaving them out changes nothing.
+    Without safetensors in the source, it returns `verification` as it is. A missing name is no difference if a name
+    that is kept has the same bytes: the two were tied.
     """
     if not any(file.path.endswith(".safetensors") for file in loadable_files(origin)):
         return verification
@@ -189,6 +191,6 @@ def compare_with_original(
     kept = {digest.digest for digest in digests.values()}
     missing = {name for name, digest in original.items() if name not in digests and digest.digest in kept}
     wanted = {name: digest for name, digest in original.items() if name not in missing}
-    method = f"{verification.method.removesuffix(_UNSTATED)}; and every tensor with the original's"
+    method = f"{verification.method.removesuffix(_UNSTATED)}; every tensor compared with the original's"
     mismatches = (*verification.mismatches, *compare_digests(wanted, digests), *side.wrong)
     return replace(verification, method=method + side.remark, mismatches=mismatches, unstated=side.unstated)

@@ -1,7 +1,7 @@
-"""Say how far a result may be relied on, from what is stated of it: files, sizes, hashes, headers. Pure.
+"""Say how far you can rely on a result, by comparing its report with the Hub and the headers. Pure.
 
-Whoever made a repo can write any report into it. What is stated by the Hub and what stands in the headers is compared
-with it here; that every bit is the source's is known only to who has read them: see `Level`.
+The owner of a repo can write any report into it. So the report is compared with the files, sizes and hashes that the
+Hub states, and with the headers of copy and source. Only a job that reads every byte can know more: see `Level`.
 """
 
 from collections.abc import Iterable
@@ -17,23 +17,32 @@ from sharding.report.report import summarize_source
 from sharding.report.schema import Report
 
 Level = Literal["made-here", "read-now", "fits", "unreached", "claims", "contradicted"]
-"""From the best to the worst: this desk's own record says that it made the result, or has read every byte of both; the
-headers of both fit together, and files and hashes are those of the report; no branch and no tag is known to lead to the
-result, or to what it was made from; there is nothing to compare with; something does not fit."""
+"""How far you can rely on a result, from best to worst.
+
+- made-here: this desk has a record that it made the result.
+- read-now: this desk has a record that it read every byte of the result and the source.
+- fits: the headers of both agree, and files and hashes match the report.
+- unreached: no branch and no tag is known to lead to the result, or to its source.
+- claims: there is nothing to compare the result with.
+- contradicted: something does not fit.
+"""
 
 _MOST_REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A level, and in sentences what it rests on, or what speaks against it."""
+    """A level, and the reasons for it in sentences."""
 
     level: Level
     reasons: tuple[str, ...]
 
 
 def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
-    """Return `trust`, unless it is "contradicted", as "unreached" where there are commits ("owner/name@commit") so."""
+    """Return `trust`, lowered to "unreached" if there are `unreached` commits ("owner/name@commit").
+
+    A level of "contradicted" stays.
+    """
     sentences = tuple(unreached_sentence(place) for place in dict.fromkeys(unreached))
     return Trust("unreached", (*sentences, *trust.reasons)) if sentences and trust.level != "contradicted" else trust
 
@@ -41,9 +50,9 @@ def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
 def judge(
     report: Report, files: Iterable[FileEntry], copy: Checkpoint, original: Checkpoint | None, why_not: str = ""
 ) -> Trust:
-    """Return "fits" or a worse level for the repo with `files`, whose headers say what `copy` holds.
+    """Return "fits" or a worse level for the repo with `files`. `copy` is what its headers say.
 
-    `original` is what the headers of the source say, None where they cannot be read, for the reason `why_not`.
+    `original` is what the headers of the source say. It is None if they cannot be read, for the reason `why_not`.
     """
     return lowered(
         _compared(report, files, copy, original, why_not), (*copy.unreached, *(original.unreached if original else ()))
@@ -61,7 +70,7 @@ def _compared(
         try:
             original = dequantized(original) if report.plan.dequantized else original
         except (SourceError, UsageError) as error:
-            against.append(f"The report says that its source is quantized, and it is not as it says: {error.message}")
+            against.append(f"The report says that its source is quantized, but that does not fit: {error.message}")
         else:
             against += _not_of(report, original, copy)
     if against:
@@ -69,13 +78,13 @@ def _compared(
         return Trust("contradicted", (*against[:_MOST_REASONS], *([more] if against[_MOST_REASONS:] else [])))
     here = f"The {count(len(report.shards), 'file')} in the repo have the sizes and SHA-256 that its report names."
     if original is None:
-        return Trust("claims", (here, f"What it was made from cannot be compared: {why_not}"))
+        return Trust("claims", (here, f"Its source cannot be compared: {why_not}"))
     same = "names, shapes and dtypes" if report.plan.dtype == "keep" else "names and shapes"
     missing = len(original.tensors) - len(copy.tensors)
     if missing:  # the classic engine's
         both = f"The copy has {len(copy.tensors):,} of the {count(len(original.tensors), 'tensor')} of its source"
-        return Trust("claims", (here, f"{both}; whether the other {missing:,} were tied cannot be seen in headers."))
-    once = ", once those of the source are dequantized" if report.plan.dequantized else ""
+        return Trust("claims", (here, f"{both}. Headers do not show whether the other {missing:,} were tied."))
+    once = " after dequantizing" if report.plan.dequantized else ""
     return Trust(
         "fits", (here, f"The headers of both name the same {len(copy.tensors):,} tensors{once}: {same} agree.")
     )
@@ -88,21 +97,21 @@ def _not_there(report: Report, files: Iterable[FileEntry]) -> Iterable[str]:
         if file is None:
             yield f"{shard.file} is not in the repo."
         elif file.bytes != shard.bytes:
-            yield f"{shard.file} has {format_bytes(file.bytes)}; the report says {format_bytes(shard.bytes)}."
+            yield f"{shard.file} has {format_bytes(file.bytes)}, but the report says {format_bytes(shard.bytes)}."
         elif file.sha256 != shard.sha256:
             yield f"{shard.file} has another SHA-256 than the report says."
 
 
 def _not_planned(report: Report, copy: Checkpoint) -> Iterable[str]:
-    """Yield where the headers in the repo say something else than the plan in the report."""
+    """Yield where the headers in the repo differ from the plan in the report."""
     planned = report.plan.weight_map
     other = [tensor.name for tensor in copy.tensors if planned.pop(tensor.name, None) != tensor.file]
     if other or planned:
         names = name_some(sorted([*other, *planned]))
-        yield f"The headers in the repo and the report disagree on where tensors lie: {names}."
+        yield f"The headers in the repo and the report disagree about which file holds these tensors: {names}."
     if copy.total_bytes != report.plan.total_bytes:
         yield (
-            f"The tensors in the repo have {format_bytes(copy.total_bytes)}; the report says "
+            f"The tensors in the repo have {format_bytes(copy.total_bytes)}, but the report says "
             f"{format_bytes(report.plan.total_bytes)}."
         )
 
@@ -110,12 +119,12 @@ def _not_planned(report: Report, copy: Checkpoint) -> Iterable[str]:
 def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
     source = report.source
     if original.source.revision != source.revision:
-        yield f"{source.repo_id} has no commit {source.revision[:12]} of that name."
+        yield f"{source.repo_id} has no commit {source.revision[:12]}."
     there = summarize_source(original)
     facts = ("architecture", "total_parameters", "total_bytes", "tensors", "dtypes", "in_pieces")
-    for fact in facts[1:] if source.base else facts:  # the configuration is not its own
+    for fact in facts[1:] if source.base else facts:  # with a base, the architecture comes from there
         if report.engine == "stream" and getattr(source, fact) != getattr(there, fact):
-            yield f"The report says something else of {source.repo_id} than its headers: {fact.replace('_', ' ')}."
+            yield f"The report and the headers of {source.repo_id} disagree on {fact.replace('_', ' ')}."
     report_files = {file.file: (file.bytes, file.tensors) for file in report.source.weight_files}
     tensors = original.tensors_in
     if report_files != {file.path: (file.bytes, tensors.get(file.path, 0)) for file in original.weight_files}:
@@ -123,13 +132,13 @@ def _not_that_source(report: Report, original: Checkpoint) -> Iterable[str]:
 
 
 def _not_of(report: Report, original: Checkpoint, copy: Checkpoint) -> Iterable[str]:
-    """Yield where the headers of copy and source do not fit. The classic engine leaves out what was tied."""
+    """Yield where the headers of copy and source do not fit. The classic engine leaves out tied weights."""
     if original.dequantized != report.plan.dequantized:
-        yield f"The source is quantized otherwise than the report says: {original.dequantized}."
+        yield f"The source is not quantized as the report says, but with {original.dequantized}."
     was, now = ({tensor.name: tensor for tensor in checkpoint.tensors} for checkpoint in (original, copy))
     added, missing = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
     if added:
-        yield f"The copy has tensors that the source has not: {name_some(added)}."
+        yield f"The copy has tensors that are not in the source: {name_some(added)}."
     if missing and report.engine == "stream":
         yield f"Tensors of the source are missing: {name_some(missing)}."
     both = was.keys() & now.keys()
@@ -141,7 +150,7 @@ def _not_of(report: Report, original: Checkpoint, copy: Checkpoint) -> Iterable[
 
 
 def _dtypes_after(report: Report) -> set[str]:
-    """Return the dtypes that tensors may have got. A class keeps some in fp32."""
+    """Return the dtypes that a cast may give to tensors. A model class keeps some in fp32."""
     if report.plan.dtype == "keep" or report.plan.dtype not in BY_OPTION:
         return set()
     return {BY_OPTION[report.plan.dtype].name, "F32"}

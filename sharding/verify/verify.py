@@ -1,4 +1,4 @@
-"""Prove that two checkpoints are the same: by their bytes, read again, or by stored digests."""
+"""Compare two checkpoints: by reading every byte, or by stored digests."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
 
 _T = TypeVar("_T")
-_WITHOUT_QUICK = "Verify without --quick, which reads the weights."
+_WITHOUT_QUICK = "Leave out --quick to read and compare the weights."
 _READ = Remedy("read_every_byte")
 
 
@@ -41,17 +41,22 @@ def verify(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Progress | Verified, None, None]:
-    """Compare two checkpoints tensor by tensor; yield progress, `Verified` last.
+    """Compare two checkpoints tensor by tensor, reading every byte of both.
 
-    Every byte of both is read. `quick` reads none: it compares the digests that this tool has stored with
-    both, and trusts them. `variant` is the one to compare of the first, whose tensors are cast to `dtype` before, and
-    computed of their quantized numbers with `dequantize`; `base` is the model that was trained, where it is what a
-    training run has saved. Raises UsageError, SourceError, Refused.
+    Yields progress, and `Verified` last.
+
+    - `quick`: read no weights. Compare, and trust, the digests that this tool has stored with both.
+    - `dtype`: first cast the tensors of the original.
+    - `variant`: which weights of the original to compare.
+    - `base`: the model that was trained, if the original is what a training run saved.
+    - `dequantize`: first compute ordinary weights from the quantized ones of the original.
+
+    Raises UsageError, SourceError, Refused.
     """
     options = Options(dtype=dtype, variant=variant, allow_overflow=True, dequantize=dequantize)
     dtype, how = options.dtype, ""
     if quick and dtype != "keep":
-        raise UsageError("Stored digests say nothing of a cast.", _WITHOUT_QUICK, _READ)
+        raise UsageError("Stored digests cannot check a cast.", _WITHOUT_QUICK, _READ)
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
     sources = [open_source(original, hub, base), open_source(copy, hub)]
@@ -69,13 +74,14 @@ def verify(
         yield from _progress_of_both(side.read(), done, total)
         done += side.bytes
     others = yield from _progress_of_both(compare_beside(sources, checkpoints), done, total)
-    method = "every tensor of both read, its BLAKE3 compared"
+    method = "every tensor of both was read and its BLAKE3 compared"
     if dtype != "keep":
-        computed = f"computed of its quantized numbers ({how}) and " if how else ""
-        method = f"every tensor of both read, the original's {computed}cast with tensor.to(dtype), its BLAKE3 compared"
+        computed = f"dequantized ({how}) and " if how else ""
+        method += f"; the original's were first {computed}cast with tensor.to(dtype)"
     method += "".join(side.remark for side in sides if side.remark)
     if any(beside):
-        method += f"; SHA-256 of {count(len(checkpoints[0].copied_weights), 'weight file')} beside them compared"
+        files = count(len(checkpoints[0].copied_weights), "weight file")
+        method += f"; the SHA-256 of {files} beside them was compared"
     wrong = (mismatch for side in sides for mismatch in side.wrong)
     mismatches = (*compare_digests(sides[0].digests, sides[1].digests), *wrong, *others)
     tensor_count, size = len(sides[0].digests), checkpoints[1].total_bytes
@@ -85,14 +91,14 @@ def verify(
 
 
 def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
-    """Return what the digests say that this tool has stored with both. Raises SourceError, Refused."""
+    """Return how the digests compare that this tool has stored with both. Raises SourceError, Refused."""
     stored = [_stored_digests(source, checkpoint) for source, checkpoint in zip(sources, checkpoints, strict=True)]
     hashes = {side.hash for side in stored}
     if len(hashes) > 1:
-        message = f"The stored digests of one are {' and of the other '.join(sorted(hashes))}: they cannot be compared."
+        message = f"One side stores {' digests, the other '.join(sorted(hashes))} digests. They cannot be compared."
         raise Refused(message, _WITHOUT_QUICK, _READ)
     first, second = (side.tensors for side in stored)
-    method, size = "stored digests compared, no weights read", checkpoints[1].total_bytes
+    method, size = "stored digests were compared, no weights were read", checkpoints[1].total_bytes
     differ, (ours, theirs) = compare_listed(checkpoints)
     mismatches = (*compare_digests(first, second), *differ)
     is_known = all(file.sha256 and theirs[path].sha256 for path, file in ours.items())
@@ -101,15 +107,15 @@ def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], 
 
 
 def _of_weights(outcome: Verification, checkpoints: Sequence[Checkpoint], more: tuple[str, ...] = ()) -> Verification:
-    """Return `outcome` with what it leaves open, `more` than always."""
+    """Return `outcome` with the things that it does not check: the usual ones, and `more`."""
     unreached = tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
     return replace(outcome, unreached=unreached, unchecked=(*UNCHECKED, *more))
 
 
 def _progress_of_both(work: Generator[Progress, None, _T], before: int, total: int) -> Generator[Progress, None, _T]:
-    """Do `work`, its progress told as that of `total` bytes in both checkpoints, of which `before` are done.
+    """Yield the progress of `work` as part of `total` bytes, which count both checkpoints; return what `work` returns.
 
-    Return what it returns.
+    `before` is how many bytes were done before `work`.
     """
     passed = last = 0
     while True:
@@ -118,7 +124,7 @@ def _progress_of_both(work: Generator[Progress, None, _T], before: int, total: i
         except StopIteration as end:
             result: _T = end.value
             return result
-        if progress.bytes_done < last:  # what begins anew is another part of the work
+        if progress.bytes_done < last:  # a count that restarts is the next part of the work
             passed += last
         last = progress.bytes_done
         done = min(before + passed + last, total)

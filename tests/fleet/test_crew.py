@@ -175,7 +175,7 @@ def test_from_hub_to_hub_parts_have_grants_of_their_own_and_no_login(
     hands = led(Hands())
     many = shard(in_house, "alice/source", "alice/many", "50kB", workers="ray")
     assert [(file.file, file.sha256) for file in one.shards] == [(file.file, file.sha256) for file in many.shards]
-    assert "put together again, 2 of its files have the SHA-256" in many.verification.method
+    assert "2 of the source's files, put together again from the result, have the SHA-256" in many.verification.method
     assert len(in_house.api().list_repo_commits("alice/many")) == 2 and branches(in_house, "alice/many") == {"main"}
     assert not [part for part in hands.sent if TOKEN in part]
     assert len(hands.sent) == 6 + 2

@@ -65,7 +65,7 @@ def test_changing_a_control_redraws_the_plan_and_nothing_else_and_what_is_wrong_
     budget.fill("much")
     budget.press("Enter")
     page.get_by_role("button", name="Show the devices").click()
-    expect(page.locator("#devices").get_by_role("alert")).to_contain_text("'much' is not a budget of one device")
+    expect(page.locator("#devices").get_by_role("alert")).to_contain_text("'much' is not the budget of one device")
     message = page.locator("#repo-message").get_by_role("alert")
     for typed, words in (
         ("not a repo", "'not a repo' is not the name of a repo"),

@@ -132,7 +132,7 @@ def test_a_public_copy_that_is_refused_is_made_private_by_a_button(
     page.locator("#advanced > button").click()
     page.locator("#start").click()
     refusal = page.locator("#start-message").get_by_role("alert")
-    expect(refusal).to_contain_text("a public copy would show it to everybody")
+    expect(refusal).to_contain_text("A public copy would show it to everybody")
     expect(refusal.get_by_text("Both are under Advanced")).to_be_hidden()
     press(refusal.get_by_role("button", name="Make it private"))
     expect(private).to_be_checked()
@@ -175,7 +175,7 @@ def test_a_job_that_ended_at_an_overflow_leads_to_the_plan_that_allows_it(
 def test_a_plan_that_cannot_be_is_made_another_by_a_button(home: Site, visit: Visit, quantized: str) -> None:
     page = visit(home, f"?repo={quantized}&size=90kB&dtype=bf16")
     refusal = page.locator("#size-message")
-    expect(refusal).to_contain_text("so it is not cast")
+    expect(refusal).to_contain_text("It cannot be cast")
     press(refusal.get_by_role("button", name="Dequantize"))
     expect(page.locator("#dequantize").get_by_role("checkbox")).to_be_checked()
     expect(refusal).to_be_empty()

@@ -124,7 +124,7 @@ def test_what_cannot_be_compared_only_claims(
     said = headline(page, "claims")
     expect(said).to_contain_text(f"Claims to be {source}@")
     assert "good" not in (said.get_attribute("class") or "")
-    expect(page.locator("#result")).to_contain_text("What it was made from cannot be compared")
+    expect(page.locator("#result")).to_contain_text("Its source cannot be compared")
     expect(page.locator("#check")).to_have_count(0)
     assert api_result(space, name)["trust"]["level"] == "claims"
     assert api_result(space, name, "hf_alice")["trust"]["level"] == "fits"

@@ -75,9 +75,9 @@ def test_a_quantized_checkpoint_is_not_cast(config: dict[str, object], names: li
 @pytest.mark.parametrize(
     ("config", "name", "said"),
     [
-        ({"quantization_config": {"quant_method": "gptq"}}, "w", "quantized with gptq: "),
-        ({"quantization_config": {"bits": 4}}, "w", "quantized with an unnamed method: "),
-        ({}, "h.0.qweight", "quantized, as h.0.qweight tells: "),
+        ({"quantization_config": {"quant_method": "gptq"}}, "w", r"quantized with gptq\. "),
+        ({"quantization_config": {"bits": 4}}, "w", r"quantized with an unnamed method\. "),
+        ({}, "h.0.qweight", r"quantized, as h\.0\.qweight shows\. "),
     ],
     ids=["named", "unnamed", "by a tensor"],
 )

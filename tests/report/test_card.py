@@ -74,10 +74,10 @@ def metadata(card: str) -> dict[str, Any]:
 def test_a_folder_with_the_name_of_a_repo_is_called_a_folder(report: Report) -> None:
     source = replace(report.source, kind="folder", repo_id="meta-llama/Llama-3.1-8B")
     card = write_card(replace(report, source=source), parse_card(""), Links(), is_private=False)
-    assert "\nThe folder `meta-llama/Llama-3.1-8B` in " in card and "base_model" not in card
+    assert "\nThis is a copy of the folder `meta-llama/Llama-3.1-8B` in " in card and "base_model" not in card
     based = replace(source, base=RepoRef("folder", "mistralai/Mistral-7B", "1"))
     card = write_card(replace(report, source=based), parse_card(""), Links(), is_private=False)
-    assert "is that of the folder `mistralai/Mistral-7B`, which was trained" in card
+    assert "come from the folder `mistralai/Mistral-7B`, the model that was trained" in card
 
 
 def test_every_metadata_key_of_the_source_is_kept_and_the_copy_is_marked(report: Report) -> None:

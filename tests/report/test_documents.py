@@ -126,39 +126,39 @@ def _at(report: Report, n: int, **shard: Any) -> Report:
 
 
 CONTRADICTIONS: dict[str, tuple[str, Callable[[Report], Report]]] = {
-    "one shard fewer": ("written are not those", lambda told: replace(told, shards=told.shards[:-1])),
-    "shards in another order": ("written are not those", lambda told: replace(told, shards=told.shards[::-1])),
+    "one shard fewer": ("written shards are not", lambda told: replace(told, shards=told.shards[:-1])),
+    "shards in another order": ("written shards are not", lambda told: replace(told, shards=told.shards[::-1])),
     "another last shard": (
-        "written are not those",
+        "written shards are not",
         lambda told: _at(told, -1 % len(told.shards), file="x.safetensors"),
     ),
-    "a last shard that is no file": ("none of the files", lambda told: replace(told, files=(told.shards[0].file,))),
+    "a last shard that is no file": ("not among the files", lambda told: replace(told, files=(told.shards[0].file,))),
     "a last shard without header": (
         "fewer bytes than its tensors",
         lambda told: _at(told, -1 % len(told.shards), bytes=told.plan.shards[-1].bytes),
     ),
-    "another dtype proved": ("verified is not what was planned", lambda told: _proof(told, dtype="bf16")),
-    "one tensor fewer proved": ("verified is not what was planned", lambda told: _proof(told, tensors=13)),
+    "another dtype proved": ("verification is of another plan", lambda told: _proof(told, dtype="bf16")),
+    "one tensor fewer proved": ("verification is of another plan", lambda told: _proof(told, tensors=13)),
     "one byte more proved": (
-        "verified is not what was planned",
+        "verification is of another plan",
         lambda told: _proof(told, bytes=told.plan.total_bytes + 1),
     ),
-    "dequantized in the proof only": ("dequantized is not what was", lambda told: _proof(told, dequantized="fp8")),
+    "dequantized in the proof only": ("disagree about dequantizing", lambda told: _proof(told, dequantized="fp8")),
     "dequantized in the plan only": (
-        "dequantized is not what was",
+        "disagree about dequantizing",
         lambda told: _plan(_proof(told, dtype="bf16"), dequantized="fp8", dtype="bf16"),
     ),
     "dequantized without a dtype": (
         "without a dtype",
         lambda told: _plan(_proof(told, dequantized="fp8"), dequantized="fp8"),
     ),
-    "a gap between ranks": ("ranks are not those", lambda told: _cut(told, (0, 2), (3, 4))),
-    "ranks that do not begin at the first layer": ("ranks are not those", lambda told: _cut(told, (1, 2), (2, 4))),
-    "a rank without layers": ("ranks are not those", lambda told: _cut(told, (0, 2), (2, 2))),
-    "a stage more than ranks": ("ranks are not those", lambda told: _cut(told, (0, 2), (2, 4), stages=3)),
-    "a rank beyond the last": ("ranks are not those", lambda told: _cut(told, (0, 2), (2, 4), rank=2)),
+    "a gap between ranks": ("ranks do not make", lambda told: _cut(told, (0, 2), (3, 4))),
+    "ranks that do not begin at the first layer": ("ranks do not make", lambda told: _cut(told, (1, 2), (2, 4))),
+    "a rank without layers": ("ranks do not make", lambda told: _cut(told, (0, 2), (2, 2))),
+    "a stage more than ranks": ("ranks do not make", lambda told: _cut(told, (0, 2), (2, 4), stages=3)),
+    "a rank beyond the last": ("ranks do not make", lambda told: _cut(told, (0, 2), (2, 4), rank=2)),
     "a rank's part in a repo": (
-        "no whole repo",
+        "cannot be the part of one rank",
         lambda told: replace(_cut(told, (0, 2), (2, 4), rank=1), destination=RepoRef("hub", "a/b", "")),
     ),
 }
@@ -194,7 +194,7 @@ def test_a_card_is_read_up_to_a_bound_and_a_lost_one_is_an_error(tmp_path: Path)
     card.write_bytes(card.read_bytes() + b" ")
     opened = open_folder(str(source))
     before = opened.bytes_read
-    assert read_card(opened) == ModelCard(problem="the file has more than 1.0 MB")
+    assert read_card(opened) == ModelCard(problem="the file is larger than 1.0 MB")
     assert opened.bytes_read == before, "nothing of it is read"
     card.write_text("Mine.")
     opened = open_folder(str(source))

@@ -140,11 +140,12 @@ def test_names_on_a_card_are_no_markup(report: Report, name: str) -> None:
     told = planned(piped(report), stages=(Stage((), (), (files[0],), 1, tied), Stage((), (), (files[1],), 1, ())))
     for text in (name, f"{name}.a", f"{name}.b", f"other.{name}"):
         assert f" {escaped(text)} " in card(told) or f" {escaped(text)}," in card(told)
-    assert f"Stage 1 needs `{files[1]}` as well: other.{escaped(name)} in it is {escaped(name)} too." in card(told)
+    shared = f"other.{escaped(name)} in that file is {escaped(name)} here too."
+    assert f"Stage 1 also needs `{files[1]}`: {shared}" in card(told)
     folder = of(report, kind="folder", repo_id=name)
-    assert f"The folder `{escaped(name)}` in " in card(folder, Links())
+    assert f"a copy of the folder `{escaped(name)}` in " in card(folder, Links())
     based = card(of(report, base=RepoRef("folder", name, "1")))
-    assert f"is that of the folder `{escaped(name)}`, which was trained" in based
+    assert f"come from the folder `{escaped(name)}`, the model that was trained" in based
 
 
 # --- What a card says of the source, and of what was done --------------------------------------------------
@@ -177,15 +178,15 @@ def test_a_relative_link_to_the_licence_leads_to_the_commit_of_the_repo_that_it_
 @pytest.mark.parametrize("dtype", ["keep", "fp16", "dequantized"])
 def test_a_card_says_what_was_proved_and_what_not(report: Report, dtype: str) -> None:
     told = planned(report, dtype="bf16", dequantized="fp8") if dtype == "dequantized" else planned(report, dtype=dtype)
-    open_end = "as it was read: not all of its files were compared with a hash that the Hub states"
+    open_end = "Not all files of the original were compared with a hash that the Hub states."
     for unstated in (True, False):
         said = card(replace(told, verification=replace(told.verification, unstated=unstated)))
-        assert (open_end in said) is unstated
+        assert (open_end in said) is (", as it was read." in said) is unstated
         assert f"all {report.verification.tensors} tensors" in said
     words = {
         "keep": "were bit-identical to the original's",
-        "fp16": "equalled the original's, cast to fp16 as `tensor.to(dtype)` casts numbers",
-        "dequantized": "equalled what was computed of the original's numbers and scales in bf16",
+        "fp16": "were equal to the original's, cast to fp16 as `tensor.to(dtype)` does",
+        "dequantized": "were equal to the original's numbers times their scales, in bf16",
     }
     assert [word in said for word in words.values()] == [name == dtype for name in words]
 
@@ -196,5 +197,5 @@ def test_a_card_counts_the_numbers_that_became_infinite_over_all_tensors(report:
         return [line for line in text.splitlines() if "became infinite" in line]
 
     (line,) = said({"a": 3, "b": 1200, "c": 1})
-    assert " 1,204 numbers were too large for it and became infinite." in line
+    assert " 1,204 numbers were too large for fp16 and became infinite." in line
     assert said({}) == said({"a": 0}) == []

@@ -34,12 +34,12 @@ def test_the_terms_of_a_private_source_are_said_also_where_the_hub_does_not_take
     with hub.failing(*([] if takes else ["status:400@POST /api/validate-yaml#1"])):
         shard(hub, "alice/source", "alice/copy", "40kB")
     card = (download(hub, "alice/copy", tmp_path / "down") / "README.md").read_text()
-    terms = f"The original is gated or private: [its page]({hub.address}/alice/source) says under which terms"
+    terms = f"The original is gated or private. The terms on [its page]({hub.address}/alice/source) hold"
     assert (terms in card) is private
     metadata = yaml.safe_load(card.split("---")[1])
     assert metadata["base_model"] == "alice/source"
     assert (metadata.get("license"), metadata.get("language")) == (("mit", "en") if takes else (None, None))
-    assert ("does not take the metadata" in card and "license: mit" in card) is not takes
+    assert ("does not accept the metadata" in card and "license: mit" in card) is not takes
     assert card.count("The model.") == 1
 
 

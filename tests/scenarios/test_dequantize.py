@@ -157,7 +157,7 @@ def test_a_result_says_how_it_was_quantized_that_it_is_computed_and_how_that_was
     written = parse_report((tmp_path / "out/sharding_report.json").read_bytes())
     assert written == report
     assert written.source.dtypes.keys() == {"F8_E4M3", "F32", "BF16"}
-    assert "computed of its quantized numbers (fp8, one scale for each 128 x 128)" in report.verification.method
+    assert "dequantized (fp8, one scale for each 128 x 128)" in report.verification.method
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())["metadata"]
     found = tensors(tmp_path / "out")
     assert index["total_parameters"] == sum(tensor.numel() for tensor in found.values())
@@ -207,7 +207,7 @@ def test_verify_computes_all_of_it_once_more(run_here: Run, tmp_path: Path) -> N
     dequantize(source, tmp_path / "out")
     *_, last = job.verify(str(source), str(tmp_path / "out"), dequantize=True)
     assert isinstance(last, Verified) and last.verification.identical
-    assert "computed of its quantized numbers (mxfp4" in last.verification.method
+    assert "dequantized (mxfp4" in last.verification.method
     assert last.verification.dequantized == "mxfp4, one scale for each 32 numbers"
     *_, other = job.verify(str(source), str(tmp_path / "out"), dequantize=True, dtype="fp16")
     assert isinstance(other, Verified) and not other.verification.identical

@@ -145,8 +145,8 @@ def test_bytes_that_were_wrong_in_an_earlier_run_are_not_published_by_a_later_on
 @pytest.mark.parametrize(
     ("text", "offset", "says"),
     [
-        pytest.param(b"norm.steps", 9, "something else than it did", id="a name as good as the right one"),
-        pytest.param(b'"format":"pt"', 11, "not what the headers said", id="metadata as good as the right ones"),
+        pytest.param(b"norm.steps", 9, "has changed since it was first read", id="a name as good as the right one"),
+        pytest.param(b'"format":"pt"', 11, "since the headers were first", id="metadata as good as the right ones"),
     ],
 )
 def test_a_header_that_was_read_wrongly_is_not_published(lfs: InHouse, text: bytes, offset: int, says: str) -> None:
@@ -187,7 +187,8 @@ def test_an_answer_that_says_it_is_of_another_commit_ends_the_job(lfs: InHouse, 
 
 
 def test_what_is_proved_is_said(lfs: InHouse, tmp_path: Path) -> None:
-    assert "1 of its files have the SHA-256 that the Hub states" in shard(lfs, SOURCE, MADE).verification.method
+    method = shard(lfs, SOURCE, MADE).verification.method
+    assert "1 of the source's files, put together again from the result, have the SHA-256" in method
     folder = shard(lfs, str(tmp_path / "checkpoint"), str(tmp_path / "out")).verification
     assert "Hub" not in folder.method  # a folder states nothing
 
@@ -286,7 +287,7 @@ def test_what_is_made_of_bytes_that_were_wrong_only_then_is_not_published(making
     events = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
     next(event for event in events if isinstance(event, ShardFinished) and event.number == event.shards)
     mend()
-    assert "what was read of it is not what the Hub states" in ended(events)
+    assert "an earlier read of it does not match the file on the Hub" in ended(events)
     assert not exists(hub, MADE)
     assert shard(hub, SOURCE, MADE, options).verification.identical
 
@@ -301,7 +302,7 @@ def test_what_an_earlier_run_made_of_wrong_bytes_is_not_published(making: Made) 
     mend()
     again = job.shard(SOURCE, MADE, options, endpoint=hub.address, token=TOKEN)
     assert next(event for event in again if isinstance(event, ShardFinished)).kept
-    assert "what was read of it is not what the Hub states" in ended(again)
+    assert "an earlier read of it does not match the file on the Hub" in ended(again)
     assert not exists(hub, MADE)
 
 
@@ -322,7 +323,7 @@ def test_what_a_damaged_shard_was_made_of_is_asked_of_those_that_stay_too(making
     flip(first, middle(first))
     again = job.shard(SOURCE, str(tmp_path / "out"), options, endpoint=hub.address, token=TOKEN)
     assert next(event for event in again if isinstance(event, ShardFinished)).kept
-    assert "what was read of it is not what the Hub states" in ended(again)
+    assert "an earlier read of it does not match the file on the Hub" in ended(again)
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
@@ -340,7 +341,7 @@ def test_where_two_are_compared_both_are_held_to_what_the_hub_states(making: Mad
     assert (
         proof.identical
         and not proof.unstated
-        and re.search("read whole for the Hub's hash.*compared with the Hub's SHA-256", proof.method)
+        and re.search("were read whole and compared with the Hub's hash.*with the Hub's SHA-256", proof.method)
     )
     flip(file, middle(file))
     assert not compare().identical
@@ -369,7 +370,7 @@ def test_a_small_file_in_git_is_held_to_its_name_there(tmp_path: Path, without_x
         next(event for event in events if isinstance(event, Planned))
         with hub.failing("corrupt@GET .*/resolve/.*bin#1"):
             next(event for event in events if isinstance(event, ShardFinished) and event.number == event.shards)
-        assert "what was read of it is not what the Hub states" in ended(events)
+        assert "an earlier read of it does not match the file on the Hub" in ended(events)
 
 
 # --- What nobody states ------------------------------------------------------------------------------------
@@ -385,7 +386,7 @@ def test_where_the_hub_states_no_hash_the_result_only_matches_what_was_read(
     report = shard(lfs, SOURCE, MADE, Options("60kB", dtype=dtype))
     assert report.verification.identical and report.verification.unstated
     card = Path(lfs.api().hf_hub_download(MADE, "README.md", local_dir=tmp_path / "card")).read_text()
-    assert "not all of its files were compared with a hash that the Hub states" in " ".join(card.split())
+    assert "Not all files of the original were compared with a hash that the Hub states" in " ".join(card.split())
     told = io.StringIO()
     Terminal(Console(file=told, width=200), Console(file=io.StringIO())).verification(report.verification)
     assert told.getvalue().startswith("Matches what was read") and "Identical" not in told.getvalue()

@@ -132,7 +132,7 @@ def test_the_card_has_the_licence_of_the_base_and_says_what_it_is_made_of(
     reshard(saved / "accelerate", tmp_path / "out", base=str(base))
     card = (tmp_path / "out/README.md").read_text()
     assert "license: apache-2.0" in card and "All about the base" not in card
-    assert "of its 36 tensors lay in pieces in 3 files of its ranks" in card and "is that of the folder `base`" in card
+    assert "of its 36 tensors were in pieces, in 3 files of its ranks" in card and "from the folder `base`" in card
     report = parse_report((tmp_path / "out/sharding_report.json").read_text())
     assert report.source.base and report.source.base.repo_id == "base"
 

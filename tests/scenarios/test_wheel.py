@@ -79,7 +79,7 @@ def test_a_folder_is_inspected_planned_sharded_and_verified(
     report = json.loads(done.stdout)
     assert [shard["file"] for shard in report["plan"]["shards"]] == [shard["file"] for shard in planned["shards"]]
     assert report["verification"]["identical"]
-    assert "structure by safetensors" in report["verification"]["method"]
+    assert "structure checked by safetensors" in report["verification"]["method"]
     assert slim("verify", source, "./out").returncode == 0
 
 

@@ -57,4 +57,4 @@ def test_another_tensor_dtype_shape_or_metadata_is_named(written: tuple[Path, Sh
 def test_the_report_says_with_what_the_structure_was_checked(checkpoint: Path, tmp_path: Path) -> None:
     *_, report = job.shard(str(checkpoint), str(tmp_path / "out"), "60kB")
     assert isinstance(report, Report)
-    assert "structure by safetensors," in report.verification.method
+    assert "structure checked by safetensors;" in report.verification.method

@@ -61,7 +61,7 @@ def test_what_loading_and_saving_has_changed_is_named(tmp_path: Path, case: str)
     assert {one.tensor: one.problem for one in found.mismatches} == wrong
     assert len(found.mismatches) == len(wrong)
     assert found.identical is (not wrong) and found.method.startswith(
-        "read again; and every tensor with the original's"
+        "read again; every tensor compared with the original's"
     )
 
 

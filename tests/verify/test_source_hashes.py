@@ -21,7 +21,7 @@ def hub(tmp_path: Path) -> Iterator[InHouse]:
 
 def test_what_a_hub_states_is_what_the_copy_is_put_together_to(hub: InHouse, tmp_path: Path) -> None:
     report = finish(job.shard("alice/source", str(tmp_path / "out"), "60kB", endpoint=hub.address, token=TOKEN))
-    assert "put together again, 2 of its files have the SHA-256 that the Hub states" in report.verification.method
+    assert "2 of the source's files, put together again from the result, have the SHA-256" in report.verification.method
 
 
 def test_a_folder_states_nothing_and_the_report_claims_nothing_of_it(hub: InHouse, tmp_path: Path) -> None:
