@@ -63,11 +63,12 @@ def every_message() -> tuple[Message, ...]:
 
 
 def _made_in(path: Path, room: ast.Module) -> Iterator[Message]:
-    for function in (node for part in room.body for node in ast.walk(part) if isinstance(node, ast.FunctionDef)):
+    for part, function in _functions(room):
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
             of = ast.unparse(call.func)
             if not call.args or of not in _MADE_BY:
                 continue
+            of = part.name if of == "super().__init__" and isinstance(part, ast.ClassDef) else of
             code, parts = (call.args[1], call.args[2:]) if of == "Finding" else (None, call.args)
             message, *more = (
                 [*_meant(part, call.lineno, function, room, _DEEP if number else 1)]
@@ -77,6 +78,12 @@ def _made_in(path: Path, room: ast.Module) -> Iterator[Message]:
             about = _texts([code]) if code else [text for text in _texts(remedy) if text in KINDS]
             words = [_words(part, call.lineno, function, room, _DEEP) for part in parts[:2]]
             yield Message(str(path), call.lineno, of, _texts(message), _texts(hint), (*about, "")[0], *(*words, "")[:2])
+
+
+def _functions(room: ast.Module) -> Iterator[tuple[ast.stmt, ast.FunctionDef]]:
+    """Every function of a room, with the class or function at the top that it stands in."""
+    for part in room.body:
+        yield from ((part, node) for node in ast.walk(part) if isinstance(node, ast.FunctionDef))
 
 
 def _meant(part: ast.expr, line: int, function: ast.FunctionDef, room: ast.Module, deep: int) -> Iterator[ast.expr]:
@@ -200,11 +207,16 @@ _WINGS = {
 }
 
 
+def whole_messages() -> list[Message]:
+    """Every message that stands in the code as a sentence."""
+    return [each for each in every_message() if _is_whole(each)]
+
+
 def page_of_messages() -> str:
     """What docs/messages.md holds."""
     lines = [_HEAD]
     for wing, heading in _WINGS.items():
-        shown = dict.fromkeys(_row(each) for each in every_message() if each.room.startswith(wing) and _is_whole(each))
+        shown = dict.fromkeys(_row(each) for each in whole_messages() if each.room.startswith(wing))
         if shown:
             lines += [f"## {heading}\n", "| kind | what is wrong | what to do |", "|---|---|---|", *shown, ""]
     return "\n".join(lines)
@@ -212,12 +224,16 @@ def page_of_messages() -> str:
 
 def _is_whole(message: Message) -> bool:
     """Whether the sentence stands where the error is made; others are only handed on."""
-    return message.of != "super().__init__" and not re.fullmatch(r"\{[^}]*\}|\[[^]]*\]", message.message)
+    of_parts = message.of == "ReplaceRefused" and message.room != "core/errors.py"
+    handed_on = message.of not in {*CLASSES, *_EITHER, "Finding"} or re.fullmatch(
+        r"(\{[^}]*\})*|\[[^]]*\]", message.message
+    )
+    return not of_parts and not handed_on
 
 
 def _row(message: Message) -> str:
     kind = message.about if message.of == "Finding" else _EITHER.get(message.of, message.of)
-    cells = [kind, message.message, message.hint]
+    cells = [kind, message.message, message.hint or "nothing"]
     return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
 
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tests.messages import CLASSES, PAGE, Message, every_message, page_of_messages
+from tests.messages import CLASSES, PAGE, Message, page_of_messages, whole_messages
 
-MESSAGES = [each for each in every_message() if each.message and each.of != "super().__init__"]
+MESSAGES = whole_messages()
 
 
 def test_the_page_of_messages_has_all_of_them_as_they_are() -> None:
