@@ -124,7 +124,8 @@ def test_comparing_is_refused_before_a_byte_moves_where_transformers_finds_no_we
     (folder / "config.json").write_text(json.dumps({**config, **entry}))
     with pytest.raises(ShardingError) as refusal:
         list(job.shard(str(folder), str(tmp_path / "out"), "20kB", compare_rounds=1))
-    expected = "config.json names 'absent.safetensors'" if entry else "weights.safetensors: transformers does not look"
+    named = "config.json sets transformers_weights to 'absent.safetensors'"
+    expected = named if entry else "weights.safetensors: transformers does not look"
     assert refusal.value.message.startswith(expected) and refusal.value.hint
     assert not (tmp_path / "out").exists()
 
