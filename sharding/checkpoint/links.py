@@ -42,7 +42,7 @@ def describe_links(links: Sequence[str]) -> list[Finding]:
     if not links:
         return []
     names = name_some([link.rstrip("/") for link in links])
-    message = f"Left out: {names} (a link to a folder, or out of the source folder)."
+    message = f"Left out: {names} (a link to a folder, or to a file outside the source)."
     hint = "If the copy needs it, replace the link with the file or folder itself."
     return [Finding("warning", "link-outside", message, hint)]
 
