@@ -256,10 +256,10 @@ def rank_file(folder: Path, rank: int, tensors: dict[str, np.ndarray], info: str
 @pytest.mark.parametrize(
     ("info", "problem"),
     [
-        (None, "does not say which pieces it holds"),
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("[]", "nothing of tensors"),
+        (None, "the name of a rank file but no DCP_SHARDING_INFO"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("[]", "does not list tensors"),
         ('{"w": 3}', "where its piece of w begins"),
         ('{"w": {"saved_offsets": [-1]}}', "where its piece of w begins"),
         ('{"w": {"saved_offsets": [1.5]}}', "where its piece of w begins"),
