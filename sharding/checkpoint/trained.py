@@ -53,7 +53,7 @@ def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> T
     findings = [_pieces(files, tensors), *_left_out(left_out, ()), *_renamed(names)]
     missing, number = missing_names(files)
     if number:
-        message = f"Some ranks saved fewer files than others. Not there: {name_some(missing, total=number)}."
+        message = f"Some ranks saved fewer files than others. Missing files: {name_some(missing, total=number)}."
         hint = "No piece is missing in the middle. Give the base model to check that none is missing at the end."
         findings.append(Finding("warning", "ranks-uneven", message, hint))
     return Trained(tensors, findings)

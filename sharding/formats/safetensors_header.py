@@ -1,8 +1,8 @@
 """Convert the bytes of a safetensors header to values and back. Pure.
 
 A safetensors file has eight bytes (the header's length, little-endian), the header (JSON, UTF-8), then the tensors'
-bytes. This module accepts and refuses the same files as the reader of safetensors 0.8 (`SafeTensors::read_metadata` and
-`Metadata::validate` in its Rust source), except for a limit on the names of tensors. It writes the same bytes as the
+bytes. This module refuses the same files as the reader of safetensors 0.8 (`SafeTensors::read_metadata` and
+`Metadata::validate` in its Rust source). It also limits the names of tensors. It writes the same bytes as the
 safetensors writer. Tests compare both with the installed library.
 """
 
