@@ -142,7 +142,7 @@ def read_small(source: Files, file: FileEntry, max_bytes: int) -> bytes:
     """Return a whole file. Raises SourceError if it has more than `max_bytes`."""
     if file.bytes > max_bytes:
         raise SourceError(
-            f"{file.path} ({format_bytes(file.bytes)}) is larger than the limit of {format_bytes(max_bytes)} for it.",
+            f"{file.path} ({format_bytes(file.bytes)}) is larger than the limit of {format_bytes(max_bytes)}.",
             "Check that it is the right file, or download it again.",
         )
     return b"".join(source.read(file.path, 0, file.bytes))

@@ -41,7 +41,7 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
     for folder, loader in layout.folders.items():
         files = inside.get(folder, ())
         if not folder and named and not (named not in files and _of_ranks(files)):
-            # The library loads the named file for every variant. (Files of ranks: the configuration is of the base.)
+            # The library loads the named file for every variant. Beside files of ranks, the base's file may be named.
             sets.append(named_set(named, files))
             continue
         variants = sets_by_variant(loader, folder, files)

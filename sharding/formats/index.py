@@ -64,13 +64,14 @@ def compare_with_index(index: Index, tensors: Iterable[Tensor], tied: Iterable[s
     absent = [name for name in index.weight_map if name not in real and name not in known]
     elsewhere = [name for name, file in index.weight_map.items() if real.get(name, file) != file]
     findings = []
-    for names, code, problem in (
-        (unlisted, "index-unlisted-tensor", "are in the files but not in the index. They are kept"),
-        (absent, "index-absent-tensor", "are in the index but in no file. The copy lacks them"),
-        (elsewhere, "index-wrong-file", "are not in the file that the index names. The files are right"),
+    for names, code, problem, result in (
+        (unlisted, "index-unlisted-tensor", "in the files but not in the index", "kept"),
+        (absent, "index-absent-tensor", "in the index but in no file", "missing in the copy"),
+        (elsewhere, "index-wrong-file", "not in the file that the index names", "taken from the file that has them"),
     ):
         if names:
-            findings.append(Finding("warning", code, f"{len(names)} tensors {problem}: {name_some(names)}."))
+            message = f"{len(names)} tensors are {problem}: {name_some(names)}. They are {result}."
+            findings.append(Finding("warning", code, message))
     return findings
 
 

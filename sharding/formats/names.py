@@ -61,7 +61,7 @@ def folded(path: str) -> str:
 
 
 def is_reserved(path: str) -> bool:
-    """Return whether `path` lies in a folder where this tool keeps unpublished files. No file of a source may."""
+    """Return whether `path` lies in a folder for unpublished files of this tool. No file of a source may lie there."""
     return folded(path).partition("/")[0] in (STAGING_FOLDER, RECORDS_FOLDER)
 
 

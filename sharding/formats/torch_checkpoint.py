@@ -58,7 +58,7 @@ def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) ->
     """Return where the tensors of `file` lie. Its folder stands before their names.
 
     With `unites_tied`, one name stands for embeddings and output heads that share a tensor, as in transformers after
-    tying. Every other name is a separate tensor. Without `unites_tied`, every name is.
+    tying. Every other name is a separate tensor. Without `unites_tied`, every name is a separate tensor.
 
     Raises SourceError if torch's weights-only reader would refuse the file, if safetensors cannot hold its content, or
     if its parts contradict each other.

@@ -50,7 +50,7 @@ _OTHER_NAMES = {
 
 
 class PickleRefused(ValueError):
-    """The pickle is invalid, or does something that no checkpoint of tensors needs. Its message ends a sentence."""
+    """The pickle is invalid, or does something that no checkpoint needs. Its message completes a sentence."""
 
 
 @dataclass(frozen=True, slots=True)

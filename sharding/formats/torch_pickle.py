@@ -184,7 +184,7 @@ class Machine:
 
 
 def text_of(data: bytes, errors: str = "strict") -> str:
-    """Return a text of a pickle. Raises PickleRefused."""
+    """Return `data` as text. Raises PickleRefused if it is not UTF-8."""
     try:
         return str(data, "utf-8", errors)
     except UnicodeDecodeError as error:

@@ -25,7 +25,7 @@ _ENCRYPTED, _DESCRIBED_BEHIND = 1, 8
 
 
 class ZipRefused(ValueError):
-    """The file is not a zip file that torch would write. Its message ends a sentence."""
+    """The file is not a zip file that torch would write. Its message completes a sentence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def _named(config: Mapping[str, Any]) -> list[str]:
 
 
 def _name_of(config: Mapping[str, Any]) -> str:
-    """Return the class that transformers uses: the first named class of its own, else the base class."""
+    """Return the class that transformers uses: the first named class that the table has, else the base class."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _table()["types"]:
         return ""

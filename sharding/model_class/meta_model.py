@@ -6,7 +6,7 @@ Standard input has one JSON object with these keys:
 - `dtype`: torch's name of the dtype, or None for the configured one.
 - `limit_seconds`: the process ends after this time.
 - Either `budgets`: device to bytes, or None.
-- Or `tensors`: name, dtype and shape of each tensor in the files. With it, `ranks`: of a pipeline, 0 for none.
+- Or `tensors`: name, dtype and shape of each tensor in the files. With it, `ranks`: how many a pipeline has, or 0.
 - `is_quantized` (default: false): if true, shapes may differ from those of the class.
 
 Standard output gets one JSON object. No code of a repo is run.
@@ -136,7 +136,10 @@ def _class_of(text: str) -> tuple[Any, Any]:
 
 
 def blocks_in_files(model: Any, state: dict[str, Any]) -> dict[str, str]:
-    """Return the unsplittable module around each tensor of `state`. Modules and tensors have their names in files."""
+    """Return the module around each tensor of `state` that is never split over devices.
+
+    Modules and tensors have their names in files.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     block_of = {}
