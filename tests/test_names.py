@@ -59,7 +59,7 @@ def write_ranks(source: Path, name: str) -> None:
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a side file": (lambda source: name_a_file(source, b"no\xffte.txt"), "no\\udcffte.txt is not UTF-8"),
     "weights": (lambda source: name_a_file(source, b"w\xff.safetensors"), "w\\udcff.safetensors is not UTF-8"),
-    "half a pair in a pickle": (lambda source: write_bin(source, {HALF: torch.ones(2)}), "\\ud800, which is not UTF-8"),
+    "half a pair in a pickle": (lambda source: write_bin(source, {HALF: torch.ones(2)}), "\\ud800 is not UTF-8"),
     "half a pair in an index": (lambda source: write_index(source, {"a": SHARD, HALF: SHARD}), "\\ud800"),
     "half a pair in a file of an index": (lambda source: write_index(source, {"a": HALF + ".safetensors"}), "ud800"),
     "a long name in a header": (

@@ -1,1 +1,1 @@
-"""What a source says of itself: its weight files, their headers, its library, the files beside them."""
+"""Read what a source contains: its weight files, their headers, its library, the files beside them."""

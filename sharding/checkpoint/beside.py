@@ -1,4 +1,4 @@
-"""Find the weights that lie beside a model and are copied as they are, because something finds them by name. Pure."""
+"""Find weights beside a model that are copied unchanged, because a program loads them by name. Pure."""
 
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -13,12 +13,13 @@ _PICKLED = (".bin", ".pt", ".pth")
 def weights_beside(
     inside: Folders, loaders: Mapping[str, Loader], absent: Container[str] = frozenset()
 ) -> frozenset[str]:
-    """Return which files of a repo, that are `inside` its folders, are such weights; `loaders` are of its own folders.
+    """Return the files of a repo that are such weights.
 
-    What is in an `absent` folder is no part of it.
+    `inside` lists the files of each folder. `loaders` has the loader of each folder of the model itself. Files in an
+    `absent` folder are ignored.
 
-    Other folders are copied as they are: adapters, heads and codecs, with the index that they may have; pickled ones
-    only beside a configuration. In a folder of the model that is what a library finds by name.
+    In a folder of the model, these are the files that a library finds by name. In other folders, they are all adapters,
+    heads and codecs, with their index if there is one. There, pickled files need a configuration or a known name.
     """
     weights = set[str]()
     for folder, paths in inside.items():
@@ -42,9 +43,9 @@ def _weights_by_name(folder: str, files: Iterable[str], loader: Loader | None) -
 
 
 def _all_of(files: Iterable[str], takes_pickles: bool = False) -> set[str]:
-    """Return the weights among `files`, pickled ones where they are not there as safetensors, and arrays of numbers.
+    """Return the weights among `files`: safetensors, arrays of numbers, and pickles without a safetensors version.
 
-    Pickles are taken beside a configuration, or where they have a name that is known, unless `takes_pickles` anyway.
+    A pickle counts if a configuration lies beside it or its name is known. With `takes_pickles`, every pickle counts.
     """
     files = list(files)
     has_config = takes_pickles or any(path.endswith(".json") and not is_index(path) for path in files)

@@ -1,4 +1,4 @@
-"""Read the small files by which a repo says what loads it."""
+"""Read the small files that say which library loads a repo."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ SPACY_NAME = "meta.json"
 ADAPTER_NAME = "adapter_config.json"
 
 _ROUTERS = ("Router", "Asym")
-"""Modules of sentence-transformers (6.2) that have modules of their own in folders below; the second is the old one."""
+"""Modules of sentence-transformers (6.2) with more modules in the folders below them. `Asym` is the old name."""
 _OF_TASK = {
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
     "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
@@ -30,17 +30,17 @@ _OF_TASK = {
     "QUESTION_ANS": "AutoPeftModelForQuestionAnswering",
     "FEATURE_EXTRACTION": "AutoPeftModelForFeatureExtraction",
 }
-"""The classes of peft 0.21 by the task of an adapter: it refuses one of a task with its plain class."""
+"""The class of peft 0.21 for each task of an adapter. Its plain class refuses adapters that name a task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """The JSON by which a repo says what loads it; None for what is not there.
+    """The JSON files that say which library loads a repo. A missing file is None.
 
-    `config`, `pipeline`, `modules`, `spacy` and `adapter` are in `config.json`, `model_index.json`, `modules.json`,
-    `meta.json` and `adapter_config.json`. `inside` has, by folder ("unet/"), what says more of a part: the
-    configuration of a component of a pipeline, the modules of a router. `library` and `tags` are those of the model
-    card; it is read only where nothing else names the parts of the repo.
+    `config`, `pipeline`, `modules`, `spacy` and `adapter` come from `config.json`, `model_index.json`, `modules.json`,
+    `meta.json` and `adapter_config.json`. `inside` has more about single folders ("unet/"): the configuration of a
+    component of a pipeline, or the modules of a router. `library` and `tags` come from the model card. The card is
+    read only if no other file names the parts of the repo.
     """
 
     config: Any = None
@@ -54,7 +54,7 @@ class Documents:
 
     @property
     def architecture(self) -> str | None:
-        """The class that the repo names: of its pipeline, else of its model, else what peft loads its adapter with."""
+        """The class that the repo names for its pipeline, else for its model, else peft's class for its adapter."""
         for document in (self.pipeline, self.config):
             if isinstance(document, dict):
                 listed = document.get("architectures")
@@ -74,19 +74,19 @@ class Documents:
 
     @property
     def is_of_transformers(self) -> bool:
-        """Whether the configuration is one that transformers has written, or code for it."""
+        """Whether transformers, or code for it, wrote the configuration."""
         config = self.config if isinstance(self.config, dict) else {}
         written = ("transformers_version", "auto_map", WEIGHTS_NAMED)
         return isinstance(config.get("architectures"), list) or any(key in config for key in written)
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether the repo is a pipeline of diffusers."""
+        """Whether the repo is a diffusers pipeline."""
         return isinstance(self.pipeline, dict) and "_class_name" in self.pipeline
 
     @property
     def components(self) -> dict[str, tuple[Any, Any]]:
-        """Library and class of each component of a pipeline of diffusers, by its folder."""
+        """Library and class of each component of a diffusers pipeline, by its folder."""
         if not self.is_pipeline:
             return {}
         named = {f"{name}/": entry for name, entry in self.pipeline.items() if isinstance(entry, list) and any(entry)}
@@ -94,13 +94,13 @@ class Documents:
 
     @property
     def sentence_modules(self) -> Iterator[tuple[str, str]]:
-        """Folder and class of each module of a sentence transformer, those of routers after the routers."""
+        """Folder and class of each module of a sentence transformer. A router comes before its own modules."""
         modules = self.modules
         if not isinstance(modules, list) or not modules or not all(map(_is_module, modules)):
             return
         waiting = [(_as_folder(module["path"]), module["type"]) for module in modules]
         seen = set[str]()
-        for folder, kind in waiting:  # which grows meanwhile
+        for folder, kind in waiting:  # the loop itself adds to this list
             if folder in seen:
                 continue
             seen.add(folder)
@@ -112,7 +112,7 @@ class Documents:
 
 
 def read_documents(source: Files, by_path: Mapping[str, FileEntry]) -> Documents:
-    """Return what a source with files `by_path` says of itself. Raises SourceError where it cannot be fetched."""
+    """Return the documents of a source with files `by_path`. Raises SourceError if one cannot be fetched."""
     names = (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME, SPACY_NAME, ADAPTER_NAME)
     config, pipeline, modules, spacy, adapter = (read_json(source, by_path.get(name)) for name in names)
     inside: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def read_documents(source: Files, by_path: Mapping[str, FileEntry]) -> Documents
 
 
 def read_card_names(source: Files, by_path: Mapping[str, FileEntry]) -> tuple[str, frozenset[str]]:
-    """Return which library the model card names ("" for none), and its tags. Raises SourceError."""
+    """Return the library that the model card names ("" for none), and its tags. Raises SourceError."""
     file = by_path.get(CARD_NAME)
     if file is None or file.bytes > MAX_CARD_BYTES:
         return "", frozenset()
@@ -142,19 +142,19 @@ def read_small(source: Files, file: FileEntry, max_bytes: int) -> bytes:
     """Return a whole file. Raises SourceError if it has more than `max_bytes`."""
     if file.bytes > max_bytes:
         raise SourceError(
-            f"{file.path} has {format_bytes(file.bytes)}; at most {format_bytes(max_bytes)} are read of it.",
-            "It is not what its name says.",
+            f"{file.path} ({format_bytes(file.bytes)}) is larger than the limit of {format_bytes(max_bytes)}.",
+            "Check that it is the right file, or download it again.",
         )
     return b"".join(source.read(file.path, 0, file.bytes))
 
 
 def read_json(source: Files, file: FileEntry | None) -> Any:
-    """Return what a small JSON file holds; None for one that is not there, too large or none."""
+    """Return the value in a small JSON file, or None if it is missing, too large or not valid JSON."""
     return parsed_json(config_text(source, file) or b"null")
 
 
 def config_text(source: Files, file: FileEntry | None) -> bytes | None:
-    """Return a file of JSON; None for one that is not there, or that would take far more memory than its kind."""
+    """Return the text of a JSON file, or None if it is missing or would take far more memory than such files do."""
     if file is None or file.bytes > MAX_CONFIG_BYTES:
         return None
     text = b"".join(source.read(file.path, 0, file.bytes))
@@ -166,5 +166,5 @@ def _is_module(module: Any) -> bool:
 
 
 def _as_folder(place: str) -> str:
-    """Return what a path in such a file names, as paths of files begin: "." and "./2_Dense/" are "" and "2_Dense/"."""
+    """Return the folder that a path in such a file names: "" for ".", and "2_Dense/" for "./2_Dense/"."""
     return "".join(f"{part}/" for part in place.split("/") if part not in ("", "."))

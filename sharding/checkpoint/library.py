@@ -1,4 +1,4 @@
-"""Tell from what a repo says of itself which library loads it, and which of its folders have weights. Pure."""
+"""Find which library loads a repo, and which of its folders have weights. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,30 +26,30 @@ from sharding.formats.model_config import CONFIG_NAME
 from sharding.formats.names import is_duplicate, is_of_ranks, is_plain, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
-"""Modules of sentence-transformers (6.2) that follow an index; every other loads `model.safetensors` alone."""
+"""Modules of sentence-transformers (6.2) that follow an index. Every other module loads only `model.safetensors`."""
 _WITHOUT_WEIGHTS = (
     *("Tokenizer", "TokenizerFast", "TokenizersBackend", "CommonBackend", "Processor", "ProcessorFast", "ProcessorPil"),
     *("FeatureExtractor", "Scheduler", "Guidance"),
 )
-"""How classes of components are called that are read from configurations alone."""
+"""Endings of class names of components that have a configuration and no weights."""
 _MIXIN_TAGS = {"model_hub_mixin", "pytorch_model_hub_mixin"}
 _ADAPTER_TAGS = {"lora", "textual_inversion"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who loads a repo, and how the weights in each of its folders ("" or ending in "/") are found."""
+    """Which library loads a repo, and how it finds the weights in each folder ("" or ending in "/")."""
 
     library: Library
     folders: dict[str, Loader]
     models: frozenset[str] = frozenset()
-    """Folders that hold a model by what the repo says: each needs weights."""
+    """Folders that hold a model according to the repo. Each needs weights."""
     absent: frozenset[str] = frozenset()
-    """Folders of components that the pipeline says it does not have."""
+    """Folders of components that the pipeline lists as absent."""
 
 
 def find_layout(inside: Folders, documents: Documents) -> Layout:
-    """Return the layout of a repo with the files that are `inside` its folders."""
+    """Return the layout of a repo. `inside` lists the files of each folder."""
     for rule in _RULES:
         if layout := rule(inside, documents):
             return layout
@@ -58,7 +58,10 @@ def find_layout(inside: Folders, documents: Documents) -> Layout:
 
 
 def card_may_tell(layout: Layout, documents: Documents) -> bool:
-    """Return whether the model card may name another library than `layout` does: a mixin writes any configuration."""
+    """Return whether the model card may name another library than `layout`.
+
+    A repo of PyTorchModelHubMixin can have any configuration, so its configuration alone proves nothing.
+    """
     return layout.library in ("transformers", "unknown", "diffusers") and not documents.is_pipeline
 
 
@@ -79,7 +82,7 @@ def _pipeline(inside: Folders, documents: Documents) -> Layout | None:
         if folder + CONFIG_NAME in inside.get(folder, ()):
             models.add(folder)
         elif folder not in above and is_plain(folder[:-1]) and has_weights(folders[folder], "", inside):
-            # Where diffusers then looks.
+            # The component has no folder, so diffusers looks for its weights at the top.
             folders[""] = folders[folder]
     absent = frozenset(f"{name}/" for name, entry in documents.pipeline.items() if entry == [None, None])
     return Layout("diffusers", folders, frozenset(models), absent)
@@ -90,7 +93,7 @@ def _sentence_transformer(inside: Folders, documents: Documents) -> Layout | Non
     by_transformers = {folder for folder, kind in modules.items() if kind.endswith(_LOADED_BY_TRANSFORMERS)}
     folders = {folder: TRANSFORMERS if folder in by_transformers else SENTENCE_MODULE for folder in modules}
     models = {folder for folder in by_transformers if folder + CONFIG_NAME in inside.get(folder, ())}
-    for folder in by_transformers:  # a model of which only the adapter is here
+    for folder in by_transformers:  # the repo may have only an adapter of the model
         if has_weights(PEFT, folder, inside) and not has_weights(TRANSFORMERS, folder, inside):
             folders[folder] = PEFT
     return Layout("sentence-transformers", folders, frozenset(models)) if folders else None
@@ -112,7 +115,7 @@ def _loras(inside: Folders, documents: Documents) -> Layout | None:
 
 
 def _adapters(loader: Loader, library: Library, inside: Folders) -> Layout | None:
-    """Return the folders that have weights for `loader`, where the repo has no model of its own beside them."""
+    """Return the folders with weights for `loader`, or None if the repo has a model of its own beside them."""
     every = {folder: loader for folder in inside if has_weights(loader, folder, inside)}
     folders = {folder: loader for folder in every if not (is_of_earlier_step(folder) or is_duplicate(folder))} or every
     top = inside.get("", ())
@@ -146,7 +149,7 @@ def _mixin(inside: Folders, documents: Documents) -> Layout | None:
 
 
 def _colbert(inside: Folders, documents: Documents) -> Layout | None:
-    # sentence-transformers and ColBERT take its head out of the one file.
+    # sentence-transformers and ColBERT read the head from one file, so the weights stay in one.
     return Layout("transformers", {"": ONE_OF_TRANSFORMERS}) if documents.architecture == "HF_ColBERT" else None
 
 
@@ -172,4 +175,4 @@ _RULES: tuple[Callable[[Folders, Documents], Layout | None], ...] = (
     _colbert,
     _adapter_by_card,
 )
-"""The first that applies decides: what names parts of a repo comes before what names the whole."""
+"""The first rule that applies decides. Rules for the parts of a repo come before rules for the whole repo."""

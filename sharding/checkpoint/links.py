@@ -1,4 +1,4 @@
-"""Decide which links that are not followed may be missing in a copy. Pure."""
+"""Decide which links a copy can do without, if they are not followed. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,9 +17,10 @@ from sharding.formats.names import DCP_METADATA_NAME, is_duplicate, is_training_
 
 
 def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
-    """Raise SourceError where one of `Source.links_out` is a weight file, or says what the weights are.
+    """Raise SourceError if one of `links` (`Source.links_out`) is a weight file, or a file that describes the weights.
 
-    `folders` ("" or ending in "/") hold the weights: a link to one of them, or above it, is refused too.
+    `folders` ("" or ending in "/") hold the weights. A link in place of one of them, or of a folder above it, is
+    refused too.
     """
     folders = set(folders)
     above = {place for folder in folders for place in folders_around(folder)}
@@ -27,22 +28,23 @@ def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
     documents = {PIPELINE_NAME, MODULES_NAME, OPEN_CLIP_NAME, SPACY_NAME, *inside}
     for link in links:
         if link in above:
-            hint = "Put the folder itself in its place."
-            raise SourceError(f"{shown_name(link)} is a link to a folder, which is not followed.", hint)
+            hint = "Replace the link with the folder itself."
+            raise SourceError(f"{shown_name(link)} is a link to a folder. Such links are not followed.", hint)
         if not link.endswith("/") and (link in documents or _is_needed(link)):
             raise SourceError(
-                f"{shown_name(link)} is a link that leads out of the folder.",
-                "Put the file itself in its place. Only links within the folder, or in a Hub's cache, are followed.",
+                f"{shown_name(link)} is a link to a file outside the folder.",
+                "Replace the link with the file itself. Links are followed only within the folder or in a Hub cache.",
             )
 
 
 def describe_links(links: Sequence[str]) -> list[Finding]:
-    """Return what a person should know of links that are left out."""
+    """Return a finding about the links that are left out, if there are any."""
     if not links:
         return []
     names = name_some([link.rstrip("/") for link in links])
-    message = f"Left out: {names} (leads out of the folder, or is a link to a folder)."
-    return [Finding("warning", "link-outside", message, "Put the file itself in its place if the copy is to have it.")]
+    message = f"Left out: {names} (a link to a folder, or to a file outside the source)."
+    hint = "If the copy needs it, replace the link with the file or folder itself."
+    return [Finding("warning", "link-outside", message, hint)]
 
 
 def _is_needed(link: str) -> bool:

@@ -1,9 +1,10 @@
-"""Say which files of a source transformers loads: weights of one format, configuration, tokenizer."""
+"""List the files of a source that transformers loads: weights of one format, configuration, tokenizer."""
 
 from sharding.checkpoint.links import refuse_links
 from sharding.checkpoint.read import named_weights
 from sharding.core.errors import SourceError
 from sharding.core.protocols import Files
+from sharding.core.text import source_name
 from sharding.core.values import FileEntry
 from sharding.formats.names import RANK_SHARD_NAME, SHARD_NAME, SINGLE_NAME
 
@@ -14,12 +15,12 @@ _TEXTS = (".json", ".model", ".txt", ".jinja")
 
 
 def loadable_files(source: Files) -> list[FileEntry]:
-    """Return the files of `source` that loading takes: weights of one format, configuration, tokenizer; no subfolders.
+    """Return the files of `source` that transformers loads: weights of one format, configuration, tokenizer.
 
-    Raises SourceError where there are no weights, or one of them is a link that is not followed.
+    Subfolders are ignored. Raises SourceError if there are no weights, or one of them is a link that is not followed.
     """
     refuse_links(source.links_out)
-    # What one rank has saved is called like a shard.
+    # The file of one training rank has a name like a shard.
     top = [file for file in source.files if "/" not in file.path and not RANK_SHARD_NAME.fullmatch(file.path)]
     names = {file.path for file in top}
     suffix, named = ".safetensors", set(named_weights(source))
@@ -29,8 +30,7 @@ def loadable_files(source: Files) -> list[FileEntry]:
     usual = {name for name in names if name.endswith(suffix) and (name == single or single not in names)}
     weights = [file for file in top if file.path in (named or usual)]
     if not weights:
-        raise SourceError(
-            "There are no weights in it that transformers loads.", "Give a folder with model.safetensors."
-        )
+        name = source_name(source.ref.kind, source.ref.repo_id)
+        raise SourceError(f"transformers finds no weights in {name}.", "Use a model that has model.safetensors.")
     other = ".bin.index.json" if suffix == ".safetensors" else ".safetensors.index.json"
     return weights + [file for file in top if file.path.endswith(_TEXTS) and not file.path.endswith(other)]

@@ -1,8 +1,9 @@
-"""Say by which names each library finds weights, and whether it follows an index. Pure.
+"""List the file names under which each library looks for weights. Pure.
 
-Read in transformers 5.23 (`modeling_utils`), diffusers 0.42 (`models.modeling_utils`, `loaders.lora_base`,
-`loaders.textual_inversion`), sentence-transformers 6.2 (`base.modules.module`), peft 0.21 (`utils.save_and_load`),
-timm 1.0 (`models._hub`), open_clip 3.3 (`factory`, `pretrained`) and huggingface_hub 2.4 (`hub_mixin`).
+A loader also says whether its library follows an index. The names come from the source code of transformers 5.23
+(`modeling_utils`), diffusers 0.42 (`models.modeling_utils`, `loaders.lora_base`, `loaders.textual_inversion`),
+sentence-transformers 6.2 (`base.modules.module`), peft 0.21 (`utils.save_and_load`), timm 1.0 (`models._hub`),
+open_clip 3.3 (`factory`, `pretrained`) and huggingface_hub 2.4 (`hub_mixin`).
 """
 
 import re
@@ -17,17 +18,20 @@ ONE_FILE: Mapping[Library, str] = {
     "spacy": "spaCy",
     "pytorch_model_hub_mixin": "PyTorchModelHubMixin",
 }
-"""Libraries that load one file and follow no index, and what they are called."""
+"""Libraries that load one file and follow no index, with their names for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """How weights in one folder are found.
+    """How a library finds the weights in one folder.
 
-    `stems` are the names of safetensors files without their ending, the first that is there is taken; `pickled` are
-    the same of `.bin` files, with the stem that they get as safetensors, each taken where that stem has no others. One
-    that `is_whole` takes one file and follows no index. One with `any_name` takes a file of whatever name where none of
-    `stems` is there. One that `may_take_more` may be code of the repo, which takes whatever weights lie there.
+    `stems` are the names of safetensors files without their ending. The first one in the folder is taken. `pickled`
+    maps the stems of `.bin` files to the stems that they get as safetensors. A `.bin` file is taken if its stem has no
+    safetensors file.
+
+    With `is_whole`, the library loads one file and follows no index. With `any_name`, it takes a file of any name if
+    the folder has none of `stems`. With `may_take_more`, the loader may be code of the repo, which can load any weights
+    in the folder.
     """
 
     stems: tuple[str, ...]
@@ -39,7 +43,9 @@ class Loader:
 
 _TORCH = {"pytorch_model": "model"}
 DIFFUSION_STEM = "diffusion_pytorch_model"
-"""What diffusers calls weights: of these it prefers the index to the one file, of all others every library the file."""
+"""The name that diffusers gives weights. For this name it prefers the index to the one file.
+
+For every other name, every library prefers the one file."""
 _ADAPTERS = ("pytorch_lora_weights", "learned_embeds", "pytorch_custom_diffusion_weights")
 _OPEN_CLIP = ("open_clip_model", "open_clip_pytorch_model")
 
@@ -49,12 +55,12 @@ def _same(stems: Iterable[str]) -> dict[str, str]:
 
 
 TRANSFORMERS = Loader(("model", DIFFUSION_STEM), _TORCH | _same([DIFFUSION_STEM]))
-"""Also where nothing says which library it is."""
+"""Also the loader for an unknown library."""
 ONE_OF_TRANSFORMERS = replace(TRANSFORMERS, is_whole=True)
 DIFFUSERS = Loader((DIFFUSION_STEM, "model"), _same([DIFFUSION_STEM]) | _TORCH)
 PEFT = Loader(("adapter_model",), _same(["adapter_model"]), is_whole=True)
 DIFFUSERS_ADAPTER = Loader(_ADAPTERS, is_whole=True, any_name=True)
-"""LoRA weights and learned embeddings of diffusers: one that is not found by name is the first safetensors file."""
+"""LoRA weights and learned embeddings of diffusers. If no name matches, it takes the first safetensors file."""
 SENTENCE_MODULE = Loader(("model",), is_whole=True, may_take_more=True)
 OPEN_CLIP_OWN = Loader(_OPEN_CLIP, {"open_clip_pytorch_model": "open_clip_model"}, is_whole=True)
 OPEN_CLIP = Loader((*_OPEN_CLIP, "model"), {**OPEN_CLIP_OWN.pickled, **_TORCH}, is_whole=True, any_name=True)
@@ -67,16 +73,17 @@ _BY_NAME = re.compile(
     r"\.(?:safetensors|bin)|open_clip_pytorch_model\.pth|spk_dict\.pt|model_head\.pkl",
     re.ASCII,
 )
-"""Weights that some library, or a class of transformers (wav2vec2, JEV, Qwen2.5-Omni), finds by name beside others.
-`value_head` is what LLaMA-Factory and others that train with rewards write, `model_head.pkl` is SetFit's classifier."""
+"""Weights that a library, or a class of transformers (wav2vec2, JEV, Qwen2.5-Omni), finds by name beside others.
+
+LLaMA-Factory and other trainers with rewards write `value_head`. `model_head.pkl` is the classifier of SetFit."""
 _PICKLE = re.compile(r"([^.]+?)((?:-\d{5,}-of-\d{5,})?(?:\..+)?)\.(?:bin|pth)")
 _AS_SAFETENSORS = OPEN_CLIP.pickled
 _STEP = re.compile(r"(?:.*/)?(?:(?:checkpoint|epoch|step)[-_]\d+|last-checkpoint)/", re.ASCII)
-"""Folders in which the Trainer and accelerate's scripts leave what they had at some step."""
+"""Folders in which the Trainer and scripts with accelerate save intermediate steps."""
 
 
 def is_found_by_name(name: str) -> bool:
-    """Return whether a file of this name, without its folder, is found by it beside other weights.
+    """Return whether a library finds a file by this `name` (without its folder) beside other weights.
 
     >>> is_found_by_name("pytorch_lora_weights.safetensors"), is_found_by_name("consolidated.safetensors")
     (True, False)
@@ -85,7 +92,7 @@ def is_found_by_name(name: str) -> bool:
 
 
 def as_safetensors(path: str) -> str:
-    """Return what a pickle is called as safetensors, which its library prefers.
+    """Return the name of a pickle as a safetensors file, which its library prefers.
 
     >>> as_safetensors("spanish/adapter_model.bin"), as_safetensors("open_clip_pytorch_model.bin")
     ('spanish/adapter_model.safetensors', 'open_clip_model.safetensors')
@@ -96,5 +103,5 @@ def as_safetensors(path: str) -> str:
 
 
 def is_of_earlier_step(path: str) -> bool:
-    """Return whether a file lies in what a trainer has saved at some step of the training."""
+    """Return whether a file lies in a folder that a trainer saved at an intermediate step."""
     return _STEP.match(path) is not None

@@ -1,4 +1,4 @@
-"""Tell by the names of tensors that what loads them takes one file. Pure."""
+"""Find out from the names of tensors whether they must stay in one file. Pure."""
 
 import re
 from collections.abc import Collection
@@ -10,28 +10,28 @@ from sharding.core.values import Library
 _ADAPTER = re.compile(
     r"(?:^|[._])lora[._]|hada_w|lokr_w|oft_blocks|dora_scale|\.(?:alpha|diff|diff_b)$|(?:^|\.)(?:image_proj|ip_adapter)\."
 )
-"""How kohya's scripts, diffusers and peft call the tensors of a LoRA and its kin, and of an IP-Adapter."""
+"""Names of tensors in LoRAs, similar adapters and IP-Adapters, as written by kohya's scripts, diffusers and peft."""
 _OLD_ATTENTION = re.compile(r"\.attentions\.\d+\.(?:query|key|value|proj_attn)\.(?:weight|bias)$")
 
 
 def why_one_file(library: Library, weight_set: WeightSet, names: Collection[str]) -> str:
-    """Return why a set of weights with tensors of these `names` is loaded from one file only, "" where nothing says so.
+    """Return why a set of weights with tensors of these `names` must stay in one file, or "" if it need not.
 
-    diffusers 0.42 (`ModelMixin._fix_state_dict_keys_on_load`) renames the tensors of old attention blocks, and notices
-    that an autoencoder has no encoder, only where there is no index.
+    Without an index, diffusers 0.42 (`ModelMixin._fix_state_dict_keys_on_load`) renames the tensors of old attention
+    blocks. It also notices that an autoencoder has no encoder. With an index, it does neither.
 
     >>> why_one_file("unknown", WeightSet("", single="style.safetensors"), ["unet.lora_A.weight", "unet.lora_B.weight"])
-    'they are those of an adapter'
+    'they belong to an adapter'
     """
     if weight_set.single is None or weight_set.takes_index or weight_set.is_whole:
         return ""
     if library == "unknown" and all(map(_ADAPTER.search, names)):
-        return "they are those of an adapter"
+        return "they belong to an adapter"
     if weight_set.stem != DIFFUSION_STEM:
         return ""
     if any(map(_OLD_ATTENTION.search, names)):
-        return "diffusers knows the old names of its attention blocks in one file only"
+        return "diffusers renames the tensors of old attention blocks only in a single file"
     tops = {name.removeprefix(weight_set.folder).partition(".")[0] for name in names}
     if "decoder" in tops and "encoder" not in tops:
-        return "diffusers notices in one file only that there is no encoder"
+        return "diffusers detects a missing encoder only in a single file"
     return ""

@@ -1,4 +1,4 @@
-"""Read what a source says about itself: its headers, its indexes, its configuration; no tensor bytes."""
+"""Read the headers, indexes and configuration of a source, but no tensor bytes."""
 
 import os
 from collections.abc import Container, Iterable, Mapping
@@ -42,18 +42,18 @@ from sharding.recipes.stored import Stored, place_of
 
 _LONG = Lock()
 _LONG_BYTES = 2_000_000
-"""Longer headers are taken apart in turn: threads make that no faster, and each needs ten times as much memory."""
+"""Longer headers are parsed one at a time. Threads would not be faster, and parsing takes ten times the memory."""
 
 _FIRST_READ_BYTES = 64 << 10
-"""Most headers are shorter; the rest of a longer one costs a second read."""
+"""Most headers are shorter. A longer one takes a second read."""
 
 
 def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Checkpoint:
-    """Return the tensors, side files and findings of `source`, of its `variant` where a component has that.
+    """Return the tensors, side files and findings of `source`. A component that has `variant` is read in that variant.
 
-    Raises SourceError where there is no checkpoint that can be streamed or a tensor is there twice,
-    HeaderError where a weight file breaks the format, TooManyTensors where there are more than `most_tensors`: no
-    longer description of tensors is read than so many take.
+    Raises SourceError if there is no checkpoint that can be streamed, or a tensor is there twice. Raises HeaderError if
+    a weight file breaks the format. Raises TooManyTensors if there are more than `most_tensors`. An index or a header
+    too long for that many tensors is not read.
     """
     by_path = {file.path: file for file in source.files}
     folders = by_folder(by_path)
@@ -105,7 +105,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
 
 
 def _read_layout(source: Files, by_path: dict[str, FileEntry], folders: Folders) -> tuple[Documents, Layout]:
-    """Return what a source says of itself, and the layout that follows from it."""
+    """Return the documents of a source and its layout."""
     documents = read_documents(source, by_path)
     layout = find_layout(folders, documents)
     if not card_may_tell(layout, documents):
@@ -116,26 +116,26 @@ def _read_layout(source: Files, by_path: dict[str, FileEntry], folders: Folders)
 
 
 def describe_source(source: Files) -> tuple[Finding, ...]:
-    """Return what a person should know of where a checkpoint lies, whatever is in it."""
+    """Return findings about the source itself: its commit and its links."""
     return (*map(_unreached, source.unreached), *describe_links(source.links_out))
 
 
 def _unreached(place: str) -> Finding:
-    hint = "Name a branch, a tag or a commit of one of them, unless it is this very commit that you want."
+    hint = "If you do not want exactly this commit, use a branch, a tag, or a commit on one of them."
     return Finding("warning", "unreached-commit", unreached_sentence(place), hint)
 
 
 def _read_component(
     source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
 ) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
-    """Return a component, its files and tensors, and what a person should know of it."""
+    """Return a component, its files, its tensors and findings about it."""
     if weight_set.ranks:
         return _read_ranks(source, by_path, weight_set, most_tensors)
     findings = weight_set.findings()
     index = _read_index(source, by_path, weight_set, most_tensors)
     files = [by_path[path] for path in weight_set.files(index, by_path)]
     pickled = [file for file in files if file.path.endswith(".bin")]
-    # A name that is left out is filled in by what loads the copy, or by nobody: so only transformers does.
+    # A tied name may be left out only if the loader fills it in again. transformers does; others do not.
     is_tied = bool(pickled) and ties(read_json(source, by_path.get(weight_set.folder + CONFIG_NAME)))
     is_tied = is_tied and weight_set.stem == "model" and not weight_set.is_whole
     archives = read_archives(source, pickled, unites_tied=is_tied)
@@ -154,30 +154,30 @@ def _read_component(
 
 
 def _in_one_file(component: Component, weight_set: WeightSet, reason: str) -> tuple[Component, Finding]:
-    """Return a component that is not cut, under the name that it has in `weight_set`, and what says why."""
+    """Return a component that keeps its one file and its name in `weight_set`, and a finding that says why."""
     path = weight_set.single or ""
     stem = path.removeprefix(weight_set.folder).removesuffix(".safetensors")
     if weight_set.stem == "model" and path.endswith(".safetensors") and not weight_set.variant:
         component = replace(component, stem=stem)
-    message = f"The tensors of {path} stay in one file: {reason}."
+    message = f"The tensors of {path} stay in one file, because {reason}."
     return replace(component, is_whole=True), Finding("info", "kept-whole", message)
 
 
 def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> None:
-    """Raise SourceError where a part of a repo names other weights than the usual ones, which is read of a whole."""
+    """Raise SourceError if a part of a repo names its own weight file. Only the configuration at the top may do so."""
     for folder, config in configs.items():
         name = Documents(parsed_json(config)).weights_named if folder and WEIGHTS_NAMED in config else None
         if name and folder + name not in taken:
             raise SourceError(
-                f"{folder}{CONFIG_NAME} names {name[:100]!r} as {WEIGHTS_NAMED}, which is followed at the top only.",
-                "Give the file its usual name, and take the entry out.",
+                f"{folder}{CONFIG_NAME} sets {WEIGHTS_NAMED} to {name[:100]!r}. Only the top folder may set it.",
+                "Give the file its usual name, and remove the entry.",
             )
 
 
 def _read_ranks(
     source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
 ) -> tuple[Component, list[FileEntry], list[Tensor], list[Finding]]:
-    """Return the same of what the ranks of a training run have saved."""
+    """Return the same as `_read_component` for files that the ranks of a training run saved."""
     if weight_set.ranks == [DCP_METADATA_NAME]:
         _refuse_long(source, by_path[DCP_METADATA_NAME].bytes, most_tensors)
         files, contents = read_dcp(source, by_path)
@@ -193,9 +193,9 @@ def _read_ranks(
 
 
 def named_weights(source: Files) -> list[str]:
-    """Return the files that config.json names as weights in the place of the usual ones, [] where it names none.
+    """Return the weight files that config.json names instead of the usual ones, or [] if it names none.
 
-    Raises SourceError where they are not there.
+    Raises SourceError if one of them is missing.
     """
     by_path = {file.path: file for file in source.files}
     name = Documents(read_json(source, by_path.get(CONFIG_NAME))).weights_named
@@ -237,7 +237,7 @@ def _read_header(source: Files, file: FileEntry, most_tensors: int) -> Header:
 
 
 def _at_source(header: Header, file: FileEntry) -> Header:
-    """Return `header` with its tensors where they are read, which need not be called as in the repo."""
+    """Return `header` with recipes for the file as the source calls it. Its name in the repo may differ."""
     if (file.source, file.at) == (0, file.path):
         return header
     places = ((tensor, place_of(tensor)) for tensor in header.tensors)
@@ -247,18 +247,19 @@ def _at_source(header: Header, file: FileEntry) -> Header:
 
 
 def _refuse_long(source: Files, description_bytes: int, most_tensors: int) -> None:
-    """Raise TooManyTensors where a description is longer than that of `most_tensors`."""
+    """Raise TooManyTensors if a header or an index is too long for `most_tensors`."""
     if most_tensors < MAX_TENSORS and description_bytes > most_tensors * TENSOR_DESCRIPTION_BYTES:
         raise _too_many_tensors(source, most_tensors)
 
 
 def _too_many_tensors(source: Files, most_tensors: int) -> TooManyTensors:
-    """Return the error for a checkpoint that has more than `most_tensors`."""
+    """Return the error for a checkpoint with more than `most_tensors`."""
     if most_tensors >= MAX_TENSORS:
-        return TooManyTensors(f"There are more than {most_tensors:,} tensors in it.", "It is no one model.")
+        message = f"{source.ref.repo_id} has more than {most_tensors:,} tensors, which no single model has."
+        return TooManyTensors(message, "Shard its models one by one.")
     return TooManyTensors(
-        f"{source.ref.repo_id} describes more than {most_tensors:,} tensors, which is more than a page takes.",
-        "Shard it with the command `shard-my-repo` on a machine of your own.",
+        f"{source.ref.repo_id} has more than {most_tensors:,} tensors, too many for the page.",
+        "Shard it with the command `shard-my-repo` on your own machine.",
     )
 
 
@@ -267,45 +268,43 @@ def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if tensor.name in seen:
             raise SourceError(
-                f"The tensor {tensor.name} is in {seen[tensor.name]} and again in {tensor.file}.",
+                f"The tensor {tensor.name} is in two files: {seen[tensor.name]} and {tensor.file}.",
                 "Remove the file that does not belong to this checkpoint.",
             )
         seen[tensor.name] = tensor.file
     if not seen:
-        raise SourceError("The weight files hold no tensor.", "There is nothing to shard.")
+        raise SourceError("The weight files contain no tensors.", "Use a model that has weights.")
 
 
 def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
-    """Raise SourceError where one of `files` lies on this disk and may not be read: else the end of a job would say so.
+    """Raise SourceError if one of `files` on this disk is not readable. Otherwise a job would fail only at its end.
 
-    Weights need no such look: their headers are read.
+    Weights need no such check, because their headers are read.
     """
     for file in files:
         path = source.path(file.path)
         if path and not os.access(path, os.R_OK):
-            hint = "Let yourself read it, or remove it from the source."
-            raise SourceError(f"{file.path} may not be read by this user.", hint)
+            hint = "Change its permissions, or remove it from the source."
+            raise SourceError(f"You have no permission to read {file.path}.", hint)
 
 
 def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
-    """Return the metadata that goes into every shard, and a finding where the headers disagree on it."""
+    """Return the metadata for every shard, and a finding if the headers disagree on it."""
     merged: dict[str, str] = {}
     conflicts = []
     for header in headers:
         for key, text in (header.metadata or {}).items():
             if merged.setdefault(key, text) != text:
                 conflicts.append(key)
-    # accelerate 1.15 refuses a file whose metadata does not say which framework wrote it.
+    # accelerate 1.15 refuses a file whose metadata does not name the framework that wrote it.
     merged.setdefault("format", "pt")
     if not conflicts:
         return merged, []
-    message = (
-        f"The files' headers disagree on the metadata {name_some(sorted(set(conflicts)))}; the first file's is kept."
-    )
+    message = f"The headers disagree on the metadata {name_some(sorted(set(conflicts)))}. The first value is kept."
     return merged, [Finding("warning", "metadata-conflict", message)]
 
 
 def read_configs(source: Files, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
-    """Return the text of the configuration in each of `folders`."""
+    """Return the text of the configuration in each of `folders` that has one."""
     texts = {folder: config_text(source, by_path.get(folder + CONFIG_NAME)) for folder in folders}
     return {folder: text.decode(errors="replace") for folder, text in texts.items() if text is not None}

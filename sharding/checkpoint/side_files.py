@@ -1,4 +1,4 @@
-"""Decide which files of a repo lie beside its weights and which are left out; read its indexes. Touches no files."""
+"""Decide which files beside the weights are copied and which are left out. Touches no files."""
 
 from collections.abc import Collection, Container, Iterable
 
@@ -24,7 +24,7 @@ from sharding.formats.names import (
 
 _NEVER = {".gitattributes", REPORT_NAME, DIGESTS_NAME, PICTURE_NAME, MAP_NAME}
 _REWRITTEN = {CARD_NAME, "config.json"}
-"""Files of the source that the result has in another form: no second one that differs in case stands beside them."""
+"""Files that the result has in another form. No file whose name differs only in case may stand beside them."""
 
 
 def sort_files(
@@ -35,11 +35,11 @@ def sort_files(
     *,
     is_trained: bool = False,
 ) -> tuple[tuple[FileEntry, ...], list[Finding]]:
-    """Return the files that lie beside the weights, and findings on those that are left out.
+    """Return the files to copy beside the weights, and findings about the files that are left out.
 
-    `taken` are the weights and the indexes that they were chosen by, `copied` weights that are side files, of any size,
-    `folders` those that the repo names as its parts. Of what a training run has saved (`is_trained`) its own state is
-    left out. Raises SourceError where all that is left is more than anybody copies.
+    `taken` has the weights and the indexes that list them. `copied` has weights that are side files, of any size.
+    `folders` are the parts that the repo names. With `is_trained`, the state of a training run is left out.
+    Raises SourceError if the side files together are larger than `MAX_SIDE_FILES_BYTES`.
     """
     side, left_out = [], dict[str, list[str]]()
     for file in sorted(files, key=lambda file: file.path):
@@ -48,7 +48,7 @@ def sort_files(
         is_part = not folders_around(file.path).isdisjoint(folders)
         reason = None if file.path in copied else _reason_to_leave_out(file, is_part)
         if is_trained and is_training_state(file.path):
-            reason = "state of the training"
+            reason = "training state"
         if reason:
             left_out.setdefault(reason, []).append(file.path)
         else:
@@ -59,9 +59,9 @@ def sort_files(
     moved = sum(file.bytes for file in side if file.xet_hash is None and file.path not in copied)
     if moved > MAX_SIDE_FILES_BYTES:
         raise SourceError(
-            f"The files beside the weights have {format_bytes(moved)}; {format_bytes(MAX_SIDE_FILES_BYTES)} are copied "
-            f"at most. The largest is {max(side, key=lambda file: file.bytes).path}.",
-            "Copy a repo or a folder without them.",
+            f"The files beside the weights ({format_bytes(moved)}) are larger than the limit of "
+            f"{format_bytes(MAX_SIDE_FILES_BYTES)}. The largest is {max(side, key=lambda file: file.bytes).path}.",
+            "Remove large files from the source, or use a copy without them.",
         )
     return tuple(side), findings
 
@@ -69,21 +69,21 @@ def sort_files(
 def _reason_to_leave_out(file: FileEntry, is_part: bool) -> str | None:
     path = folded(file.path)  # on some disks README.md and readme.md are one file
     if path in _NEVER or is_index(path):
-        return "describes the files of the source, not those of the result"
+        return "describes the files of the source, not of the result"
     if is_reserved(path):
-        return "in a folder that this tool keeps for itself"
+        return "in a folder reserved for this tool"
     if path.endswith(".part"):
-        return "a download that was not finished"
+        return "an unfinished download"
     if file.path not in _REWRITTEN and path in map(folded, _REWRITTEN):
-        return "differs only in case from a file that is written anew"
+        return "differs only in case from a file that this tool writes"
     if is_duplicate(path) and not is_part:
         return "the same weights in another layout"
     if is_of_earlier_step(path) and not is_part:
-        return "saved at an earlier step of the training"
+        return "saved at an earlier step of training"
     if path.endswith(".safetensors"):
         return "not part of the checkpoint" if SHARD_NAME.fullmatch(path) else "other weights"
     if is_weights(path):
         return "weights or data in another format"
     if file.bytes > MAX_SIDE_FILE_BYTES:
-        return f"larger than {format_bytes(MAX_SIDE_FILE_BYTES)}, too large for a side file"
+        return f"larger than {format_bytes(MAX_SIDE_FILE_BYTES)}, the limit for a side file"
     return None

@@ -1,4 +1,4 @@
-"""Tell the weights in a saved state dict from the state of its training, by the keys that trainers use. Pure."""
+"""Separate the weights in a saved state dict from the training state, by the keys that trainers use. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,32 +8,32 @@ _STATE = {
     "lr_schedulers", "dataloader", "train_state", "rng", "rng_state", "rng_states", "random_states", "extra_state",
     "grad_scaler",
 }  # fmt: skip
-"""Keys below which trainers keep what is no weight (accelerate 1.15, torchtitan, PyTorch's own tutorials)."""
+"""Keys under which trainers save everything but weights (accelerate 1.15, torchtitan, PyTorch's own tutorials)."""
 
 _STATE_OR_MODULE = {
     "ema", "ema_model", "model_ema", "ema_state_dict", "opt", "scheduler", "schedulers", "scheduler_state",
     "scheduler_state_dict", "scaler", "amp", "sampler",
 }  # fmt: skip
-"""Keys that are no weights beside a wrapper, and may be modules of the model where there is none."""
+"""Keys that are training state if a wrapper stands beside them. Without a wrapper, they may be modules of the model."""
 
 _WRAPPERS = {"model", "module", "state_dict", "model_state_dict"}
-"""Keys below which they keep the weights: whatever is called inside as the keys above is a module."""
+"""Keys under which trainers save the weights. Inside them, the keys above are modules."""
 
 _AROUND = {"app", "state"}
-"""Keys below which they keep all of it, model and state."""
+"""Keys under which trainers save everything, model and state."""
 
 _WRAPPING_MODULES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What torch.compile, FSDP and activation checkpointing put into the names of what they wrap."""
+"""Names that torch.compile, FSDP and activation checkpointing add when they wrap a module."""
 
 Path = tuple[str, ...]
 """The keys on the way to a tensor."""
 
 
 def state_in(paths: Mapping[str, Path]) -> set[str]:
-    """Return which tensors are the state of the training; `paths` has the name of each, () where no path is known.
+    """Return which tensors belong to the training state. `paths` has the path of each tensor, or () if it is unknown.
 
-    Without a path the name is split at its dots. That tells no wrapper from a body called "model", so a wrapper is
-    there only where every tensor lies below one, or below a key of trainers.
+    A name without a path is split at its dots. Then a wrapper cannot be distinguished from a body called "model". So if
+    no path is known, wrappers count only if every tensor lies under one, or under a key of trainers.
 
     >>> sorted(state_in({"model.w": ("model", "w"), "ema.w": ("ema", "w"), "model.ema.w": ("model", "ema", "w")}))
     ['ema.w']
@@ -51,14 +51,14 @@ def state_in(paths: Mapping[str, Path]) -> set[str]:
         if key in _STATE or (key in _STATE_OR_MODULE and level in wrapped)
     }
     rest = {key for name, (_, key, _) in places.items() if name not in state}
-    # With no model beside it, only an average of weights may be meant as one.
+    # If there is no model, an average of weights may be the model. Other state cannot be.
     return state if rest - _STATE_OR_MODULE or "ema" in rest else set(paths)
 
 
 def model_names(paths: Mapping[str, Path]) -> dict[str, str]:
-    """Return what the model itself calls each of its tensors, as far as the keys on the way to it tell.
+    """Return the name that the model itself gives each tensor, as far as the keys on its path show it.
 
-    A wrapper inside another is a module of the model where it does not hold all of it.
+    A wrapper inside another wrapper is a module of the model if it does not hold everything in the outer one.
 
     >>> list(model_names({"app.model.a.w": ("app", "model", "a", "w"), "v": ("v",), "b.w": ()}).values())
     ['a.w', 'v', 'b.w']
@@ -78,19 +78,19 @@ def model_names(paths: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _place(path: Path) -> tuple[Path, str, bool]:
-    """Return the level at which a trainer has model and state beside each other, the key there, and if more follows."""
+    """Return the level where a trainer keeps model and state, the key at that level, and whether more keys follow."""
     depth = next((depth for depth, key in enumerate(path[:-1]) if key not in _AROUND), len(path) - 1)
-    key = re.sub(r"_\d+$", "", path[depth].partition(".")[0])  # Lightning's optimizer_0
+    key = re.sub(r"_\d+$", "", path[depth].partition(".")[0])  # Lightning writes optimizer_0
     return path[:depth], key, depth < len(path) - 1
 
 
 def _deepest(path: Path) -> int:
-    """Return how many of the first keys may be wrappers."""
+    """Return how many keys at the start of a path may be wrappers."""
     return next((depth for depth, key in enumerate(path[:-1]) if key not in _WRAPPERS | _AROUND), max(len(path) - 1, 0))
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Return what each of `names` is without what wrappers have put before it or into it.
+    """Return each of `names` without the prefixes and parts that wrappers added.
 
     >>> short_names(["model.model.norm.weight", "model.lm_head.weight"])
     {'model.model.norm.weight': 'model.norm.weight', 'model.lm_head.weight': 'lm_head.weight'}
@@ -109,12 +109,12 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 def _is_wrapped(names: Sequence[str], prefix: str) -> bool:
     if not names or not all(name.startswith(prefix) for name in names):
         return False
-    # Most models call their own body "model": only a second one, or a head inside it, tells that this is another's.
+    # Most models call their own body "model". So "model." is a wrapper only if a second one or a head is inside it.
     return prefix != "model." or any(name.startswith(("model.model.", "model.lm_head.")) for name in names)
 
 
 def clashes(names: Mapping[str, str]) -> Iterable[tuple[str, str, str]]:
-    """Yield two tensors that would get the same name, and that name."""
+    """Yield pairs of tensors that would get the same name, each with that name."""
     seen: dict[str, str] = {}
     for saved, name in names.items():
         if name in seen:

@@ -1,4 +1,4 @@
-"""Say why a repo cannot be streamed, and what helps. Pure."""
+"""Explain why a repo cannot be streamed, with a hint. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,73 +7,73 @@ from sharding.core.text import name_some
 from sharding.formats.names import is_duplicate, may_be_model
 
 _CONVERT = (
-    "Its other half, with config.json and model.safetensors, is usually in the same repo or in one beside it; else "
-    "`transformers` has convert_mistral_weights_to_hf.py, and vLLM serves it as it is."
+    "Look for config.json and model.safetensors in the same repo or a related one. Otherwise, convert the weights "
+    "with convert_mistral_weights_to_hf.py from `transformers`, or serve them unchanged with vLLM."
 )
 _RENAME = "Rename the file that holds the model to pytorch_model.bin, or diffusion_pytorch_model.bin for diffusers."
 _ELSEWHERE = {
     ".gguf": (
-        "GGUF weights, for llama.cpp",
-        "Its own tool gguf-split cuts them. To get safetensors, load them once with transformers' gguf_file=… "
-        "and save_pretrained.",
+        "GGUF weights for llama.cpp",
+        "To split them, use gguf-split from llama.cpp. To get safetensors, load them once with gguf_file=… in "
+        "transformers and call save_pretrained.",
     ),
     ".h5": (
         "TensorFlow weights",
-        "transformers 4 reads them, 5 does not: load them there once with from_tf=True and save_pretrained.",
+        "Convert them with transformers 4: load them with from_tf=True and call save_pretrained. Version 5 cannot.",
     ),
     ".msgpack": (
         "Flax weights",
-        "transformers 4 reads them, 5 does not: load them there once with from_flax=True and save_pretrained.",
+        "Convert them with transformers 4: load them with from_flax=True and call save_pretrained. Version 5 cannot.",
     ),
     ".onnx": (
         "ONNX graphs",
-        "They hold the program beside the weights and are not cut; shard the repo that they were exported from.",
+        "Shard the repo that they were exported from. They hold a program with the weights, so they cannot be cut.",
     ),
     ".npz": ("MLX weights", "Convert them with mlx_lm's convert, which writes safetensors."),
-    ".ckpt": ("a training checkpoint", "Convert it with diffusers' or its trainer's own script."),
+    ".ckpt": ("a training checkpoint", "Convert it with a script from diffusers or from its trainer."),
     ".nemo": ("a NeMo archive", "Convert it with NeMo's export to Hugging Face."),
     **dict.fromkeys((".bin", ".pth", ".pt"), ("pickled weights", _RENAME)),
 }
 
 
 def _format_and_hint(files: Sequence[str]) -> tuple[str, str]:
-    """Return what weights in other formats than safetensors are, and what helps."""
+    """Return the format of weights that are not safetensors, and a hint."""
     known = (entry for suffix, entry in _ELSEWHERE.items() if any(path.endswith(suffix) for path in files))
-    return next(known, ("weights in another format", "Convert them to safetensors with the library that they are of."))
+    return next(known, ("weights in another format", "Convert them to safetensors with their own library."))
 
 
 def no_weights(paths: Sequence[str]) -> SourceError:
-    """Return the refusal of a repo with files at `paths`, none of which are weights that can be streamed."""
+    """Return the error for a repo with files at `paths` but without weights that can be streamed."""
     top = [path for path in paths if "/" not in path]
     if "params.json" in top and (native := [path for path in top if path.startswith("consolidated.")]):
-        return SourceError(f"Its weights are in Mistral's or Meta's own layout only: {name_some(native)}.", _CONVERT)
+        return SourceError(f"The weights are only in Mistral's or Meta's own layout: {name_some(native)}.", _CONVERT)
     tensors = [path for path in paths if path.endswith(".safetensors")]
     others = [path for path in tensors if "/" not in path]
     if len(others) == 1 and (elsewhere := of_other_formats(top, others[0])):
         what, hint = _format_and_hint(elsewhere)
-        message = f"The model is in {what}: {name_some(elsewhere)}. {others[0]} beside it is another part."
+        message = f"The model is stored as {what}: {name_some(elsewhere)}. {others[0]} is only another part of it."
         return SourceError(message, hint)
     if others:
         return SourceError(
-            f"There are {len(others)} safetensors files and no index to say which go together: {name_some(others)}.",
-            "Keep one, or add model.safetensors.index.json.",
+            f"There are {len(others)} safetensors files, but no index says which belong together: {name_some(others)}.",
+            "Keep one of them, or add model.safetensors.index.json.",
         )
     if tensors:
         return SourceError(
             f"The weights are in folders that no configuration names: {name_some(tensors)}.",
-            "Download one of the folders and give its path.",
+            "Download one of the folders and use its path as the source.",
         )
     for suffix, (what, hint) in _ELSEWHERE.items():
         if files := [path for path in paths if path.endswith(suffix)]:
             return SourceError(f"There are no safetensors weights, only {what}: {name_some(files)}.", hint)
     return SourceError(
-        "There are no weights in it.",
-        "Weights are model.safetensors, or shards such as model-00001-of-00002.safetensors with an index.",
+        "The source has no weights.",
+        "Use one with model.safetensors, or with an index and shards such as model-00001-of-00002.safetensors.",
     )
 
 
 def of_other_formats(inside: Iterable[str], path: str) -> list[str]:
-    """Return the files that can hold the model of which safetensors file `path` is only a part, or nothing.
+    """Return the files of other formats that can hold the model, if the safetensors file `path` is only a part of it.
 
     >>> of_other_formats(["extra_head.safetensors", "tf_model.h5"], "extra_head.safetensors")
     ['tf_model.h5']
@@ -87,21 +87,21 @@ def of_other_formats(inside: Iterable[str], path: str) -> list[str]:
 
 
 def no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
-    """Return the refusal of a variant that is not among those `there`; "" is the plain weights."""
+    """Return the error for a `variant` that is not `there`. "" stands for the plain weights."""
     variants = tuple(sorted(there))
     names = ", ".join(repr(name) if name else "the plain weights" for name in variants)
     if variant:
-        return VariantMissing(f"There is no variant {variant!r}.", f"There are: {names}.", variants)
-    hint = f"There are: {names}. Choose one with --variant."
-    return VariantMissing("There are several variants and no plain weights.", hint, variants)
+        return VariantMissing(f"There is no variant {variant!r}.", f"Use one of these: {names}.", variants)
+    hint = f"Available variants: {names}. Choose one with --variant."
+    return VariantMissing("There are several variants but no plain weights.", hint, variants)
 
 
 def component_without_weights(folder: str, others: Sequence[str]) -> SourceError:
-    """Return the refusal of a repo whose part in `folder` is a model and has no other weights than `others`."""
+    """Return the error for a repo with a model in `folder` that has only `others` as weights."""
     name = folder or "The model"
     if others:
-        message = f"Of {name} in the pipeline there are no weights that can be streamed, only {name_some(others)}."
-        hint = "Load it once with a release of its library that reads them; its save_pretrained writes safetensors."
+        message = f"{name} of the pipeline has no weights that can be streamed, only {name_some(others)}."
+        hint = "Load it once with a release of its library that reads them, and save it with save_pretrained."
         return SourceError(message, hint)
-    message = f"{name} has a configuration and no weights: nothing could load it from the copy."
-    return SourceError(message, "Download its weights, or take the entry for it out of what names the parts.")
+    message = f"{name} has a configuration but no weights, so no library could load it from the copy."
+    return SourceError(message, "Download its weights, or remove its entry from the file that lists the parts.")

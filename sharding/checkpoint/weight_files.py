@@ -1,7 +1,7 @@
-"""Find the weight files that belong together, and take one set of each folder that is loaded. Touches no files.
+"""Choose one set of weight files that belong together from each folder that is loaded. Touches no files.
 
-The choice is that of the library that loads them: see `loaders`. What an index says is compared with the headers
-afterwards; the headers win.
+The choice follows the library that loads them: see `loaders`. Later, the index is compared with the headers. If they
+disagree, the headers win.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -20,7 +20,7 @@ from sharding.formats.names import DCP_METADATA_NAME, RANK_SHARD_NAME, SHARD_NAM
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The sets of a repo, one a folder; weights that are copied as they are; what a person should know."""
+    """The sets of a repo (one per folder), the weights that are copied unchanged, and findings."""
 
     library: Library
     sets: tuple[WeightSet, ...]
@@ -31,17 +31,17 @@ class Selection:
 
 
 def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant: str = "") -> Selection:
-    """Return the sets of weights of a repo with `layout`, of `variant` wherever a folder has it.
+    """Return the weight sets of a repo with `layout`. A folder that has `variant` gives that variant.
 
-    `named` is what config.json names as the weights. Raises SourceError where there are none that can be streamed, a
-    component has none, or there is no such variant.
+    `named` is the weight file that config.json names. Raises SourceError if there are no weights that can be streamed,
+    a component has none, or the variant does not exist.
     """
     sets: list[WeightSet] = []
     passed_over = set[str]()
     for folder, loader in layout.folders.items():
         files = inside.get(folder, ())
         if not folder and named and not (named not in files and _of_ranks(files)):
-            # What the configuration names is loaded whichever variant is asked for. (Ranks: it is that of the base.)
+            # The library loads the named file for every variant. Beside files of ranks, the base's file may be named.
             sets.append(named_set(named, files))
             continue
         variants = sets_by_variant(loader, folder, files)
@@ -72,17 +72,17 @@ def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
 
 
 def named_set(name: str, inside: Container[str]) -> WeightSet:
-    """Return the set that config.json names, of the files `inside` its folder. Raises SourceError without it."""
+    """Return the set that config.json names. Raises SourceError if it is not among the files `inside` its folder."""
     if name not in inside or not name.endswith((".safetensors", ".safetensors.index.json")):
         raise SourceError(
-            f"config.json names {name[:100]!r} as transformers_weights, which is no safetensors file beside it.",
-            "Download that file, or remove the entry if model.safetensors is meant.",
+            f"config.json sets transformers_weights to {name[:100]!r}, but no such safetensors file is beside it.",
+            "Download that file. If the weights are in model.safetensors, remove the entry instead.",
         )
     return WeightSet("", index=name) if name.endswith(".json") else WeightSet("", single=name)
 
 
 def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequence[str]) -> WeightSet | None:
-    """Return the set of a folder whose files have none of the names that `loader` looks for."""
+    """Return the weight set of a folder if no file has a name that `loader` looks for."""
     if ranks := [] if folder else _of_ranks(files):
         stem = loader.stems[0] if loader.is_whole and loader.stems else "model"
         return WeightSet("", stem, is_whole=loader.is_whole, ranks=ranks)
@@ -98,23 +98,23 @@ def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequenc
 
 
 def _of_ranks(inside: Sequence[str]) -> list[str]:
-    """Return what the ranks of a training run have saved: files of theirs, or what says where their pieces are."""
+    """Return the files that the ranks of a training run saved, or the metadata file that locates their pieces."""
     ranks = sorted(path for path in inside if RANK_SHARD_NAME.fullmatch(path))
     if not ranks and DCP_METADATA_NAME in inside:
         ranks = [DCP_METADATA_NAME]
     counts = {match["count"] for path in ranks if (match := RANK_SHARD_NAME.fullmatch(path))}
     if len(counts) > 1:
         raise SourceError(
-            f"There are files of ranks of several saves: of {', '.join(sorted(counts))} files each.",
-            "Keep those of one save in a folder of their own.",
+            f"The folder has rank files of several saves, with {', '.join(sorted(counts))} files each.",
+            "Keep the files of each save in their own folder.",
         )
     return ranks
 
 
 def _unnamed(inside: Sequence[str]) -> WeightSet | None:
-    """Return the shards of any other name, or the one file that can only be the weights.
+    """Return the shards of any other name, or the only safetensors file.
 
-    One beside weights in another format that are not called as it is holds something else than the model.
+    If weights in another format with another name lie beside that file, it does not hold the model.
     """
     others = [path for path in inside if path.endswith(".safetensors") and not is_duplicate(path)]
     shards = [path for path in others if SHARD_NAME.fullmatch(path)]
@@ -126,7 +126,7 @@ def _unnamed(inside: Sequence[str]) -> WeightSet | None:
 
 
 def _refuse_without_weights(layout: Layout, folder: str, files: Sequence[str]) -> None:
-    """Raise SourceError where a part of the repo, which has none that are found, is a model or has other weights."""
+    """Raise SourceError if a part of the repo is a model, or has weights in another format. No set was found for it."""
     unread = [path for path in files if may_be_model(path)] if layout.library == "diffusers" and folder else []
     if unread or folder in layout.models:
         raise component_without_weights(folder, unread)
@@ -140,20 +140,18 @@ def _remarks(
         hint = f"To re-shard one of them instead, add --variant {names[0]}."
         yield Finding("info", "variants", message, hint)
     for name in sorted({weight_set.variant for weight_set in sets} - {""}):
-        yield Finding("info", "variant", f"The variant {name} is taken.", f'Load the result with variant="{name}".')
+        yield Finding("info", "variant", f"The variant {name} is used.", f'Load the result with variant="{name}".')
     whole = sorted(weight_set.single or weight_set.folder for weight_set in sets if weight_set.is_whole)
     if library in ONE_FILE and whole:
         message = f"{ONE_FILE[library]} loads one file and follows no index, so {name_some(whole)} stays one file."
-        hint = "The limit for a shard does not apply to it."
+        hint = "The shard limit does not apply to it."
         yield Finding("info", "one-file-loader", message, hint)
         whole = []
     if whole := sorted([*whole, *copied]):
-        message = f"Kept whole, under the names by which their loaders find them: {name_some(whole)}."
-        hint = (
-            "Adapters, heads and the small modules of a sentence transformer are loaded by one name, not by an index."
-        )
+        message = f"Kept whole, because their loaders find them by these names: {name_some(whole)}."
+        hint = "Libraries load adapters, heads and small modules of a sentence transformer by name, not by an index."
         yield Finding("info", "kept-whole", message, hint)
     if library == "unknown":
-        message = "No loader is known: nothing here says which library loads these weights."
-        hint = "They are cut as transformers cuts. For a loader that knows one file only, add --single-file."
+        message = "No loader is known: the source does not say which library loads these weights."
+        hint = "They are cut as for transformers. If your loader reads only one file, add --single-file."
         yield Finding("warning", "no-known-loader", message, hint)

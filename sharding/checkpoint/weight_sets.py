@@ -1,4 +1,4 @@
-"""Find the weight files of a folder that go together by their names: one file, an index, shards. Touches no files."""
+"""Find the weight files in a folder that belong together by name: one file, an index, shards. Touches no files."""
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ from sharding.formats.index import Index
 from sharding.formats.names import BIN_SHARD_NAME, SHARD_NAME, is_rank_index
 
 Folders = Mapping[str, Sequence[str]]
-"""Folder to the files that lie in it."""
+"""The files in each folder."""
 
 
 @dataclass(slots=True)
 class WeightSet:
-    """Files that are loaded together from `folder` ("" or ending in "/"): by one name, by an index, or as shards."""
+    """Files that are loaded together from `folder` ("" or ending in "/"): one file, an index, or shards."""
 
     folder: str
     stem: str = "model"
@@ -29,17 +29,17 @@ class WeightSet:
     index: str | None = None
     shards: list[str] = field(default_factory=list)
     ranks: list[str] = field(default_factory=list)
-    """Safetensors files that the ranks of a training run have saved, or what says where their pieces are."""
+    """Safetensors files that the ranks of a training run saved, or the metadata file that locates their pieces."""
 
     @property
     def takes_index(self) -> bool:
-        """Whether the library follows the index, and not the one file that may stand beside it."""
+        """Whether the library follows the index rather than the one file that may stand beside it."""
         return self.index is not None and (self.index_first or self.single is None)
 
     def files(self, index: Index | None, paths: Container[str]) -> list[str]:
-        """Return the weight files; `index` is what `self.index` says, `paths` all files of the repo.
+        """Return the weight files. `index` is the content of `self.index`, `paths` has all files of the repo.
 
-        Raises SourceError where some are missing.
+        Raises SourceError if some are missing.
         """
         if self.single and not self.takes_index:
             return [self.single]
@@ -50,28 +50,28 @@ class WeightSet:
         if missing:
             raise SourceError(
                 f"{len(missing)} of the {len(listed)} files that {self.index} lists are missing: {name_some(missing)}.",
-                "Download them again; the checkpoint is incomplete without them.",
+                "Download them again. The checkpoint is incomplete without them.",
             )
         return listed
 
     def findings(self) -> list[Finding]:
-        """Return what a person should know about how the files were chosen."""
+        """Return findings about the choice of the files."""
         if self.single and (self.index or self.shards):
             library, used = "diffusers" if self.index_first else "transformers", self.single
             beside = "an index or shards"
             if self.takes_index:
                 used, beside = self.index or "", self.single
-            message = f"{used} stands beside {beside}; it is the one used, as in {library}."
+            message = f"{used} stands beside {beside}. It is the one used, as in {library}."
             return [Finding("warning", "several-checkpoints", message, "Remove the set that is out of date.")]
         if not self.single and not self.index and not self.ranks:
-            return [Finding("warning", "no-index", "There is no index; the shard files alone say what is in them.")]
+            return [Finding("warning", "no-index", "There is no index. The headers of the shards list the tensors.")]
         return []
 
 
 def sets_by_variant(loader: Loader, folder: str, inside: Sequence[str]) -> dict[str, WeightSet]:
-    """Return the sets of a folder with files `inside` that `loader` finds, by variant, "" for the plain weights.
+    """Return the weight sets that `loader` finds among the files `inside` a folder, by variant ("" for plain weights).
 
-    Of each variant those in safetensors come before pickled ones, whose index often stays where they do not.
+    For each variant, safetensors files come before pickled ones. An index of pickled files often remains without them.
     """
     pickled = _matching(folder, inside, "bin", tuple(loader.pickled))
     safe = _matching(folder, inside, "safetensors", loader.stems)
@@ -86,7 +86,7 @@ def sets_by_variant(loader: Loader, folder: str, inside: Sequence[str]) -> dict[
             for (of, variant), weight_set in safe.items()
             if of == stem
         }
-        if loader.is_whole:  # there are no variants of these
+        if loader.is_whole:  # such loaders know no variants
             sets = {"": replace(sets[""], is_whole=True)} if "" in sets else {}
         if sets:
             return sets
@@ -94,7 +94,7 @@ def sets_by_variant(loader: Loader, folder: str, inside: Sequence[str]) -> dict[
 
 
 def by_folder(paths: Iterable[str]) -> Folders:
-    """Return the files of a repo by the folder that they lie in, "" or ending in "/"."""
+    """Return the files of a repo by folder ("" or ending in "/")."""
     inside: dict[str, list[str]] = {}
     for path in paths:
         inside.setdefault(folder_of(path), []).append(path)
@@ -107,13 +107,13 @@ def has_weights(loader: Loader, folder: str, inside: Folders) -> bool:
 
 
 def has_index_alone(folder: str, inside: Folders) -> bool:
-    """Return whether `folder` has weights in shards with an index, as transformers and diffusers follow it."""
+    """Return whether `folder` has an index that transformers and diffusers follow, and no single weight file."""
     sets = sets_by_variant(TRANSFORMERS, folder, inside.get(folder, ())).values()
     return any(weight_set.index for weight_set in sets) and not any(weight_set.single for weight_set in sets)
 
 
 def own_names(loader: Loader, folder: str, inside: Iterable[str]) -> list[str]:
-    """Return the safetensors files `inside` a folder that have none of the names that `loader` looks for, no shards."""
+    """Return the safetensors files `inside` a folder that are no shards and have no name that `loader` looks for."""
     weights, _ = _names("safetensors", loader.stems)
     others = [path for path in inside if path.endswith(".safetensors") and not SHARD_NAME.fullmatch(path)]
     return sorted(path for path in others if not _is_plain(weights.fullmatch(path.removeprefix(folder))))
@@ -134,7 +134,7 @@ def _matching(
         variant = named["variant"] or named["old"] or ""
         weight_set = sets.setdefault((named["stem"], variant), WeightSet(folder, named["stem"], variant))
         if "index" in named:
-            if weight_set.index is None or not named["old"]:  # the old name of an index is the last to be looked for
+            if weight_set.index is None or not named["old"]:  # an index with an old name counts only without a new one
                 weight_set.index = path
         elif named["number"]:
             weight_set.shards.append(path)
@@ -149,9 +149,9 @@ def _is_plain(match: re.Match[str] | None) -> bool:
 
 @lru_cache(maxsize=64)
 def _names(suffix: str, stems: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return what the names of weights and of their indexes look like.
+    """Return patterns for the names of weights and of their indexes.
 
-    `old` is where releases of diffusers before 0.32 put the variant.
+    `old` is the place of the variant in names that diffusers wrote before 0.32.
     """
     stem = f"(?P<stem>{'|'.join(stems) or '(?!)'})"
     weights = rf"{stem}(?:\.(?P<variant>[^./]+?))?(?P<number>-\d{{5,}}-of-\d{{5,}})?(?:\.(?P<old>[^./]+))?\.{suffix}"
@@ -160,7 +160,7 @@ def _names(suffix: str, stems: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pat
 
 
 def _complete(shards: Sequence[str]) -> list[str]:
-    """Return shards that make up one checkpoint. Raises SourceError where some are missing, or of another."""
+    """Return `shards` in order. Raises SourceError if they are not one complete checkpoint."""
     sets: dict[tuple[str, str, int], set[int]] = {}
     for path in shards:
         match = SHARD_NAME.fullmatch(path) or BIN_SHARD_NAME.fullmatch(path)
@@ -169,7 +169,7 @@ def _complete(shards: Sequence[str]) -> list[str]:
     if len(sets) > 1:
         names = ", ".join(f"{stem} of {count}" for stem, _, count in sets)
         raise SourceError(
-            f"There are shards of several checkpoints and no index: {names}.", "Remove those that are out of date."
+            f"There are shards of several checkpoints and no index: {names}.", "Remove the shards that are out of date."
         )
     ((_, _, count), numbers), *_ = sets.items()
     missing = count - len(numbers & set(range(1, count + 1)))

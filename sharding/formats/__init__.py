@@ -1,1 +1,1 @@
-"""The bytes of files to values and back, one format a room."""
+"""Convert the bytes of files to values and back, with one module per format."""

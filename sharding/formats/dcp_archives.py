@@ -1,7 +1,7 @@
-"""Find where the pieces in `.distcp` files lie: each is what `torch.save` wrote of a tensor. Executes nothing of them.
+"""Find the pieces of tensors in `.distcp` files, each of them an archive of `torch.save`. Runs no code from them.
 
-One file holds thousands of such archives, one after another. Of each its end is read and its first bytes, which are
-near to those of its neighbours, so that small ones cost one read for many.
+One file holds thousands of such archives, one after another. Only the first and last bytes of each are read. In small
+archives these bytes lie close together, so one read serves many archives.
 """
 
 from bisect import bisect_right
@@ -22,23 +22,24 @@ from sharding.formats.torch_zip import ZipRefused
 from sharding.recipes.laid import Box
 
 _EDGE_BYTES = 2 << 10
-"""What is read of an archive at both ends, once, and what its pickle and its directory may have: with torch 2.13 these
-have some 150 bytes, and 463 for 7 records. So many bytes hold at most 44 records."""
+"""How many bytes of an archive are read at each end, and the limit for its pickle and its directory.
+
+With torch 2.13, the pickle has about 150 bytes and the directory has 463 bytes for 7 records. A directory within this
+limit has at most 44 records."""
 
 _JOIN_GAP_BYTES = 16 << 10
-"""Edges closer than this are read as one: between those of larger pieces lie the pieces themselves."""
+"""Edges closer than this are read together. The edges of larger pieces are farther apart."""
 
 _PIECES_AT_ONCE = 1000
-"""Their edges are held until their places are known: 4 KB each, and what lies in between."""
+"""Their edges stay in memory until all places are known. That is 4 KB per piece, plus the bytes in between."""
 
-_HINT = "Copy the files of all ranks of one save into one folder; none may be of another."
+_HINT = "Copy the files of all ranks into one folder. All of them must be from the same save."
 
 
 def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, FileEntry]) -> dict[str, tuple[Box, ...]]:
-    """Return the pieces of each of `entries`, by its name, where they lie in `files` (by the name in the metadata).
+    """Return where the pieces of each of `entries` lie, by its name. `files` are keyed by their names in the metadata.
 
-    Raises SourceError where a file is missing or too short, where pieces overlap, and where a file holds something
-    else than the metadata say.
+    Raises SourceError if a file is missing or too short, pieces overlap, or a file does not match the metadata.
     """
     chunks = [chunk for entry in entries for chunk in entry.chunks]
     named = sorted({chunk.file for chunk in chunks})
@@ -48,7 +49,8 @@ def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, Fi
         )
     for chunk in chunks:
         if chunk.start_byte + chunk.bytes > files[chunk.file].bytes:
-            raise SourceError(f"{files[chunk.file].path} ends before byte {chunk.start_byte + chunk.bytes}.", _HINT)
+            end = chunk.start_byte + chunk.bytes
+            raise SourceError(f"{files[chunk.file].path} is too short. It ends before byte {end}.", _HINT)
     inside: dict[str, list[tuple[SavedEntry, SavedChunk]]] = {name: [] for name in named}
     for entry in entries:
         for chunk in entry.chunks:
@@ -67,11 +69,11 @@ def find_boxes(source: Files, entries: Sequence[SavedEntry], files: dict[str, Fi
 
 
 def _refuse_overlaps(file: FileEntry, pieces: Sequence[tuple[SavedEntry, SavedChunk]]) -> None:
-    """Raise SourceError where two of `pieces`, which are sorted, share bytes: torch writes one after another."""
+    """Raise SourceError if two of `pieces` (sorted) share bytes. torch writes them one after another."""
     for (entry, before), (other, after) in pairwise(pieces):
         if after.start_byte < before.start_byte + before.bytes:
             names = name_some(list(dict.fromkeys((entry.name[:100], other.name[:100]))))
-            raise SourceError(f"Two pieces in {file.path} overlap, of {names}.", _HINT)
+            raise SourceError(f"Two pieces of {names} overlap in {file.path}.", _HINT)
 
 
 class _Edges:
@@ -86,10 +88,10 @@ class _Edges:
         self._starts = [start for start, _ in ranges]
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes `[start, end)`. Raises ZipRefused for others than were read."""
+        """Return the bytes `[start, end)`. Raises ZipRefused if they were not read."""
         index = bisect_right(self._starts, start) - 1
         if index < 0 or end > self._starts[index] + len(self._known[index]):
-            raise ZipRefused("there is more in it than one tensor")
+            raise ZipRefused("it has more than one tensor")
         return self._known[index][start - self._starts[index] : end - self._starts[index]]
 
 
@@ -103,7 +105,7 @@ def _wanted(chunks: Iterable[SavedChunk]) -> list[tuple[int, int]]:
 
 
 def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ranges that hold all of `places`, which are sorted: those that lie near one another are one."""
+    """Yield ranges that cover all of `places` (sorted). Places close together share a range."""
     start, end = 0, 0
     for first, last in places:
         if end and first <= end + _JOIN_GAP_BYTES:
@@ -129,7 +131,7 @@ class _Piece(Reader):
     def read(self, start: int, end: int) -> bytes:
         end = min(end, self.file.bytes)
         if end - start > _EDGE_BYTES:
-            raise ZipRefused("there is more in it than one tensor")
+            raise ZipRefused("it has more than one tensor")
         return self._edges.read(self._start + start, self._start + end)
 
     def exactly(self, start: int, end: int) -> bytes:
@@ -141,13 +143,13 @@ def _box(entry: SavedEntry, chunk: SavedChunk, edges: _Edges, file: FileEntry) -
     try:
         tensor, locate = open_zip(_Piece(edges, chunk))
         if not isinstance(tensor, StoredTensor):
-            raise PickleRefused("it is no tensor")
+            raise PickleRefused("it is not a tensor")
         if (tensor.dtype, tensor.shape) != (entry.dtype, chunk.shape):
             expected, actual = f"{entry.dtype} {list(chunk.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
-            raise PickleRefused(f"it is {actual} where .metadata says {expected}")
+            raise PickleRefused(f"it is {actual}, but .metadata says {expected}")
         place = locate([tensor.storage])[tensor.storage.key]
         lies_in_order(tensor)  # refuses what overlaps itself
         origin = chunk.start_byte + origin_of(entry.name, tensor, place)
     except (PickleRefused, ZipRefused) as error:
-        raise SourceError(f"{where} is not read: {error}.", _HINT) from error
+        raise SourceError(f"{where} cannot be read: {error}.", _HINT) from error
     return Box(file.at, origin, chunk.offsets, chunk.shape, moving_strides(tensor), file.source)

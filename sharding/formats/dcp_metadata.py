@@ -1,8 +1,8 @@
-"""Read `.metadata` of a torch.distributed.checkpoint: which tensor lies where in which file. Pure; calls nothing in it.
+"""Read the `.metadata` of torch.distributed.checkpoint, which says where each tensor lies. Pure. Runs no code from it.
 
-The file is a pickle of `torch.distributed.checkpoint.metadata.Metadata` (torch 2.13, `filesystem.FileSystemWriter`),
-which torch itself reads with an unrestricted `pickle.load`. Here its instructions are followed by the machine of
-`torch_pickle`; classes and functions that it names are never looked up: what they would make is an `_Instance`.
+The file is a pickle of `torch.distributed.checkpoint.metadata.Metadata` (torch 2.13, `filesystem.FileSystemWriter`).
+torch itself reads it with an unrestricted `pickle.load`. Here the machine of `torch_pickle` follows its instructions.
+It never looks up the classes and functions that the file names. An `_Instance` stands for each object of them.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _LENGTH_END = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class SavedChunk:
-    """A piece of a tensor: where it belongs in that, and which stretch of `file` holds what torch has saved of it."""
+    """A piece of a tensor: its offsets and shape in the tensor, and the bytes of `file` that hold its archive."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class SavedChunk:
 
 @dataclass(frozen=True, slots=True)
 class SavedEntry:
-    """A tensor of a state dict: `path` are the keys on the way to it, where they were noted; `dtype` is torch's."""
+    """A tensor of a state dict. `path` has the keys on the way to it, or is () if unknown. `dtype` is torch's name."""
 
     name: str
     path: tuple[str, ...]
@@ -42,21 +42,21 @@ class SavedEntry:
 
 @dataclass(frozen=True, slots=True)
 class DcpMetadata:
-    """What a checkpoint holds: its tensors in the order of the state dict, and the names of what is no tensor."""
+    """The tensors of a checkpoint in the order of its state dict, and the names of its other entries."""
 
     entries: tuple[SavedEntry, ...]
     others: tuple[str, ...]
 
 
 def parse_metadata(data: bytes) -> DcpMetadata:
-    """Return what the bytes of a `.metadata` file say. Raises PickleRefused."""
+    """Return the content of a `.metadata` file. Raises PickleRefused."""
     machine = _Machine(data)
     try:
         metadata = machine.run()
     except (IndexError, KeyError) as error:
-        raise PickleRefused("it takes what is not there") from error
+        raise PickleRefused("it uses a value that does not exist") from error
     if not _is(metadata, "Metadata"):
-        raise PickleRefused("it is no Metadata of torch.distributed.checkpoint")
+        raise PickleRefused("it is not a Metadata object of torch.distributed.checkpoint")
     entries = _dictionary(metadata, "state_dict_metadata")
     places = _places(_dictionary(metadata, "storage_data"))
     planned = metadata.state.get("planner_data")
@@ -64,9 +64,9 @@ def parse_metadata(data: bytes) -> DcpMetadata:
     tensors, others = [], []
     for name, entry in entries.items():
         if not isinstance(name, str):
-            raise PickleRefused("it names an entry by what is no text")
+            raise PickleRefused("the name of an entry is not text")
         if problem := name_problem(name):
-            raise PickleRefused(f"it has an entry by the name {shown_name(name)}, which {problem}")
+            raise PickleRefused(f"the name of the entry {shown_name(name)} {problem}")
         path = _path(name, paths.get(name))
         if _is(entry, "TensorStorageMetadata"):
             tensors.append(_entry(name, path, entry, places))
@@ -79,7 +79,7 @@ def parse_metadata(data: bytes) -> DcpMetadata:
 
 @dataclass(slots=True, eq=False)
 class _Instance:
-    """What stands for an object of class `kind`, or for what a function would have returned. Equal to itself only."""
+    """A stand-in for an object of class `kind`, or for the result of a function. It is equal only to itself."""
 
     kind: str
     arguments: tuple[Any, ...] = ()
@@ -87,7 +87,7 @@ class _Instance:
 
 
 class _Machine(Machine):
-    """Follows what pickle writes by protocol 4, besides what torch's own reader knows."""
+    """Follows the instructions of pickle protocol 4 as well as those that torch's own reader knows."""
 
     most_steps: ClassVar[int] = MAX_DCP_STEPS
     reader: ClassVar[str] = "this tool"
@@ -99,14 +99,14 @@ class _Machine(Machine):
     def _push_named(self) -> None:
         module, name = self._pop_last(2)
         if not isinstance(module, str) or not isinstance(name, str):
-            raise PickleRefused("it names a class by what is no text")
-        self._spend(len(module) + len(name))  # one long text may be in many names
+            raise PickleRefused("the name of a class is not text")
+        self._spend(len(module) + len(name))  # one long text may be part of many names
         self._stack.append(Global(f"{module}.{name}"))
 
     def _call(self) -> None:
         arguments, function = self._stack.pop(), self._stack[-1]
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise PickleRefused("it calls what cannot be called")
+            raise PickleRefused("it calls something that is not a function")
         if function.name == "torch.Size":
             lengths = arguments[0] if arguments else ()
             self._spend(len(lengths) if isinstance(lengths, tuple | list) else 0)
@@ -119,7 +119,7 @@ class _Machine(Machine):
     def _make(self) -> None:
         arguments, kind = self._pop_last(2)[::-1]
         if not isinstance(kind, Global) or not isinstance(arguments, tuple):
-            raise PickleRefused("it makes an object of what is no class")
+            raise PickleRefused("it creates an object from something that is not a class")
         self._stack.append(_Instance(kind.name, arguments))
 
     def _build(self) -> None:
@@ -127,10 +127,10 @@ class _Machine(Machine):
         if isinstance(instance, _Instance):
             instance.state = state if type(state) is dict else {"": state}
         elif type(instance) is not Ordered:
-            raise PickleRefused("it sets the state of something that has none")
+            raise PickleRefused("it sets the state of an object that has none")
 
     def _key(self, key: Any) -> Any:
-        # Of ours, by identity: no hash that anybody could choose.
+        # An _Instance hashes by identity, so nobody can choose its hash.
         return key if isinstance(key, _Instance) else super()._key(key)
 
     def _memoize(self) -> None:
@@ -163,24 +163,24 @@ def _is(value: Any, kind: str) -> bool:
 def _dictionary(instance: _Instance, key: str) -> Mapping[Any, Any]:
     value = instance.state.get(key)
     if not isinstance(value, dict):
-        raise PickleRefused(f"its {key} is no dictionary")
+        raise PickleRefused(f"its {key} is not a dictionary")
     return value
 
 
 def _lengths(value: Any) -> tuple[int, ...]:
     if not isinstance(value, tuple | list) or len(value) > MAX_DIMENSIONS:
-        raise PickleRefused(f"it has a shape that is no list of at most {MAX_DIMENSIONS} lengths")
+        raise PickleRefused(f"it has a shape that is not a list of at most {MAX_DIMENSIONS} lengths")
     if not all(type(item) is int and 0 <= item < _LENGTH_END for item in value):
-        raise PickleRefused("it has a shape of what are no lengths")
+        raise PickleRefused("it has a shape with invalid lengths")
     return tuple(value)
 
 
 _Place = tuple[str, int, int]
-"""A file, and where in it a piece begins, and how long it is."""
+"""A file, the byte in it where a piece begins, and the length of the piece in bytes."""
 
 
 def _places(stored: Mapping[Any, Any]) -> dict[tuple[str, str], _Place]:
-    """Return where each piece lies, by its tensor and its offsets as text: hashes that nobody can choose."""
+    """Return where each piece lies, by its tensor and its offsets as text. Such keys have hashes nobody can choose."""
     places: dict[tuple[str, str], _Place] = {}
     for index, info in stored.items():
         if (
@@ -188,19 +188,19 @@ def _places(stored: Mapping[Any, Any]) -> dict[tuple[str, str], _Place]:
             or not isinstance(info, _Instance)
             or not info.kind.endswith("._StorageInfo")
         ):
-            raise PickleRefused("its storage_data are of an unknown kind")
+            raise PickleRefused("its storage_data has an unknown type")
         name, offset = index.state.get("fqn"), index.state.get("offset")
         file, start, size = (info.state.get(key) for key in ("relative_path", "offset", "length"))
         if not isinstance(name, str) or not isinstance(file, str):
-            raise PickleRefused("its storage_data name no tensor or no file")
+            raise PickleRefused("its storage_data does not name a tensor or a file")
         if problem := name_problem(file):
-            raise PickleRefused(f"it names the file {shown_name(file)}, whose name {problem}")
+            raise PickleRefused(f"the name of the file {shown_name(file)} {problem}")
         if info.state.get("transform_descriptors"):
-            raise PickleRefused(f"what it has of {name[:100]} was compressed or changed on the way to {file[:100]}")
+            raise PickleRefused(f"a piece of {name[:100]} is compressed or transformed in {file[:100]}")
         start, size = _lengths((start, size))
         key = name, str(None if offset is None else _lengths(offset))
         if key in places:
-            raise PickleRefused(f"it has one piece of {name[:100]} twice")
+            raise PickleRefused(f"it lists one piece of {name[:100]} twice")
         places[key] = file, start, size
     return places
 
@@ -208,37 +208,37 @@ def _places(stored: Mapping[Any, Any]) -> dict[tuple[str, str], _Place]:
 def _entry(name: str, path: tuple[str, ...], instance: _Instance, places: dict[tuple[str, str], _Place]) -> SavedEntry:
     shape, properties, chunks = (instance.state.get(key) for key in ("size", "properties", "chunks"))
     if not isinstance(chunks, list) or not chunks or not isinstance(properties, _Instance):
-        raise PickleRefused(f"it says too little of {name[:100]}")
+        raise PickleRefused(f"its entry for {name[:100]} is incomplete")
     pieces = []
     for chunk in chunks:
         if not _is(chunk, "ChunkStorageMetadata"):
-            raise PickleRefused(f"it says too little of a piece of {name[:100]}")
+            raise PickleRefused(f"its entry for a piece of {name[:100]} is incomplete")
         offsets, size = _lengths(chunk.state.get("offsets")), _lengths(chunk.state.get("sizes"))
-        place = places.pop((name, str(offsets)), None)  # each once, or one piece could be there a million times
+        place = places.pop((name, str(offsets)), None)  # removed, or one piece could be used a million times
         if place is None:
-            raise PickleRefused(f"it does not say where the piece of {name[:100]} at {list(offsets)} lies")
+            raise PickleRefused(f"it does not say where the piece of {name[:100]} at {list(offsets)} is")
         pieces.append(SavedChunk(offsets, size, *place))
     return SavedEntry(name, path, _dtype(properties), _lengths(shape), tuple(pieces))
 
 
 def _dtype(properties: _Instance) -> str:
-    """Return torch's name of the dtype: the first of a tuple, or by name where an older torch wrote a dictionary."""
+    """Return torch's name of the dtype. It is the first item of a tuple or, from an older torch, in a dictionary."""
     state = properties.state.get("", properties.state)
     dtype = state[0] if isinstance(state, tuple) and state else state.get("dtype") if isinstance(state, dict) else None
     name = dtype.name.removeprefix("torch.") if isinstance(dtype, Global) else ""
     if name not in BY_TORCH:
-        raise PickleRefused("it has a tensor of no known dtype")
+        raise PickleRefused("it has a tensor with an unknown dtype")
     return name
 
 
 def _path(name: str, value: Any) -> tuple[str, ...]:
-    """Return the keys on the way to a tensor, () where they are not known: torch joins them to its name.
+    """Return the keys on the way to a tensor, or () if they are not known. torch joins them to form its name.
 
-    They are texts and numbers. Of anything else `str` may be without end, and one long path may be that of many names.
+    Only texts and numbers are allowed. `str` of anything else may never end, and many names may share one long path.
     """
     if not isinstance(value, tuple | list) or len(value) >= 100:
         return ()
     if not all(type(key) is int or (type(key) is str and len(key) <= MAX_NAME_CHARACTERS) for key in value):
-        raise PickleRefused(f"it leads to {shown_name(name)} by what are neither names nor numbers")
+        raise PickleRefused(f"the path of {shown_name(name)} has keys that are neither text nor numbers")
     path = tuple(map(str, value))
     return path if ".".join(path) == name else ()

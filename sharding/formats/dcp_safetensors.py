@@ -1,8 +1,8 @@
-"""Put together what HuggingFaceStorageWriter writes: one set of safetensors files a rank. Pure.
+"""Join the files of HuggingFaceStorageWriter, which writes one set of safetensors files per rank. Pure.
 
-Each header says in `__metadata__` under `DCP_SHARDING_INFO`, as JSON, at which `saved_offsets` of a tensor its piece
-begins (torch 2.13, `torch.distributed.checkpoint._hf_utils`). What shape the whole tensor has, nothing says but the
-pieces: that of the last rank ends it.
+The `__metadata__` of each header has JSON under `DCP_SHARDING_INFO` (torch 2.13,
+`torch.distributed.checkpoint._hf_utils`). Its `saved_offsets` say where a piece begins in its tensor. The files do not
+state the shape of the whole tensor. It follows from the pieces: the tensor ends with the piece of the last rank.
 """
 
 import json
@@ -21,13 +21,13 @@ from sharding.recipes.stored import place_of
 SHARDING_INFO = "DCP_SHARDING_INFO"
 _OF_DCP = (SHARDING_INFO, "DCP_VERSION")
 
-_HINT = "Files of this name are written by torch's HuggingFaceStorageWriter: save again, or ask its author."
+_HINT = "Save the checkpoint again with torch's HuggingFaceStorageWriter, or ask its author."
 
 
 def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> list[Tensor]:
-    """Return the tensors of all ranks, each once; their order is that of the files.
+    """Return the tensors of all ranks, each once, in the order of the files.
 
-    Raises SourceError where a piece is missing or there twice, or a header does not say where its pieces belong.
+    Raises SourceError if a piece is missing or there twice, or a header does not say where its pieces belong.
     """
     dtypes: dict[str, str] = {}
     boxes: dict[str, list[Box]] = {}
@@ -42,19 +42,20 @@ def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> l
             boxes.setdefault(tensor.name, []).append(box)
     saved = (SavedBoxes(name, dtypes[name], None, tuple(pieces)) for name, pieces in boxes.items())
     missing, count = missing_names(files)
-    hint = f"{name_some(missing, total=count)} {'is' if count == 1 else 'are'} not there. " if count else ""
+    hint = f"{name_some(missing, total=count)} {'is' if count == 1 else 'are'} missing. " if count else ""
     return assemble(saved, hint)
 
 
 def without_dcp(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Return what of the metadata of such a file is true of the result too."""
+    """Return the metadata of such a file without the keys that are wrong in the result."""
     return {key: text for key, text in (metadata or {}).items() if key not in _OF_DCP}
 
 
 def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
-    """Return the first files, and how many, that would be there if every rank had written one of each number.
+    """Return the names of the first missing files, and how many are missing.
 
-    Of n files they may be 10 * n * n, so no more names are made than are shown.
+    Every rank should have written one file of each number. For n files, up to 10 * n * n can be missing, so only as
+    many names are built as a message shows.
 
     >>> missing_names([FileEntry(f"shard-0000{n}-model-00001-of-00001.safetensors", 1) for n in (1, 3)])
     (['shard-00002-model-00001-of-00001.safetensors'], 1)
@@ -73,20 +74,21 @@ def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
 
 
 def saved_offsets(text: str | None, path: str) -> Mapping[str, tuple[int, ...]]:
-    """Return at which element of its tensor each piece in the file at `path` begins. Raises SourceError."""
+    """Return the offsets of each piece of the file at `path` in its tensor. Raises SourceError."""
     if text is None:
-        raise SourceError(f"{path} is called as the files of ranks are, and does not say which pieces it holds.", _HINT)
+        raise SourceError(f"{path} has the name of a rank file but no {SHARDING_INFO}.", _HINT)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} says in {SHARDING_INFO} what is no JSON.", _HINT) from error
+        raise SourceError(f"The {SHARDING_INFO} of {path} is not valid JSON.", _HINT) from error
     if not isinstance(document, dict):
-        raise SourceError(f"{path} says in {SHARDING_INFO} nothing of tensors.", _HINT)
+        raise SourceError(f"The {SHARDING_INFO} of {path} does not list tensors.", _HINT)
     return {name: _offsets(name, record, path) for name, record in document.items()}
 
 
 def _offsets(name: str, record: Any, path: str) -> tuple[int, ...]:
     offsets = record.get("saved_offsets") if isinstance(record, dict) else None
     if not isinstance(offsets, list) or not all(type(item) is int and 0 <= item < 1 << 63 for item in offsets):
-        raise SourceError(f"{path} does not say in {SHARDING_INFO} where its piece of {name[:100]} begins.", _HINT)
+        message = f"The {SHARDING_INFO} of {path} does not say where its piece of {name[:100]} begins."
+        raise SourceError(message, _HINT)
     return tuple(offsets)

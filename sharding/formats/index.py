@@ -1,4 +1,4 @@
-"""Turn the index of a checkpoint into values and back, and hold it against the headers. Pure."""
+"""Read, check and write the index of a checkpoint. Pure."""
 
 import json
 import re
@@ -13,18 +13,18 @@ from sharding.core.values import Component, Finding, Plan, Tensor, folder_of
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index file: which file it says each tensor is in, and its own count of parameters if it has one."""
+    """An index file: the file of each tensor, and the count of parameters if the index has one."""
 
     weight_map: Mapping[str, str]
     total_parameters: int | None
 
 
 def parse_index(text: bytes, path: str) -> Index:
-    """Return what the index at `path` (of safetensors or .bin files) says, with its folder before names and files.
+    """Return the index at `path`, for safetensors or .bin files. Its folder stands before the names and the files.
 
     Raises SourceError unless it maps names to plain file names.
     """
-    hint = f"Delete {path} to go by the shard files alone, or download it again."
+    hint = f"Download {path} again. Or delete it, and the shard files are read without it."
     folder = folder_of(path)
     suffix = ".bin" if ".bin." in path.removeprefix(folder) else ".safetensors"
     try:
@@ -46,38 +46,39 @@ def parse_index(text: bytes, path: str) -> Index:
             raise SourceError(f"{path} names the tensor {shown_name(name)}, whose name {problem}.", hint)
     metadata = document.get("metadata")
     count = metadata.get("total_parameters") if isinstance(metadata, dict) else None
-    # A hundred thousand entries, few files.
+    # There may be a hundred thousand entries for a few files, so all entries share the file names.
     weight_map = {folder + name: intern(folder + file) for name, file in weight_map.items()}
     return Index(weight_map, count if type(count) is int and count >= 0 else None)
 
 
 def compare_with_index(index: Index, tensors: Iterable[Tensor], tied: Iterable[str] = ()) -> list[Finding]:
-    """Return findings for every way in which an index disagrees with the headers of the files it lists.
+    """Return a finding for each kind of disagreement between an index and the headers of its files.
 
-    `tied` are names that are left out because another stands for the same tensor.
+    `tied` are names that are left out because another name stands for the same tensor.
     """
     real = {tensor.name: tensor.file for tensor in tensors}
-    if real == index.weight_map:  # as nearly always; of a hundred thousand names, the rest takes a while
+    if real == index.weight_map:  # nearly always true, and the rest is slow for a hundred thousand names
         return []
     known = set(tied)
     unlisted = [name for name in real if name not in index.weight_map]
     absent = [name for name in index.weight_map if name not in real and name not in known]
     elsewhere = [name for name, file in index.weight_map.items() if real.get(name, file) != file]
     findings = []
-    for names, code, problem in (
-        (unlisted, "index-unlisted-tensor", "in the files but not in the index; they are kept"),
-        (absent, "index-absent-tensor", "in the index but in no file; nothing can be kept of them"),
-        (elsewhere, "index-wrong-file", "in another file than the index says; the files are right"),
+    for names, code, problem, result in (
+        (unlisted, "index-unlisted-tensor", "in the files but not in the index", "kept"),
+        (absent, "index-absent-tensor", "in the index but in no file", "missing in the copy"),
+        (elsewhere, "index-wrong-file", "not in the file that the index names", "taken from the file that has them"),
     ):
         if names:
-            findings.append(Finding("warning", code, f"{len(names)} tensors are {problem}: {name_some(names)}."))
+            message = f"{len(names)} tensors are {problem}: {name_some(names)}. They are {result}."
+            findings.append(Finding("warning", code, message))
     return findings
 
 
 def build_indexes(plan: Plan) -> dict[str, bytes]:
     """Return the index files of `plan` by path, byte for byte as `save_pretrained` of transformers 5.23 writes them.
 
-    That of a rank of a pipeline, which is a variant by name, lists what that rank loads and nothing else.
+    Each rank of a pipeline has its own index, named like a variant. It lists only the tensors that this rank loads.
     """
     documents: dict[str, bytes] = {}
     for component in plan.components:

@@ -1,4 +1,4 @@
-"""Read a model card: its metadata within bounds, and the text below it. Touches no files."""
+"""Read a model card: its metadata, within limits, and its text. Touches no files."""
 
 import math
 import re
@@ -13,12 +13,12 @@ from sharding.formats.names import CARD_NAME
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-"""YAML can write it as an escape; UTF-8 cannot hold it."""
+"""YAML can write it as an escape, but UTF-8 cannot hold it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a README.md holds: metadata, text, and why the metadata is not read, where it is there and is not."""
+    """The content of a README.md: metadata, text, and the `problem` if the metadata could not be read."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
@@ -26,19 +26,19 @@ class ModelCard:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What somebody should know of it before a copy is made."""
+        """A finding if the metadata could not be read."""
         if not self.problem:
             return ()
-        message = f"The metadata of the source's {CARD_NAME} is not taken over: {self.problem}."
-        return (Finding("warning", "card-unread", message, "Give the copy its licence and tags yourself."),)
+        message = f"The metadata of the source's {CARD_NAME} is left out of the copy: {self.problem}."
+        return (Finding("warning", "card-unread", message, "Add the licence and the tags to the copy yourself."),)
 
 
 class _Unread(ValueError):
-    """Metadata that is not read, and why."""
+    """The reason why metadata is not read."""
 
 
 def parse_card(card: str) -> ModelCard:
-    """Return metadata and text of a card. Metadata that cannot be read, or costs more than it should, is left out.
+    """Return metadata and text of a card. Metadata is left out if it cannot be read, or would cost too much.
 
     >>> parse_card("---\\nlicense: mit\\n---\\nA model.").metadata
     {'license': 'mit'}
@@ -54,30 +54,30 @@ def parse_card(card: str) -> ModelCard:
     except _Unread as error:
         return ModelCard({}, text, str(error))
     except (yaml.YAMLError, ValueError, ArithmeticError):
-        return ModelCard({}, text, "it is no YAML")
+        return ModelCard({}, text, "it is not valid YAML")
 
 
 def _metadata(front: str) -> dict[str, Any]:
-    """Return what YAML means. Raises _Unread, yaml.YAMLError, ValueError."""
+    """Return the metadata in YAML. Raises _Unread, yaml.YAMLError, ValueError."""
     import yaml
 
     if len(front) > MAX_METADATA_BYTES:
-        raise _Unread(f"it has more than {format_bytes(MAX_METADATA_BYTES)}")
+        raise _Unread(f"it is larger than {format_bytes(MAX_METADATA_BYTES)}")
     depth = 0
-    # Events are read one by one and build nothing: so what a few of them would grow into never comes to be.
+    # Events are checked one by one and build no objects. A few events can otherwise expand into very many.
     for number, event in enumerate(yaml.parse(front, yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if number > MAX_METADATA_VALUES or depth > MAX_METADATA_DEPTH:
             raise _Unread(f"it has more than {MAX_METADATA_VALUES:,} values, or more than {MAX_METADATA_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or _is_merge(event):
-            raise _Unread("it repeats parts of itself (anchors, aliases or merge keys of YAML)")
+            raise _Unread("it uses anchors, aliases or merge keys of YAML")
         if getattr(event, "tag", None):
-            raise _Unread("it names types (tags of YAML)")
+            raise _Unread("it uses tags of YAML")
         if _SURROGATE.search(getattr(event, "value", "")):
-            raise _Unread("it holds what is no character (a surrogate)")
+            raise _Unread("it contains a surrogate, which is not a character")
     metadata = yaml.load(front, _loader())
     if metadata is not None and not isinstance(metadata, dict):
-        raise _Unread("it is no list of keys and values")
+        raise _Unread("it is not a list of keys and values")
     return metadata or {}
 
 
@@ -86,10 +86,11 @@ def _is_merge(event: Any) -> bool:
 
 
 def _loader() -> Any:
-    """Return a safe YAML loader, with the types of YAML 1.2: `no` is Norwegian, `1:20` is a text.
+    """Return a safe YAML loader with the types of YAML 1.2. In it, `no` is Norwegian and `1:20` is a text.
 
-    Texts here are also what could not be written again as it stands, or what a Hub does not take: dates, `0777`,
-    numbers that are not finite, and whole ones of more than 18 digits, as Python refuses to write thousands.
+    Some other values become texts too, because a Hub refuses them or they cannot be written again unchanged. These are
+    dates, `0777`, infinite numbers, NaN, and integers of more than 18 digits. Python refuses to write integers of
+    thousands of digits.
     """
     import yaml
 

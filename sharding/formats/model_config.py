@@ -1,4 +1,4 @@
-"""Say in a config.json what a copy of the weights is. Pure."""
+"""Change a config.json so that it describes a copy of the weights. Pure."""
 
 import json
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 from sharding.core.dtypes import CASTABLE
 
 CONFIG_NAME = "config.json"
-"""The configuration of a model, beside its weights."""
+"""The name of the configuration that lies beside the weights of a model."""
 
 WEIGHTS_NAMED = "transformers_weights"
-"""The key that names a weight file in the place of the usual ones (transformers 5.23, `utils/hub.py`)."""
+"""The key that names a weight file to load instead of the usual ones (transformers 5.23, `utils/hub.py`)."""
 
 _CASTABLE = {dtype.torch for dtype in CASTABLE.values()}
 
 
 def configured(config: str, torch_dtype: str | None) -> dict[str, Any] | None:
-    """Return the config.json of a copy: it says `torch_dtype` ("float16") wherever it said another dtype.
+    """Return the config.json of a copy, with `torch_dtype` ("float16") in place of every other dtype.
 
-    What names the weight files goes, as with `save_pretrained`: the copy has the usual names. None where nothing
-    changes, or it is no configuration.
+    The key that names the weight files is removed, as in `save_pretrained`, because the copy has the usual names.
+    Returns None if nothing changes, or if `config` is not a configuration.
     """
-    if "\ufffd" in config:  # it was no UTF-8
+    if "\ufffd" in config:  # the file was not UTF-8
         return None
     try:
         document = json.loads(config)

@@ -1,4 +1,4 @@
-"""Tell what a file is by its name. Pure."""
+"""Recognise files by their names. Pure."""
 
 import re
 import unicodedata
@@ -15,13 +15,13 @@ MAP_NAME = "sharding_map.svg"
 CARD_NAME = "README.md"
 
 ENTRANCES = ("model_index.json", "modules.json")
-"""What makes a folder a pipeline or a sentence transformer."""
+"""Files that make a folder a pipeline or a sentence transformer."""
 
 STAGING_FOLDER = ".shard-my-repo"
-"""Folder in a destination where everything lies until it is published."""
+"""Folder in a destination that holds everything until it is published."""
 
 RECORDS_FOLDER = "sharding_records"
-"""Folder on a staging branch where a job notes what it has finished."""
+"""Folder on a staging branch in which a job records its finished shards."""
 
 SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(?P<rest>(?:\.[^./]+)?)\.safetensors")
 BIN_SHARD_NAME = re.compile(SHARD_NAME.pattern.replace("safetensors", "bin"))
@@ -29,10 +29,10 @@ BIN_SHARD_NAME = re.compile(SHARD_NAME.pattern.replace("safetensors", "bin"))
 RANK_SHARD_NAME = re.compile(
     r"shard-(?P<rank>\d{5})-model-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors", re.ASCII
 )
-"""Files of one rank, as torch's HuggingFaceStorageWriter calls them (torch 2.13, `_hf_utils._gen_file_name`)."""
+"""Files of one rank, as named by torch's HuggingFaceStorageWriter (torch 2.13, `_hf_utils._gen_file_name`)."""
 
 DCP_METADATA_NAME = ".metadata"
-"""What torch.distributed.checkpoint writes beside the files of ranks, `__0_0.distcp`."""
+"""The file that torch.distributed.checkpoint writes beside the files of ranks (`__0_0.distcp`)."""
 
 _OTHER_FORMATS = (
     ".safetensors", ".bin", ".distcp", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".ggml", ".onnx",
@@ -40,7 +40,7 @@ _OTHER_FORMATS = (
     ".nemo",
 )  # fmt: skip
 _DATA = (".npz", ".npy", ".pkl", ".pickle")
-"""Of these, files that can be something else than weights."""
+"""Formats among these that can also hold data other than weights."""
 _DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
 _TRAINING_STATE = re.compile(
@@ -52,7 +52,7 @@ _RANK_INDEX = re.compile(r".*\.safetensors\.index\.(?:[^./]+-)?rank\d+-of-\d+\.j
 
 
 def folded(path: str) -> str:
-    """Return `path` as a disk that ignores case compares it.
+    """Return `path` in the form in which a disk that ignores case compares it.
 
     >>> folded("README.md") == folded("ReadMe.MD")
     True
@@ -61,12 +61,12 @@ def folded(path: str) -> str:
 
 
 def is_reserved(path: str) -> bool:
-    """Return whether a path is one where this tool keeps what is not published: no file of a source has it."""
+    """Return whether `path` lies in a folder for unpublished files of this tool. No file of a source may lie there."""
     return folded(path).partition("/")[0] in (STAGING_FOLDER, RECORDS_FOLDER)
 
 
 def is_plain(path: str) -> bool:
-    """Return whether `path` leads to a file below a folder, and no other path leads there.
+    """Return whether `path` leads to a file below its folder and has no other spelling.
 
     >>> is_plain("unet/model.safetensors"), is_plain("./model.safetensors"), is_plain("../model.safetensors")
     (True, False, False)
@@ -75,9 +75,9 @@ def is_plain(path: str) -> bool:
 
 
 def clashes(ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
-    """Return which paths of a source (`theirs`) would take the place of one of `ours`, or are reserved.
+    """Return which paths of a source (`theirs`) would replace one of `ours`, or are reserved.
 
-    One that is a file takes the place of a folder, too.
+    A file also clashes with a folder of the same name.
 
     >>> clashes(["model.safetensors"], ["Model.SafeTensors", "model.safetensors/x", "vocab.txt"])
     ['Model.SafeTensors', 'model.safetensors/x']
@@ -92,10 +92,10 @@ def clashes(ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
 
 
 def refuse_clashes(ours: Iterable[str], beside: Iterable[str]) -> None:
-    """Raise DestinationError where a file of the source, `beside` our own, would take the place of one of `ours`."""
+    """Raise DestinationError if a file of the source (`beside`) would replace one of `ours`."""
     if taken := clashes(ours, beside):
         raise DestinationError(
-            f"{name_some(taken)} of the source would take the place of a file that this tool writes.",
+            f"{name_some(taken)} of the source would replace a file that this tool writes.",
             "Rename it in the source.",
         )
 
@@ -105,9 +105,9 @@ def _folders(path: str) -> list[str]:
 
 
 def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
-    """Return which of the paths `there` a library could load in the place of the weights among `ours`.
+    """Return which of the paths `there` a library could load instead of the weights among `ours`.
 
-    That is also what makes a pipeline of the folder: it would be loaded from the folders that this names.
+    Files that make the folder a pipeline are among them, because a library then loads the folders that they name.
 
     >>> sorted(rivals(["model-00001-of-00002.safetensors"], ["model.safetensors", "lora.safetensors", "modules.json"]))
     ['model.safetensors', 'modules.json']
@@ -127,22 +127,22 @@ def _stem(path: str) -> str:
 
 
 def is_weights(name: str) -> bool:
-    """Return whether a file of this name could be taken for weights, or for an index of them."""
+    """Return whether a file of this name may hold weights or be an index of them."""
     return name.endswith(_OTHER_FORMATS) or is_index(name)
 
 
 def is_index(path: str) -> bool:
-    """Return whether a file of this path says which weights are in which file, of any variant."""
+    """Return whether a file of this path is an index of weights, for any variant."""
     return _INDEX.fullmatch(path) is not None
 
 
 def is_training_state(path: str) -> bool:
-    """Return whether a file of this path beside weights is what accelerate or the Trainer needs to go on training."""
+    """Return whether a file of this path is state that accelerate or the Trainer needs to continue training."""
     return _TRAINING_STATE.fullmatch(path) is not None
 
 
 def may_be_model(path: str) -> bool:
-    """Return whether a file of this name can hold a model: weights in any format, no data and no state of a training.
+    """Return whether a file of this name can hold a model: weights in any format, but no data and no training state.
 
     >>> may_be_model("tf_model.h5"), may_be_model("training_args.bin"), may_be_model("vectors.npy")
     (True, False, False)
@@ -154,9 +154,10 @@ def may_be_model(path: str) -> bool:
 
 
 def trained_folder(paths: Collection[str]) -> str | None:
-    """Return the folder, "" or ending in "/", of the weights that the ranks of a training run have saved.
+    """Return the folder ("" or ending in "/") with the weights that the ranks of a training run saved.
 
-    None where files at `paths` are an ordinary repo, or there are several such folders and none of accelerate's name.
+    Returns None if `paths` are those of an ordinary repo. Also None if there are several such folders, and none is the
+    top or has accelerate's name.
 
     >>> trained_folder(["optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata", "scheduler.bin"])
     'pytorch_model_fsdp_0/'
@@ -174,15 +175,15 @@ def _is_ordinary(name: str) -> bool:
 
 
 def is_of_ranks(name: str) -> bool:
-    """Return whether a file of this name, without its folder, is what the ranks of a training run have saved."""
+    """Return whether the ranks of a training run saved a file of this name (without its folder)."""
     return name == DCP_METADATA_NAME or RANK_SHARD_NAME.fullmatch(name) is not None
 
 
 def is_rank_index(path: str) -> bool:
-    """Return whether a file of this path says which weights one rank of a pipeline loads: `Component.of_rank`."""
+    """Return whether a file of this path is the index of one rank of a pipeline: see `Component.of_rank`."""
     return _RANK_INDEX.fullmatch(path) is not None
 
 
 def is_duplicate(path: str) -> bool:
-    """Return whether a file holds the weights once more, in a layout for other programs."""
+    """Return whether a file holds the same weights again, in a layout for other programs."""
     return path.startswith(_DUPLICATE_FOLDERS) or path.rsplit("/", 1)[-1].startswith("consolidated.")

@@ -1,4 +1,4 @@
-"""Tell whether weights are quantized, by what they are and by what a config.json says, and take that out. Pure."""
+"""Find out whether weights are quantized, from the tensors and from config.json. Pure."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.values import Tensor
 
 _KEYS = ("quantization_config", "compression_config")
-"""The second is what releases of compressed-tensors before 0.8 wrote."""
+"""Releases of compressed-tensors before 0.8 wrote the second key."""
 
 _QUANTIZED = re.compile(
     r"[.:](qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|weight_(packed|scale(_inv)?|zero_point|global_scale)|qdata"
@@ -18,36 +18,36 @@ _QUANTIZED = re.compile(
 """Names of GPTQ, AWQ, bitsandbytes, compressed-tensors, fine-grained FP8 and torchao."""
 
 _NUMBERS = re.compile(r"\.(?:qweight|weight_packed|_weight_qdata|weight:qdata)$")
-"""What GPTQ, AWQ, compressed-tensors and torchao call the numbers of `weight`."""
+"""Names that GPTQ, AWQ, compressed-tensors and torchao give the numbers of `weight`."""
 
 QUANTIZERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-"""What AutoGPTQ, AWQ and ModelOpt write beside weights that they have quantized; some programs load by them."""
+"""Files that AutoGPTQ, AWQ and ModelOpt write beside quantized weights. Some programs load by them."""
 
 
 def is_packed(tensor: Tensor) -> bool:
-    """Return whether the name or the dtype of a tensor tells that it is quantized, or what belongs to such a one."""
+    """Return whether the name or the dtype of a tensor shows that it is part of a quantized weight."""
     return BY_NAME[tensor.dtype].bits < 8 or _QUANTIZED.search(tensor.name) is not None
 
 
 def is_quantized(tensor: Tensor) -> bool:
-    """Return whether a tensor is packed, or of a dtype that only quantized weights have."""
+    """Return whether a tensor is packed, or has a dtype that only quantized weights have."""
     return is_packed(tensor) or tensor.dtype.startswith("F8_")
 
 
 def holds_quantized(tensor: Tensor) -> bool:
-    """Return whether a tensor has the numbers of a quantized weight: scales and buffers of bytes are none."""
+    """Return whether a tensor has the numbers of a quantized weight. Scales and buffers of bytes do not count."""
     of_bytes = tensor.dtype in ("U8", "I8") and tensor.name.endswith((".weight", "_blocks"))
     of_words = tensor.name.endswith((".qweight", ".weight_packed", ".qdata"))
     return of_bytes or of_words or tensor.dtype.startswith("F8_") or BY_NAME[tensor.dtype].bits < 8
 
 
 def may_be_quantized(tensor: Tensor) -> bool:
-    """Return whether a tensor is quantized or of bytes, as the numbers of MXFP4 and of most other methods are."""
+    """Return whether a tensor is quantized or has bytes. MXFP4 and most other methods store numbers as bytes."""
     return is_quantized(tensor) or tensor.dtype in ("U8", "I8")
 
 
 def ordinary_name(name: str) -> str:
-    """Return what a weight would be called if it were not quantized; any other name as it is.
+    """Return the name of a weight without quantization. Any other name is returned unchanged.
 
     >>> ordinary_name("q_proj.qweight"), ordinary_name("q_proj.bias")
     ('q_proj.weight', 'q_proj.bias')
@@ -56,7 +56,7 @@ def ordinary_name(name: str) -> str:
 
 
 def quantization_of(config: str) -> Mapping[str, Any] | None:
-    """Return what a config.json says of quantization, at its top or of a part of the model; None if nothing.
+    """Return the quantization entry of a config.json, from its top or from a part of the model. None if it has none.
 
     >>> quantization_of('{"text_config": {"quantization_config": {"quant_method": "fp8"}}}')
     {'quant_method': 'fp8'}
@@ -73,32 +73,32 @@ def quantization_of(config: str) -> Mapping[str, Any] | None:
 
 
 def method_of(quantization: Mapping[str, Any]) -> str:
-    """Return the name of a method, as transformers has it, or a word for one that has none.
+    """Return the name of a quantization method in transformers, or a phrase if it has no name.
 
     >>> method_of({"quant_method": "gptq"}), method_of({"bits": 4})
     ('gptq', 'an unnamed method')
     """
     method = quantization.get("quant_method")
     if not method and quantization.get("load_in_4bit", quantization.get("load_in_8bit")) is not None:
-        return "bitsandbytes"  # as transformers read it before it wrote the name
+        return "bitsandbytes"  # transformers once wrote these configurations without a name
     return method[:50] if isinstance(method, str) and method else "an unnamed method"
 
 
 def drop_quantization(document: Any) -> bool:
-    """Take what `quantization_of` finds out of the parsed config.json `document`; return whether there was any."""
+    """Remove every quantization entry from the parsed config.json `document`. Return whether there was one."""
     dropped = [level.pop(key) for level in _levels(document) for key in _KEYS if key in level]
     return bool(dropped)
 
 
 def without_quantization(config: str) -> str:
-    """Return the text of a config.json without what it says of quantization."""
+    """Return the text of a config.json without its quantization entries."""
     document = json.loads(config)
     drop_quantization(document)
     return json.dumps(document)
 
 
 def _levels(document: Any) -> list[dict[str, Any]]:
-    """Return the document and what it says of parts of the model, at any depth, the outermost first."""
+    """Return the document and all dictionaries inside it, at any depth, the outermost first."""
     levels = [document] if isinstance(document, dict) else []
     for level in levels:
         levels += [value for value in level.values() if isinstance(value, dict)]

@@ -1,4 +1,4 @@
-"""Put together what several ranks hold of a tensor, and say so where a piece is missing or there twice. Pure."""
+"""Join the pieces of a tensor from several ranks, and refuse missing or overlapping pieces. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from sharding.core.values import Tensor
 from sharding.recipes.laid import Box, Laid, strides_of
 from sharding.recipes.stored import Stored
 
-_AGAIN = "Copy the files of all ranks of one save into one folder; none may be of another."
+_AGAIN = "Copy the files of all ranks into one folder. All of them must be from the same save."
 
 
 @dataclass(frozen=True, slots=True)
 class SavedBoxes:
-    """What the files say of one tensor: its pieces in any order. `shape` is None where only the pieces tell it."""
+    """One tensor in the files: its pieces in any order. `shape` is None if it must be derived from the pieces."""
 
     name: str
     dtype: str
@@ -28,9 +28,9 @@ class SavedBoxes:
 
 
 def assemble(saved: Iterable[SavedBoxes], hint: str = "") -> list[Tensor]:
-    """Return the tensors, each once, put together of its pieces.
+    """Return each tensor once, joined from its pieces.
 
-    `hint` says which files may be missing. Raises SourceError where pieces do not fill a tensor, or overlap.
+    `hint` names the files that may be missing. Raises SourceError if pieces do not fill a tensor, or overlap.
     """
     tensors = list[Tensor]()
     looks = MAX_BOX_LOOKS
@@ -41,14 +41,14 @@ def assemble(saved: Iterable[SavedBoxes], hint: str = "") -> list[Tensor]:
         try:
             size = tensor_bytes(tensor.dtype, shape)
         except ValueError as error:
-            raise SourceError(f"{tensor.name} cannot be put together: {error}.", _AGAIN) from error
+            raise SourceError(f"The pieces of {tensor.name} cannot be joined: {error}.", _AGAIN) from error
         recipe: Recipe = Stored(0, tensor.boxes[0].file, tensor.boxes[0].origin, tensor.boxes[0].origin + size)
         if len(boxes) == 1 and _is_in_order(boxes[0]):
             recipe = Stored(0, boxes[0].file, boxes[0].origin, boxes[0].origin + size)
         elif boxes:
             if BY_NAME[tensor.dtype].bits % 8:
                 raise SourceError(
-                    f"{tensor.name} is of dtype {tensor.dtype}, whose pieces end within bytes.",
+                    f"{tensor.name} has the dtype {tensor.dtype}, so its pieces do not end at whole bytes.",
                     "Save it with its trainer in a dtype of whole bytes.",
                 )
             recipe = Laid(tuple(boxes), shape, BY_NAME[tensor.dtype].bits // 8)
@@ -62,12 +62,12 @@ def _is_in_order(box: Box) -> bool:
 
 
 def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ...]:
-    """Return the shape that the pieces fill. Raises SourceError where they do not."""
+    """Return the shape that the pieces fill. Raises SourceError if they do not fill it."""
     ranks = {len(box.shape) for box in tensor.boxes} | {len(box.offsets) for box in tensor.boxes}
     if len(ranks | ({len(tensor.shape)} if tensor.shape is not None else set())) > 1:
         raise SourceError(f"The pieces of {tensor.name} have different numbers of dimensions.", _AGAIN)
     if (dimensions := ranks.pop()) > MAX_DIMENSIONS:
-        raise SourceError(f"{tensor.name} has {dimensions:,} dimensions; at most {MAX_DIMENSIONS} are taken.")
+        raise SourceError(f"{tensor.name} has {dimensions:,} dimensions. The limit is {MAX_DIMENSIONS}.")
     around = boxes or tensor.boxes
     reach = tuple(
         max(start + length for start, length in ends)
@@ -78,16 +78,17 @@ def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ..
         raise SourceError(f"A piece of {tensor.name} reaches beyond its shape {list(shape)}.", _AGAIN)
     there, wanted = sum(prod(box.shape) for box in boxes), prod(shape)
     if there < wanted:
-        message = f"Pieces of {tensor.name} are missing: {there:,} of its {wanted:,} elements are there"
-        raise SourceError(f"{message}, in {name_some(sorted({box.file for box in around}))}.", hint + _AGAIN)
+        files = name_some(sorted({box.file for box in around}))
+        message = f"Pieces of {tensor.name} are missing. Only {there:,} of its {wanted:,} elements are in {files}."
+        raise SourceError(message, hint + _AGAIN)
     return shape
 
 
 def _refuse_overlaps(name: str, boxes: Sequence[Box], left: int) -> int:
-    """Return what is left of `left` looks at a piece along one dimension, after all were compared.
+    """Return how many of the `left` looks remain after all pieces are checked. One look is at one piece along one axis.
 
-    Whoever cuts a tensor cuts it from side to side, and its parts again. So the pieces are parted in this way; only
-    those that no dimension parts are compared with one another. Raises SourceError where two hold the same elements.
+    A tensor is usually cut right across, and each part again. So the pieces are first grouped by such cuts. Only pieces
+    that no cut separates are compared with each other. Raises SourceError if two pieces hold the same elements.
     """
     groups = [list(boxes)]
     while groups:
@@ -104,18 +105,18 @@ def _refuse_overlaps(name: str, boxes: Sequence[Box], left: int) -> int:
                 left = _spend(name, left, len(box.shape))
                 if _overlap(box, other):
                     where = sorted({box.file, other.file})
-                    raise SourceError(f"The same elements of {name} are there twice, in {name_some(where)}.", _AGAIN)
+                    raise SourceError(f"The same elements of {name} are saved twice, in {name_some(where)}.", _AGAIN)
     return left
 
 
 def _spend(name: str, left: int, steps: int) -> int:
     if left < steps:
-        raise SourceError(f"{name} lies in too many pieces that may overlap.", _AGAIN)
+        raise SourceError(f"{name} has too many pieces that may overlap.", _AGAIN)
     return left - steps
 
 
 def _parted(boxes: Iterable[Box], axis: int) -> list[list[Box]]:
-    """Return the pieces in groups, between which a cut goes through the tensor across `axis`."""
+    """Return the pieces in groups that cuts across `axis` separate."""
     parts = list[list[Box]]()
     reach = 0
     for box in sorted(boxes, key=lambda box: box.offsets[axis]):

@@ -1,6 +1,6 @@
-"""A shard as a file of safetensors: its name, its first bytes, where it holds what, what safetensors sees in it.
+"""Describe a shard as a safetensors file: its name, its first bytes, the places of its tensors.
 
-Everything that asks how a written file looks asks this room; the bytes of a header are `safetensors_header`'s.
+This module is the only one that knows how a written file looks. `safetensors_header` makes the bytes of its header.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ _RANK = {dtype: rank for rank, dtype in enumerate(BY_NAME)}
 
 
 def shards_of(groups: Sequence[Iterable[Tensor]], component: Component) -> list[Shard]:
-    """Return a shard for each of `groups`, named and in the order in which a file of it holds its tensors."""
+    """Return a named shard for each of `groups`, with its tensors in the order of the file."""
     shards = []
     for number, group in enumerate(groups, start=1):
         suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
@@ -25,24 +25,24 @@ def shards_of(groups: Sequence[Iterable[Tensor]], component: Component) -> list[
 
 
 def in_file_order(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return `tensors` in the order in which the safetensors writer stores them: widest dtype first, then name."""
+    """Return `tensors` in the order of the safetensors writer: the widest dtype first, then by name."""
     return sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype], tensor.name))
 
 
 def shard_header(plan: Plan, shard: Shard) -> bytes:
-    """Return the first bytes of `shard`: length and header, after which its tensors follow without a gap."""
+    """Return the first bytes of `shard`: length and header. The tensors follow without a gap."""
     return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)
 
 
 def written_tensors(plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
-    """Return the tensors of `shard` where its file, of `file_bytes`, holds them."""
+    """Return the tensors of `shard` with their places in its file, which has `file_bytes`."""
     return parse_header(shard_header(plan, shard), file_bytes, shard.file).tensors
 
 
 def structure_of(path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
     """Return the dtypes and shapes that safetensors sees in the file at `path`, by name, and its metadata.
 
-    The digests are empty: no tensor is read. Raises HeaderError where safetensors cannot open it.
+    The digests are empty because no tensor is read. Raises HeaderError if safetensors cannot open the file.
     """
     from safetensors import SafetensorError, safe_open
 

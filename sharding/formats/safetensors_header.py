@@ -1,9 +1,9 @@
-"""Turn safetensors header bytes into values and back. Pure.
+"""Convert the bytes of a safetensors header to values and back. Pure.
 
-A safetensors file is eight bytes (the header's length, little-endian), the header (JSON, UTF-8), then the
-tensors' bytes. What is accepted and refused here is what the reader of safetensors 0.8 accepts and refuses
-(`SafeTensors::read_metadata` and `Metadata::validate` in its Rust source), but for a bound on the names of
-tensors; what is written is what its writer writes. Both are held to the installed library by tests.
+A safetensors file has eight bytes (the header's length, little-endian), the header (JSON, UTF-8), then the tensors'
+bytes. This module refuses the same files as the reader of safetensors 0.8 (`SafeTensors::read_metadata` and
+`Metadata::validate` in its Rust source). It also limits the names of tensors. It writes the same bytes as the
+safetensors writer. Tests compare both with the installed library.
 """
 
 import json
@@ -22,25 +22,25 @@ LENGTH_BYTES = 8
 """The header's length comes first, as an unsigned 64-bit little-endian number."""
 
 _FIELDS = ("dtype", "shape", "data_offsets")
-_HINT = "The file is damaged or was not written by safetensors: download it again, or ask its author."
+_HINT = "The file is damaged, or safetensors did not write it. Download it again, or ask its author."
 
-# With JSON objects read as tuples of pairs and arrays as lists, a repeated key is still visible.
+# JSON objects are read as tuples of pairs (arrays as lists), because a repeated key then stays visible.
 
 
 def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
     """Return where the header of `file` ends, from its first eight bytes and its size.
 
-    Raises HeaderError if the file is too short for the header that it announces, or the header exceeds
-    100 MB. To be asked before the header is read, so that a false length costs nothing.
+    Raises HeaderError if the file is too short for the header that it announces, or the header is larger than 100 MB.
+    Call it before you read the header. Then a false length costs nothing.
     """
     if len(prefix) < LENGTH_BYTES:
         raise HeaderError(f"{file} is too short to be a safetensors file ({file_bytes} bytes).", _HINT)
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES:
-        raise HeaderError(f"{file} announces a header of {length} bytes; the format allows 100 MB.", _HINT)
+        raise HeaderError(f"{file} announces a header of {length} bytes. The format allows 100 MB.", _HINT)
     if LENGTH_BYTES + length > file_bytes:
         raise HeaderError(
-            f"{file} ends inside its header: {LENGTH_BYTES + length} bytes needed, {file_bytes} there.", _HINT
+            f"{file} ends inside its header. It needs {LENGTH_BYTES + length} bytes but has {file_bytes}.", _HINT
         )
     return LENGTH_BYTES + length
 
@@ -48,19 +48,19 @@ def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
 def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
     """Return the tensors of `file`, with absolute offsets and in stored order, from its first bytes.
 
-    `header` holds the file from its first byte to the header's end or beyond; `file_bytes` is the size
-    of the whole file, which the tensors must fill without hole or overlap. The folder of `file` stands before the
-    tensors' names, as in every `Tensor`.
+    `header` holds the file from its first byte at least to the header's end. `file_bytes` is the size of the whole
+    file. The tensors must fill it without a hole or an overlap. The folder of `file` stands before the tensors' names,
+    as in every `Tensor`.
 
-    Raises HeaderError exactly when the safetensors reader would refuse the file, and for a tensor whose name has more
-    than `MAX_NAME_CHARACTERS`.
+    Raises HeaderError exactly if the safetensors reader would refuse the file, or if the name of a tensor has more than
+    `MAX_NAME_CHARACTERS`.
     """
     end = header_end(header, file_bytes, file)
     try:
         document = json.loads(
             header[LENGTH_BYTES:end].decode(),
             object_pairs_hook=tuple,
-            parse_int=_parse_int if b"-0" in header else int,  # `int` keeps the loop in C
+            parse_int=_parse_int if b"-0" in header else int,  # `int` is faster, because the loop stays in C
             parse_float=_parse_float,
             parse_constant=_refuse_constant,
         )
@@ -80,11 +80,11 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
 
 
 def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:
-    """Return the first bytes of a file in `folder` that holds `tensors` one after another, in the order given.
+    """Return the first bytes of a file in `folder` that holds `tensors` one after another, in this order.
 
-    Byte for byte what safetensors writes: metadata first, compact JSON, non-ASCII kept, padded with
-    spaces to a multiple of eight. (With two or more metadata keys the library's own order is random;
-    here it is the mapping's.) Raises HeaderError beyond 100 MB.
+    The bytes are those that safetensors writes: metadata first, compact JSON, non-ASCII kept, padded with spaces to a
+    multiple of eight. The order of metadata keys is that of the mapping, because the library's own order is random.
+    Raises HeaderError if the header is larger than 100 MB.
     """
     document: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     start = 0
@@ -100,7 +100,7 @@ def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None, 
     text += b" " * (-len(text) % LENGTH_BYTES)
     if len(text) > MAX_HEADER_BYTES:
         raise HeaderError(
-            "A shard would need a header beyond the 100 MB that the format allows.", "Choose a smaller shard size."
+            "A shard would need a header larger than 100 MB, the limit of the format.", "Choose a smaller shard size."
         )
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
@@ -118,7 +118,7 @@ def _parse_float(digits: str) -> float:
 
 
 def _refuse_constant(word: str) -> float:
-    raise ValueError(f"{word} is no JSON number")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _read_document(document: Any) -> tuple[dict[str, str] | None, dict[str, tuple[str, tuple[int, ...], int, int]]]:
@@ -134,7 +134,7 @@ def _read_document(document: Any) -> tuple[dict[str, str] | None, dict[str, tupl
         if name != "__metadata__":
             entries[name] = _read_tensor(name, value)
         elif metadata_seen:
-            raise ValueError("__metadata__ stands there twice")
+            raise ValueError("it has __metadata__ twice")
         else:
             metadata_seen, metadata = True, _read_metadata(value)
     return metadata, entries
@@ -152,17 +152,17 @@ def _read_metadata(value: Any) -> dict[str, str] | None:
 
 
 def _read_tensor(name: str, value: Any) -> tuple[str, tuple[int, ...], int, int]:
-    if isinstance(value, list) and len(value) == 3:  # serde reads a struct from an array as well
+    if isinstance(value, list) and len(value) == 3:  # serde also reads a struct from an array
         value = tuple(zip(_FIELDS, value, strict=True))
     elif not isinstance(value, tuple):
         raise ValueError(f"tensor {name!r} is not described by a JSON object")
-    if len(value) != 3 or (value[0][0], value[1][0], value[2][0]) != _FIELDS:  # else as the writer writes it
+    if len(value) != 3 or (value[0][0], value[1][0], value[2][0]) != _FIELDS:  # not the form that the writer uses
         fields = _pick_fields(name, value)
         value = [(key, fields.get(key)) for key in _FIELDS]
     (_, dtype), (_, shape), (_, offsets) = value
     shape, offsets = _usizes(shape), _usizes(offsets)
     if isinstance(dtype, tuple) and len(dtype) == 1 and dtype[0][1] is None:
-        dtype = dtype[0][0]  # serde reads the variant F32 from {"F32": null} as well
+        dtype = dtype[0][0]  # serde also reads the variant F32 from {"F32": null}
     if not isinstance(dtype, str) or dtype not in BY_NAME:
         raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}"[:200])
     if shape is None:
@@ -188,7 +188,7 @@ def _usizes(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     for number in value:
-        if type(number) is not int or not 0 <= number < USIZE_END:  # True and False are no numbers here
+        if type(number) is not int or not 0 <= number < USIZE_END:  # True and False do not count as numbers here
             return None
     return tuple(value)
 
@@ -199,11 +199,11 @@ def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("a text holds half a surrogate pair") from None
+        raise ValueError("a string contains half a surrogate pair") from None
 
 
 def _check_ignored(key: str, value: Any) -> None:
-    """Refuse in a field that nobody asked for what the reader's JSON parser refuses anywhere."""
+    """Raise ValueError if an unknown field has a value that the reader's JSON parser refuses everywhere."""
     level = [key, value]
     depth = 2  # inside the document and the tensor's object
     while level:
@@ -213,7 +213,7 @@ def _check_ignored(key: str, value: Any) -> None:
             if isinstance(item, str):
                 _check_text(item)
             elif type(item) is int and abs(item) >= USIZE_END:
-                _parse_float(str(item))  # as serde_json reads what exceeds 64 bits
+                _parse_float(str(item))  # serde_json reads numbers beyond 64 bits as floats
             elif isinstance(item, list):
                 below.extend(item or [None])
             elif isinstance(item, tuple):
@@ -236,8 +236,8 @@ def _lay_out(
             )
         size = tensor_bytes(dtype, shape)
         if end - start != size:
-            raise ValueError(f"tensor {name!r} has {end - start} bytes where its shape needs {size}")
+            raise ValueError(f"tensor {name!r} has {end - start} bytes, but its shape needs {size}")
         position = end
     if position != data_bytes:
-        raise ValueError(f"its tensors need {position} bytes and the file holds {data_bytes}")
+        raise ValueError(f"its tensors need {position} bytes, but the file has {data_bytes}")
     return tensors

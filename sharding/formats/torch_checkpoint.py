@@ -1,4 +1,4 @@
-"""Find where each tensor's bytes lie in torch `.bin` files, each tensor once. Executes nothing from them."""
+"""Find the bytes of each tensor in torch `.bin` files, each tensor once. Runs no code from them."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from sharding.formats.torch_zip import ZipRefused
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.stored import Stored
 
-_HINT = "Ask its author for safetensors, or load it in a sandbox of your own and save it again."
+_HINT = "Ask its author for safetensors, or load it in your own sandbox and save it again."
 
 EMBEDDINGS = re.compile(
     r"(?:^|[./])(?:embed_tokens|shared|wte|word_embeddings?|tok_embeddings|embeddings|embed_in|tokens_embed|w)\.weight$"
@@ -30,16 +30,16 @@ HEADS = re.compile(
     r"|lm_loss|output_projection|vocab_projector|proj)\.weight$"
 )
 _HEAD_BIASES = re.compile(r"(?:^|[./])(?:predictions|(?:\w+_)?head)\.(?:decoder\.)?bias$")
-"""What `_tied_weights_keys` of the classes of transformers 5.23 call what they tie, a few rare ones apart."""
+"""Names of tied tensors in `_tied_weights_keys` of the classes of transformers 5.23, except for a few rare ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What a `.bin` file holds: each tensor once, in stored order, and what else there is to say.
+    """The content of a `.bin` file: each tensor once, in stored order.
 
-    `tied` maps names that are left
-    out to the name that stands for the same tensor. `ignored` names what is left out, `is_wrapped` says that the
-    tensors were found under `state_dict`, beside which all is left out.
+    `tied` maps names that are left out to the name that stands for the same tensor. `ignored` has the names of other
+    entries that are left out. `is_wrapped` says that the tensors are under `state_dict`. Then every entry beside
+    `state_dict` is left out.
     """
 
     tensors: tuple[Tensor, ...]
@@ -49,18 +49,19 @@ class Archive:
 
 
 def read_archives(source: Files, files: Iterable[FileEntry], *, unites_tied: bool = True) -> list[Archive]:
-    """Return what each of `files` holds, in order. Raises SourceError."""
+    """Return the content of each of `files`, in order. Raises SourceError."""
     with readers(source.ranges_at_once) as pool:
         return list(pool.map(lambda file: read_archive(source, file, unites_tied=unites_tied), files))
 
 
 def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) -> Archive:
-    """Return where the tensors of `file` lie, its folder before their names.
+    """Return where the tensors of `file` lie. Its folder stands before their names.
 
-    With `unites_tied` one name stands for embeddings and output heads that share a tensor, as transformers has it once
-    it has tied them; every other name, and each without `unites_tied`, is a tensor of its own.
-    Raises SourceError where torch's weights-only reader would refuse it, where it holds what safetensors cannot, or
-    where its parts contradict one another.
+    With `unites_tied`, one name stands for embeddings and output heads that share a tensor, as in transformers after
+    tying. Every other name is a separate tensor. Without `unites_tied`, every name is a separate tensor.
+
+    Raises SourceError if torch's weights-only reader would refuse the file, if safetensors cannot hold its content, or
+    if its parts contradict each other.
     """
     try:
         value, locate = open_bin(source, file)
@@ -70,65 +71,66 @@ def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) ->
         tied = _tied(tensors) if unites_tied else {}
         return _lay_out(file, tensors, tied, locate, tuple(ignored), is_wrapped=bool(wrapper))
     except PickleRefused as error:
-        raise SourceError(f"{file.path} is not read: {error}.", _HINT) from error
+        raise SourceError(f"{file.path} cannot be read: {error}.", _HINT) from error
     except ZipRefused as error:
-        raise SourceError(f"{file.path} is not read: {error}.", "Download it again, or ask its author.") from error
+        raise SourceError(f"{file.path} cannot be read: {error}.", "Download it again, or ask its author.") from error
 
 
 def describe_archives(files: Iterable[FileEntry], archives: Sequence[Archive]) -> Iterator[Finding]:
-    """Yield what a person should know of weights that came out of `.bin` files."""
+    """Yield findings about weights from `.bin` files."""
     if not archives:
         return
     names = name_some([file.path for file in files])
-    message = f"The weights are pickled ({names}): they become safetensors byte for byte, and nothing in them is run."
+    message = f"The weights are pickled ({names}). They become safetensors byte for byte, and no code in them is run."
     yield Finding("info", "pickled", message)
     tied = {name: kept for archive in archives for name, kept in archive.tied.items()}
     if tied:
         pairs = name_some([f"{name} (as {kept})" for name, kept in tied.items()])
-        yield Finding("info", "tied", f"Tied weights are written once, as transformers does; left out: {pairs}.")
+        yield Finding("info", "tied", f"Tied weights are written once, as in transformers. Left out: {pairs}.")
     views = [tensor for archive in archives for tensor in archive.tensors if not isinstance(tensor.recipe, Stored)]
     if views:
         size = format_bytes(sum(tensor.bytes for tensor in views))
-        message = f"{len(views)} views (transposed, cut out or expanded) of {size} are written row by row."
+        message = f"{len(views)} views (transposed, sliced or expanded) of {size} are written row by row."
         yield Finding("info", "views", message)
     ignored = [name for archive in archives for name in archive.ignored]
     if ignored or any(archive.is_wrapped for archive in archives):
         is_wrapped = any(archive.is_wrapped for archive in archives)
-        where = "The tensors were found under state_dict. " if is_wrapped else ""
-        beside = "stands beside it or is" if is_wrapped else "is"
-        left = f"What {beside} no tensor is left out: {name_some(ignored)}." if ignored else ""
+        where = "The tensors are under state_dict. " if is_wrapped else ""
+        reason = "beside it, or not a tensor" if is_wrapped else "not a tensor"
+        left = f"Left out: {name_some(ignored)} ({reason})." if ignored else ""
         yield Finding("info", "no-tensors", (where + left).strip())
 
 
 def _sort(state: Any, folder: str) -> tuple[dict[str, StoredTensor], list[str]]:
-    """Return the tensors of a dictionary by name, `folder` before it, and the keys of what is none."""
+    """Return the tensors of a dictionary by name, with `folder` before it, and the keys of everything else."""
     if not isinstance(state, dict):
-        raise PickleRefused("it holds no dictionary from names to tensors")
+        raise PickleRefused("it has no dictionary from names to tensors")
     tensors, ignored, seen = {}, [], set[int]()
     below = []
     for name, value in state.items():
         if isinstance(value, Other) and value.is_tensor:
-            raise PickleRefused(f"{str(name)[:100]} is {value.what}, which has no place in a safetensors file")
+            raise PickleRefused(f"{str(name)[:100]} is {value.what}, which safetensors does not support")
         if not isinstance(value, StoredTensor):
             ignored.append(shown_name(str(name)))
             below += ignored[-1:] if _holds_tensors(value, seen) else []
         elif not BY_TORCH[value.dtype].name:
-            raise PickleRefused(f"{name!s:.100} is of dtype {value.dtype}, which has no place in a safetensors file")
+            raise PickleRefused(f"{name!s:.100} has the dtype {value.dtype}, which safetensors does not support")
         elif not isinstance(name, str) or name == "__metadata__":
-            raise PickleRefused(f"it has a tensor by the name {name!r:.100}, which a safetensors file cannot have")
+            raise PickleRefused(f"it has a tensor with the name {name!r:.100}, which safetensors does not allow")
         elif problem := name_problem(name):
-            raise PickleRefused(f"it has a tensor by the name {shown_name(name)}, which {problem}")
+            raise PickleRefused(f"the name of the tensor {shown_name(name)} {problem}")
         else:
             tensors[folder + name] = value
     if not tensors:
-        raise PickleRefused(f"it holds no tensors by name, only {name_some(ignored) or 'nothing'}"[:300])
+        only = f", only {name_some(ignored)}" if ignored else ""
+        raise PickleRefused(f"it has no tensors by name{only}"[:300])
     if below:
-        raise PickleRefused(f"it holds tensors below {name_some(below)}, and others beside that"[:300])
+        raise PickleRefused(f"it has tensors inside {name_some(below)} and others beside it"[:300])
     return tensors, ignored
 
 
 def _holds_tensors(value: Any, seen: set[int]) -> bool:
-    """Return whether there is a tensor in `value`, at any depth. What was looked through before (`seen`) holds none."""
+    """Return whether there is a tensor in `value`, at any depth. Values in `seen` have none."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -141,7 +143,7 @@ def _holds_tensors(value: Any, seen: set[int]) -> bool:
 
 
 def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """Return names that are not kept, by which one stands for the same tensor."""
+    """Return the names that are not kept, each with the name that stands for the same tensor."""
     same: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
         if EMBEDDINGS.search(name) or HEADS.search(name):
@@ -168,7 +170,7 @@ def _lay_out(
     sizes = {name: prod(tensor.shape) * item_bytes(tensor.dtype) for name, tensor in kept.items()}
     most_more = (MAX_NAMES_OF_A_TENSOR - 1) * file.bytes + MAX_EXPANDED_BYTES
     if sum(sizes.values()) > file.bytes + most_more:
-        raise PickleRefused(f"its tensors share bytes: apart they have over {format_bytes(most_more)} more")
+        raise PickleRefused(f"its tensors share bytes and would take over {format_bytes(most_more)} more without that")
     entries: list[Tensor] = []
     for name, tensor in kept.items():
         start = origin_of(name, tensor, places[tensor.storage.key])
@@ -182,12 +184,12 @@ def _lay_out(
 
 
 def moving_strides(tensor: StoredTensor) -> tuple[int, ...]:
-    """Return the strides of a tensor, 0 for a dimension of length 1: that means nothing, and may be anything."""
+    """Return the strides of a tensor, with 0 for dimensions of length 1, because those have no meaning."""
     return tuple(stride if length > 1 else 0 for stride, length in zip(tensor.strides, tensor.shape, strict=True))
 
 
 def _identity(name: str, tensor: StoredTensor) -> Any:
-    """Return what two names have in common that stand for one tensor."""
+    """Return a value that is equal for all names of one tensor."""
     if not prod(tensor.shape):
         return name
     strides = tuple(stride for stride, length in zip(tensor.strides, tensor.shape, strict=True) if length > 1)
@@ -195,29 +197,29 @@ def _identity(name: str, tensor: StoredTensor) -> Any:
 
 
 def _main_name(names: Sequence[str]) -> str:
-    """Return the name that a tied tensor keeps: the first that was stored, that of an output head only if all are.
+    """Return the name that a tied tensor keeps: the first stored name that is not an output head, else the first.
 
-    What transformers 5.23 keeps in 280 of the 285 groups of its 185 classes with tied weights, the others being
-    biases of heads, which it ties again from either name.
+    transformers 5.23 has 185 classes with tied weights, and 285 groups of such names in them. It keeps the same name in
+    280 of these groups. The other groups are biases of heads, which it can tie again from either name.
     """
     return min(names, key=lambda name: any(part.endswith("head") for part in name.split(".")))
 
 
 def origin_of(name: str, tensor: StoredTensor, place: Place) -> int:
-    """Return the byte of a tensor's first element. Raises PickleRefused where the tensor exceeds its storage."""
+    """Return the byte of a tensor's first element. Raises PickleRefused if the tensor exceeds its storage."""
     there = min(place.bytes, tensor.storage.count * item_bytes(tensor.storage.dtype))
     item = item_bytes(tensor.dtype)
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.strides, strict=True))
     end = (tensor.offset + last + 1) * item if prod(tensor.shape) else 0
     if end > there or tensor.storage.count * item_bytes(tensor.storage.dtype) > place.bytes:
-        raise PickleRefused(f"{name[:100]} reaches beyond the bytes that are there for it")
+        raise PickleRefused(f"{name[:100]} extends beyond the bytes of its storage")
     return place.start + tensor.offset * item if end else place.start
 
 
 def lies_in_order(tensor: StoredTensor) -> bool:
     """Return whether the elements lie one after another. Raises PickleRefused for a tensor that overlaps itself.
 
-    Not an expanded one, whose elements are one and the same along a dimension.
+    An expanded tensor is allowed, although one element fills a whole dimension of it.
     """
     moving = [(stride, length) for stride, length in zip(tensor.strides, tensor.shape, strict=True) if length > 1]
     if not prod(tensor.shape):

@@ -1,7 +1,8 @@
-"""Open a torch `.bin` file: what the pickle in it holds, and where its storages lie. Executes nothing from it.
+"""Open a torch `.bin` file: the value of its pickle, and the places of its storages. Runs no code from it.
 
-A file of torch 1.6 or newer is a zip file: of it the end, the directory and one pickle are read. An older one is five
-pickles and then the storages one after another: of it the pickles are read. What a pickle may say is in `pickled`.
+A file of torch 1.6 or newer is a zip file. Only its end, its directory and one pickle are read. An older file has five
+pickles, then the storages one after another. Only its pickles are read. `torch_pickle` and `torch_globals` limit what a
+pickle may contain.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,29 +29,29 @@ from sharding.formats.torch_zip import (
 )
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-"""What an old file begins with (torch 2.13, `serialization.MAGIC_NUMBER`, `PROTOCOL_VERSION`)."""
+"""The first two values of an old file (torch 2.13, `serialization.MAGIC_NUMBER`, `PROTOCOL_VERSION`)."""
 
 _FIRST_READ_BYTES = 64 << 10
 _COUNT_BYTES = 8
-"""Before each storage of an old file: how many elements it has."""
+"""Size of the number of elements, which stands before each storage of an old file."""
 
 _ZIP = b"PK\3\4"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a storage lies: from byte `start` of its file, `bytes` long."""
+    """The place of a storage in its file: the first byte and the length in bytes."""
 
     start: int
     bytes: int
 
 
 Locate = Callable[[Iterable[Storage]], Mapping[str, Place]]
-"""Finds where storages lie, by key."""
+"""Finds the places of storages, by key."""
 
 
 def open_bin(source: Files, file: FileEntry) -> tuple[Any, Locate]:
-    """Return what the pickle in `file` holds, and what finds the storages that it names.
+    """Return the value of the pickle in `file`, and a function that finds the storages that it names.
 
     Raises PickleRefused, ZipRefused, SourceError.
     """
@@ -59,7 +60,7 @@ def open_bin(source: Files, file: FileEntry) -> tuple[Any, Locate]:
 
 
 class Reader:
-    """Reads a file in few requests: what was read once is not asked for again."""
+    """Reads a file in few requests, because it keeps bytes that it has read."""
 
     tail_bytes: ClassVar[int] = TAIL_BYTES
 
@@ -80,19 +81,19 @@ class Reader:
         return data[: end - start]
 
     def exactly(self, start: int, end: int) -> bytes:
-        """Return the bytes `[start, end)`, which nobody asks for again."""
+        """Return the bytes `[start, end)` without keeping them."""
         return b"".join(self.source.read(self.file.path, start, end))
 
 
 def open_zip(reader: Reader) -> tuple[Any, Locate]:
-    """Return what the pickle holds, and what finds the storages that it names.
+    """Return the value of the pickle, and a function that finds the storages that it names.
 
     Raises PickleRefused, ZipRefused, SourceError.
     """
     size = reader.file.bytes
     directory = find_directory(reader.read(max(0, size - reader.tail_bytes), size), size)
     if directory.end - directory.start > MAX_DIRECTORY_BYTES:
-        raise ZipRefused(f"its directory has more than {format_bytes(MAX_DIRECTORY_BYTES)}")
+        raise ZipRefused(f"its directory is larger than {format_bytes(MAX_DIRECTORY_BYTES)}")
     records = parse_directory(reader.read(directory.start, directory.end), directory)
     folder = next(iter(records), "").split("/")[0]
     pickle, order = records.get(f"{folder}/data.pkl"), records.get(f"{folder}/byteorder")
@@ -103,7 +104,8 @@ def open_zip(reader: Reader) -> tuple[Any, Locate]:
     if order and (order.bytes > 10 or _content(reader, order) != b"little"):
         raise _unstreamable(reader.file, "it was written on a big-endian machine")
     if pickle.bytes > MAX_PICKLE_BYTES:
-        raise PickleRefused(f"its data.pkl has {format_bytes(pickle.bytes)}; {format_bytes(MAX_PICKLE_BYTES)} are read")
+        limit = format_bytes(MAX_PICKLE_BYTES)
+        raise PickleRefused(f"its data.pkl ({format_bytes(pickle.bytes)}) is larger than the limit of {limit}")
 
     def locate(storages: Iterable[Storage]) -> dict[str, Place]:
         by_key = {}
@@ -135,7 +137,7 @@ def _content(reader: Reader, record: Record) -> bytes:
 
 
 def _read_old(reader: Reader) -> tuple[Any, Locate]:
-    """Return the same of a file that torch wrote before 1.6."""
+    """Return the same as `open_zip` for a file from a torch before 1.6."""
     wanted = _FIRST_READ_BYTES
     while True:
         try:
@@ -153,27 +155,27 @@ def _read_pickles(data: bytes, file: FileEntry) -> tuple[Any, Locate]:
     protocol = read_pickle(data, magic.end)
     machine = read_pickle(data, protocol.end)
     if protocol.value != _PROTOCOL or not isinstance(machine.value, dict):
-        raise PickleRefused("no version of torch wrote it")
+        raise PickleRefused("no known version of torch wrote it")
     if machine.value.get("little_endian") is not True:
         raise _unstreamable(file, "it was written on a big-endian machine")
     pickle = read_pickle(data, machine.end, id_parts=6)
     keys = read_pickle(data, pickle.end)
     listed = keys.value if isinstance(keys.value, list) else []
     if not all(isinstance(key, str) for key in listed) or sorted(listed) != sorted(pickle.storages):
-        raise PickleRefused("it names other storages than it has")
+        raise PickleRefused("its list of storages does not match the storages that its tensors use")
     places, start = dict[str, Place](), keys.end
     for key in listed:
         size = pickle.storages[key].count * item_bytes(pickle.storages[key].dtype)
         places[key] = Place(start + _COUNT_BYTES, size)
         start += _COUNT_BYTES + size
     if start != file.bytes:
-        raise PickleRefused(f"its storages end at byte {start}, and it at byte {file.bytes}")
+        raise PickleRefused(f"its storages end at byte {start}, but the file ends at byte {file.bytes}")
     return pickle.value, lambda storages: places
 
 
 def _unstreamable(file: FileEntry, problem: str) -> SourceError:
     return SourceError(
-        f"The bytes of {file.path} cannot be streamed: {problem}.",
-        "Add --engine classic, which loads the model in a process of its own and saves it again.",
+        f"{file.path} cannot be streamed: {problem}.",
+        "Add --engine classic, which loads the model in its own process and saves it again.",
         Remedy("use_classic_engine"),
     )

@@ -1,6 +1,6 @@
-"""Say what torch's own functions would have made of the words of a pickle, as inert values. Pure; calls none of them.
+"""Make inert values that stand for the results of torch's functions in a pickle. Pure. Calls none of them.
 
-Names and calls are those that torch's weights-only reader allows (torch 2.13, `_weights_only_unpickler`).
+The allowed names and calls are those of torch's weights-only reader (torch 2.13, `_weights_only_unpickler`).
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from sharding.core.limits import MAX_DIMENSIONS
 
 _INT32_END = 1 << 31
 ID_PARTS = 5
-"""Words that name a storage: what it is, its class, key, device and length. Old files have a sixth, and no bytes."""
+"""Parts of the name of a storage: kind, class, key, device and length. Old files have a sixth part, and no bytes."""
 
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
@@ -24,7 +24,7 @@ _STORAGES = {
 STORAGE_DTYPES = {f"torch.{name}": dtype for name, dtype in _STORAGES.items()} | {
     f"torch.cuda.{name}": dtype for name, dtype in _STORAGES.items() if not name.startswith("Q")
 }
-"""Classes of storages, and torch's name for the dtype of what is in them."""
+"""Classes of storages, and torch's names for the dtypes in them."""
 UNTYPED = "torch.storage.UntypedStorage"
 
 DTYPES = frozenset(f"torch.{name}" for name in BY_TORCH)
@@ -35,9 +35,9 @@ _OTHER_TENSORS = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
     "torch._utils._rebuild_nested_tensor": "a nested tensor",
     "torch._utils._rebuild_meta_tensor_no_storage": "a tensor without data",
-    "torch._utils._rebuild_wrapper_subclass": "a tensor of a class of its own",
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device",
-    "torch._utils._rebuild_device_tensor_from_numpy": "a tensor of another device",
+    "torch._utils._rebuild_wrapper_subclass": "a tensor of a custom class",
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor on another device",
+    "torch._utils._rebuild_device_tensor_from_numpy": "a tensor on another device",
 }
 _OTHER_CALLS = {
     "_codecs.encode", "builtins.bytearray", "builtins.complex", "builtins.set", "collections.Counter",
@@ -50,12 +50,12 @@ _OTHER_NAMES = {
 
 
 class PickleRefused(ValueError):
-    """The pickle does what no checkpoint of tensors needs, or is no pickle; the message is the rest of a sentence."""
+    """The pickle is invalid, or does something that no checkpoint needs. Its message completes a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a tensor's elements lie: the record `key`, of `count` elements (bytes, where `dtype` is None)."""
+    """The storage of a tensor's elements: the record `key` with `count` elements (bytes if `dtype` is None)."""
 
     key: str
     dtype: str | None
@@ -64,7 +64,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that lies in a storage; `offset` and `strides` count elements of `dtype`, which is torch's name."""
+    """A tensor in a storage. `offset` and `strides` count elements of `dtype`, which is torch's name."""
 
     storage: Storage
     dtype: str
@@ -75,7 +75,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Something that may stand in a checkpoint and is nothing to stream; `is_tensor` if it would have to be."""
+    """An allowed value in a checkpoint that is not streamed. With `is_tensor`, it is a tensor that cannot be."""
 
     what: str
     is_tensor: bool = False
@@ -83,20 +83,20 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that the pickle asks for: a class, a function or a dtype."""
+    """A name in the pickle: of a class, a function or a dtype."""
 
     name: str
 
 
 class Ordered(dict[Any, Any]):
-    """What stands for an OrderedDict."""
+    """Stands for an OrderedDict."""
 
 
 def key_of(key: Any) -> str | int:
-    """Return a key for a dictionary. Raises PickleRefused for what anybody could make collide, or take long to hash."""
+    """Return a key for a dictionary. Raises PickleRefused for a key that could collide or be slow to hash."""
     if type(key) is str or (type(key) is int and -_INT32_END <= key < _INT32_END):
         return key
-    raise PickleRefused("it has a dictionary whose keys are neither texts nor small numbers")
+    raise PickleRefused("it has a dictionary with keys that are neither text nor small numbers")
 
 
 def _is_count(value: Any) -> bool:
@@ -104,14 +104,14 @@ def _is_count(value: Any) -> bool:
 
 
 def storage_of(reference: Any, parts: int) -> Storage:
-    """Return the storage that a persistent id names; the sixth part, in old files, would be a view."""
+    """Return the storage that a persistent id names. A sixth part, in old files, must not describe a view."""
     if (
         not isinstance(reference, tuple)
         or len(reference) != parts
         or reference[0] != "storage"
         or reference[5:] not in ((), (None,))
     ):
-        raise PickleRefused("it refers to something else than a storage")
+        raise PickleRefused("it refers to something that is not a storage")
     kind, key, location, count = reference[1:5]
     named = kind.name if isinstance(kind, Global) else ""
     if (
@@ -120,15 +120,15 @@ def storage_of(reference: Any, parts: int) -> Storage:
         or not isinstance(location, str)
         or not _is_count(count)
     ):
-        raise PickleRefused("it describes a storage that cannot be")
+        raise PickleRefused("it describes an impossible storage")
     return Storage(key, STORAGE_DTYPES.get(named), count)
 
 
 def called(function: Any, arguments: Any) -> Any:
-    """Return what stands for `function(*arguments)`. Raises PickleRefused where torch would not call it."""
+    """Return a stand-in for `function(*arguments)`. Raises PickleRefused if torch would not call it."""
     name = function.name if isinstance(function, Global) else ""
     if not isinstance(arguments, tuple):
-        raise PickleRefused("it calls something with no arguments")
+        raise PickleRefused("it calls something without a list of arguments")
     if name in _CALLS:
         fewest, most, call = _CALLS[name]
         if not fewest <= len(arguments) <= most:
@@ -138,16 +138,16 @@ def called(function: Any, arguments: Any) -> Any:
         return Other(_OTHER_TENSORS[name], is_tensor=True)
     if name in _OTHER_CALLS:
         return Other(name)
-    raise PickleRefused(f"it calls what cannot be called{f': {name}' if name else ''}")
+    raise PickleRefused(f"it calls {name or 'something'}, which is not allowed")
 
 
 def _ordered(pairs: Any = ()) -> Ordered:
     dictionary = Ordered()
     if not isinstance(pairs, list | tuple):
-        raise PickleRefused("it makes a dictionary of what are no pairs")
+        raise PickleRefused("it creates a dictionary from something that is not a list of pairs")
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise PickleRefused("it makes a dictionary of what are no pairs")
+            raise PickleRefused("it creates a dictionary from something that is not a list of pairs")
         dictionary[key_of(pair[0])] = pair[1]
     return dictionary
 
@@ -155,7 +155,7 @@ def _ordered(pairs: Any = ()) -> Ordered:
 def _tensor(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any = False, hooks: Any = None, metadata: Any = None
 ) -> StoredTensor | Other:
-    """`_rebuild_tensor` and `_rebuild_tensor_v2`."""
+    """Stand in for `_rebuild_tensor` and `_rebuild_tensor_v2`."""
     dtype = storage.dtype if isinstance(storage, Storage) and storage.dtype else "None"
     return _tensor_v3(storage, offset, shape, strides, grad, hooks, Global(f"torch.{dtype}"), metadata)
 
@@ -164,12 +164,12 @@ def _tensor_v3(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, metadata: Any = None
 ) -> StoredTensor | Other:
     if not isinstance(storage, Storage) or not isinstance(dtype, Global) or dtype.name not in DTYPES:
-        raise PickleRefused("it makes a tensor of what is no storage")
+        raise PickleRefused("it creates a tensor without a valid storage or dtype")
     sizes = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
     if not sizes or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, (offset, *shape, *strides))):
-        raise PickleRefused("it makes a tensor whose offset, shape or strides cannot be")
+        raise PickleRefused("it creates a tensor with an impossible offset, shape or strides")
     if not isinstance(metadata, dict | None):
-        raise PickleRefused("it makes a tensor with metadata that are none")
+        raise PickleRefused("it creates a tensor with invalid metadata")
     _check_gradient(dtype.name, grad, hooks)
     if metadata:
         return Other("a conjugated or negated view", is_tensor=True)
@@ -178,29 +178,29 @@ def _tensor_v3(
 
 def _check_gradient(dtype: str, grad: Any, hooks: Any) -> None:
     if type(grad) is not bool or not isinstance(hooks, dict | None):
-        raise PickleRefused("it makes a tensor that neither has nor lacks a gradient")
+        raise PickleRefused("it creates a tensor with invalid gradient settings")
     if grad and not dtype.startswith(("torch.float", "torch.bfloat", "torch.complex")):
-        raise PickleRefused("it makes whole numbers that would have a gradient")
+        raise PickleRefused("it creates a tensor of integers with a gradient")
 
 
 def _parameter(data: Any, grad: Any, hooks: Any, state: Any = None) -> StoredTensor | Other:
     if not isinstance(data, StoredTensor | Other) or (isinstance(data, Other) and not data.is_tensor):
-        raise PickleRefused("it makes a parameter of what is no tensor")
+        raise PickleRefused("it creates a parameter from something that is not a tensor")
     _check_gradient(f"torch.{data.dtype}" if isinstance(data, StoredTensor) else "torch.float", grad, hooks)
-    return Other("a parameter with attributes of its own", is_tensor=True) if state else data
+    return Other("a parameter with custom attributes", is_tensor=True) if state else data
 
 
 def _typed(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     if not isinstance(kind, Global) or function == Global("torch._tensor._rebuild_from_type_v2"):
-        raise PickleRefused("it makes a tensor of no class")
+        raise PickleRefused("it creates a tensor without a class")
     value = called(function, arguments)
     plain = kind.name in _TENSOR_TYPES and isinstance(value, StoredTensor) and not state
-    return value if plain else Other("a tensor with a class or attributes of its own", is_tensor=True)
+    return value if plain else Other("a tensor with a custom class or custom attributes", is_tensor=True)
 
 
 def _size(lengths: Any = ()) -> tuple[Any, ...]:
     if not isinstance(lengths, tuple | list) or not all(map(_is_count, lengths)):
-        raise PickleRefused("it makes a shape of what are no lengths")
+        raise PickleRefused("it creates a shape with invalid lengths")
     return tuple(lengths)
 
 
@@ -214,9 +214,9 @@ _CALLS: dict[str, tuple[int, int, Callable[..., Any]]] = {
     "torch._utils._rebuild_parameter_with_state": (4, 4, _parameter),
     "torch._tensor._rebuild_from_type_v2": (4, 4, _typed),
 }
-"""Fewest and most arguments of what is followed, and what stands in for it."""
+"""The functions that are followed: their fewest and most arguments, and the stand-in for each."""
 
 ALLOWED = frozenset(
     {UNTYPED, *STORAGE_DTYPES, *DTYPES, *_TENSOR_TYPES, *_OTHER_TENSORS, *_OTHER_CALLS, *_OTHER_NAMES, *_CALLS}
 )
-"""Names that may stand in a pickle; a subset of those of the weights-only reader."""
+"""Names that a pickle may use, a subset of the names that the weights-only reader allows."""

@@ -1,9 +1,9 @@
-"""Read a pickle of tensors into inert values. Pure; nothing in it is called, imported or built.
+"""Read a pickle of tensors into inert values. Pure. Calls, imports and builds nothing from it.
 
-The instructions are those of torch's weights-only reader (torch 2.13, `_weights_only_unpickler.Unpickler`), followed
-one by one: what it refuses is refused. Where it would call something of torch's own, a value stands in (`stand_ins`).
-Beyond it are refused: more instructions than any checkpoint has, and dictionary keys other than text and small
-numbers, whose hashes nobody can make collide.
+The instructions are those of torch's weights-only reader (torch 2.13, `_weights_only_unpickler.Unpickler`). Everything
+that it refuses is refused here. If it would call a function of torch, a value stands in for the result: see
+`torch_globals`. Two more things are refused: more instructions than any checkpoint has, and dictionary keys other than
+text and small numbers. Nobody can make the hashes of such keys collide.
 """
 
 import struct
@@ -27,12 +27,12 @@ from sharding.formats.torch_globals import (
 
 
 class PickleCut(PickleRefused):
-    """The pickle goes on beyond the bytes that are there."""
+    """The pickle continues after the end of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pickle:
-    """What a pickle holds, the storages that it names, by key, and where it ends."""
+    """The value of a pickle, the storages that it names (by key), and the byte where it ends."""
 
     value: Any
     storages: Mapping[str, Storage]
@@ -40,28 +40,28 @@ class Pickle:
 
 
 def read_pickle(data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> Pickle:
-    """Return the pickle at `data[start:]`, in which a storage is named by `id_parts` words.
+    """Return the pickle at `data[start:]`. The name of a storage in it has `id_parts` parts.
 
-    Dictionaries, lists, tuples, texts and numbers are themselves; tensors are `StoredTensor`, all else is `Other`.
-    Time and memory grow with the instructions, of which `MAX_PICKLE_STEPS` are followed. Raises PickleRefused.
+    Dictionaries, lists, tuples, texts and numbers are themselves. Tensors are `StoredTensor`, and everything else is
+    `Other`. Time and memory grow with the number of instructions, at most `MAX_PICKLE_STEPS`. Raises PickleRefused.
     """
     machine = Machine(data, start, id_parts)
     try:
         value = machine.run()
         return Pickle(value, machine.storages, machine.position)
     except (IndexError, KeyError) as error:
-        raise PickleRefused("it takes what is not there") from error
+        raise PickleRefused("it uses a value that does not exist") from error
 
 
 class Machine:
-    """One run through a pickle: what its instructions leave on a stack. `run` raises PickleRefused."""
+    """One run through a pickle, with the stack of its instructions. `run` raises PickleRefused."""
 
     steps: ClassVar[Mapping[int, Callable[[Any], None]]] = {}
     most_steps: ClassVar[int] = MAX_PICKLE_STEPS
     reader: ClassVar[str] = "torch's weights-only reader"
 
     def __init__(self, data: bytes, start: int = 0, id_parts: int = ID_PARTS) -> None:
-        """Begin at `data[start:]`, where a storage is named by `id_parts` words."""
+        """Start at `data[start:]`, where the name of a storage has `id_parts` parts."""
         self.position = start
         self.storages: dict[str, Storage] = {}
         self._data = data
@@ -72,12 +72,12 @@ class Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Follow all instructions; return what is left in the end."""
+        """Follow all instructions. Return the value that remains at the end."""
         data, size, steps = self._data, len(self._data), self.steps
         while self.position < size and (code := data[self.position]) != _STOP:
             step = steps.get(code)
             if step is None:
-                raise PickleRefused(f"{self.reader} lacks its instruction {bytes([code])!r}")
+                raise PickleRefused(f"{self.reader} does not support its instruction {bytes([code])!r}")
             self.position += 1
             step(self)
             self._spend(1)
@@ -115,7 +115,7 @@ class Machine:
 
     def _push_global(self) -> None:
         module, name = self._line(), self._line()
-        # What protocol 2 calls by the names of Python 2.
+        # Protocol 2 uses the names of Python 2.
         full = f"{'builtins' if module == '__builtin__' else module}.{name}"
         if full not in ALLOWED:
             raise PickleRefused(f"it asks for {full[:100]!r}, which torch's weights-only reader does not allow")
@@ -124,19 +124,19 @@ class Machine:
     def _call(self) -> None:
         arguments, function = self._stack.pop(), self._stack[-1]
         if isinstance(arguments, tuple) and len(arguments) == 1 and isinstance(arguments[0], list | tuple):
-            self._spend(len(arguments[0]))  # one long list may be given to many calls
+            self._spend(len(arguments[0]))  # many calls may share one long list
         self._stack[-1] = called(function, arguments)
 
     def _make(self) -> None:
         arguments, kind = self._stack.pop(), self._stack.pop()
         if kind != Global("collections.OrderedDict") or arguments != ():
-            raise PickleRefused("it makes an object of another class than a dictionary")
+            raise PickleRefused("it creates an object that is not a dictionary")
         self._stack.append(Ordered())
 
     def _build(self) -> None:
         state = self._stack.pop()
         if type(self._stack[-1]) is not Ordered or not isinstance(state, dict):
-            raise PickleRefused("it sets the state of something that is no dictionary")
+            raise PickleRefused("it sets the state of something that is not a dictionary")
 
     def _store(self) -> None:
         storage = self._stack[-1] = storage_of(self._stack[-1], self._id_parts)
@@ -151,13 +151,13 @@ class Machine:
 
     def _append(self, items: list[Any]) -> None:
         if type(self._stack[-1]) is not list:
-            raise PickleRefused("it appends to what is no list")
+            raise PickleRefused("it appends to something that is not a list")
         self._stack[-1].extend(items)
 
     def _set(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) not in (dict, Ordered) or len(items) % 2:
-            raise PickleRefused("it puts items into what is no dictionary")
+            raise PickleRefused("it adds items to something that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[self._key(key)] = value
 
@@ -166,7 +166,7 @@ class Machine:
 
     def _last(self, count: int) -> None:
         if len(self._stack) < count:
-            raise PickleRefused("it takes what is not there")
+            raise PickleRefused("it uses a value that does not exist")
         self._stack[-count:] = [tuple(self._stack[-count:])]
 
     def _push(self, value: Any) -> None:
@@ -177,18 +177,18 @@ class Machine:
 
     def _pop_last(self, count: int) -> list[Any]:
         if len(self._stack) < count:
-            raise PickleRefused("it takes what is not there")
+            raise PickleRefused("it uses a value that does not exist")
         items = self._stack[-count:]
         del self._stack[-count:]
         return items
 
 
 def text_of(data: bytes, errors: str = "strict") -> str:
-    """Return a text of a pickle. Raises PickleRefused."""
+    """Return `data` as text. Raises PickleRefused if it is not UTF-8."""
     try:
         return str(data, "utf-8", errors)
     except UnicodeDecodeError as error:
-        raise PickleRefused("it holds a text that is no UTF-8") from error
+        raise PickleRefused("it contains text that is not UTF-8") from error
 
 
 _STOP = ord(".")
@@ -227,5 +227,5 @@ STEPS: dict[int, Callable[[Machine], None]] = {
     ord("q"): lambda m: m._remember(m._number(1)),
     ord("r"): lambda m: m._remember(m._number(4)),
 }
-"""What each instruction does, by its code (pickletools of Python 3.11)."""
+"""The action of each instruction, by its code (pickletools of Python 3.11)."""
 Machine.steps = STEPS

@@ -1,18 +1,18 @@
-"""Find where each record of a zip file lies, as torch writes and reads them. Pure.
+"""Find each record of a zip file, as torch writes and reads them. Pure.
 
-PKWARE's APPNOTE 6.3.10, as far as torch 2.13 (`caffe2/serialize/inline_container.cc` over miniz) follows it: records
-that are stored as they are, one after another, then the directory, then the end. What could be read in two ways, two
-records on the same bytes or under one name, a directory that is not where it should be, is refused.
+The format is PKWARE's APPNOTE 6.3.10, as far as torch 2.13 (`caffe2/serialize/inline_container.cc` over miniz) follows
+it. Records are stored without compression, one after another. The directory and the end follow them. Ambiguous files
+are refused: two records on the same bytes or with one name, or a directory in the wrong place.
 """
 
 import struct
 from dataclasses import dataclass
 
 TAIL_BYTES = (1 << 16) + 22 + 20 + 56
-"""The last bytes of a file: a comment of any length, the end, and the two records that large files have before it."""
+"""Size of the last bytes of a file: a comment of any length, the end, and two records that large files have."""
 
 LOCAL_BYTES = 30
-"""A record's own header, without the name and the padding that follow it."""
+"""Size of a record's own header, without the name and the padding after it."""
 
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -25,12 +25,12 @@ _ENCRYPTED, _DESCRIBED_BEHIND = 1, 8
 
 
 class ZipRefused(ValueError):
-    """The file is no zip file that torch would have written; the message is the rest of a sentence."""
+    """The file is not a zip file that torch would write. Its message completes a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Where the directory lies, `[start, end)`, and how many records it has."""
+    """The place of the directory, `[start, end)`, and its number of records."""
 
     start: int
     end: int
@@ -39,9 +39,9 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record: `[header_start, limit)` is all that belongs to it, `bytes` what is in it.
+    """A record with all its bytes in `[header_start, limit)`. Its content has `bytes` bytes.
 
-    `start` is where that begins; None where only the record's own header can tell.
+    `start` is the first byte of the content, or None if only the record's own header can tell.
     """
 
     name: str
@@ -53,30 +53,30 @@ class Record:
 
 
 def find_directory(tail: bytes, file_bytes: int) -> Directory:
-    """Return where the directory is, from the last `TAIL_BYTES` of a file of `file_bytes`. Raises ZipRefused."""
+    """Return the place of the directory, from the last `TAIL_BYTES` of a file of `file_bytes`. Raises ZipRefused."""
     at = tail.rfind(b"PK\5\6")
     if at < 0 or len(tail) - at < _END.size:
-        raise ZipRefused("it has no end, so it was cut off or is no zip file")
+        raise ZipRefused("it has no end record, so it is cut off or not a zip file")
     _, disk, first_disk, here, records, size, start, comment = _END.unpack_from(tail, at)
     if at + _END.size + comment != len(tail):
-        raise ZipRefused("something follows its end")
+        raise ZipRefused("it has bytes after its end")
     end = file_bytes - len(tail) + at
     locator = at - _LOCATOR.size
     if locator >= 0 and tail.startswith(b"PK\6\7", locator):
         at = _LOCATOR.unpack_from(tail, locator)[2] - (file_bytes - len(tail))
         if not 0 <= at <= locator - _END64.size or not tail.startswith(b"PK\6\6", at):
-            raise ZipRefused("its end points elsewhere than to its directory")
+            raise ZipRefused("its end does not point to its directory")
         _, _, _, _, disk, first_disk, here, records, size, start = _END64.unpack_from(tail, at)
         end = file_bytes - len(tail) + at
     if disk or first_disk or here != records:
-        raise ZipRefused("it is one part of several")
+        raise ZipRefused("it is only one part of a split archive")
     if start + size != end:
         raise ZipRefused("its directory is not where its end says")
     return Directory(start, end, records)
 
 
 def parse_directory(data: bytes, place: Directory) -> dict[str, Record]:
-    """Return the records by name, as they lie one after another, from the bytes of the directory. Raises ZipRefused."""
+    """Return the records by name, in file order, from the bytes of the directory. Raises ZipRefused."""
     entries = []
     position = 0
     for _ in range(place.records):
@@ -100,7 +100,7 @@ def parse_directory(data: bytes, place: Directory) -> dict[str, Record]:
         if text in records:
             raise ZipRefused(f"it has {text[:100]!r} twice")
         if header_start + LOCAL_BYTES + len(name) + packed > limit:
-            raise ZipRefused(f"{text[:100]!r} overlaps what follows it")
+            raise ZipRefused(f"{text[:100]!r} overlaps the bytes after it")
         stored = method == 0 and packed == size and not flags & _ENCRYPTED
         start = _expected_start(header_start, len(name), size, bool(flags & _DESCRIBED_BEHIND), limit)
         records[text] = Record(text, header_start, limit, size, start, stored)
@@ -108,18 +108,18 @@ def parse_directory(data: bytes, place: Directory) -> dict[str, Record]:
 
 
 def start_from_header(record: Record, header: bytes) -> int:
-    """Return where a record's bytes begin, from the first `LOCAL_BYTES` of its own header. Raises ZipRefused."""
+    """Return the first byte of a record's content, from the first `LOCAL_BYTES` of its header. Raises ZipRefused."""
     if len(header) != LOCAL_BYTES or not header.startswith(b"PK\3\4"):
         raise ZipRefused(f"{record.name[:100]!r} is not where its directory says")
     name_bytes, extra_bytes = _LOCAL.unpack(header)[9:11]
     start: int = record.header_start + LOCAL_BYTES + name_bytes + extra_bytes
     if start + record.bytes > record.limit:
-        raise ZipRefused(f"{record.name[:100]!r} overlaps what follows it")
+        raise ZipRefused(f"{record.name[:100]!r} overlaps the bytes after it")
     return start
 
 
 def _wide(fields: tuple[int, ...], extra: bytes) -> tuple[int, int, int]:
-    """Return start of the header, packed size and size: where they exceed 32 bits they stand in field 1 of `extra`."""
+    """Return start of the header, packed size and size. Values beyond 32 bits stand in field 1 of `extra`."""
     packed, size, header_start = fields[8], fields[9], fields[16]
     wide = b""
     while len(extra) >= 4:
@@ -141,14 +141,14 @@ def _safe_name(name: bytes) -> str:
     try:
         text = name.decode()
     except UnicodeDecodeError as error:
-        raise ZipRefused("it has a record whose name is no text") from error
+        raise ZipRefused("the name of a record is not text") from error
     if not text or text.startswith("/") or "\\" in text or "\0" in text or ".." in text.split("/"):
         raise ZipRefused(f"it has a record with the path {text[:100]!r}, which leads out of it")
     return text
 
 
 def _expected_start(header_start: int, name_bytes: int, size: int, has_descriptor: bool, limit: int) -> int | None:
-    """Return where torch begins the bytes of a record (`getPadding`), if then they end where the next one begins."""
+    """Return where torch starts a record's content (`getPadding`), or None if it would not end at `limit`."""
     start = header_start + LOCAL_BYTES + name_bytes + 4
     wide_size, wide_start = size >= _MAX32, header_start >= _MAX32
     if wide_size or wide_start:

@@ -1,1 +1,1 @@
-"""What transformers knows of a model."""
+"""Find out what transformers knows about a model."""

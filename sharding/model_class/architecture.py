@@ -1,4 +1,4 @@
-"""Ask, in a child process on the meta device, what transformers knows of a model."""
+"""Ask transformers about a model, in a child process on the meta device."""
 
 import json
 import signal
@@ -22,12 +22,12 @@ from sharding.model_class.claims import refuse_contradiction
 from sharding.model_class.class_table import hints_from_table
 
 _TOO_LONG = "transformers took too long to build this model without weights."
-_LEAVE_OUT = "Check its config.json. A plan by size in natural order, without a cast, asks nothing of transformers."
+_LEAVE_OUT = "Check its config.json. Or plan by size in natural order without a cast, which does not need transformers."
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of the model: its name in memory, the names that it is saved under, and its size when loaded."""
+    """A tensor of the model: its name in memory, its names in files, and its size when loaded."""
 
     name: str
     saved_as: tuple[str, ...]
@@ -36,9 +36,9 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What is known of a model class: hints, each as transformers 5.23 has it.
+    """What transformers 5.23 knows about a model class.
 
-    `blocks` are the modules of `no_split_classes`; `weights` has every tensor once.
+    `blocks` are the modules of `no_split_classes`. `weights` has every tensor once.
     """
 
     class_name: str
@@ -54,10 +54,10 @@ def ask_architecture(
     budgets: Mapping[str, int] | None = None,
     limit_seconds: float = ARCHITECTURE_SECONDS,
 ) -> Architecture:
-    """Return what is known of the model that the config.json of `checkpoint` describes, as loaded in torch's `dtype`.
+    """Return the architecture that the config.json of `checkpoint` describes, as if loaded in torch's `dtype`.
 
-    With `budgets` (device to bytes) the answer has accelerate's device map for them. Raises SourceError where
-    transformers has no class for it, or only code of the repo has; ModelRefused as `hints_for` does.
+    With `budgets` (device to bytes), the answer has accelerate's device map for them. Raises SourceError if
+    transformers has no class for the model, or only the repo has code for it. Raises ModelRefused as in `hints_for`.
     """
     config = checkpoint.configs[""]
     refuse_contradiction(config, (tensor.shape for tensor in checkpoint.tensors))
@@ -68,12 +68,12 @@ def ask_architecture(
 def hints_for(
     checkpoint: Checkpoint, options: Options, *, limit_seconds: float = ARCHITECTURE_SECONDS
 ) -> dict[str, ModelHints]:
-    """Return what transformers knows of each component, by its folder; nothing for a plan that needs none of it.
+    """Return hints about each component, by its folder. The result is empty if the plan needs no hints.
 
-    The table in this package answers what it can. Otherwise it takes seconds, in which another process imports
-    transformers and reads no weights. Raises Refused where transformers itself must be asked and is not installed,
-    ModelRefused where a config.json claims far more than the headers can hold, or the answers take longer than
-    `limit_seconds` or more memory than is allowed.
+    The table in this package answers what it can. Otherwise another process imports transformers, which takes seconds
+    and reads no weights. Raises Refused if transformers is needed but not installed. Raises ModelRefused if a
+    config.json claims far more than the headers can hold. Raises it too if the answers take longer than `limit_seconds`
+    or more memory than allowed.
     """
     if not options.asks_class:
         return {}
@@ -84,14 +84,14 @@ def hints_for(
 def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds: float) -> ModelHints:
     config = checkpoint.configs[folder]
     inside = [tensor for tensor in checkpoint.tensors if tensor.folder == folder]
-    if '"model_type"' not in config:  # so no class of transformers is looked for
+    if '"model_type"' not in config:  # then transformers has no class for it
         return ModelHints(unknown=f"{folder}config.json names no model type.")
     if not options.asks_library:
         blocks = options.strategy == "blocks"
         if hints := hints_from_table(config, inside, folder, options.dtype, with_blocks=blocks):
             return hints
         if not is_installed("transformers"):
-            reason = "its class is not in this tool's table, and transformers, which may know it, is not installed."
+            reason = "Its class is not in this tool's table, and transformers, which may know it, is not installed."
             return ModelHints(unknown=reason)
     refuse_contradiction(config, (tensor.shape for tensor in inside), folder)
     tensors = [(tensor.name.removeprefix(folder), tensor.dtype, tensor.shape) for tensor in inside]
@@ -107,9 +107,10 @@ def _hints(checkpoint: Checkpoint, folder: str, options: Options, limit_seconds:
 
 
 def _as_if_ordinary(config: str, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Return what is asked of a quantized checkpoint: of its class, which is the same without that.
+    """Return the question about a quantized checkpoint, as if it were not quantized. The class does not change.
 
-    Most quantizers of transformers 5.23 want libraries and a GPU, and that of FP8 cannot save a mixture of experts.
+    Most quantizers of transformers 5.23 need extra libraries and a GPU. The FP8 quantizer cannot save a mixture of
+    experts.
     """
     return {
         "config": without_quantization(config),
@@ -120,13 +121,13 @@ def _as_if_ordinary(config: str, tensors: Iterable[tuple[str, str, tuple[int, ..
 
 
 def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECTURE_SECONDS) -> Any:
-    """Return what `model_class.meta_model` answers in a process of its own; both are described there.
+    """Return the answer of `model_class.meta_model`, which runs in its own process. It describes question and answer.
 
-    Raises ModelRefused where it takes longer than `limit_seconds`, and is killed, or more memory than is allowed;
-    SourceError where it breaks, or has no class for the model.
+    Raises ModelRefused if the process takes longer than `limit_seconds`, and kills it, or needs more memory than
+    allowed. Raises SourceError if the process fails, or has no class for the model.
     """
     limit_seconds = max(limit_seconds, 0.001)
-    # A file: of what a library says at length the end is read.
+    # A library may write a lot to standard error, so a file takes it and only its end is read.
     with TemporaryFile() as errors:
         try:
             done = subprocess.run(
@@ -143,7 +144,7 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
         lines = errors.read().decode(errors="replace").strip().splitlines()
     if done.returncode == -signal.SIGALRM:
         raise ModelRefused(_TOO_LONG, _LEAVE_OUT)
-    if done.returncode < 0:  # as where there is no memory in the midst of a library
+    if done.returncode < 0:  # for example, a library ran out of memory
         killer = signal.Signals(-done.returncode).name
         raise ModelRefused(f"transformers cannot build this model: its process was ended by {killer}.", _LEAVE_OUT)
     if done.returncode:
@@ -153,12 +154,12 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
     if "refused" in answer:
         raise ModelRefused(answer["refused"], _LEAVE_OUT)
     if "unsupported" in answer:
-        raise SourceError(answer["unsupported"], "Its files can still be inspected, planned and sharded.")
+        raise SourceError(answer["unsupported"], "You can still inspect, plan and shard its files.")
     return answer
 
 
 def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
-    """Return what `model_class.meta_model` has answered of what would be saved; names get `folder` before them."""
+    """Return the answer of `model_class.meta_model` about saved tensors as hints, with `folder` before every name."""
     cut = answer["pipeline"] or {}
     return ModelHints(
         answer["class_name"],
@@ -174,7 +175,7 @@ def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:
 
 
 def from_answer(answer: Mapping[str, Any]) -> Architecture:
-    """Return what `sharding.model_class.meta_model` has answered."""
+    """Return the answer of `sharding.model_class.meta_model` as an Architecture."""
     return Architecture(
         class_name=answer["class_name"],
         no_split_classes=tuple(answer["no_split_classes"]),

@@ -17,36 +17,36 @@ _DIMENSIONS = frozenset(
 
 
 def refuse_contradiction(config: str, shapes: Iterable[tuple[int, ...]], folder: str = "") -> None:
-    """Raise ModelRefused where `config` (a config.json) claims far more than tensors of `shapes` can hold.
+    """Raise ModelRefused if `config` (a config.json) claims far more than tensors of `shapes` can hold.
 
-    A layer has tensors, and the vocabulary is a dimension of one. Part of a checkpoint, as the file of one rank, lacks
-    most of what its configuration names: so no number is refused that a known model could have.
+    Every layer has tensors, and the vocabulary is a dimension of one. But a part of a checkpoint, such as the file of
+    one rank, lacks most of the model. So a number that a known model could have is never refused.
 
-    >>> refuse_contradiction('{"num_hidden_layers": 10000000}', [(96, 32)])
+    >>> refuse_contradiction('{"n_layer": 10000000}', [(96, 32)])
     Traceback (most recent call last):
         ...
-    sharding.core.errors.ModelRefused: config.json says num_hidden_layers 10,000,000, and there is 1 tensor beside it.
+    sharding.core.errors.ModelRefused: config.json sets n_layer to 10,000,000, but the weights have only 1 tensor.
     """
     dimensions = [max(shape, default=1) for shape in shapes]
     count, widest = len(dimensions), max(dimensions, default=0)
     for key, number in _numbers(config):
         if key in _LAYERS and number > max(count, LAYERS_TAKEN):
-            held = "there is 1 tensor beside it" if count == 1 else f"there are {count:,} tensors beside it"
+            held = "the weights have only 1 tensor" if count == 1 else f"the weights have only {count:,} tensors"
         elif number > max(widest, WORDS_TAKEN if key == "vocab_size" else WIDTH_TAKEN) and key in _DIMENSIONS:
-            held = f"no dimension of a tensor beside it is larger than {widest:,}"
+            held = f"no dimension of the weights is larger than {widest:,}"
         else:
             continue
         raise ModelRefused(
-            f"{folder}config.json says {key} {_written(number)}, and {held}.",
-            "Put the config.json beside the weights that belongs to them.",
+            f"{folder}config.json sets {key} to {_written(number)}, but {held}.",
+            "Use the config.json that belongs to these weights.",
         )
 
 
 def _numbers(config: str) -> Iterator[tuple[str, int]]:
-    """Yield every key of `config`, at whatever depth, that has a whole number."""
+    """Yield every key of `config` that has a whole number, at any depth."""
     try:
         waiting: list[Any] = [json.loads(config)]
-    except (ValueError, RecursionError):  # whoever reads it says so
+    except (ValueError, RecursionError):  # the code that uses the configuration reports this
         return
     while waiting:
         section = waiting.pop()
@@ -56,4 +56,4 @@ def _numbers(config: str) -> Iterator[tuple[str, int]]:
 
 
 def _written(number: int) -> str:
-    return f"{number:,}" if number < 10**15 else "of more than 15 digits"
+    return f"{number:,}" if number < 10**15 else "a number of more than 15 digits"

@@ -1,7 +1,8 @@
-"""What the classes of transformers are like, without asking them: a table in this package, which needs no library.
+"""Look up the classes of transformers in a table, without importing transformers.
 
-`make class-table` writes it from the installed transformers. It has every class that can be built from its defaults:
-which weights it keeps in fp32, which modules it never splits, whether it ties its embeddings to its head.
+`make class-table` writes the table from the installed transformers. It has every class that can be built from its
+defaults. For each class it says which weights stay in fp32, which modules are never split, and whether the embeddings
+are tied to the head.
 """
 
 import json
@@ -21,10 +22,10 @@ TABLE = Path(__file__).with_name("class_table.json")
 
 @dataclass(frozen=True, slots=True)
 class KnownClass:
-    """A class, with those of the models inside it.
+    """A class, together with the classes of the models inside it.
 
-    `kept` has regular expressions, searched in the names of tensors in files, by the dtype that is asked for: what they
-    find stays in fp32. `blocks` are the modules that are never split over devices, with * for their numbers.
+    `kept` has regular expressions for each dtype of a cast. A tensor stays in fp32 if one of them matches its name in
+    the files. `blocks` are the modules that are never split over devices, with * for their numbers.
     """
 
     name: str
@@ -33,7 +34,7 @@ class KnownClass:
 
 
 def known_class(config: Any) -> KnownClass | None:
-    """Return the class that transformers takes for `config` (the JSON of a config.json), None if it is not known.
+    """Return the class that transformers uses for `config` (the JSON of a config.json), or None if it is unknown.
 
     >>> known_class({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}).kept["fp16"]
     ('wo',)
@@ -57,9 +58,9 @@ def known_class(config: Any) -> KnownClass | None:
 def hints_from_table(
     config: str, tensors: Iterable[Tensor], folder: str, dtype: str, *, with_blocks: bool
 ) -> ModelHints | None:
-    """Return what the table knows of `tensors` of the model in `folder`, cast to `dtype`; None if it has no such class.
+    """Return hints from the table about `tensors` of the model in `folder`, cast to `dtype`.
 
-    `saved` has those alone that are kept in fp32 or, `with_blocks`, are in a block.
+    `saved` has only tensors that stay in fp32 and, `with_blocks`, tensors in a block. None if the class is unknown.
     """
     known = known_class(parsed_json(config))
     if not known:
@@ -81,14 +82,14 @@ def hints_from_table(
 def ties(config: Any) -> bool:
     """Return whether the model that `config` (the JSON of a config.json) describes ties its embeddings when loaded.
 
-    transformers 5.23 does so where `tie_word_embeddings` is true for the model, and for the part of it with the head,
-    if its class names what to tie (`PreTrainedModel.get_expanded_tied_weights_keys`). False where that is not known,
-    and where the class ties only some of its embeddings and heads.
+    transformers 5.23 ties them if `tie_word_embeddings` is true, both for the model and for its part with the head. Its
+    class must also name the tensors to tie (`PreTrainedModel.get_expanded_tied_weights_keys`). Returns False if this is
+    not known, or if the class ties only some of its embeddings and heads.
 
     >>> ties({"model_type": "gpt2"}), ties({"model_type": "gpt2", "tie_word_embeddings": False})
     (True, False)
     """
-    if not isinstance(config, dict) or "auto_map" in config:  # the repo's own code ties what it likes
+    if not isinstance(config, dict) or "auto_map" in config:  # nobody knows what the repo's own code ties
         return False
     types, kind = _table()["types"], config.get("model_type")
     if not isinstance(kind, str) or kind not in types:
@@ -108,7 +109,7 @@ def ties(config: Any) -> bool:
 
 
 _PARTS = ("text_config", "decoder")
-"""Where the configuration of a model of several has that of the part with the head."""
+"""Keys of a configuration that hold the configuration of the part with the head."""
 
 
 @cache
@@ -125,7 +126,7 @@ def _named(config: Mapping[str, Any]) -> list[str]:
 
 
 def _name_of(config: Mapping[str, Any]) -> str:
-    """Return the class that transformers takes: the first that is named and its own, else the base class."""
+    """Return the class that transformers uses: the first named class that the table has, else the base class."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _table()["types"]:
         return ""
@@ -134,7 +135,7 @@ def _name_of(config: Mapping[str, Any]) -> str:
 
 
 def _entries(name: str, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | None]:
-    """Yield what the table has of the class `name` and of those inside it, None for one that it does not have."""
+    """Yield the entries of the table for the class `name` and the classes inside it. An unknown class gives None."""
     entry = _table()["classes"].get(name)
     yield entry
     for key, usual in (entry or {}).get("parts", {}).items():
@@ -142,12 +143,12 @@ def _entries(name: str, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
         part = part if isinstance(part, dict) else {}
         kind = part.get("model_type", usual)
         known = _table()["types"].get(kind) if isinstance(kind, str) else None
-        if known is None or known["class"]:  # of a type without a base class the model takes another one, its own
+        if known is None or known["class"]:  # if the type has no base class, the model uses a class of its own
             yield from _entries(known["class"] if known else "", part)
 
 
 def _with_heads(kind: Any) -> list[Mapping[str, Any]]:
-    """Return the classes of a type that tie something, or part of it."""
+    """Return the classes of a type that tie weights of theirs, or of a part of them."""
     classes = _table()["classes"].values()
     return [entry for entry in classes if entry and entry["type"] == kind and "ties" in entry]
 

@@ -1,9 +1,15 @@
-"""Build a model without weights and say what transformers and accelerate know of it. A process of its own.
+"""Build a model without weights to find out what transformers and accelerate know about it. Runs as its own process.
 
-Standard input holds JSON: `config` (the text of a config.json), `dtype` (None: as configured) and either `budgets`
-(device to bytes, or None) or `tensors` (name, dtype and shape of each in the files) and `ranks` (of a pipeline, 0 for
-none), and `limit_seconds`, after which the process ends by itself; standard output gets one JSON object. With
-`is_quantized` (default: no) shapes need not be those of the class. No code of a repo is run.
+Standard input has one JSON object with these keys:
+
+- `config`: the text of a config.json.
+- `dtype`: torch's name of the dtype, or None for the configured one.
+- `limit_seconds`: the process ends after this time.
+- Either `budgets`: device to bytes, or None.
+- Or `tensors`: name, dtype and shape of each tensor in the files. With it, `ranks`: how many a pipeline has, or 0.
+- `is_quantized` (default: false): if true, shapes may differ from those of the class.
+
+Standard output gets one JSON object. No code of a repo is run.
 """
 
 import json
@@ -24,7 +30,7 @@ from sharding.model_class.model_pipeline import cut_over, in_files, tied_names
 from sharding.model_class.transformers_class import Unsupported, model_class
 
 _TORCH = {dtype.name: getattr(torch, dtype.torch) for dtype in BY_NAME.values() if dtype.torch}
-"""What safetensors calls torch's dtypes; tensors of others are passed over."""
+"""The dtypes of torch by their names in safetensors. Tensors of other dtypes are skipped."""
 _SAFETENSORS = {dtype: name for name, dtype in _TORCH.items()}
 
 
@@ -32,8 +38,8 @@ def main() -> None:
     """Answer one question."""
     asked = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    signal.setitimer(signal.ITIMER_REAL, asked["limit_seconds"])  # whoever asks may be gone by then
+    os.dup2(2, 1)  # libraries may print, which must not mix with the answer
+    signal.setitimer(signal.ITIMER_REAL, asked["limit_seconds"])  # the parent process may be gone by then
     _import_libraries()
     try:
         with memory_allowance(MODEL_MEMORY_BYTES):
@@ -43,25 +49,23 @@ def main() -> None:
     except MemoryError:
         answer = ""
     if not 0 < len(answer) <= MAX_DESCRIPTION_BYTES:
-        problem = (
-            f"building it without weights takes more memory than allowed, which is {format_bytes(MODEL_MEMORY_BYTES)}"
-        )
+        problem = f"even without weights it needs more memory than the limit of {format_bytes(MODEL_MEMORY_BYTES)}"
         answer = json.dumps({"refused": f"transformers cannot build this model: {problem}."})
     with out:
         out.write(answer)
 
 
 def _import_libraries() -> None:
-    """Import what every answer takes: large libraries, whose memory is not the model's."""
+    """Import the large libraries that every answer needs. Their memory does not count as the model's."""
     import accelerate  # noqa: F401
     from transformers import core_model_loading, logging, modeling_utils  # noqa: F401
 
     torch.set_num_threads(1)
-    logging.set_verbosity_error()  # else it tells at length which weights a model lacks
+    logging.set_verbosity_error()  # otherwise it lists all weights that the model lacks
 
 
 def describe(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of the model `asked` about. Raises Unsupported."""
+    """Return the answer to a question with `budgets`: see `Architecture`. Raises Unsupported."""
     from transformers.initialization import meta_device_safe_creation_ops
 
     cls, config = _class_of(asked["config"])
@@ -69,7 +73,7 @@ def describe(asked: dict[str, Any]) -> dict[str, Any]:
     with (
         torch.device("meta"),
         meta_device_safe_creation_ops(),
-    ):  # as from_pretrained does: buffers take no memory either
+    ):  # as in from_pretrained, so that buffers take no memory either
         model = cls._from_config(config, dtype=dtype)
     model.tie_weights()
     classes = sorted(model._no_split_modules or [])
@@ -85,11 +89,11 @@ def describe(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what would be saved of a checkpoint once it is loaded, as transformers 5.23 does both, without a byte.
+    """Return what transformers 5.23 would save after loading a checkpoint. No tensor bytes are needed.
 
-    `saved` has name, dtype, storage and block of every tensor, in the order of `PreTrainedModel.save_pretrained`,
-    `tied` groups of names that stand for one tensor; `pipeline` is what `model_pipeline.cut_over` returns. Raises
-    Unsupported.
+    `saved` has name, dtype, storage and block of every tensor, in the order of `PreTrainedModel.save_pretrained`.
+    `tied` has groups of names that stand for one tensor. `pipeline` is the result of `model_pipeline.cut_over`.
+    Raises Unsupported.
     """
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -101,7 +105,7 @@ def load_and_save(asked: dict[str, Any]) -> dict[str, Any]:
         if dtype in _TORCH
     }
     wanted = getattr(torch, asked["dtype"]) if asked["dtype"] else "auto"
-    with torch.device("meta"):  # what it computes for buffers once the weights are in place
+    with torch.device("meta"):  # also for the buffers that it computes after loading
         model = cls.from_pretrained(
             None,
             config=config,
@@ -132,20 +136,23 @@ def _class_of(text: str) -> tuple[Any, Any]:
 
 
 def blocks_in_files(model: Any, state: dict[str, Any]) -> dict[str, str]:
-    """Return the module around each tensor of `state` that is never split over devices, both as files name them."""
+    """Return the module around each tensor of `state` that is never split over devices.
+
+    Modules and tensors have their names in files.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     block_of = {}
     for block, inside in _by_block(model, state).items():
         names = list(revert_weight_conversion(model, inside))
-        if not all(name.startswith(f"{block}.") for name in names):  # it is called otherwise in the files
+        if not all(name.startswith(f"{block}.") for name in names):  # the module has another name in the files
             block = ".".join(os.path.commonprefix([name.split(".") for name in names])) or block
         block_of.update(dict.fromkeys(names, block))
     return block_of
 
 
 def _by_block(model: Any, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tensors of every module that is never split over devices, by the name of the outermost."""
+    """Return the tensors of every module that is never split over devices, by the name of the outermost module."""
     classes = set(model._no_split_modules or ())
     whole = {name for name, module in model.named_modules() if type(module).__name__ in classes}
     blocks: dict[str, dict[str, Any]] = {}
@@ -170,7 +177,7 @@ def _place(model: Any, budgets: dict[str, int], classes: list[str]) -> dict[str,
 
 
 def _weights(model: Any) -> list[dict[str, Any]]:
-    """Return every tensor once: its name in the model, the names it is saved under, its bytes; in natural order."""
+    """Return every tensor once, in natural order, with its name in the model, its names in files and its bytes."""
     from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
 
     kept = dict(model.named_parameters())

@@ -1,23 +1,25 @@
-"""Ask transformers how it cuts a model over the ranks of a pipeline. Runs in child processes only."""
+"""Ask transformers how it splits a model over the ranks of a pipeline. Runs only in child processes."""
 
 from collections.abc import Iterable
 from typing import Any
 
 _PARTS = ("embed_tokens", "layers", "norm")
-"""What transformers 5.23 cuts (`distributed.pipeline_parallel.apply_pipeline_parallelism`), beside the head."""
+"""The parts, besides the head, that transformers 5.23 splits.
+
+See `distributed.pipeline_parallel.apply_pipeline_parallelism`."""
 
 
 def cut_over(model: Any, ranks: int, stored: set[str]) -> dict[str, Any]:
-    """Return how transformers cuts `model` over `ranks`: its version, the layers of each, the stored names each loads.
+    """Return how transformers splits `model` over `ranks`: its version, and the layers and stored names of each rank.
 
-    A tensor that it gives to no rank is in none of them. `uncut` alone says why the model cannot be cut.
+    A tensor that belongs to no rank is left out. If the model cannot be split, the only key is `uncut` with the reason.
     """
     import transformers
     from transformers.distributed.pipeline_parallel import PipelineStage
 
     if reason := _refusal(model):
         return {"uncut": reason}
-    stage = PipelineStage.__new__(PipelineStage)  # its constructor wants the processes themselves
+    stage = PipelineStage.__new__(PipelineStage)  # its constructor needs the running processes
     stage.pp_size = ranks
     count = len(model.base_model.layers)
     rank_of = {name: stage.find_rank_for_key(name, count, model.base_model_prefix) for name in model.state_dict()}
@@ -43,7 +45,7 @@ def tied_names(model: Any) -> list[list[str]]:
 
 
 def in_files(model: Any, names: Iterable[str], stored: set[str]) -> list[str]:
-    """Return the tensors `names` as files name them: those that are `stored` may lack the prefix of the base model."""
+    """Return the names in files of the tensors `names`. `stored` names may lack the prefix of the base model."""
     from transformers.core_model_loading import revert_weight_conversion
 
     tensors = dict(model.named_parameters(remove_duplicate=False)) | model.state_dict()
@@ -53,12 +55,12 @@ def in_files(model: Any, names: Iterable[str], stored: set[str]) -> list[str]:
 
 
 def _refusal(model: Any) -> str:
-    """Return why transformers' pipeline cannot compute `model`, "" where it can."""
+    """Return why transformers' pipeline cannot run `model`, or "" if it can."""
     kind = type(model).__name__
     base = getattr(model, model.base_model_prefix, None) if model.base_model_prefix else None
     missing = [part for part in _PARTS if not hasattr(base, part)]
     if base is None or missing:
-        return f"{kind} has no {missing[0] if base is not None else 'model inside'} as decoders have it"
+        return f"{kind} has no {missing[0] if base is not None else 'base model'}, which a decoder needs"
     if getattr(model, "lm_head", None) is None or model.get_output_embeddings() is not model.lm_head:
         return f"{kind} has no lm_head"
     others = [name for name, module in base.named_children() if name not in _PARTS and any(module.parameters())]

@@ -1,4 +1,4 @@
-"""Find transformers' own class of a checkpoint. Runs in child processes only."""
+"""Find transformers' own class for a checkpoint. Runs only in child processes."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Unsupported(Exception):
-    """This method cannot load this checkpoint, and that is no fault of the checkpoint."""
+    """This method cannot load this checkpoint, although the checkpoint is valid."""
 
 
 def model_class(folder: Path) -> tuple[Any, Any]:
@@ -17,10 +17,9 @@ def model_class(folder: Path) -> tuple[Any, Any]:
 
     document = json.loads((folder / "config.json").read_text())
     if document.get("model_type") not in CONFIG_MAPPING:
-        custom = "needs code from its repo, which is never run" if "auto_map" in document else "is not known"
-        raise Unsupported(
-            f"The model type {document.get('model_type')!r} {custom} by transformers {transformers.__version__}."
-        )
+        unknown = f"is not known to transformers {transformers.__version__}"
+        reason = "needs code from its repo, which is never run" if "auto_map" in document else unknown
+        raise Unsupported(f"The model type {document.get('model_type')!r} {reason}.")
     config = transformers.AutoConfig.from_pretrained(folder)
     for name in document.get("architectures") or []:
         cls = getattr(transformers, name, None)

@@ -51,9 +51,9 @@ _HELP: dict[RemedyKind, Help] = {
 _OF_FINDINGS = {
     "variants": "To have one of them instead, choose it under Advanced.",
     "no-base": "Name it below the model.",
-    "base-dtype": "To have them as there, choose a number format under Advanced.",
+    "base-dtype": "To convert them, choose a number format under Advanced.",
     "quantized": "Tick Dequantize to train the model, or for tools that do not know these weights.",
-    "no-known-loader": "For a loader that knows one file only, write one file as the size.",
+    "no-known-loader": "If your loader reads only one file, write one file as the size.",
 }
 """By the code of a finding: what stands for the sentences of its hint that are for the command line."""
 

@@ -312,7 +312,7 @@ def test_a_component_that_names_other_weights_is_refused(tmp_path: Path) -> None
             "text_encoder/config.json": {**BERT, "transformers_weights": "other.safetensors"},
         },
     )
-    with pytest.raises(SourceError, match=r"text_encoder/config.json names 'other.safetensors'"):
+    with pytest.raises(SourceError, match=r"text_encoder/config.json sets transformers_weights to 'other.safetensors'"):
         job.inspect(str(source))
 
 

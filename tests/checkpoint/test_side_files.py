@@ -72,6 +72,6 @@ def test_a_file_and_all_of_them_may_have_what_the_bounds_say_and_not_a_byte_more
     ours = ("model-", "model.", "sharding_", "README.md")
     assert {path for path in listing(tmp_path / "out") if not path.startswith(ours)} == beside
     (checkpoint / "c.txt").write_bytes(b"x")
-    with pytest.raises(SourceError, match=r"The files beside the weights have 20\.\d kB.*The largest is") as refusal:
+    with pytest.raises(SourceError, match=r"The files beside the weights \(20\.\d kB\).*The largest is") as refusal:
         finish(job.shard(str(checkpoint), str(tmp_path / "more"), "50kB"))
     assert refusal.value.hint and not (tmp_path / "more").exists()

@@ -52,5 +52,5 @@ def test_two_unrelated_files_are_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(
         tmp_path / "two", {"a.safetensors": {"a": np.zeros(2)}, "b.safetensors": {"b": np.zeros(2)}}, index=False
     )
-    with pytest.raises(SourceError, match="no index to say"):
+    with pytest.raises(SourceError, match="no index says which"):
         inspect(str(folder))

@@ -74,7 +74,7 @@ def test_a_variant_that_is_all_there_is_gets_taken(variants: Path, tmp_path: Pat
     assert [job.inspect(str(source), variant=name).other_variants for name in ("", "fp16")] == [(), ()]
     assert (tmp_path / "out/model.safetensors.index.fp16.json").exists()
     shutil.copy(source / "model.fp16.safetensors", source / "model.ema.safetensors")
-    with pytest.raises(VariantMissing, match="several variants and no plain weights") as refusal:
+    with pytest.raises(VariantMissing, match="several variants but no plain weights") as refusal:
         job.inspect(str(source))
     assert "'ema', 'fp16'" in refusal.value.hint
     assert refusal.value.there == ("ema", "fp16")

@@ -121,7 +121,7 @@ def test_of_one_file_and_an_index_the_library_takes_its_own_of_every_variant(
     assert [file.path for file in found.weight_files] == (shards if takes_index else [single])
     told = said(tmp_path, variant)
     used, other = (index, single) if takes_index else (single, "an index or shards")
-    assert told["several-checkpoints"].startswith(f"{used} stands beside {other}; it is the one used")
+    assert told["several-checkpoints"].startswith(f"{used} stands beside {other}. It is the one used")
     left_out = " ".join(finding.message for finding in found.findings if finding.code == "left-out")
     assert all(path in left_out for path in ([single] if takes_index else [index, *shards]))
 

@@ -13,15 +13,15 @@ LEFT_OUT = {
     "other weights": ("extra.safetensors",),
     "weights or data in another format": ("model.gguf", "tf_model.h5", "pytorch_model.bin"),
     "the same weights in another layout": ("consolidated.00.pth", "original/model.bin", "onnx/model.onnx"),
-    "saved at an earlier step of the training": ("checkpoint-5/config.json", "checkpoint-5/model.safetensors"),
+    "saved at an earlier step of training": ("checkpoint-5/config.json", "checkpoint-5/model.safetensors"),
     "not part of the checkpoint": ("model-00003-of-00009.safetensors",),
-    "describes the files of the source, not those of the result": (
+    "describes the files of the source, not of the result": (
         *(".gitattributes", "pytorch_model.bin.index.json", "sharding_report.json", "sharding_digests.json"),
         *("sharding_map.svg", "sharding_comparison.svg"),
     ),
-    "a download that was not finished": ("model.safetensors.part",),
-    "differs only in case from a file that is written anew": ("CONFIG.json",),
-    "in a folder that this tool keeps for itself": ("sharding_records/x.json",),
+    "an unfinished download": ("model.safetensors.part",),
+    "differs only in case from a file that this tool writes": ("CONFIG.json",),
+    "in a folder reserved for this tool": ("sharding_records/x.json",),
 }
 KEPT = {"config.json", "LICENSE", "tokenizer.json", "code_of_mine.py", "sub/notes.txt"}
 

@@ -72,7 +72,7 @@ def test_more_beside_the_weights_than_is_copied_is_refused_before_anything_moves
     for command in (["plan", str(folder)], ["shard", str(folder), str(tmp_path / "out")]):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 3
-        assert "The files beside the weights have 5.4 GB; 5.0 GB are copied at most." in result.stderr
+        assert "The files beside the weights (5.4 GB) are larger than the limit of 5.0 GB." in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -97,7 +97,7 @@ def test_a_file_beside_the_weights_that_may_not_be_read_is_named_before_anything
     destination = [str(tmp_path / "out")] if command == "shard" else []
     done = CliRunner().invoke(app, [command, str(checkpoint), *destination, "-s", "60kB", "--json"])
     assert done.exit_code == 3
-    assert json.loads(done.stdout)["error"]["message"] == "tokenizer.json may not be read by this user."
+    assert json.loads(done.stdout)["error"]["message"] == "You have no permission to read tokenizer.json."
     assert not (tmp_path / "out").exists()
 
 

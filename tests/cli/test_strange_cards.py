@@ -22,7 +22,7 @@ BOMB = "a0: &a0 {k: v}\n" + "".join(
 )
 """Each line has all of the one before six times."""
 
-REPEATS, TYPES, NO_YAML = "repeats parts of itself", "names types", "is no YAML"
+REPEATS, TYPES, NO_YAML = "anchors, aliases", "uses tags", "is not valid YAML"
 
 UNREAD = {
     "merge-keys": (BOMB, REPEATS),
@@ -33,14 +33,14 @@ UNREAD = {
     "truth": ("inference: !!bool maybe", TYPES),
     "binary": ("license: !!binary x", TYPES),
     "control": ("license: m\x07it", NO_YAML),
-    "surrogate": (r'license_link: "\uD800LICENSE"', "no character"),
-    "surrogate-as-key": (r'"\uDFFF": mit', "no character"),
+    "surrogate": (r'license_link: "\uD800LICENSE"', "not a character"),
+    "surrogate-as-key": (r'"\uDFFF": mit', "not a character"),
     "unclosed": ("tags: [a, b", NO_YAML),
     "list-as-key": ("? [a, b]\n: c", NO_YAML),
-    "list": ("- license", "is no list of keys"),
+    "list": ("- license", "is not a list of keys"),
     "deep": ("tags: " + "[" * 100_000, "levels"),
     "values": (f"tags: [{'a, ' * MAX_METADATA_VALUES}]", "values"),
-    "long": (f"license: {'m' * MAX_METADATA_BYTES}", "more than 500"),
+    "long": (f"license: {'m' * MAX_METADATA_BYTES}", "larger than 500"),
 }
 
 
@@ -76,7 +76,7 @@ def test_metadata_that_cannot_be_read_is_named_and_the_copy_is_made_without(
     done = invoke("shard", source, str(tmp_path / "out"), "-s", "60kB")
     assert done.exit_code == 0, done.stderr
     said = " ".join(done.stderr.split())
-    assert "The metadata of the source's README.md is not taken over" in said and problem in said
+    assert "The metadata of the source's README.md is left out of the copy" in said and problem in said
     assert list(front_matter(tmp_path / "out")) == ["tags"]
     assert "Words about a model." in (tmp_path / "out/README.md").read_text()
     codes = [one["code"] for one in json.loads((tmp_path / "out/sharding_report.json").read_text())["plan"]["findings"]]

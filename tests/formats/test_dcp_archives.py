@@ -30,11 +30,11 @@ def write(folder: Path, *rows: object) -> Path:
 @pytest.mark.parametrize(
     ("piece", "problem"),
     [
-        (ROW.int(), r"it is int32 \[1, 4\] where .metadata says float32 \[1, 4\]"),
-        (ROW.half(), r"it is float16 \[1, 4\] where .metadata says float32 \[1, 4\]"),
-        (ROW.view(4), r"it is float32 \[4\] where .metadata says float32 \[1, 4\]"),
-        (torch.zeros(2, 4), r"it is float32 \[2, 4\] where .metadata says float32 \[1, 4\]"),
-        ({"w": ROW}, "it is no tensor"),
+        (ROW.int(), r"it is int32 \[1, 4\], but .metadata says float32 \[1, 4\]"),
+        (ROW.half(), r"it is float16 \[1, 4\], but .metadata says float32 \[1, 4\]"),
+        (ROW.view(4), r"it is float32 \[4\], but .metadata says float32 \[1, 4\]"),
+        (torch.zeros(2, 4), r"it is float32 \[2, 4\], but .metadata says float32 \[1, 4\]"),
+        ({"w": ROW}, "it is not a tensor"),
     ],
     ids=["dtype", "shorter dtype", "dimensions", "length", "dictionary"],
 )
@@ -44,7 +44,7 @@ def test_a_piece_of_another_dtype_or_shape_is_refused_wherever_it_stands(
     rows: list[object] = [ROW] * 3
     assert inspect(str(write(tmp_path / "sound", *rows))).tensors[0].shape == (3, 4)
     rows[place] = piece
-    with pytest.raises(SourceError, match=f"The piece of w in __0_0.distcp is not read: {problem}"):
+    with pytest.raises(SourceError, match=f"The piece of w in __0_0.distcp cannot be read: {problem}"):
         inspect(str(write(tmp_path / "in", *rows)))
 
 

@@ -100,10 +100,10 @@ def with_a_negative_length(metadata: Metadata) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (compressed, "was compressed or changed"),
+        (compressed, "is compressed or transformed"),
         (without_places, "does not say where the piece"),
         (of_an_odd_kind, "neither a tensor nor bytes"),
-        (with_a_negative_length, "no lengths"),
+        (with_a_negative_length, "invalid lengths"),
     ],
 )
 def test_what_cannot_be_is_refused(change: Callable[[Metadata], None], problem: str, data: bytes) -> None:

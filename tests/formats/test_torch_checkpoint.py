@@ -240,10 +240,7 @@ def test_tensors_beside_the_state_dict_are_not_called_something_else(tmp_path: P
     state = {"state_dict": some(), "ema": {"w": torch.ones(2)}, "scale": torch.ones(1)}
     source = write_bin(tmp_path / "source", saved(state))
     (said,) = [found.message for found in job.inspect(str(source)).findings if found.code == "no-tensors"]
-    assert (
-        said
-        == "The tensors were found under state_dict. What stands beside it or is no tensor is left out: ema, scale."
-    )
+    assert said == "The tensors are under state_dict. Left out: ema, scale (beside it, or not a tensor)."
 
 
 def test_findings_say_what_is_done(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_tensor_ends_where_its_storage_ends_and_not_where_its_record_does(
     if is_within:
         assert [entry.shape for entry in read(data).tensors if entry.name == "v"] == [made["shape"]]
         return
-    with pytest.raises(SourceError, match="v reaches beyond the bytes that are there for it"):
+    with pytest.raises(SourceError, match="v extends beyond the bytes of its storage"):
         read(data)
 
 
@@ -60,7 +60,7 @@ def with_own_header(data: bytes, name: str, more: int) -> bytes:
 def test_a_record_that_its_own_header_puts_elsewhere_than_the_directory_is_refused(name: str, more: int) -> None:
     sound = rezipped(saved({"w": torch.arange(2.0), "v": torch.ones(3)}))
     assert [entry.name for entry in read(sound).tensors] == ["w", "v"]
-    with pytest.raises(SourceError, match=f"'{name}' overlaps what follows it"):
+    with pytest.raises(SourceError, match=f"'{name}' overlaps the bytes after it"):
         read(with_own_header(sound, name, more))
 
 
@@ -83,7 +83,7 @@ VIEWS = {"conjugated": COMPLEX.conj(), "negated": COMPLEX.conj().imag, "both": C
 def test_a_view_whose_numbers_are_others_than_its_bytes_is_refused_by_name(what: str, place: str) -> None:
     beside = {"plain": torch.ones(2)}
     state = {"odd": VIEWS[what], **beside} if place == "first" else {**beside, "odd": VIEWS[what]}
-    with pytest.raises(SourceError, match="odd is a conjugated or negated view, which has no place"):
+    with pytest.raises(SourceError, match="odd is a conjugated or negated view, which safetensors does not support"):
         read(saved(state))
     with pytest.raises(SourceError, match="odd is a conjugated or negated view"):
         read(saved({"state_dict": state}))
@@ -100,5 +100,5 @@ def test_a_quantized_tensor_is_refused_by_name(by_channel: bool) -> None:
         if by_channel
         else torch.quantize_per_tensor(plain, 0.5, 0, torch.quint8)
     )
-    with pytest.raises(SourceError, match="odd is a quantized tensor, which has no place in a safetensors file"):
+    with pytest.raises(SourceError, match="odd is a quantized tensor, which safetensors does not support"):
         read(saved({"plain": plain, "odd": odd}))

@@ -127,7 +127,7 @@ def test_comparing_is_refused_before_a_byte_moves_where_transformers_finds_no_we
     with pytest.raises(ShardingError) as refusal:
         list(job.shard(str(folder), str(tmp_path / "out"), "20kB", compare_rounds=1))
     absent = "transformers does not find weights named weights.safetensors"
-    expected = "config.json names 'absent.safetensors'" if entry else absent
+    expected = "config.json sets transformers_weights to 'absent.safetensors'" if entry else absent
     assert refusal.value.message.startswith(expected) and refusal.value.hint
     assert not (tmp_path / "out").exists()
 

@@ -120,7 +120,7 @@ def test_a_variant_is_offered_where_there_is_one_and_kept_to_the_result(
     # Several and no plain weights: one of them is shown.
     model.fill(no_plain)
     model.press("Enter")
-    expect(page.locator("#repo-message")).to_contain_text("several variants and no plain weights. You see ema")
+    expect(page.locator("#repo-message")).to_contain_text("several variants but no plain weights. You see ema")
     expect(choices.get_by_label("ema")).to_be_checked()
     choices.get_by_label("fp16").check()
     expect(page.locator("#shards")).to_contain_text("model.fp16-00001-of-00003.safetensors")

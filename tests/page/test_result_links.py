@@ -56,4 +56,4 @@ def test_a_well_formed_report_with_markup_in_it_is_shown_as_text(
 def test_a_report_alone_is_no_result(home: Site, hub: Server, genuine: str) -> None:
     report = hub.ask("GET", f"/{genuine}/resolve/main/sharding_report.json").body
     _, said = call(home, "result", [with_report(hub, "made-up", report)], {})
-    assert "event: error" in said and "There are no weights in it" in said
+    assert "event: error" in said and "The source has no weights" in said

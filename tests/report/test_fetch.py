@@ -76,6 +76,6 @@ def test_a_report_is_read_up_to_a_bound(hub: InHouse, result: Path) -> None:
     text = (result / REPORT).read_bytes()
     assert fetched(hub, text.ljust(MAX_SHOWN_REPORT_BYTES)).report == parse_report(text)
     before = hub.asked(f"GET .*/resolve/.*{REPORT}")
-    with pytest.raises(SourceError, match=r"at most 16\.0 MB are read of it"):
+    with pytest.raises(SourceError, match=r"larger than the limit of 16\.0 MB"):
         fetched(hub, text.ljust(MAX_SHOWN_REPORT_BYTES + 1))
     assert hub.asked(f"GET .*/resolve/.*{REPORT}") == before, "nothing is asked for of one that is too large"

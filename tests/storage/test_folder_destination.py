@@ -260,7 +260,7 @@ def test_what_is_published_refuses_a_file_of_the_source_under_a_name_of_ours(
     (checkpoint / name).write_bytes(b"planted")
     origin = FolderSource("in", {name: checkpoint / name})
     target = FolderDestination(tmp_path)
-    with pytest.raises(DestinationError, match="take the place of|leads out") as refusal:
+    with pytest.raises(DestinationError, match="would replace|leads out") as refusal:
         target.publish({"model.safetensors": RECORD}, origin.files, origin, {"config.json": b"{}"})
     target.close()
     assert refusal.value.hint
@@ -346,7 +346,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_moves(checkp
     before = listing(out)
     (checkpoint / "README.md").mkdir()
     (checkpoint / "README.md/x.txt").write_text("x")
-    with pytest.raises(DestinationError, match=r"README.md/x.txt of the source would take the place"):
+    with pytest.raises(DestinationError, match=r"README.md/x.txt of the source would replace a file"):
         finish(job.shard(str(checkpoint), str(out), "20kB"))
     assert listing(out) == before
 

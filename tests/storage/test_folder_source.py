@@ -286,6 +286,6 @@ def test_a_link_to_a_folder_above_a_module_is_refused_and_one_beside_it_is_not(
     assert len(inspect(str(checkpoint)).components) == 2
     (checkpoint / link).rename(there)
     (checkpoint / link).symlink_to(there)
-    with pytest.raises(SourceError, match=f"{link}/ is a link to a folder, which is not followed") as refusal:
+    with pytest.raises(SourceError, match=f"{link}/ is a link to a folder. Such links are not followed") as refusal:
         inspect(str(checkpoint))
     assert refusal.value.hint
