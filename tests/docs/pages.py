@@ -36,17 +36,12 @@ def section(page: Path, heading: str) -> str:
     return page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
-def tables(page: Path, head: str) -> list[list[list[str]]]:
-    """The cells of every table of a page whose first row begins with `head`, row by row."""
-    below = page.read_text().split(f"\n| {head}")[1:]
-    every = [text.split("\n\n")[0].splitlines()[2:] for text in below]
-    return [[[cell.strip() for cell in row.strip()[1:-1].split("|")] for row in rows] for rows in every]
-
-
 def table(page: Path, head: str) -> list[list[str]]:
-    """The cells of the one table of a page whose first row begins with `head`, row by row."""
-    (rows,) = tables(page, head)
-    return rows
+    """The cells of the tables of a page whose first row begins with `head`, row by row; there is at least one."""
+    below = page.read_text().split(f"\n| {head}")[1:]
+    assert below, f"{page.name} has no table that begins with {head}."
+    rows = [row for text in below for row in text.split("\n\n")[0].splitlines()[2:]]
+    return [[cell.strip() for cell in row.strip()[1:-1].split("|")] for row in rows]
 
 
 def code(text: str) -> list[str]:

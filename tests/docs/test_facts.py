@@ -2,7 +2,6 @@
 
 import ast
 import re
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from tests.docs.pages import (
     code,
     section,
     table,
-    tables,
 )
 
 # --- What is looked up --------------------------------------------------------------------------------
@@ -112,7 +110,7 @@ def is_among(number: float, unit: str, places: int, results: list[tuple[float, s
 
 @pytest.mark.parametrize("page", [README, GAINS], ids=["README", "gains"])
 def test_every_figure_is_one_that_was_measured(page: Path) -> None:
-    for what, figure, command in chain(*tables(page, "what | figure")):
+    for what, figure, command in table(page, "what | figure"):
         results = measured(code(command)[0])
         written = re.findall(r"\d+(?:\.\d+)?", figure)
         assert written, what
