@@ -14,20 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, environment
-from tests.docs.pages import (
-    API,
-    CLI,
-    COMMANDS,
-    DEVELOPMENT,
-    PAGES,
-    README,
-    RESULTS,
-    Run,
-    blocks,
-    code,
-    localhub_options,
-    prose,
-)
+from tests.docs.pages import API, CLI, COMMANDS, PAGES, README, RESULTS, Run, blocks, code, localhub_options, prose
 
 
 def test_what_the_readme_shows_of_a_job_is_what_a_job_prints(run: Run, checkpoint: Path, tmp_path: Path) -> None:
@@ -98,7 +85,8 @@ def test_what_make_prints_is_what_the_pages_show() -> None:
     program = (ROOT / "sharding/demo/offline.py").read_text()
     begins = [line.partition("http")[0] for line in run.splitlines()[1:] if line[0] not in "[*"]
     assert begins and all(begin in program for begin in begins)
-    (checked,) = (block for block in blocks(DEVELOPMENT, "console") if block.startswith("$ make check\n"))
+    development = blocks(ROOT / "docs/development.md", "console")
+    (checked,) = (block for block in development if block.startswith("$ make check\n"))
     command = ["make", "--dry-run", "--old-file=.venv/tested", "check"]
     steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line for line in checked.splitlines() if line.startswith(".venv/")] == steps
