@@ -1,4 +1,4 @@
-"""Whether memory grows with the model when a Hub takes bytes, or gives them, more slowly than the other side."""
+"""Does memory grow with the model if a Hub reads or writes more slowly than the other side?"""
 
 import shutil
 import subprocess

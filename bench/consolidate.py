@@ -1,4 +1,4 @@
-"""What the ranks of a training run have saved made an ordinary checkpoint: by us, and in torch's own ways."""
+"""Make an ordinary checkpoint of what the ranks of a training run have saved: ours, and torch's own ways."""
 
 import os
 import socket
@@ -81,7 +81,7 @@ def main() -> None:
         facts = [
             f"Two checkpoints of {arguments.megabytes} MB in bf16 as {_RANKS} ranks leave them, each in torch's "
             f"Hugging Face storage and in .distcp files; into shards of {arguments.max_shard_size}.",
-            "The others check nothing: they hash and read nothing again, do not sync, and show their files while they "
+            "The others check nothing: they do not hash, read again or sync, and they show their files while they "
             "write them. Ours includes all of that.",
         ]
         print_figures("From ranks", figures, costs, facts, folder, ("torch", "transformers", "safetensors"))

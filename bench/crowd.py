@@ -52,8 +52,8 @@ def main() -> None:
     table.add_row("time of a plan: 95th percentile", f"{quantiles(times, n=20)[-1]:.2f} s", "")
     table.add_row("resident memory of the page's process: peak", f"{max(resident) / _MB:.0f} MB", "below 700 MB")
     facts = [
-        f"For {arguments.seconds:.0f} s each visitor asked `/plan` anew as soon as there was an answer, and each of "
-        f"the others had a job of {SOURCE_BYTES / _MB:.0f} MB in the queue, into a new repo every time.",
+        f"For {arguments.seconds:.0f} s each visitor asked `/plan` again as soon as there was an answer. Each of the "
+        f"others had a job of {SOURCE_BYTES / _MB:.0f} MB in the queue, every time into a new repo.",
         "The page, its jobs, the Hub and all visitors share the cores of this one machine.",
         f"Load average at the end: {os.getloadavg()[0]:.1f}.",
     ]

@@ -50,8 +50,8 @@ def main() -> None:
             f"single weights of {weight_bytes(sources['fp8']):,} bytes in FP8 and "
             f"{weight_bytes(sources['mxfp4']):,} in MXFP4, into bf16 shards of {arguments.max_shard_size}; digests, "
             "sync and verification included.",
-            "The peer writes bf16 only once its model has forgotten by what conversions it was loaded: save_pretrained "
-            "(5.23) would quantize it again.",
+            "The benchmark makes the peer's model forget how it was loaded. Otherwise save_pretrained (5.23) quantizes "
+            "it again and does not write bf16.",
             str(state),
         ]
         print_figures("Dequantizing", figures, costs, facts, folder, ("torch", "transformers", "safetensors"))

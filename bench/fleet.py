@@ -1,4 +1,4 @@
-"""One job on 1, 2, 4 and 8 workers of Ray, each behind a line of its own, beside the same job on one machine."""
+"""One job on 1, 2, 4 and 8 Ray workers, each with its own network, compared with the same job on one machine."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -94,22 +94,23 @@ def _table(jobs: Mapping[int, Job], rate: float) -> Table:
 def _facts(large: Job, few: Job, many: Job, measured: Rates, rate: float) -> Iterator[str]:
     yield (
         f"{large.model_bytes:,} random bytes in shards of 6.3 MB, in a private repo of a loopback Hub that "
-        f"serves its Xet store over HTTP: {rate / 1e6:g} MB a second each way for whoever bears the same grant, as a "
-        "part does that has one of its own; one machine alone shares that among all it does."
+        f"serves its Xet store over HTTP. Each grant gets {rate / 1e6:g} MB a second each way. Each part has its own "
+        "grant. One machine alone has one grant for all its work."
     )
     yield (
-        "Ideal: every worker reads, uploads, and reads again all of the time, one after another. Larger shards do "
-        "better: past a package of Xet, 64 MB, reading goes on while it is uploaded."
+        "Ideal: every worker reads, uploads, and reads again without a pause, one after another. Larger shards do "
+        "better: beyond 64 MB, a package of Xet, reading continues during the upload."
     )
     yield (
-        "The cluster is on this machine too, started before, with empty caches and no login. Processors busy: of this "
-        "machine, by all on it, the Hub among them. Read itself: of the source; of the result its headers too."
+        "The cluster is on this machine too. It was started before, with empty caches and no login. Processors busy: "
+        "those of this machine, by everything on it, also the Hub. Read itself: of the source, and the headers of the "
+        "result."
     )
     yield (
         f"Parts of 0.2 MB, one worker, no limit: {few.parts} in {few.seconds:.1f} s and {many.parts} in "
-        f"{many.seconds:.1f} s, both waves together. One more takes {measured.of_coordinator * 1e3:.1f} ms of the "
-        f"coordinator's processor and {measured.of_worker * 1e3:.1f} ms of the worker's; a gigabyte more "
-        f"{measured.of_gigabyte:.1f} s of the worker's: the large one with one worker and no limit took "
+        f"{many.seconds:.1f} s, both waves together. One more part takes {measured.of_coordinator * 1e3:.1f} ms of the "
+        f"coordinator's processor and {measured.of_worker * 1e3:.1f} ms of the worker's. One more gigabyte "
+        f"takes {measured.of_gigabyte:.1f} s of the worker's. The large job with one worker and no limit took "
         f"{large.seconds:.1f} s."
     )
 

@@ -45,8 +45,8 @@ def main() -> None:
             "read again and verified, on a staging branch first.",
             f"Ours had HF_HOME, TMPDIR and the working directory on a file system of {_DISK_BYTES:,} bytes, in memory.",
             f"The two directions: {_FETCH}, and {_FOLDER}; each with its own digests and verification.",
-            "The loopback Hub's store is the one built into hf-xet: each client reads and writes it on the disk "
-            "itself, in its own process, so there is no network and its time includes the store's work.",
+            "The loopback Hub's store is the one built into hf-xet. Each client reads and writes it on the disk in "
+            "its own process. So there is no network, and the client's time includes the store's work.",
             str(state),
         ]
         print_figures("Hub to Hub", _figures(costs), costs, facts, folder, ("huggingface_hub", "hf-xet"))

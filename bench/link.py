@@ -1,4 +1,4 @@
-"""A job behind a line of so many megabytes a second each way, beside the Hub library's own upload and download."""
+"""A job over a network of limited speed each way, compared with the Hub library's own upload and download."""
 
 import sys
 from pathlib import Path

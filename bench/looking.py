@@ -52,7 +52,7 @@ def main() -> None:
     ):
         table.add_row(name, f"{median(times):.2f} s ({min(times):.2f}..{max(times):.2f})", target)
     facts = [
-        f"Headers are read anew in each of {arguments.pairs} rounds; page, Hub and browser share the machine.",
+        f"Each of {arguments.pairs} rounds reads the headers again. Page, Hub and browser share the machine.",
         f"Load average at the end: {os.getloadavg()[0]:.1f}.",
     ]
     tell("Looking", table, facts, ROOT, ("gradio", "huggingface_hub"))

@@ -41,7 +41,7 @@ def main() -> None:
     table.add_row("time of a plan: median", f"{median(times):.2f} s")
     table.add_row("time of a plan: 95th percentile", f"{quantiles(times, n=20)[-1]:.2f} s")
     facts = [
-        f"Each visitor asks `/plan` anew as soon as there is an answer, for {arguments.seconds:.0f} s.",
+        f"For {arguments.seconds:.0f} s each visitor asks `/plan` again as soon as there is an answer.",
         f"Load average at the end: {os.getloadavg()[0]:.1f}.",
     ]
     tell("The page", table, facts, ROOT, ("gradio", "huggingface_hub"))

@@ -47,7 +47,7 @@ def main() -> None:
         facts = (
             f"A random bf16 Llama of {size:,} bytes, loaded with DistributedConfig(pp_size={_RANKS}) over gloo and run "
             "once; each rank has a cache of its own.",
-            "What is not a folder is downloaded in the process that is measured, which takes its share of the memory.",
+            "A repo is downloaded in the process that is measured, and the download takes part of its memory.",
         )
         tell("What a rank takes", table, facts, folder, ("torch", "transformers", "huggingface_hub"))
 

@@ -56,8 +56,8 @@ def main() -> None:
         state = State(touched_bytes=1_000_000_000)
         costs = take_turns(contenders, arguments.pairs, state)
         facts = [
-            "stream: random weights, generated as they are read, through plan, transfer with all digests and the "
-            "second reading, into shards of 200MB that nobody keeps: no disk, no network.",
+            "stream: random weights, generated as they are read, into shards of 200MB that nobody keeps. It plans, "
+            "transfers with all digests, and reads a second time. There is no disk and no network.",
             *(
                 f"{plan.title}: {sizes[plan.title] / 1e9:,.0f} GB in {plan.tensors:,} tensors, headers and holes; the "
                 f"largest file has {_largest(places[plan.title]) / 1e9:,.0f} GB."

@@ -59,7 +59,7 @@ def print_figures(
     others = [cost.others_cpu_seconds / cost.seconds for runs in costs.values() for cost in runs]
     rounds = max(map(len, costs.values()))
     told = (
-        f"Rounds: {rounds}, in each of which all take turns. Anonymous memory is summed over all processes of a run, "
+        f"Rounds: {rounds}. All take turns in each. Anonymous memory is the sum over all processes of a run, measured "
         f"{rate:.0f} times a second or more often. Everybody else on the machine used {median(others):.2f} cores "
         f"(median; {max(others):.2f} at most).",
     )

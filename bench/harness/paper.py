@@ -77,13 +77,13 @@ def on_paper(rates: Rates) -> tuple[Table, list[str]]:
         times = (f"{seconds / 60:.1f} min" for seconds in (network, processor, max(network, processor)))
         table.add_row(str(nodes), f"{gigabytes_a_second * 1e3:.0f} MB a second each way", *times)
     return table, [
-        f"Nothing of this was run: {_SHARDS} shards of {_GIGABYTES:g} GB from as many files, one worker a node. The "
-        "job is what takes longer, network or processors, as a worker keeps both busy at the same time.",
-        "Network: parts of the node (all parts / nodes, rounded up) x bytes of a part / rate, twice: a part of the "
-        "first wave is read and uploaded at once, one of the second is read.",
+        f"Nobody has run this: {_SHARDS} shards of {_GIGABYTES:g} GB from as many files, one worker a node. A worker "
+        "keeps network and processors busy at the same time, so the job takes the longer of both times.",
+        "Network: parts of the node (all parts / nodes, rounded up) x bytes of a part / rate, twice. A part of the "
+        "first wave is read and uploaded at the same time. A part of the second wave is read.",
         f"Processors: parts of the node x (gigabytes of a part x {rates.of_gigabyte:.1f} s, for both waves together, "
-        f"+ 2 x {rates.of_worker * 1e3:.0f} ms), as measured of one worker above without its start, and as if a node "
-        "had one core.",
+        f"+ 2 x {rates.of_worker * 1e3:.0f} ms). These times were measured with one worker above, without its start. A "
+        "node counts as one core.",
         f"The coordinator takes {rates.of_coordinator * 1e3:.1f} ms of processor a part, as measured above: "
         f"{2 * _SHARDS * rates.of_coordinator:.1f} s in the whole job, while the others work.",
     ]

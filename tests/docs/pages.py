@@ -37,9 +37,10 @@ def section(page: Path, heading: str) -> str:
 
 
 def table(page: Path, head: str) -> list[list[str]]:
-    """The cells of the one table of a page whose first row begins with `head`, row by row."""
-    (below,) = page.read_text().split(f"\n| {head}")[1:]
-    rows = below.split("\n\n")[0].splitlines()[2:]
+    """The cells of the tables of a page whose first row begins with `head`, row by row; there is at least one."""
+    below = page.read_text().split(f"\n| {head}")[1:]
+    assert below, f"{page.name} has no table that begins with {head}."
+    rows = [row for text in below for row in text.split("\n\n")[0].splitlines()[2:]]
     return [[cell.strip() for cell in row.strip()[1:-1].split("|")] for row in rows]
 
 

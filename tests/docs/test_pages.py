@@ -13,10 +13,19 @@ def test_the_readme_is_a_front_page() -> None:
     assert README.read_text().startswith("---\ntitle: ")
 
 
-def test_every_page_begins_with_what_it_is_for() -> None:
+BEGINS = re.compile(
+    r"(You|Build|Call|Change|Check|Choose|Compare|Copy|Cut|Decide|Deploy|Do|Find|Get|Give|Install|Learn|Look|Make|Move|Put"
+    r"|Read|Run|See|Serve|Set|Share|Start|Try|Turn|Use|Verify|Write)\b.*[.:]"
+)
+"""How the first sentence of a page begins: with what the reader does."""
+
+
+def test_every_page_begins_with_what_a_reader_does_there() -> None:
     for page in PAGES[1:]:
         lines = page.read_text().splitlines()
-        assert lines[0].startswith("# ") and not lines[1] and lines[2].startswith("Look up "), page.name
+        first = " ".join(lines[2 : lines.index("", 2)])
+        assert lines[0].startswith("# ") and not lines[1], page.name
+        assert BEGINS.fullmatch(first), f"{page.name}: {first}"
         assert f"docs/{page.name}" in README.read_text()
 
 

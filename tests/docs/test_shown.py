@@ -47,6 +47,66 @@ def test_what_the_readme_shows_of_a_job_is_what_a_job_prints(run: Run, checkpoin
     assert form(printed) == form(shown.partition("\n")[2])
 
 
+OF_SAMPLES = {
+    page: [block for block in blocks(page, "console") if block.startswith("$ shard-my-repo ") and "./samples/" in block]
+    for page in PAGES
+}
+"""The blocks of each page that show what a command prints of the sample models."""
+ASKS_TORCH = ("pp:", "--workers", "shard-my-repo compare")
+SAMPLED = [
+    pytest.param(
+        page, id=page.name, marks=pytest.mark.thorough if any(word in str(shown) for word in ASKS_TORCH) else ()
+    )
+    for page, shown in OF_SAMPLES.items()
+    if shown
+]
+LEFT_OUT = "[…]"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sample models in `samples`."""
+    place = tmp_path_factory.mktemp("place")
+    command = [sys.executable, "-m", "sharding.demo.samples", "samples"]
+    subprocess.run(command, cwd=place, check=True, capture_output=True, env=environment() | {"PYTHONPATH": str(ROOT)})
+    return place
+
+
+def pattern(shown: list[str]) -> str:
+    """What matches the lines shown, and any others for each that is left out."""
+    lines = ["(?:.*\\n)*" if line == LEFT_OUT else re.escape(measured_apart(line)) + "\\n" for line in shown]
+    return "".join(lines).replace(re.escape(LEFT_OUT), ".*")
+
+
+def measured_apart(line: str) -> str:
+    """A line without its spaces at the end, and without numbers if it says what was measured."""
+    is_measured = re.search(r"\d s\b|anonymous|^ray ", line)
+    return re.sub(r" +", " ", re.sub(r"\b[a-f]*\d[\da-f.]*", "N", line) if is_measured else line).rstrip()
+
+
+@pytest.mark.parametrize("page", SAMPLED)
+def test_what_a_page_shows_of_the_samples_is_what_is_printed(
+    run: Run, page: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    for example in "".join(OF_SAMPLES[page]).split("$ shard-my-repo ")[1:]:
+        command, *shown = example.splitlines()
+        printed = "".join(f"{measured_apart(line)}\n" for line in run(*shlex.split(command)).stdout.splitlines())
+        assert re.fullmatch(pattern(shown), printed), f"{page.name}: {command} prints:\n{printed}"
+
+
+def test_what_make_prints_is_what_the_pages_show() -> None:
+    (run,) = (block for block in blocks(API, "console") if block.startswith("$ make run\n"))
+    program = (ROOT / "sharding/demo/offline.py").read_text()
+    begins = [line.partition("http")[0] for line in run.splitlines()[1:] if line[0] not in "[*"]
+    assert begins and all(begin in program for begin in begins)
+    development = blocks(ROOT / "docs/development.md", "console")
+    (checked,) = (block for block in development if block.startswith("$ make check\n"))
+    command = ["make", "--dry-run", "--old-file=.venv/tested", "check"]
+    steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line for line in checked.splitlines() if line.startswith(".venv/")] == steps
+
+
 @dataclass(frozen=True)
 class Example:
     """A command that a page tells somebody to give."""

@@ -97,10 +97,10 @@ def table(tried: Sequence[Tried]) -> str:
 
 
 INTRODUCTIONS = {
-    "## Mutants": """Small faults put into the code at random (mutmut's operators), each tried with the tests that execute its line. Harmless
-are those that change nothing anybody could notice, listed with a reason in `tests/mutants/harmless.toml`.""",
-    "## Faults by hand": """Faults that a person could make, each against a promise in `tests/promises/`, listed in `tests/mutants/by_hand/`. Each is
-tried with the tests that execute its line, with `--held` only with those that hold its promise.""",
+    "## Mutants": """Small random faults in the code (mutmut's operators). Each is tried with the tests that execute its line. A fault is harmless
+if nobody could notice it; `tests/mutants/harmless.toml` lists those with a reason.""",
+    "## Faults by hand": """Faults that a person could make, listed in `tests/mutants/by_hand/`. Each breaks a promise in `tests/promises/`. Each is
+tried with the tests that execute its line; with `--held`, only with those that hold its promise.""",
 }
 
 

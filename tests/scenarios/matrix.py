@@ -243,9 +243,9 @@ def draw(outcomes: dict[Cell, str]) -> str:
 
 
 HEADING = "## Faults"
-INTRODUCTION = """Each cell is a job, repo to repo, while the Hub breaks the answers of one endpoint in one way: always, or as often as
-the column says. Afterwards `main` holds nothing or everything, and the same command, run without the fault, leaves
-the right bytes and no staging branch; the run that writes this table fails where that is not so. Command: `make matrix`."""
+INTRODUCTION = """Each cell is a job from repo to repo. The Hub breaks the answers of one endpoint in one way: always, or as often as
+the column says. Afterwards `main` holds nothing or everything. The same command without the fault then leaves the right
+bytes and no staging branch. If not, the run writes no table and fails. Command: `make matrix`."""
 
 
 def _general(outcome: str) -> str:
