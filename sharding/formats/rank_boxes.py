@@ -67,7 +67,8 @@ def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ..
     if len(ranks | ({len(tensor.shape)} if tensor.shape is not None else set())) > 1:
         raise SourceError(f"The pieces of {tensor.name} have different numbers of dimensions.", _AGAIN)
     if (dimensions := ranks.pop()) > MAX_DIMENSIONS:
-        raise SourceError(f"{tensor.name} has {dimensions:,} dimensions. The limit is {MAX_DIMENSIONS}.")
+        message = f"{tensor.name} has {dimensions:,} dimensions. The limit is {MAX_DIMENSIONS}."
+        raise SourceError(message, "Reshape it before you save it.")
     around = boxes or tensor.boxes
     reach = tuple(
         max(start + length for start, length in ends)

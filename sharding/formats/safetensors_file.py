@@ -52,4 +52,4 @@ def structure_of(path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dic
             seen = {name: TensorDigest(view.get_dtype(), tuple(view.get_shape()), "") for name, view in views.items()}
             return seen, file.metadata()
     except (SafetensorError, OSError) as error:
-        raise HeaderError(f"safetensors cannot open it: {error}") from error
+        raise HeaderError(f"safetensors cannot open it: {error}.", "Write the file again.") from error

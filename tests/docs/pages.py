@@ -41,7 +41,7 @@ def table(page: Path, head: str) -> list[list[str]]:
     below = page.read_text().split(f"\n| {head}")[1:]
     assert below, f"{page.name} has no table that begins with {head}."
     rows = [row for text in below for row in text.split("\n\n")[0].splitlines()[2:]]
-    return [[cell.strip() for cell in row.strip()[1:-1].split("|")] for row in rows]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip()[1:-1])] for row in rows]
 
 
 def code(text: str) -> list[str]:
