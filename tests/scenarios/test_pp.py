@@ -202,7 +202,7 @@ def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Pat
     screen = StringIO()
     results = Console(file=screen, width=200)
     Terminal(results, results).plan(plan)
-    assert f"Stage 2 needs {file} as well: model.embed_tokens.weight in it is lm_head.weight too." in screen.getvalue()
+    assert f"Stage 2 also needs {file}: model.embed_tokens.weight in it is also lm_head.weight." in screen.getvalue()
 
 
 def test_names_without_the_prefix_of_the_base_model_are_understood(tmp_path: Path) -> None:
