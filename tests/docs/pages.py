@@ -36,9 +36,19 @@ def section(page: Path, heading: str) -> str:
     return page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
+def subsection(page: Path, heading: str) -> str:
+    """What stands below a heading of the third rank, up to the next heading."""
+    return re.split(r"^##", page.read_text().split(f"\n### {heading}\n")[1], maxsplit=1, flags=re.M)[0]
+
+
 def table(page: Path, head: str) -> list[list[str]]:
     """The cells of the one table of a page whose first row begins with `head`, row by row."""
-    (below,) = page.read_text().split(f"\n| {head}")[1:]
+    return cells(page.read_text(), head)
+
+
+def cells(text: str, head: str) -> list[list[str]]:
+    """The same of a text."""
+    (below,) = text.split(f"\n| {head}")[1:]
     rows = below.split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip()[1:-1].split("|")] for row in rows]
 
