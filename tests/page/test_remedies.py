@@ -48,7 +48,7 @@ class Made(NamedTuple):
 
 @cache
 def made() -> tuple[Made, ...]:
-    rooms = [path for path in (ROOT / "sharding").rglob("*.py") if not {*APART} & {*path.parts}]
+    rooms = [path for path in (ROOT / "sharding").rglob("*.py") if not {*APART} & {*path.relative_to(ROOT).parts}]
     return tuple(each for path in sorted(rooms) for each in made_in(ast.parse(path.read_text())))
 
 
