@@ -1,1 +1,1 @@
-"""The command line: arguments in, words out."""
+"""The command line."""

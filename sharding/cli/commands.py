@@ -1,4 +1,4 @@
-"""Arguments in; a job's events out, as a table and a bar, as `--json` or as `--events`."""
+"""The commands: arguments in, a job's events out, as tables for people or JSON for programs."""
 
 import dataclasses
 import gc
@@ -6,17 +6,17 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sharding import __version__
 from sharding.cli.outlet import Outlet
-from sharding.cli.parameters import parsed_choice, taking_options, without_shorthands
+from sharding.cli.parameters import in_groups, parsed_choice, taking_options, without_shorthands
 from sharding.core.environment import hub_token
 from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
 from sharding.core.extras import require
@@ -27,12 +27,31 @@ if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
     from sharding.job import Event
 
+_Function = TypeVar("_Function", bound=Callable[..., None])
 _TO_COME = ("--experts", "--only", "--drop", "--rename", "--fill", "--pull-request")
-"""Options that other versions may have: nothing that is there now does the same."""
+"""Options of later versions. This version has no similar ones, so it suggests none."""
 
 
 class _Group(TyperGroup):
-    """The commands: words that none of them takes are an error of ours, which programs can read as well."""
+    """The commands. Wrong words end in a UsageError, which programs can read too."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        with formatter.section("Options"):
+            formatter.write_dl([parameter.get_help_record(ctx) for parameter in self.get_params(ctx)])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.Exit as end:
+            if not end.exit_code:  # after the help
+                raise
+            # Else completion does not know the shell. Its own status is 1, which means that copies differ.
+            hint = "Run it from bash, zsh, fish or PowerShell."
+            raise UsageError("Completion works only in shells that it knows.", hint) from end
+        except OSError as error:
+            hint = "Run --show-completion, and add what it prints to your shell's configuration."
+            raise UsageError(f"Completion could not be installed: {error}.", hint) from error
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> NoReturn:
         words = sys.argv[1:] if args is None else list(args)
@@ -50,7 +69,7 @@ class _Group(TyperGroup):
 
 
 def _wrong_words(error: typer.TyperException) -> UsageError:
-    """Return what typer says of words that no command takes as an error of ours."""
+    """Return an error of typer's as our UsageError."""
     name, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     see = f"See {context.command_path if context else 'shard-my-repo'} --help."
     if name in _TO_COME:
@@ -64,9 +83,9 @@ def _wrong_words(error: typer.TyperException) -> UsageError:
 app = typer.Typer(
     name="shard-my-repo",
     cls=_Group,
-    help="Re-shard a model checkpoint by streaming its bytes: flat memory, every tensor proved identical.",
+    help="Re-shard a model checkpoint by streaming its bytes. Every tensor is proved identical.",
+    epilog="Example: shard-my-repo shard owner/name ./folder -s 200MB",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -74,7 +93,17 @@ app = typer.Typer(
 
 
 class _Command(TyperCommand):
-    """A command that takes nothing empty: as a folder it would mean the current one, as an option its default."""
+    """A command that refuses empty values: an empty folder would be the current one, an empty option the default."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS]", *(str(one.metavar) for one in self.params if one.param_type_name == "argument")]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups = in_groups(self.get_params(ctx), ctx)
+        width = max(len(name) for rows in groups.values() for name, _ in rows)
+        for heading, rows in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
 
     def invoke(self, ctx: Any) -> Any:
         given = [one for one in self.params if ctx.get_parameter_source(one.name).name == "COMMANDLINE"]
@@ -92,18 +121,24 @@ class _Command(TyperCommand):
         return super().invoke(ctx)
 
 
-_command = partial(app.command, cls=_Command)
+def _command(example: str) -> Callable[[_Function], _Function]:
+    return app.command(cls=_Command, epilog=f"Example: shard-my-repo {example}")
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or owner/name[@revision] on the Hub.")]
-Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub.")]
+
+_own = partial(typer.Option, show_default=False)
+_to_write = partial(_own, rich_help_panel="What to write")
+_to_check = partial(_own, rich_help_panel="How to check")
+_for_machines = partial(_own, rich_help_panel="For machines")
+
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, or owner/name[@revision] on the Hub")]
+Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub")]
+Copy = Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it")]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
-AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
-AsEvents = Annotated[
-    bool, typer.Option("--events", help="Print one JSON object a line as things happen, the result last.")
-]
+AsJson = Annotated[bool, _for_machines("--json", help="Print one JSON object")]
+AsEvents = Annotated[bool, _for_machines("--events", help="Print one JSON object a line as things happen")]
 
 
-@_command()
+@_command("inspect owner/name")
 @taking_options("inspect")
 def inspect(source: Source, as_json: AsJson = False, **chosen: Any) -> None:
     """Show what a checkpoint holds, from its headers only."""
@@ -118,16 +153,13 @@ def inspect(source: Source, as_json: AsJson = False, **chosen: Any) -> None:
             terminal.checkpoint(checkpoint)
 
 
-@_command()
+@_command("plan owner/name -s 200MB --dtype bf16")
 @taking_options("plan")
 def plan(
     source: Source,
-    picture: Annotated[str, typer.Option(metavar="FILE", help="Draw today's files and the shards into this SVG.")] = "",
+    picture: Annotated[str, _to_write(metavar="FILE", help="Draw today's files and the shards into this SVG")] = "",
     explain: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GLOB", help="Show how the tensors of these names are made: '*.q_proj.*'.", show_default=False
-        ),
+        str | None, _to_check(metavar="GLOB", help="Show how these tensors are made: '*.q_proj.*'")
     ] = None,
     as_json: AsJson = False,
     **chosen: Any,
@@ -154,7 +186,7 @@ def plan(
             terminal.plan(plan)
 
 
-@_command()
+@_command("shard owner/name you/name-sharded -s 200MB")
 @taking_options("shard")
 def shard(
     source: Source, destination: Destination, as_json: AsJson = False, as_events: AsEvents = False, **chosen: Any
@@ -170,17 +202,17 @@ def shard(
             raise typer.Exit(1)
 
 
-@_command()
-@taking_options("verify")
+@_command("verify owner/name you/name-sharded")
+@taking_options("verify", "How to check")
 def verify(
     source: Source,
-    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Compare stored digests only; read no weights.")] = False,
+    destination: Copy,
+    quick: Annotated[bool, _to_check("--quick", help="Compare stored digests, read no weights")] = False,
     as_json: AsJson = False,
     as_events: AsEvents = False,
     **chosen: Any,
 ) -> None:
-    """Compare two checkpoints tensor by tensor. Exit status 1 if they differ."""
+    """Compare two checkpoints tensor by tensor. Status 1 means that they differ."""
     with _outcome(as_json or as_events) as terminal:
         from sharding import job
         from sharding.core.events import Verified
@@ -191,12 +223,12 @@ def verify(
             raise typer.Exit(1)
 
 
-@_command()
+@_command("discard you/name-sharded")
 def discard(
     destination: Destination,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what an unfinished job has staged. A repo that the job made goes too."""
+    """Remove the staged files of an unfinished job. A repo that it made goes too."""
     with _outcome(as_json) as terminal:
         from sharding import job
 
@@ -207,28 +239,31 @@ def discard(
             terminal.discarded(discarded)
 
 
-@_command()
-@taking_options("compare")
+@_command("compare ./folder ./folder-sharded")
+@taking_options("compare", "How to check")
 def compare(
-    original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision].")],
-    sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare it with.")],
+    original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="A folder, or owner/name[@revision] on the Hub")],
+    sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare with it")],
     method: Annotated[
         Method,
-        typer.Option(
+        _to_check(
             parser=parsed_choice("method", get_args(Method)),
             metavar="METHOD",
-            help=f"How to load: {', '.join(get_args(Method))}.",
+            help=f"How to load: {', '.join(get_args(Method))}",
+            show_default=True,
         ),
     ] = "from_pretrained",
-    memory_limit: Annotated[str, typer.Option(help="Hold every load to this: 4GB. Would it load there?")] = "",
-    no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Load without memory mapping.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Loads of each, after a warm-up.")] = ROUNDS,
-    picture: Annotated[str, typer.Option(metavar="FILE", help="Draw memory over time into this SVG file.")] = "",
+    memory_limit: Annotated[str, _to_check(metavar="SIZE", help="Limit the memory of every load, such as 4GB")] = "",
+    no_mmap: Annotated[bool, _to_check("--no-mmap", help="Load without memory mapping")] = False,
+    rounds: Annotated[
+        int, _to_check(metavar="N", min=1, help="Loads of each, after a warm-up", show_default=True)
+    ] = ROUNDS,
+    picture: Annotated[str, _to_write(metavar="FILE", help="Draw memory over time into this SVG")] = "",
     as_json: AsJson = False,
     as_events: AsEvents = False,
     **chosen: Any,
 ) -> None:
-    """Load both in turn: time, memory, what makes the difference. Each load has a process of its own."""
+    """Load both checkpoints in turn, and compare time and memory."""
     with _outcome(as_json or as_events) as terminal:
         from sharding import job
 
@@ -237,18 +272,23 @@ def compare(
         _follow(events, terminal, as_json, as_events)
 
 
-@_command()
-@taking_options("devices")
+@_command("devices owner/name --budget cuda:0=16GB,cpu=12GB")
+@taking_options("devices", "Where")
 def devices(
     source: Source,
     budget: Annotated[
         str,
-        typer.Option("--budget", help="cuda:0=16GB,cpu=12GB, or a preset: colab-t4, kaggle-2xt4, 24gb, laptop-16gb."),
+        _own(
+            "--budget",
+            metavar="BUDGET",
+            help="Free for weights: cuda:0=16GB,cpu=12GB or a preset (colab-t4, kaggle-2xt4, 24gb, laptop-16gb)",
+            rich_help_panel="Where",
+        ),
     ],
     as_json: AsJson = False,
     **chosen: Any,
 ) -> None:
-    """Show which block of a model goes on which device. Lists the shard files of each; loads no weights."""
+    """Show which block of a model goes on which device. Loads no weights."""
     with _outcome(as_json) as terminal:
         from sharding import job
         from sharding.planning.devices import device_plan_json
@@ -262,7 +302,7 @@ def devices(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def localhub(context: typer.Context) -> None:
-    """Serve a Hub on this machine, to try everything offline. See `localhub --help` for its options."""
+    """Serve a Hub on this machine, to try everything offline."""
     with _outcome(machine=False):
         require("The loopback Hub", "localhub")
         if "--samples" in context.args:
@@ -278,34 +318,34 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, _interrupt)
-    # A header makes hundreds of thousands of small values that stay: looking through them less often saves a sixth.
+    # A header makes hundreds of thousands of small values that stay. Collecting less often saves a sixth of the time.
     gc.set_threshold(100_000, 50, 100)
     try:
         app(prog_name="shard-my-repo")
     except SystemExit as end:
         if end.code == Cancelled.exit_status:
-            # A thread may still be waiting for a network that stalls, with nothing left to spoil.
+            # A thread may still wait for a network that stalls. Ending it now spoils nothing.
             sys.stdout.flush()
             os._exit(Cancelled.exit_status)
         raise
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _top(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
         typer.echo(f"shard-my-repo {__version__}")
         raise typer.Exit
 
 
 def _interrupt(number: int, _: object) -> NoReturn:
-    if number == signal.SIGHUP:  # of a closed terminal the shell tells as well as the system
+    if number == signal.SIGHUP:  # the shell and the system both send one if a terminal closes
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 @contextmanager
 def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
-    """Show what the command does and turn how it ends into an exit status."""
+    """Yield the terminal to show results on. Turn an error into words and an exit status."""
     from rich.console import Console
 
     from sharding.cli.terminal import Terminal
@@ -318,7 +358,9 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
                 try:
                     yield terminal
                 except KeyboardInterrupt as error:
-                    hint = "What is finished is kept: run the same command again to go on. Add --restart to begin anew."
+                    hint = (
+                        "What is finished is kept. To go on, run the same command again. To start over, add --restart."
+                    )
                     raise Cancelled(str(error) or "Cancelled.", hint if resumable else "") from error
         except ShardingError as error:
             _strike_out_token(error)
@@ -329,15 +371,15 @@ def _outcome(machine: bool, resumable: bool = False) -> Iterator["Terminal"]:
 
 
 def _strike_out_token(error: ShardingError) -> None:
-    """Take the login out of what an error says: what others put into theirs, nobody can know."""
-    with suppress(Refused):  # one that cannot be read is in no message
+    """Take the token out of the error, because messages of other libraries may contain it."""
+    with suppress(Refused):  # a token that cannot be read is in no message
         if token := hub_token():
             error.message, error.hint = (text.replace(token, "[token]") for text in (error.message, error.hint))
 
 
 @contextmanager
 def _last_resort() -> Iterator[None]:
-    """Turn what nobody foresaw into a sentence: a traceback would end with status 1, which means that copies differ."""
+    """Turn an unforeseen error into one of ours. A traceback would end with status 1, which means "they differ"."""
     try:
         yield
     except (ShardingError, typer.Exit, typer.Abort):
@@ -369,6 +411,6 @@ def _follow(
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    # Names come from files of strangers, and a terminal obeys more than control characters: DEL alone is ASCII.
+    # Names come from files of strangers, and json escapes every character that a terminal obeys except DEL.
     sys.stdout.write(json.dumps(document).replace("\x7f", "\\u007f") + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Write what a command prints, whatever becomes of whoever reads it."""
+"""Write what a command prints, even if nobody reads it any more."""
 
 import errno
 import io
@@ -11,17 +11,17 @@ from sharding.core.errors import DestinationError
 
 
 class Outlet(io.TextIOWrapper):
-    """Standard output or error. Once it cannot be written, all that is written goes nowhere.
+    """Standard output or standard error. After the first failed write, everything goes to /dev/null.
 
-    Where its reader has gone away, that is no error, nor where it is standard error. Else whoever writes or flushes
-    gets a DestinationError, once.
+    A failed write to standard output raises DestinationError once, unless its reader has gone away. A failed write to
+    standard error raises nothing.
     """
 
     is_unread = False
-    """Whether its reader has gone away."""
+    """Whether the reader has gone away."""
 
     def write(self, text: str) -> int:
-        """Write `text`; return how many characters that are."""
+        """Write `text`, and return its number of characters."""
         try:
             super().write(text)
         except OSError as error:
@@ -29,7 +29,7 @@ class Outlet(io.TextIOWrapper):
         return len(text)
 
     def flush(self) -> None:
-        """Have all that was written on its way."""
+        """Write what is buffered."""
         try:
             super().flush()
         except OSError as error:
@@ -44,13 +44,15 @@ class Outlet(io.TextIOWrapper):
         if not self.is_unread and self.fileno() == 1:
             message = f"Standard output cannot be written: {error.strerror}."
             raise DestinationError(
-                message, "Send it elsewhere, or free some room. What is finished is kept."
+                message, "Free some space, or send the output elsewhere. What is finished is kept."
             ) from error
 
 
 def open_outlets() -> None:
-    """Have what this process prints written so, and to /dev/null where standard output or error is closed."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # else the next file that is opened would be printed to
+    """Replace standard output and standard error with outlets. One that is closed goes to /dev/null."""
+    while (
+        descriptor := os.open(os.devnull, os.O_RDWR)
+    ) <= 2:  # otherwise the next file to be opened would get the output
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     if sys.stdout is sys.__stdout__:
@@ -60,10 +62,10 @@ def open_outlets() -> None:
 
 
 def _outlet(descriptor: int, stream: TextIO | None) -> Outlet:
-    # Bytes are written in C: a signal that comes right after does not have them written again.
+    # C code writes the bytes, so a signal right after a write cannot repeat it.
     return Outlet(
         io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False)),
         encoding=getattr(stream, "encoding", "utf-8"),
-        errors="backslashreplace",  # what a terminal's encoding cannot hold
+        errors="backslashreplace",  # for characters that the terminal's encoding lacks
         line_buffering=getattr(stream, "line_buffering", True),
     )

@@ -1,27 +1,27 @@
-"""Give a command the options that are declared for it."""
+"""The options of a command: declared once, taken by its function, listed in its help."""
 
 import inspect
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
 from sharding.core.errors import UsageError
-from sharding.core.options import OPTIONS, Option, chosen, of_command
+from sharding.core.options import OPTIONS, Group, Option, chosen, of_command
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
-def taking_options(command: str) -> Callable[[_Command], Callable[..., None]]:
-    """Have a function take every option of `command`: it gets them by their names, as keywords."""
+def taking_options(command: str, group: Group | None = None) -> Callable[[_Command], Callable[..., None]]:
+    """Give a function every option of `command`, as keywords. `group` is their heading if they all have the same."""
 
     def give(function: _Command) -> Callable[..., None]:
         own = inspect.signature(function).parameters.values()
         named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
         must = [parameter for parameter in named if parameter.default is inspect.Parameter.empty]
         taken = of_command(command)
-        options = [made for option in taken for made in _parameters(option)]
+        options = [made for option in taken for made in _parameters(option, group or option.declared.group)]
         every = [*must, *options, *(parameter for parameter in named if parameter not in must)]
         short = {_shorthand_name(option) for option in taken}
 
@@ -37,10 +37,21 @@ def taking_options(command: str) -> Callable[[_Command], Callable[..., None]]:
     return give
 
 
-def without_shorthands(values: Mapping[str, Any], given: Container[str]) -> dict[str, Any]:
-    """Return the `values` of a command with what a shorthand, such as --single-file, stands for in its place.
+def in_groups(parameters: Iterable[Any], context: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return what the help lists under each heading: (name, text) of each argument and option."""
+    groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", *get_args(Group), "Other")}
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            groups["Arguments"].append((parameter.metavar, parameter.help))
+        else:
+            groups[parameter.rich_help_panel or "Other"].append(parameter.get_help_record(context))
+    return {heading: rows for heading, rows in groups.items() if rows}
 
-    Raises UsageError where what it stands for is `given` as well.
+
+def without_shorthands(values: Mapping[str, Any], given: Container[str]) -> dict[str, Any]:
+    """Return the `values` of a command with each shorthand, such as --single-file, replaced by its option.
+
+    Raises UsageError if the option is among the `given` as well.
     """
     left = dict(values)
     for option in OPTIONS.values():
@@ -48,7 +59,7 @@ def without_shorthands(values: Mapping[str, Any], given: Container[str]) -> dict
             short, value, _ = option.declared.shorthand
             if option.name in given:
                 usual = option.declared.flags[0]
-                raise UsageError(f"{short} stands in the place of {usual}.", f"Leave out {usual} or {short}.")
+                raise UsageError(f"{short} and {usual} cannot be used together.", "Leave out one of them.")
             left[option.name] = value
         if option.declared.on is not None and option.name in left:
             left[option.name] = option.declared.on if left[option.name] else option.default
@@ -56,7 +67,7 @@ def without_shorthands(values: Mapping[str, Any], given: Container[str]) -> dict
 
 
 def parsed_choice(what: str, choices: Sequence[str]) -> Callable[[str], str]:
-    """Return what reads one of `choices`; what is empty is refused with all else that is."""
+    """Return a parser for one of `choices`. An empty value passes, because the command refuses it by its name."""
     return lambda text: chosen(what, text, choices) if text.strip() else text
 
 
@@ -64,12 +75,13 @@ def _shorthand_name(option: Option) -> str:
     return option.declared.shorthand[0].removeprefix("--").replace("-", "_") if option.declared.shorthand else ""
 
 
-def _parameters(option: Option) -> list[inspect.Parameter]:
+def _parameters(option: Option, group: Group) -> list[inspect.Parameter]:
     default = option.default if option.declared.on is None else False
-    made = [_parameter(option.name, _kind(option), default, _told(option))]
+    made = [_parameter(option.name, _kind(option), default, _told(option, group))]
     if option.declared.shorthand:
         flag, _, words = option.declared.shorthand
-        made.append(_parameter(_shorthand_name(option), bool, False, typer.Option(flag, help=words)))
+        told = typer.Option(flag, help=words, rich_help_panel=group)
+        made.append(_parameter(_shorthand_name(option), bool, False, told))
     return made
 
 
@@ -82,10 +94,11 @@ def _kind(option: Option) -> Any:
     return bool if option.declared.on is not None else str if option.name == "max_shard_size" else option.kind
 
 
-def _told(option: Option) -> Any:
+def _told(option: Option, group: Group) -> Any:
     flags, more = list(option.declared.flags), dict[str, Any]()
     if option.choices:
         more["parser"] = parsed_choice(option.declared.called or option.name, option.choices)
     if option.default in (None, "") and not option.is_switch:
         more["show_default"] = False
-    return typer.Option(*flags, help=option.declared.help, metavar=option.declared.metavar, **more)
+    of = option.declared
+    return typer.Option(*flags, help=of.help, metavar=of.metavar, rich_help_panel=group, **more)

@@ -1,4 +1,4 @@
-"""Start the command where there may not even be the memory to import it, or nobody to read what it prints."""
+"""Start a command, even without enough memory to import it or a working output."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from sharding.core.errors import Fault, ShardingError, unforeseen
 
 
 def main() -> None:
-    """Run a command. Where there is not even the memory to begin, or its output cannot be written: status 3."""
+    """Run a command. Exit with status 3 if memory is too small to start, or if the output cannot be written."""
     open_outlets()
     try:
         try:

@@ -21,15 +21,15 @@ from sharding.report.schema import Report
 
 _MOST_ROWS = 40
 _MOST_NAMES = 5
-"""Files that are only named, as they are no rows of a table."""
+"""The most files that one line names."""
 _PHASES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
 
 
 class Terminal:
-    """Results on one console; progress, findings and errors on the other. A context: the bar ends with it."""
+    """A person's view of a command. As a context, it removes the progress bar at the end."""
 
     def __init__(self, results: Console, passing: Console) -> None:
-        """Show what lasts on `results` and what passes on `passing`."""
+        """Show results on `results`, and progress, findings and errors on `passing`."""
         self._results = results
         self._passing = passing
         self._bar = Bar(
@@ -43,11 +43,11 @@ class Terminal:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop drawing."""
+        """Stop the bar."""
         self._bar.stop()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -61,11 +61,11 @@ class Terminal:
         self._say(f"{count(len(checkpoint.tensors), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
         self._table([(file.path, tensors_in.get(file.path, 0), file.bytes) for file in checkpoint.weight_files])
         if checkpoint.side_files:
-            self._say(f"Beside them: {name_some([file.path for file in checkpoint.side_files], _MOST_NAMES)}")
+            self._say(f"Other files: {name_some([file.path for file in checkpoint.side_files], _MOST_NAMES)}")
         self.findings(checkpoint.findings)
 
     def plan(self, plan: Plan) -> None:
-        """Show which shards there will be."""
+        """Show the shards of a plan."""
         order, dtype = plan.options.order, plan.options.dtype
         cast = "" if dtype == "keep" else f", cast to {dtype}"
         if plan.dequantized:
@@ -77,7 +77,7 @@ class Terminal:
         self.findings(plan.findings)
 
     def recipes(self, recipes: Mapping[str, str]) -> None:
-        """Show how tensors are made, one line each."""
+        """Show how each tensor is made, one line each."""
         for name, sentence in recipes.items():
             self._say(f"{name}: {sentence}")
 
@@ -116,21 +116,19 @@ class Terminal:
                 if event.fleet:
                     self._fleet(event.fleet)
                 for name, numbers in islice(event.overflowed.items(), _MOST_ROWS):
-                    self._mention(f"{name}: {numbers:,} numbers were too large and are infinite now.", "yellow")
+                    self._mention(f"{name}: {numbers:,} numbers were too large and became infinite.", "yellow")
                 if len(event.overflowed) > _MOST_ROWS:
                     self._mention(f"and {len(event.overflowed) - _MOST_ROWS:,} more such tensors", "yellow")
 
     def discarded(self, discarded: Discarded) -> None:
-        """Say what was removed of an unfinished job."""
-        gone = "The staged shards are gone" + (
-            ", and the repo that was made for them." if discarded.repo_deleted else "."
-        )
-        self._say(gone if discarded.found else "There is no unfinished job.")
+        """Say what was removed."""
+        removed = f"Removed the staged shards{' and the repo that the job made' * discarded.repo_deleted}."
+        self._say(removed if discarded.found else "There is no unfinished job.")
         if discarded.remark:
             self._mention(discarded.remark, "yellow")
 
     def verification(self, verification: Verification) -> None:
-        """Say whether two checkpoints are the same, and where they are not."""
+        """Say whether two checkpoints are the same. If not, list the first differences."""
         self._bar.stop()
         if verification.identical:
             verb = "dequantized" if verification.dequantized else "cast"
@@ -152,7 +150,7 @@ class Terminal:
             self._say(unchecked_sentence(verification.unchecked))
 
     def comparison(self, comparison: Comparison) -> None:
-        """Show what loading costs: the verdict, then a table of medians with their spread."""
+        """Show the verdict on loading, then a table of medians with their spread."""
         self._bar.stop()
         self._say(comparison.verdict.sentence, "bold")
         if comparison.reason_not_measured:
@@ -167,7 +165,7 @@ class Terminal:
         self._say(summary.how, "dim")
 
     def devices(self, plan: DevicePlan) -> None:
-        """Show which block goes where, and the code that does it."""
+        """Show which block goes on which device, and the code that does it."""
         blocks = f"{count(plan.blocks, 'block')} ({', '.join(plan.no_split_classes)}) that are never split"
         self._say(f"{plan.class_name}: {blocks}", "bold")
         table = Table(box=None, pad_edge=False)
@@ -178,13 +176,15 @@ class Terminal:
             counts = (f"{len(load.modules):,}", f"{len(load.files):,}")
             table.add_row(load.device, format_bytes(load.bytes), budget, *counts)
         self._results.print(table)
-        fits = "It fits." if plan.fits else "It does not fit: what is left stays on the disk and is read at every pass."
-        self._say(f"{fits} Budgets are for weights; activations come on top.", "green" if plan.fits else "yellow")
+        fits = "It fits." if plan.fits else "It does not fit. The rest stays on disk and is read at every pass."
+        self._say(
+            f"{fits} The budgets cover weights only. Activations need more memory.", "green" if plan.fits else "yellow"
+        )
         for line in plan.snippet.splitlines():
             self._say(line)
 
     def findings(self, findings: Iterable[Finding]) -> None:
-        """Show what a person should know."""
+        """Show the first findings, one line each."""
         rows = list(findings)
         for finding in rows[:_MOST_ROWS]:
             style = "yellow" if finding.level == "warning" else "dim"
@@ -193,7 +193,7 @@ class Terminal:
             self._mention(f"and {len(rows) - _MOST_ROWS:,} more such remarks", "dim")
 
     def error(self, error: ShardingError) -> None:
-        """Say what went wrong and what helps."""
+        """Say what went wrong and what to do."""
         self._bar.stop()
         self._mention(error.message, "bold red")
         if error.hint:
@@ -227,7 +227,7 @@ class Terminal:
         if fleet.nodes[_MOST_ROWS:]:
             self._say(f"and {len(fleet.nodes) - _MOST_ROWS:,} more nodes")
         if fleet.repeated:
-            self._mention(f"Begun again: {name_some(fleet.repeated, _MOST_ROWS)}", "yellow")
+            self._mention(f"Started again: {name_some(fleet.repeated, _MOST_ROWS)}", "yellow")
 
     def _table(self, rows: Sequence[tuple[str, int, int]]) -> None:
         total = sum(size for _, _, size in rows) or 1
@@ -249,9 +249,7 @@ class Terminal:
             return
         if rank is not None:
             start, end = cut.layers[rank]
-            self._say(
-                f"What rank {rank} of {len(cut.layers)} loads: layers {start} to {end - 1} of {cut.layers[-1][1]}."
-            )
+            self._say(f"Rank {rank} of {len(cut.layers)} loads layers {start} to {end - 1} of {cut.layers[-1][1]}.")
             return
         table = Table(box=None, pad_edge=False)
         for name in ("stage", "size", "blocks", "files"):
@@ -264,8 +262,8 @@ class Terminal:
         for number, stage in enumerate(stages, start=1):
             for tied in stage.also_needs:
                 used_as = ", ".join(tied.used_as)
-                self._say(f"Stage {number} needs {tied.file} as well: {tied.tensor} in it is {used_as} too.")
-        self._say(f"Cut where transformers {cut.transformers} cuts: stage 1 is rank 0.")
+                self._say(f"Stage {number} also needs {tied.file}: {tied.tensor} in it is also {used_as}.")
+        self._say(f"Cut as transformers {cut.transformers} cuts. Stage 1 is rank 0.")
 
     def _say(self, text: str, style: str = "") -> None:
         self._results.print(_plain(text, style))
@@ -275,5 +273,5 @@ class Terminal:
 
 
 def _plain(text: str, style: str) -> Text:
-    # Names come from files of strangers: neither markup nor terminal control may reach the screen.
+    # Names come from files of strangers, so neither markup nor control characters may reach the screen.
     return Text("".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text), style)

@@ -1,4 +1,4 @@
-"""What somebody may choose of a copy and of a job: each option is declared once, for every front end. Pure."""
+"""Declare every option of a copy or a job once, for all front ends. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,23 +18,23 @@ Order = Literal["natural", "stored", "transformers"]
 TargetDtype = Literal["keep", "fp32", "fp16", "bf16"]
 Engine = Literal["stream", "classic"]
 WorkersOf = Literal["ray"]
-"""What runs a job on many machines."""
+"""The systems that can run a job on many machines."""
 Group = Literal["What to write", "Where", "How to check", "For machines"]
-"""Under which heading an option stands in the help."""
+"""The headings of a command's help. The help lists them in this order."""
 
 SINGLE_FILE = "single-file"
-"""In the place of a size: one file, however large."""
+"""Given instead of a size: one file, however large."""
 
 _LARGEST_BYTES = 2**63 - 1
 _STRATEGY = re.compile(r"size|blocks|pp:(?P<ranks>[2-9]|[1-9]\d{1,3})", re.ASCII)
 _STRATEGIES = ("size", "blocks", "pp:N")
 _ALSO_CALLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-"""What torch calls our dtypes."""
+"""Other names of our dtypes, most of them torch's."""
 _Choice = TypeVar("_Choice", bound=str)
 
 
 def chosen(what: str, choice: _Choice, choices: Sequence[str]) -> _Choice:
-    """Return `choice`, which is one of `choices` of a `what`. Raises UsageError, which names the nearest of them.
+    """Return `choice` if it is one of `choices`. If not, raise UsageError: it names `what` and the nearest choice.
 
     >>> chosen("dtype", "bf16", ["fp16", "bf16"])
     'bf16'
@@ -53,16 +53,17 @@ def _no_such(what: str, choice: str, choices: Sequence[str], more: str = "") -> 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What every front end knows of an option. Its name, type and default are those of the field.
+    """What the front ends need to know about an option. The dataclass field gives its name, type and default.
 
-    - `flags`, `help`, `group`: the command line's words. `metavar` names the value.
-    - `commands`, `tools`: which commands and which endpoints take it. `tool_name` is its name over HTTP.
-    - `on`: the value that a switch sets. `shorthand` is a switch (flag, value, help) for one value.
-    - `called`: what a message calls it, if that is not its name.
-    - `title`, `info`, `words`: the page's label, a line below it, and words for its choices.
-    - `excludes`: options that make no sense beside it, each with the reason. `remedy` is to leave this one out.
-    - `needs`: which choice ("" for any) needs which extra of this package.
-    - `since`: the position among the parameters of an endpoint. New ones stand last, so that callers need no change.
+    - `flags`, `help`, `group`: the flags, the one line of help, and its heading on the command line.
+    - `metavar`: the name of the value in the help.
+    - `commands`, `tools`: the commands and the endpoints that take the option. `tool_name` is its name over HTTP.
+    - `on`: the value that a switch sets. `shorthand` is another switch (flag, value, help) for one value.
+    - `called`: the name in messages, if it differs from the field's.
+    - `title`, `info`, `words`: the label on the page, the line below it, and the labels of its choices.
+    - `excludes`: options that contradict this one, each with the reason. `remedy` is to leave this option out.
+    - `needs`: for a choice ("" for any), the extra of this package that it needs.
+    - `since`: sorts the parameters of an endpoint. New options come last, so that callers need no change.
     """
 
     flags: tuple[str, ...]
@@ -90,7 +91,7 @@ def _option(default: Any, flags: str, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option as a front end meets it."""
+    """A declared option with its name, type and default."""
 
     name: str
     kind: Any
@@ -99,27 +100,27 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is given or not, without a value."""
+        """Whether the option takes no value."""
         return self.kind is bool or self.declared.on is not None
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What there is to choose from, () where that is open."""
+        """The values that the option takes; () if it takes others too."""
         kinds = get_args(self.kind) if get_origin(self.kind) in (Union, UnionType) else (self.kind,)
         return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
     @property
     def is_text(self) -> bool:
-        """Whether it takes text alone."""
+        """Whether every value is a text."""
         return self.kind is str or bool(self.choices)
 
     @property
     def tool_name(self) -> str:
-        """What programs call it."""
+        """The name over HTTP."""
         return self.declared.tool_name or self.name
 
     def extras(self, value: Any) -> Iterator[tuple[str, str]]:
-        """Yield what needs an extra of this package, and which, if the option is set to `value`.
+        """Yield (what needs it, extra) for each extra of this package that `value` needs.
 
         >>> list(OPTIONS["strategy"].extras("pp:4")), list(OPTIONS["strategy"].extras("blocks"))
         ([('The strategy pp:4', 'load')], [])
@@ -131,7 +132,7 @@ class Option:
             yield f"The {name} {value}", self.declared.needs[choice]
 
     def words(self, value: Any) -> list[str]:
-        """Return the words of the command line that set it to `value`."""
+        """Return the words that set the option to `value` on the command line."""
         if value == self.default:
             return []
         flag = self.declared.flags[0]
@@ -144,15 +145,18 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a copy shall be like: the same options and the same source give the same files, byte for byte.
+    """What a copy is like. The same options and the same source give the same files, byte for byte.
 
-    `max_shard_size` is a size such as "200MB", a number of bytes, or SINGLE_FILE. `strategy` says where to cut,
-    `order` in which order tensors stand, `dtype` what they are cast to ("keep": not at all). `variant` is such as
-    "fp16", where a repo has several; "" takes the plain weights. A cast that makes a finite number infinite is refused,
-    unless `allow_overflow`. `rank` takes only what that rank of a pipeline `pp:N` loads, from 0. `base` is the model
-    that was trained, a folder or a repo: what a training run has saved has no configuration beside it. With
-    `dequantize` quantized weights become ordinary ones of `dtype`, and "keep" becomes "bf16". Raises UsageError for
-    what is no choice.
+    - `max_shard_size`: a size such as "200MB", a number of bytes, or SINGLE_FILE.
+    - `strategy`: where to cut. `order`: the order of the tensors in the files.
+    - `dtype`: what to cast the weights to. "keep" casts nothing.
+    - `variant`: which weights to take if a repo has several, such as "fp16". "" takes the plain ones.
+    - `allow_overflow`: accept a cast that makes finite numbers infinite. Without it such a cast is refused.
+    - `rank`: take only what this rank of a pipeline `pp:N` loads, counted from 0.
+    - `base`: the model that was trained, a folder or a repo. A training run saves no configuration with its weights.
+    - `dequantize`: turn quantized weights into ordinary ones of `dtype`. "keep" becomes "bf16" then.
+
+    Raises UsageError for a value that is no choice.
 
     >>> options = Options("200MB", strategy="pp:4")
     >>> options.max_shard_bytes, options.ranks
@@ -162,32 +166,34 @@ class Options:
     max_shard_size: str | int = _option(
         DEFAULT_MAX_SHARD_SIZE,
         "--max-shard-size -s",
-        "The largest file: 200MB, 2GB, 1GiB, or a number of bytes.",
-        shorthand=("--single-file", SINGLE_FILE, "One file, whatever its size, as ComfyUI and kohya want it."),
+        "Largest file: 2GB, 1GiB, or bytes",
+        metavar="SIZE",
+        shorthand=("--single-file", SINGLE_FILE, "One file, whatever its size"),
     )
     strategy: Strategy = _option(
         "size",
         "--strategy",
-        "size fills each file. blocks cuts no decoder block. pp:N cuts as transformers loads a pipeline of N ranks.",
+        "size (fill files), blocks (cut between blocks) or pp:N (for N ranks)",
+        metavar="STRATEGY",
         title="Where to cut",
-        info="Between layers, where you load layer by layer. For several machines, where torchrun and transformers "
-        "cut: each loads its own files only.",
+        info="Choose between layers if you load layer by layer. For several machines, the cuts are those of torchrun "
+        "and transformers: each machine loads only its own files.",
         words={
             "size": "Wherever a file is full",
             "blocks": "Between layers",
             "pp": "For transformers on several machines",
         },
-        excludes={"engine": "The classic engine cuts by size alone."},
+        excludes={"engine": "The classic engine can only cut by size."},
         needs={"pp": "load"},
     )
     order: Order = _option(
         "natural",
         "--order",
-        "natural: layer 2 before layer 10. stored: as in the source. transformers: asks the model class, and cuts as "
-        "save_pretrained does where weights are renamed or fused in memory.",
+        "natural (2 before 10), stored (as in source) or transformers (as it saves)",
+        metavar="ORDER",
         title="Order of the tensors",
-        info="By layer gives what most tools write. As transformers saves it, where the files shall equal those of "
-        "save_pretrained also for models that it renames or fuses in memory.",
+        info="Most tools write by layer. As transformers saves it gives the files of save_pretrained, even for models "
+        "whose weights it renames or fuses in memory.",
         words={
             "natural": "By layer: 2 before 10",
             "stored": "As in today's files",
@@ -198,41 +204,47 @@ class Options:
     dtype: TargetDtype = _option(
         "keep",
         "--dtype",
-        "fp32, fp16 or bf16: what numbers are cast to, or loaded as. keep: as they are stored.",
+        "Cast to fp32, fp16 or bf16",
+        metavar="DTYPE",
         commands=("plan", "shard", "verify", "compare", "devices"),
         title="Number format",
-        info="fp16 and bf16 halve a model of fp32, and lose digits. As it is keeps every bit.",
+        info="fp16 and bf16 halve an fp32 model and lose digits. As it is keeps every bit.",
         words={"keep": "As it is"},
     )
     variant: str = _option(
         "",
         "--variant",
-        "Which weights, where a repo has several: fp16 for model.fp16.safetensors.",
+        "Which weights, if a repo has several: fp16",
+        group="Where",
+        metavar="NAME",
         commands=("inspect", "plan", "shard", "verify"),
         tools=("inspect", "plan", "shard"),
-        excludes={"engine": "The classic engine loads the plain weights only."},
+        excludes={"engine": "The classic engine loads only the plain weights."},
         since=1,
     )
     allow_overflow: bool = _option(
         False,
         "--allow-overflow",
-        "Cast numbers that become infinite too. They are counted.",
+        "Let a cast make numbers infinite, and count them",
         commands=("shard",),
         tools=("shard",),
         title="Allow overflow",
-        info="Numbers too large for this format become infinite and are counted; else they end the job.",
+        info="Numbers too large for this format become infinite, and the report counts them. "
+        "Otherwise they stop the job.",
     )
     rank: int | None = _option(
         None,
         "--rank",
-        "Only what this rank of pp:N loads, from 0 as torchrun counts.",
+        "Only what this rank of pp:N loads, from 0",
+        metavar="N",
         tools=(),
-        excludes={"compare_rounds": "What one rank loads computes nothing by itself."},
+        excludes={"compare_rounds": "The weights of one rank compute nothing on their own."},
     )
     base: str = _option(
         "",
         "--base",
-        "The model that was trained, for what a training run has saved: its config.json, tokenizer and the like.",
+        "For what a training run saved: its base model",
+        group="Where",
         commands=("inspect", "plan", "shard", "verify"),
         tools=("inspect", "plan", "shard"),
         metavar="SOURCE",
@@ -241,70 +253,74 @@ class Options:
     dequantize: bool = _option(
         False,
         "--dequantize",
-        "Make ordinary weights of quantized ones (FP8, MXFP4), of the dtype that is asked for, or of bf16.",
+        "Turn FP8 or MXFP4 weights into bf16 or the dtype",
         commands=("plan", "shard", "verify"),
         excludes={
-            "engine": "The classic engine dequantizes nothing.",
-            "compare_rounds": "Loading the quantized original may need kernels that are not here: it is not compared.",
+            "engine": "The classic engine cannot dequantize.",
+            "compare_rounds": "The quantized original may need kernels that this machine lacks, so it is not compared.",
         },
         since=3,
     )
 
     def __post_init__(self) -> None:
-        """Refuse what is no choice."""
+        """Check every value."""
         if self.dequantize and self.dtype == "keep":
             object.__setattr__(self, "dtype", "bf16")
         if self.strategy.startswith("stage"):
             raise UsageError(
-                "The strategy stages:N is gone: nothing loads such files as stages.",
+                "The strategy stages:N is gone, because no library loads such files as stages.",
                 "Choose pp:N, which transformers loads as a pipeline of N ranks, or blocks.",
             )
         if not self.is_single_file:
             parse_bytes(str(self.max_shard_size))
         elif self.strategy != "size":
-            raise UsageError("A single file is not cut.", "Leave out the strategy, or give a size.")
+            raise UsageError("A single file is not cut.", "Leave out the strategy, or choose a size.")
         if not _STRATEGY.fullmatch(self.strategy):
             raise _no_such("strategy", self.strategy, _STRATEGIES, " N is 2 or more.")
         chosen("order", self.order, get_args(Order))
         chosen("dtype", self.dtype, get_args(TargetDtype))
         if self.rank is not None and not 0 <= self.rank < self.ranks:
-            range_text = f"one of {self.ranks} from 0 to {self.ranks - 1}" if self.ranks else "one of a pipeline pp:N"
-            raise UsageError(f"There is no rank {self.rank}.", f"A rank is {range_text}.")
+            hint = (
+                f"Choose one from 0 to {self.ranks - 1}."
+                if self.ranks
+                else "Choose the strategy pp:N, which has N ranks."
+            )
+            raise UsageError(f"There is no rank {self.rank}.", hint)
 
     def extras(self) -> Iterator[tuple[str, str]]:
-        """Yield each choice that needs an extra of this package, with the name of the extra."""
+        """Yield (what needs it, extra) for each extra of this package that the options need."""
         return (need for name, option in _declared(Options).items() for need in option.extras(getattr(self, name)))
 
     @property
     def is_single_file(self) -> bool:
-        """Whether everything that is loaded together stands in one file."""
+        """Whether everything that is loaded together goes into one file."""
         return self.max_shard_size == SINGLE_FILE
 
     @property
     def max_shard_bytes(self) -> int:
-        """The largest size of a shard, its header not counted; for a single file the largest that a file can have."""
+        """The limit of a shard without its header. For a single file, the largest size that a file can have."""
         return _LARGEST_BYTES if self.is_single_file else parse_bytes(str(self.max_shard_size))
 
     @property
     def ranks(self) -> int:
-        """Number of ranks of transformers' pipeline, its `pp_size`; 0 for a strategy without any."""
+        """The number of ranks of transformers' pipeline, its `pp_size`. 0 for a strategy without ranks."""
         match = _STRATEGY.fullmatch(self.strategy)
         return int(match["ranks"] or 0) if match else 0
 
     @property
     def asks_class(self) -> bool:
-        """Whether a plan needs to know what transformers knows of the model."""
+        """Whether a plan needs facts about the model class."""
         return (self.strategy, self.dtype) != ("size", "keep") or self.order == "transformers"
 
     @property
     def asks_library(self) -> bool:
-        """Whether transformers itself must be asked, which the table in this package cannot answer for."""
+        """Whether only transformers can answer, and not the table in this package."""
         return bool(self.ranks) or self.order == "transformers"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A job: which copy of what goes where, and how. What `job.shard` takes."""
+    """A job with its source, its destination and all its options, as `job.shard` takes it."""
 
     source: str
     destination: str
@@ -312,7 +328,7 @@ class Request:
     private: bool | None = _option(
         None,
         "--private/--public",
-        "Who may see a new repo. As the source, where nothing is said.",
+        "Who may see a new repo, else as the source",
         group="Where",
         commands=("shard",),
         tools=("shard",),
@@ -320,7 +336,7 @@ class Request:
     confirmed: bool = _option(
         False,
         "--yes",
-        "A copy of a private or gated source may be public.",
+        "Let a private or gated source have a public copy",
         group="Where",
         commands=("shard",),
         tools=("shard",),
@@ -329,7 +345,7 @@ class Request:
     overwrite: bool = _option(
         False,
         "--overwrite",
-        "Replace another model's copy. In a folder also what others wrote.",
+        "Replace another model's copy, or others' files",
         group="Where",
         commands=("shard",),
         tools=("shard",),
@@ -337,7 +353,7 @@ class Request:
     restart: bool = _option(
         False,
         "--restart",
-        "Forget an interrupted run instead of resuming it.",
+        "Start again instead of resuming",
         group="Where",
         commands=("shard",),
         tools=(),
@@ -345,7 +361,8 @@ class Request:
     engine: Engine = _option(
         "stream",
         "--engine",
-        "stream moves bytes. classic loads the whole model and saves it, as the tutorials do.",
+        "stream (move bytes) or classic (load the model and save it)",
+        metavar="ENGINE",
         group="Where",
         commands=("shard",),
         tools=(),
@@ -355,7 +372,7 @@ class Request:
     compare_rounds: int = _option(
         0,
         "--compare",
-        "Load the original and the copy as well, and report what that costs.",
+        "Load original and copy too, and report the cost",
         group="How to check",
         commands=("shard",),
         tools=("shard",),
@@ -368,18 +385,19 @@ class Request:
     workers: WorkersOf | None = _option(
         None,
         "--workers",
-        "Have many machines do it: ray, the cluster at RAY_ADDRESS.",
+        "Share the job on the cluster at RAY_ADDRESS",
+        metavar="ray",
         group="Where",
         commands=("shard",),
         tools=(),
         called="kind of workers",
-        excludes={"engine": "The classic engine loads the model on one machine."},
+        excludes={"engine": "The classic engine runs on one machine only."},
         needs={"ray": "ray"},
     )
     expect: str = _option(
         "",
         "--expect",
-        "Refuse any other plan than this one of `plan --json`.",
+        "Refuse any plan but this one of plan --json",
         group="For machines",
         commands=("shard",),
         tools=(),
@@ -388,11 +406,11 @@ class Request:
 
     @classmethod
     def of(cls, source: str, destination: str, chosen: Mapping[str, Any]) -> Self:
-        """Return a request with the options that are `chosen`, by name."""
+        """Return a request with the `chosen` options, given by name."""
         return cls(source, destination, **_sorted_out(chosen))
 
     def refuse_contradictions(self) -> None:
-        """Raise UsageError for what is no choice, and for options that exclude one another."""
+        """Raise UsageError for a value that is no choice, and for options that contradict each other."""
         for name, option in _declared(Request).items():
             if option.choices and getattr(self, name) is not None:
                 chosen(option.declared.called or name, getattr(self, name), option.choices)
@@ -406,11 +424,11 @@ class Request:
                     raise UsageError(reason, hint, Remedy(remedy) if remedy else None)
 
     def extras(self) -> Iterator[tuple[str, str]]:
-        """Yield each choice that needs an extra of this package, with the name of the extra."""
+        """Yield (what needs it, extra) for each extra of this package that the options need."""
         return (need for option in OPTIONS.values() for need in option.extras(self._value(option)))
 
     def words(self, command: str) -> list[str]:
-        """Return the words of the command line that choose the same for `command`."""
+        """Return the words that make the same choices for `command` on the command line."""
         taken = (option for option in OPTIONS.values() if command in option.declared.commands)
         return [word for option in taken for word in option.words(self._value(option))]
 
@@ -437,7 +455,7 @@ def _declared(kind: type[Any]) -> Mapping[str, Option]:
 
 
 OPTIONS: Mapping[str, Option] = {**_declared(Options), **_declared(Request)}
-"""Every option of a copy and of a job, by its name: all lists of them are made from this one."""
+"""Every option, by its name. All other lists of options are made from this one."""
 
 
 def of_command(command: str) -> list[Option]:

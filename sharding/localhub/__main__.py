@@ -16,6 +16,7 @@ def main(arguments: Sequence[str] | None = None, add_samples: "Callable[[Hub], N
     """
     parser = argparse.ArgumentParser(
         prog="python -m sharding.localhub",
+        epilog="Example: shard-my-repo localhub --folder ./hub --port 8000",
         description="A Hub on this machine. User NAME has the tokens hf_NAME (write) and hf_NAME_read (read).",
     )
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0, the default, takes a free one")

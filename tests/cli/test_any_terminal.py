@@ -1,10 +1,12 @@
 """The command on any terminal: 80 columns, an encoding that holds few characters, a repo of thousands of files."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from sharding.cli.commands import app
+from sharding.core.options import Group, of_command
 from tests.conftest import environment, in_two_files
 from tests.docs.pages import CLI
 
@@ -40,6 +43,46 @@ def test_help_fits_80_columns_cuts_nothing_and_is_ascii(
     assert done.returncode == 0 and done.stdout.isascii()
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "..." not in done.stdout.replace("COMMAND [ARGS]...", "")
+
+
+def sections(text: str) -> dict[str, set[str]]:
+    """The names that a help lists under each of its headings."""
+    blocks = re.split(r"^(\w[\w ]*):$", text, flags=re.M)[1:]
+    names = r"^  (?:-\w, )?(--[\w-]+|[A-Z]+)(?: / (--[\w-]+))?(?= |$)"
+    found = {
+        heading: re.findall(names, rows, flags=re.M) for heading, rows in zip(blocks[::2], blocks[1::2], strict=True)
+    }
+    return {heading: {name for pair in rows for name in pair if name} for heading, rows in found.items()}
+
+
+@pytest.mark.parametrize("command", [name for name in CLI.commands if name != "localhub"])
+def test_help_lists_every_option_once_under_its_heading_and_shows_a_command_that_can_be_given(command: str) -> None:
+    text = CliRunner().invoke(app, [command, "--help"]).stdout
+    listed = sections(text)
+    order = ["Arguments", *get_args(Group), "Other"]
+    assert list(listed) == [heading for heading in order if heading in listed]
+    options = [param for param in CLI.commands[command].params if param.param_type_name == "option"]
+    for param in options:
+        for name in {*param.opts, *param.secondary_opts} - {"-s"}:
+            assert [heading for heading in listed if name in listed[heading]] == [param.rich_help_panel], name
+    assert listed["Other"] == {"--help"} and listed["Arguments"] == set(
+        text.splitlines()[0].split("[OPTIONS] ")[1].split()
+    )
+    if command in ("plan", "shard"):
+        for option in of_command(command):
+            assert option.declared.flags[0].split("/")[0] in listed[option.declared.group]
+    program, name, *words = text.splitlines()[-1].removeprefix("  Example: ").split()
+    assert (program, name) == ("shard-my-repo", command)
+    CLI.commands[name].make_context(name, words)
+
+
+def test_the_first_help_lists_the_commands_with_a_sentence_each_and_an_example() -> None:
+    text = CliRunner().invoke(app, ["--help"]).stdout
+    commands = text.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in commands] == list(CLI.commands)
+    assert all(line.endswith(".") for line in commands)
+    assert sections(text)["Options"] == {"--version", "--install-completion", "--show-completion", "--help"}
+    assert text.splitlines()[-1].startswith("  Example: shard-my-repo shard ")
 
 
 @pytest.mark.parametrize("terminal", TERMINALS)

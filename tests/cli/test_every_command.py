@@ -111,7 +111,7 @@ def test_an_error_is_said_to_a_person_and_printed_for_a_program(
         if kind in (UsageError, DestinationError, Refused):
             assert "It is [token].\nLook at [token].\n" in done.stderr.replace("\n\n", "\n")
         if kind is KeyboardInterrupt:
-            assert ("run the same command again to go on" in done.stderr) == (command == "shard")
+            assert ("To go on, run the same command again." in done.stderr) == (command == "shard")
 
 
 @pytest.mark.parametrize("way", [[], ["--json"], ["--events"]])
@@ -216,7 +216,7 @@ def test_two_answers_about_the_size_are_wrong_usage(tmp_path: Path) -> None:
     source = str(in_two_files(tmp_path / "in"))
     for words in (["plan", source], ["shard", source, str(tmp_path / "out")]):
         done = invoke(*words, "--single-file", "--max-shard-size", "5GB")
-        assert done.exit_code == 2 and "--single-file stands in the place of --max-shard-size." in done.stderr
+        assert done.exit_code == 2 and "--single-file and --max-shard-size cannot be used together." in done.stderr
     assert listing(tmp_path).keys() == {f"in/{path}" for path in listing(tmp_path / "in")}
 
 

@@ -153,7 +153,7 @@ def test_a_job_whose_events_nobody_reads_any_more_ends_and_keeps_what_is_finishe
     job = start_slow_job(checkpoint, tmp_path / "out")
     assert job.stdout and job.stderr
     job.stdout.close()
-    assert "Cancelled: nobody reads the events any more.\nWhat is finished is kept: " in job.stderr.read()
+    assert "Cancelled: nobody reads the events any more.\nWhat is finished is kept. " in job.stderr.read()
     job.stderr.close()
     assert job.wait(60) == 130
     again = run(["shard", str(checkpoint), str(tmp_path / "out"), "-s", "20kB"], tmp_path)

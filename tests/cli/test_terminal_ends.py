@@ -68,8 +68,8 @@ def test_what_was_not_measured_has_a_reason_and_no_table(screen: Screen) -> None
     ("discarded", "said"),
     [
         (Discarded(False), "There is no unfinished job."),
-        (Discarded(True), "The staged shards are gone."),
-        (Discarded(True, True), "The staged shards are gone, and the repo that was made for them."),
+        (Discarded(True), "Removed the staged shards."),
+        (Discarded(True, True), "Removed the staged shards and the repo that the job made."),
     ],
 )
 def test_what_was_discarded_is_said(screen: Screen, discarded: Discarded, said: str) -> None:
@@ -83,7 +83,7 @@ def test_what_was_discarded_is_said(screen: Screen, discarded: Discarded, said: 
 def test_which_layers_a_rank_loads_is_said(screen: Screen, rank: int, layers: str) -> None:
     cut = PipelineCut("5.1.0", ((0, 2), (2, 3), (3, 7)))
     screen.terminal.plan(plan_of(["model.safetensors"], pipeline=cut, options=Options(strategy="pp:3", rank=rank)))
-    assert f"What rank {rank} of 3 loads: layers {layers} of 7." in screen.results
+    assert f"Rank {rank} of 3 loads layers {layers} of 7." in screen.results
 
 
 def test_which_transformers_a_pipeline_is_cut_for_is_said_and_what_each_stage_has(screen: Screen) -> None:
@@ -92,8 +92,8 @@ def test_which_transformers_a_pipeline_is_cut_for_is_said_and_what_each_stage_ha
     cut = PipelineCut("5.1.0", ((0, 3), (3, 4)))
     screen.terminal.plan(plan_of(["a", "b", "c", "d"], stages=stages, pipeline=cut, options=Options(strategy="pp:2")))
     assert ["1", "9 B", "h.0 to h.2", "a to c"] in screen.rows and ["2", "4 B", "h.3", "d"] in screen.rows
-    assert "Stage 2 needs a as well: embed.weight in it is lm_head.weight, shared too." in screen.results
-    assert "Cut where transformers 5.1.0 cuts: stage 1 is rank 0." in screen.results
+    assert "Stage 2 also needs a: embed.weight in it is also lm_head.weight, shared." in screen.results
+    assert "Cut as transformers 5.1.0 cuts. Stage 1 is rank 0." in screen.results
 
 
 def test_where_blocks_go_is_shown_with_the_code_and_whether_they_fit(screen: Screen) -> None:
@@ -102,7 +102,7 @@ def test_where_blocks_go_is_shown_with_the_code_and_whether_they_fit(screen: Scr
     assert ["cuda:0", "9 B", "16.0 GB", "2", "2"] in screen.rows and ["cpu", "4 B", "1", "1"] in screen.rows
     assert "It fits." in screen.results and screen.results.endswith("import torch\nload()\n")
     screen.terminal.devices(replace(DEVICES, device_map={"h.0": "disk"}))
-    assert "It does not fit: what is left stays on the disk" in screen.results
+    assert "It does not fit. The rest stays on disk" in screen.results
 
 
 HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"

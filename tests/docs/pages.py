@@ -36,12 +36,25 @@ def section(page: Path, heading: str) -> str:
     return page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
+def subsection(page: Path, heading: str) -> str:
+    """What stands below a heading of the third rank, up to the next heading."""
+    return re.split(r"^##", page.read_text().split(f"\n### {heading}\n")[1], maxsplit=1, flags=re.M)[0]
+
+
 def table(page: Path, head: str) -> list[list[str]]:
     """The cells of the tables of a page whose first row begins with `head`, row by row; there is at least one."""
-    below = page.read_text().split(f"\n| {head}")[1:]
-    assert below, f"{page.name} has no table that begins with {head}."
-    rows = [row for text in below for row in text.split("\n\n")[0].splitlines()[2:]]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip()[1:-1])] for row in rows]
+    return cells(page.read_text(), head)
+
+
+def cells(text: str, head: str) -> list[list[str]]:
+    """The same of a text."""
+    below = text.split(f"
+| {head}")[1:]
+    assert below, f"There is no table that begins with {head}."
+    rows = [row for part in below for row in part.split("
+
+")[0].splitlines()[2:]]
+    return [[cell.strip() for cell in re.split(r"(?<!\)\|", row.strip()[1:-1])] for row in rows]
 
 
 def code(text: str) -> list[str]:

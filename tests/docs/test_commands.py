@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 from sharding import job
 from sharding.cli import commands
 from sharding.cli.commands import app
+from sharding.cli.parameters import in_groups
 from sharding.core.errors import Cancelled, RemedyKind
 from sharding.core.options import OPTIONS
 from sharding.formats.names import PICTURE_NAME
 from sharding.planning.devices import PRESETS
 from tests.conftest import random_tensors
-from tests.docs.pages import CLI, COMMANDS, code, localhub_options, prose, section, table
+from tests.docs.pages import CLI, COMMANDS, cells, code, localhub_options, prose, section, subsection, table
 
 
 def options_of(command: Any) -> dict[str, Any]:
@@ -35,32 +36,62 @@ def test_every_command_stands_in_the_docs_with_its_arguments_and_none_besides() 
     assert {name: rest for name, *rest in rows} == arguments
 
 
-def test_every_option_stands_in_the_docs_with_its_commands_and_none_besides() -> None:
-    help_names = app.info.context_settings["help_option_names"]  # type: ignore[index]
-    actual = {name: {*options_of(one), *help_names} for name, one in CLI.commands.items() if name != "localhub"}
-    documented: dict[str, set[str]] = {name: set() for name in actual}
-    for names, of, *_ in table(COMMANDS, "option | of"):
-        for command in documented if of == "every command" else filter(None, of.split(", ")):
-            documented[command] |= set(code(names))
-    assert documented == actual
-    assert {"--version"} == set(options_of(CLI))
-    assert [names for names, of, *_ in table(COMMANDS, "option | of") if not of] == ["`--version`"]
+def plain(cell: str) -> str:
+    """What somebody reads in a cell of a table: no quotes around code, and of a link its words."""
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", cell).replace("`", "")
+
+
+def rows_of(command: Any) -> list[tuple[str, str, str]]:
+    """What the help of a command says of each of its options, --help left out: names, default and words."""
+    groups = in_groups(command.params, command.make_context(command.name, [], resilient_parsing=True))
+    rows = [row for heading, rows in groups.items() if heading != "Arguments" for row in rows]
+    found = [
+        (name, *re.fullmatch(r"(.*?)(?:  \[(?:default: )?([^;]*)(?:; .*)?\])?", text).groups()) for name, text in rows
+    ]  # type: ignore[union-attr]
+    return [(name.replace(" / ", ", "), default or "", words) for name, words, default in found]
+
+
+@pytest.mark.parametrize("command", [name for name in CLI.commands if name != "localhub"])
+def test_the_options_of_each_command_stand_in_the_docs_with_the_words_of_its_help_and_none_besides(
+    command: str,
+) -> None:
+    rows = cells(subsection(COMMANDS, command), "option | default |")
+    expected = rows_of(CLI.commands[command])
+    assert [(plain(names), plain(default)) for names, default, _ in rows] == [row[:2] for row in expected]
+    for (names, _, meaning), (*_, words) in zip(rows, expected, strict=True):
+        assert plain(meaning) == words or plain(meaning).startswith(f"{words}. "), names
+    assert {name for names, *_ in expected for name in re.findall(r"-[\w-]+", names)} == set(
+        options_of(CLI.commands[command])
+    )
+
+
+def test_options_before_the_command_stand_in_the_docs_and_none_besides() -> None:
+    documented = [
+        set(code(names)) for names, _ in cells(section(COMMANDS, "The commands").split("\n### ")[0], "option |")
+    ]
+    assert documented == [{name} for name in options_of(CLI)] + [set(app.info.context_settings["help_option_names"])]  # type: ignore[index]
 
 
 def test_defaults_and_choices_of_options_are_those_in_the_docs() -> None:
-    for names, of, default, meaning in table(COMMANDS, "option | of"):
-        for command in of.split(", ") if of in CLI.commands or ", " in of else ():
-            param = options_of(CLI.commands[command])[code(names)[0]]
+    for command in CLI.commands:
+        for names, default, meaning in (
+            cells(subsection(COMMANDS, command), "option | default |") if command != "localhub" else ()
+        ):
+            param = options_of(CLI.commands[command])[code(names)[0].split()[0]]
             if code(default):
-                told = param.show_default if isinstance(param.show_default, str) else param.default
-                assert [str(told)] == code(default), names
-            if default == "no":
-                assert param.default is False, names
-            if default == "must be given":
-                assert param.required, names
-            choices = get_args(get_type_hints(getattr(commands, command))[param.name])
-            assert {choice for choice in choices if isinstance(choice, str)} <= set(code(meaning)), names
-    (budget,) = (meaning for names, *_, meaning in table(COMMANDS, "option | of") if names == "`--budget`")
+                assert [str(param.default)] == code(default), names
+            else:
+                assert param.required if default else param.default in (False, None, ""), names
+            kind = get_type_hints(getattr(commands, command))[param.name]
+            choices = {
+                choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)
+            }
+            assert choices <= {*code(meaning), *code(names)[0].split()[1:]}, names
+    (budget,) = (
+        meaning
+        for names, *_, meaning in cells(subsection(COMMANDS, "devices"), "option | default |")
+        if "--budget" in names
+    )
     assert set(PRESETS) <= set(code(budget))
 
 
@@ -73,7 +104,7 @@ def test_what_needs_an_extra_stands_in_the_docs_with_it() -> None:
 
 
 def test_every_option_of_localhub_stands_in_the_docs_and_none_besides() -> None:
-    documented = re.findall(r"^\| `(--[a-z-]+)` \|", section(COMMANDS, "Options of localhub"), flags=re.M)
+    documented = re.findall(r"^\| `(--[a-z-]+)` \|", subsection(COMMANDS, "localhub"), flags=re.M)
     assert set(documented) == localhub_options()
 
 
@@ -117,10 +148,10 @@ def test_the_keys_that_programs_read_are_those_in_the_docs(checkpoint: Path, tmp
         "discard": keys("discard", out),
     }
     documented = documented_keys()
-    assert documented.keys() - found.keys() == {"compare", "devices", "any, where it ends without a result"}
+    assert documented.keys() - found.keys() == {"compare", "devices", "any that ends without a result"}
     assert found == {command: documented[command] for command in found}
     error = json.loads(CliRunner().invoke(app, ["plan", "./nowhere", "--json"]).stdout)
-    assert {*error, *error["error"]} == documented["any, where it ends without a result"]
+    assert {*error, *error["error"]} == documented["any that ends without a result"]
 
     report, text = json.loads((out / "sharding_report.json").read_text()), prose(COMMANDS)
     inner = (report["resources"], report["shards"][0], report["plan"]["shards"][0])

@@ -1,6 +1,7 @@
 """What the pages tell somebody to give can be given, and prints what they show."""
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -12,10 +13,13 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sharding import job
+from sharding.core.events import ShardFinished
 from sharding.demo import whole_job
-from tests.conftest import ROOT, environment
+from tests.conftest import ROOT, environment, write_checkpoint
 from tests.docs.pages import (
     API,
     CLI,
@@ -28,6 +32,7 @@ from tests.docs.pages import (
     code,
     localhub_options,
     prose,
+    subsection,
     table,
 )
 
@@ -64,7 +69,7 @@ LEFT_OUT = "[…]"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sample models in `samples`."""
     place = tmp_path_factory.mktemp("place")
     command = [sys.executable, "-m", "sharding.demo.samples", "samples"]
@@ -86,9 +91,9 @@ def measured_apart(line: str) -> str:
 
 @pytest.mark.parametrize("page", SAMPLED)
 def test_what_a_page_shows_of_the_samples_is_what_is_printed(
-    run: Run, page: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, page: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(samples)
     for example in "".join(OF_SAMPLES[page]).split("$ shard-my-repo ")[1:]:
         command, *shown = example.splitlines()
         printed = "".join(f"{measured_apart(line)}\n" for line in run(*shlex.split(command)).stdout.splitlines())
@@ -105,6 +110,98 @@ def test_what_make_prints_is_what_the_pages_show() -> None:
     command = ["make", "--dry-run", "--old-file=.venv/tested", "check"]
     steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line for line in checked.splitlines() if line.startswith(".venv/")] == steps
+
+
+def write_my_model(folder: Path) -> None:
+    """Write the model of the examples: a Llama of four layers, all zeros."""
+    shapes = {"model.embed_tokens.weight": (8000, 256), "model.norm.weight": (256,), "lm_head.weight": (8000, 256)}
+    for layer in (f"model.layers.{number}." for number in range(4)):
+        shapes |= {f"{layer}self_attn.{part}_proj.weight": (256, 256) for part in "qkvo"}
+        shapes |= {f"{layer}mlp.{part}_proj.weight": (512, 256) for part in ("gate", "up")}
+        shapes |= {f"{layer}mlp.down_proj.weight": (256, 512)}
+        shapes |= {f"{layer}{part}_layernorm.weight": (256,) for part in ("input", "post_attention")}
+    tensors = {name: np.zeros(shape, np.float16) for name, shape in shapes.items()}
+    write_checkpoint(folder, {"model.safetensors": tensors}, index=False)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 8000, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "tie_word_embeddings": False}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float16"} | sizes | heads
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, in which the examples of the commands are given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    write_my_model(tmp_path / "my-model")
+    events = job.shard("./my-model", "./unfinished", "5MB")
+    next(event for event in events if isinstance(event, ShardFinished))
+    events.close()
+    return tmp_path
+
+
+def examples(command: str) -> Iterator[tuple[list[str], str]]:
+    """The words of each example of a command, and what it is said to print."""
+    for shown in subsection(COMMANDS, command).partition("```console\n$ ")[2].partition("```")[0].split("\n$ "):
+        words, _, printed = shown.partition("\n")
+        yield shlex.split(words), printed
+
+
+def without_costs(text: str, place: Path) -> str:
+    """What is printed, but for seconds, memory, requests and the place."""
+    text = re.sub(r"\d+\.\d s\b", "N s", text.replace(str(place), "…"))
+    text = re.sub(r"at most \S+ MB of anonymous memory; \S+ MB read in \d+ requests", "MEMORY AND REQUESTS", text)
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "shard", "verify", "discard"])
+def test_what_the_docs_show_of_a_command_is_what_it_prints(command: str, run: Run, place: Path) -> None:
+    if command == "verify":
+        run("shard", "./my-model", "./my-model-sharded", "-s", "5MB")
+    for (program, name, *words), printed in (shown := list(examples(command))):
+        assert (program, name) == ("shard-my-repo", command)
+        done = run(name, *words)
+        assert done.returncode == 0, done.stderr
+        assert without_costs(done.stdout, place) == without_costs(printed, place)
+    assert shown
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("command", ["compare", "devices"])
+def test_what_the_docs_show_of_a_command_that_needs_a_model_is_what_it_prints(
+    command: str, run: Run, place: Path
+) -> None:
+    run("shard", "./my-model", "./my-model-sharded", "-s", "5MB")
+    (((_, name, *words), printed),) = examples(command)
+    done = run(name, *words)
+    assert done.returncode == 0, done.stderr
+    if command == "devices":
+        assert done.stdout == printed
+        return
+    _, *table = re.sub(r"\d+\.\d+", "N", done.stdout).splitlines()  # the first line depends on the machine
+    _, *said = re.sub(r"\d+\.\d+", "N", printed).splitlines()
+    assert [re.sub(r" {2,}", "  ", line.rstrip()) for line in table[:-1]] == [
+        re.sub(r" {2,}", "  ", line) for line in said[:-1]
+    ]
+    assert table[-1].split(";")[0] == said[-1].split(";")[0]
+
+
+def test_what_the_docs_show_of_localhub_is_what_it_prints(place: Path) -> None:
+    (((_, *words), printed),) = examples("localhub")
+    words[words.index("--port") + 1] = "0"
+    with subprocess.Popen(
+        [sys.executable, "-m", "sharding", *words], stdout=subprocess.PIPE, text=True, env=environment()
+    ) as hub:
+        assert hub.stdout
+        ready = hub.stdout.readline()
+        hub.terminate()
+    assert re.sub(r"\d+$", "N", ready.strip()) == re.sub(r"\d+$", "N", printed.strip())
+
+
+def test_every_command_has_an_example_in_the_docs() -> None:
+    for command in CLI.commands:
+        assert [words[1] for words, _ in examples(command)] == [command] * len(list(examples(command))), command
 
 
 @dataclass(frozen=True)
@@ -148,6 +245,8 @@ def options_of_hf(*command: str) -> frozenset[str]:
 def check(words: tuple[str, ...]) -> None:
     """Fail where there is no such command, or it has no such options."""
     match words:
+        case ("shard-my-repo", option) if option.startswith("-"):
+            assert option in [name for param in CLI.params for name in param.opts]
         case ("shard-my-repo", name, *rest) | ("python" | ".venv/bin/python", "-m", "sharding", name, *rest):
             CLI.commands[name].make_context(name, list(rest))  # raises for what it cannot read
             if name == "localhub":

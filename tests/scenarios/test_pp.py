@@ -203,7 +203,7 @@ def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Pat
     screen = StringIO()
     results = Console(file=screen, width=200)
     Terminal(results, results).plan(plan)
-    assert f"Stage 2 needs {file} as well: model.embed_tokens.weight in it is lm_head.weight too." in screen.getvalue()
+    assert f"Stage 2 also needs {file}: model.embed_tokens.weight in it is also lm_head.weight." in screen.getvalue()
 
 
 def test_names_without_the_prefix_of_the_base_model_are_understood(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_a_part_goes_into_no_hub(tmp_path: Path) -> None:
 
 def test_what_loads_whole_models_makes_and_compares_no_part(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    with pytest.raises(UsageError, match="classic engine cuts by size alone"):
+    with pytest.raises(UsageError, match="classic engine can only cut by size"):
         list(job.shard(str(tmp_path), out, Options(strategy="pp:2"), engine="classic"))
-    with pytest.raises(UsageError, match="computes nothing by itself"):
+    with pytest.raises(UsageError, match="compute nothing on their own"):
         list(job.shard(str(tmp_path), out, Options(strategy="pp:2", rank=0), compare_rounds=1))
