@@ -105,7 +105,7 @@ def _of_ranks(inside: Sequence[str]) -> list[str]:
     counts = {match["count"] for path in ranks if (match := RANK_SHARD_NAME.fullmatch(path))}
     if len(counts) > 1:
         raise SourceError(
-            f"The folder has rank files of several saves, with {', '.join(sorted(counts))} files each.",
+            f"The folder has rank files of several saves, with {' and '.join(sorted(counts))} files each.",
             "Keep the files of each save in their own folder.",
         )
     return ranks
