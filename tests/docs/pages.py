@@ -48,13 +48,10 @@ def table(page: Path, head: str) -> list[list[str]]:
 
 def cells(text: str, head: str) -> list[list[str]]:
     """The same of a text."""
-    below = text.split(f"
-| {head}")[1:]
+    below = text.split(f"\n| {head}")[1:]
     assert below, f"There is no table that begins with {head}."
-    rows = [row for part in below for row in part.split("
-
-")[0].splitlines()[2:]]
-    return [[cell.strip() for cell in re.split(r"(?<!\)\|", row.strip()[1:-1])] for row in rows]
+    rows = [row for part in below for row in part.split("\n\n")[0].splitlines()[2:]]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip()[1:-1])] for row in rows]
 
 
 def code(text: str) -> list[str]:
