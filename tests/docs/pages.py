@@ -14,9 +14,12 @@ from sharding.cli.commands import app
 from tests.conftest import ROOT, environment
 
 README, RESULTS = ROOT / "README.md", ROOT / "bench/RESULTS.md"
-COMMANDS, API, GAINS, DEVELOPMENT, FORMATS, ARCHITECTURES = (
+COMMANDS, API, GAINS, DEVELOPMENT, FORMATS, ARCHITECTURES, MESSAGES, TROUBLE = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("commands", "page-and-api", "gains", "development", "formats", "architectures")
+    for name in (
+        *("commands", "page-and-api", "gains", "development", "formats", "architectures"),
+        *("messages", "troubleshooting"),
+    )
 )
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 MOST_LINES = 170

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from sharding.core import errors
-from tests.conftest import ROOT
-from tests.docs.pages import Run, blocks, code, table
-from tests.messages import CLASSES, PAGE, Message, every_message, page_of_messages, whole_messages
+from tests.docs.pages import MESSAGES as PAGE
+from tests.docs.pages import TROUBLE, Run, blocks, code, table
+from tests.messages import CLASSES, Message, every_message, page_of_messages, whole_messages
 
-TROUBLE = ROOT / "docs/troubleshooting.md"
 MESSAGES = whole_messages()
 
 
