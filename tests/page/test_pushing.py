@@ -65,7 +65,7 @@ def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
     other = visit(space, f"?{link.partition('?')[2]}")
     shown = other.locator("#result")
     expect(shown).to_contain_text("All 14 tensors bit-identical")
-    expect(shown).to_contain_text("It was made here on")
+    expect(shown).to_contain_text("This page made the copy on")
     expect(other.locator("#result-details")).to_contain_text("Its proof: ")
     expect(shown.get_by_role("link", name=f"acme/{name}").first).to_have_attribute("href", re.compile(f"acme/{name}"))
     expect(shown).to_contain_text(f"AutoModelForCausalLM.from_pretrained('acme/{name}'")
