@@ -112,7 +112,7 @@ class Desk:
     def overview(
         self, source: str, variant: str = "", token: str | None = None, base: str = "", session: str | None = None
     ) -> Overview:
-        """Return the counts of a checkpoint for which `inspect` and `plan` raise TooManyTensors. Raises as `plan`."""
+        """Return the counts of a checkpoint with too many tensors for `inspect` and `plan`. Raises as `plan` does."""
         return self._models.overview(source, variant, token, base, session)
 
     def plan(

@@ -54,8 +54,8 @@ class JobRecord:
     """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970.
 
     `process` is the id and the start time of its process, which together are unique. `result` is the commit
-    ("owner/name@revision") that the job published, or compared with its source. If the state is "failed", the two
-    differ. `unreached` is that of the `Checkpoint`, or of both checkpoints that were compared.
+    ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
+    the two differ. `unreached` is that of the `Checkpoint`, or of both checkpoints that were compared.
     """
 
     id: str

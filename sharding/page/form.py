@@ -169,7 +169,7 @@ def _choose(parts: dict[str, Any]) -> None:
     parts["repo_message"] = _panel("repo-message")
     parts["base"] = gr.Textbox(
         "", label="The model that was trained", visible=False, elem_id="base",
-        info="This checkpoint has no configuration, tokenizer or licence. The copy takes them from the model here.",
+        info="The checkpoint has no configuration, tokenizer or licence. They are taken from the model you name here.",
     )  # fmt: skip
     parts["examples"] = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
     parts["jobs"] = _panel("jobs")

@@ -51,11 +51,11 @@ _HELP: dict[RemedyKind, Help] = {
 _OF_FINDINGS = {
     "variants": "To copy one of them instead, choose it under Advanced.",
     "no-base": "Name it below the model.",
-    "base-dtype": "To get the same one, choose it as the number format under Advanced.",
+    "base-dtype": "To convert them, choose a number format under Advanced.",
     "quantized": "Tick Dequantize for training, or for tools that cannot read such weights.",
     "no-known-loader": 'If your loader reads only one file, write "one file" as the size.',
 }
-"""By the code of a finding: the page's words in place of the sentences of its hint for the command line."""
+"""By the code of a finding: the page's words instead of the sentences of its hint for the command line."""
 
 
 def help_with(remedy: Remedy | None) -> Help:
