@@ -1,4 +1,4 @@
-"""The Space: one desk, and the page over it. `python app.py` serves it on this machine."""
+"""Serve the page with its desk: on a Space, or on this machine with `python app.py`."""
 
 import gc
 import signal
@@ -13,15 +13,15 @@ from sharding.page import import_gradio
 
 @spaces.GPU  # type: ignore[untyped-decorator]
 def gpu() -> None:
-    """Use no GPU: bytes are moved, nothing is computed. ZeroGPU hardware starts only what declares a function."""
+    """Do nothing. The page needs no GPU, but ZeroGPU hardware starts only programs that declare such a function."""
 
 
 def main() -> None:
-    """Serve until told to stop; jobs that run then are interrupted, and can be resumed."""
+    """Serve the page until the process is stopped. Jobs that run then are interrupted, and can be resumed."""
     signal.signal(signal.SIGTERM, _stop)
     from sharding.desk import Desk, Settings
 
-    # Before Gradio, which takes seconds: who has no place for jobs is told so at once.
+    # Before Gradio, which takes seconds to import: an error about the folder of jobs comes at once.
     with Desk(Settings.from_environment()) as desk:
         import_gradio()
         from sharding.core.limits import MAX_CALLS, MAX_SESSIONS_KEPT
@@ -34,7 +34,7 @@ def main() -> None:
 
         site = Site.from_environment()
         page = build(desk, site)
-        # What is there now stays. Looked through again with every hundred thousand tensors, it took a third of a plan.
+        # These objects stay. Scanning them again for every hundred thousand tensors took a third of the time of a plan.
         gc.collect()
         gc.freeze()
         close_side_doors()

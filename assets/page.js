@@ -1,23 +1,23 @@
-// What a page cannot do from the server: its address and title, copying, the slider, the maps, the time that passes.
+// What only the browser can do: the address and title, copying, the slider, the maps, the time that passes.
 window.shardMyRepo = {
   address(query) {
     if (!query || query === window.location.search) return;
-    // What one comes back to: from a job to its plan. While one chooses, the last choice is enough.
+    // "Back" leads from a job to its plan. Among choices only the last one is kept.
     const kind = (search) => (search.match(/^\?(repo|job|result)=/) ?? [])[1];
-    // A plan that was still on its way when the job began.
+    // A plan that arrives after the job has started must not replace its address.
     if (kind(query) === "repo" && kind(window.location.search) === "job") return;
     const goes = kind(query) !== kind(window.location.search) && kind(window.location.search);
     window.history[goes ? "pushState" : "replaceState"](window.history.state, "", query);
-    // A Space lies in a frame; the Hub takes the address over from it.
+    // A Space is in a frame. The Hub copies the address from it.
     if (window.parent !== window) {
       window.parent.postMessage({ queryString: query.slice(1) }, "https://huggingface.co");
     }
   },
 
-  // A proposal may have been on its way while the visitor wrote a name.
+  // A proposal may arrive while the visitor writes a name.
   ownName(proposed) { return writtenName || proposed; },
 
-  // Where a start was refused, the visitor is led to the reason; otherwise to the top, where the progress is.
+  // If a start was refused, show the visitor the reason. Otherwise scroll to the top, where the progress is.
   started(looks = 60) {
     const refusal = document.querySelector("#start-message [role=alert]");
     if (refusal) {
@@ -31,7 +31,7 @@ window.shardMyRepo = {
     }
   },
 
-  // An old plan never looks like the answer to a new choice: it fades until the new one is there.
+  // The old plan fades until the new one is there, so that it does not look like the answer to a new choice.
   busy() { document.body.classList.add("busy"); },
   ready() { document.body.classList.remove("busy"); },
 };
@@ -41,12 +41,12 @@ document.addEventListener("input", (event) => {
   if (event.target.closest("#name")) writtenName = event.target.value;
 });
 
-// Heard by the panel that the part stands in, which asks the server.
+// The panel around the part receives the event and asks the server.
 const tell = (part, detail) => part.dispatchEvent(new CustomEvent("chosen", { bubbles: true, detail }));
 
 window.addEventListener("popstate", () => window.location.reload());
 
-// --- What is waited for
+// --- Choices that the visitor waits for
 
 const CHOICES = "#size, #machines, .choice, #variants";
 document.addEventListener("change", (event) => event.target.closest(CHOICES) && window.shardMyRepo.busy());
@@ -94,7 +94,7 @@ function turn(map, side) {
   mark(map, -1);
 }
 
-// The corners in the copy are the attributes that came; those of today wait in data-t.
+// The attributes hold the corners in the copy. Those in today's files are in data-t.
 function place(cell, side) {
   cell.dataset.a ??= SVG.map((name) => cell.getAttribute(name)).join(" ");
   const corners = (side === "today" ? cell.dataset.t : cell.dataset.a).split(" ");
@@ -161,7 +161,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// The first look at a model goes from its files of today to those of the copy.
+// At the first look at a model, the map moves from today's files to those of the copy.
 function play(map) {
   delete map.dataset.plays;
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -172,7 +172,7 @@ function play(map) {
   setTimeout(() => { map.classList.remove("still"); turn(map, "after"); }, 700);
 }
 
-// A file that is finished has its colours, until all is thrown away.
+// Finished files are in colour, until the job is discarded.
 function colour() {
   const job = document.querySelector("#progress .job"), map = document.querySelector("#job-map .map");
   if (!job || !map) return;
@@ -191,7 +191,7 @@ function colour() {
 
 // --- A job
 
-// A log that was opened stays open, whatever is written anew.
+// An open log stays open when the server writes it again.
 let log = false;
 document.addEventListener("click", (event) => {
   if (event.target.closest("#log summary")) log = !event.target.closest("details").open;
@@ -220,9 +220,9 @@ function tick() {
 }
 setInterval(tick, 1000);
 
-// --- What the server has written anew
+// --- What the server has written
 
-// What is put in, or altered where it stands; what is changed here is not looked for: that would go round for ever.
+// Watch for new nodes, and for the attributes that only the server changes. Others would call this again for ever.
 const told = ["data-finished", "data-percent", "data-active", "data-tick"];
 new MutationObserver((changes) => {
   const parts = changes.flatMap((change) => [change.target, ...change.addedNodes]).filter((node) => node instanceof Element);
@@ -236,13 +236,13 @@ new MutationObserver((changes) => {
 
 // --- Remedies
 
-// The control that a button works, if a visitor sees it or would, had they opened Advanced.
+// The control that a button operates, if it is visible or would be with Advanced open.
 function controlOf(button) {
   const control = document.querySelector(button.dataset.press);
   return (control?.closest("#advanced") ?? control)?.checkVisibility() ? control : null;
 }
 
-// A button where it works something; words where not.
+// Show the button if its control is there, otherwise the words.
 function offer(button) {
   button.hidden = !controlOf(button);
   if (button.nextElementSibling) button.nextElementSibling.hidden = !button.hidden;
@@ -289,7 +289,7 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-// Gradio's own way loses all but the first part of the address on the way through the login.
+// Gradio's own login button loses all but the first part of the address.
 document.addEventListener("click", (event) => {
   const button = event.target.closest("#sign-in, [data-press='#sign-in']");
   if (!button) return;

@@ -1,4 +1,4 @@
-"""Run jobs for many visitors: one child process a job, in a queue, seen and stopped by their owners only."""
+"""Run visitors' jobs from a queue, each in its own process; only the owner of a job can see or stop it."""
 
 from sharding.desk.desk import Desk
 from sharding.desk.forecast import Forecast

@@ -1,4 +1,4 @@
-"""Run jobs for many visitors: one child process a job, in a queue, seen and stopped by their owners only."""
+"""Run visitors' jobs from a queue, each in its own process; only the owner of a job can see or stop it."""
 
 import time
 from collections import deque
@@ -50,13 +50,14 @@ from sharding.verify.trust import Trust
 
 
 class Desk:
-    """Takes jobs, runs them in turn, and tells their owners how they are. A context: leaving it ends the jobs.
+    """Takes jobs, runs them from a queue, and reports their status to their owners.
 
-    A job whose desk is closed or dies is interrupted: what it staged on the Hub stays and can be resumed.
+    Use it as a context manager: leaving it stops the jobs. If a desk is closed or dies, its jobs count as interrupted.
+    Their staged files stay on the Hub, so they can be resumed.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
-        """Begin work in `settings.folder`. `clock` tells seconds since 1970. Raises Refused where another desk is."""
+        """Start in `settings.folder`. `clock` returns seconds since 1970. Raises Refused if another desk uses it."""
         self._settings = settings
         self._clock = clock
         self._shelf = Shelf(settings.folder)
@@ -70,7 +71,7 @@ class Desk:
         self._runner = Runner(self._shelf, settings.endpoint, clock, self._lock, self._closing)
         self._take_stock()
         self.sweep()
-        # Daemons: a program that forgets to close its desk ends all the same.
+        # Daemon threads: a program that forgets to close its desk can still exit.
         self._queue: SimpleQueue[ActiveJob | None] = SimpleQueue()
         tasks = [self._work] * settings.jobs_at_once + [self._sweep_now_and_then, self._tidy_now_and_then]
         self._threads = [Thread(target=task, name="desk", daemon=True) for task in tasks]
@@ -78,17 +79,17 @@ class Desk:
             thread.start()
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Return the desk itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all jobs so that they can be resumed."""
+        """Close the desk."""
         self.close()
 
     def close(self) -> None:
-        """End all jobs so that they can be resumed; return when they have ended."""
+        """Stop all jobs, and return once they have ended. They can be resumed later."""
         with self._lock:
             self._closing.set()
             for taken in self._jobs.values():
@@ -102,38 +103,38 @@ class Desk:
         self._shelf.close()
 
     def inspect(self, source: str, variant: str = "", token: str | None = None, base: str = "") -> Checkpoint:
-        """Return what is in `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError.
+        """Return the contents of `source`, as `job.inspect` does, but only for repos. Raises UsageError, SourceError.
 
-        Its headers are read once in a while.
+        The headers are cached for a few minutes.
         """
         return self._models.inspect(source, variant, token, base)
 
     def overview(
         self, source: str, variant: str = "", token: str | None = None, base: str = "", session: str | None = None
     ) -> Overview:
-        """Return the counts of a checkpoint for which `inspect` and `plan` raise TooManyTensors. Raises as they do."""
+        """Return the counts of a checkpoint with too many tensors for `inspect` and `plan`. Raises as `plan` does."""
         return self._models.overview(source, variant, token, base, session)
 
     def plan(
         self, source: str, options: Options, token: str | None = None, session: str | None = None
     ) -> tuple[Checkpoint, Plan]:
-        """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
+        """Return the contents of `source` and the plan of its copy, as `job.plan` does, but only for repos.
 
-        Planning anew with another size reads nothing. Who bears no `token` is known by their `session`. Raises
-        UsageError, SourceError, and Refused where too many ask what takes long.
+        A second plan of the same repo, with another size for example, reads nothing. `session` identifies a caller
+        without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
         """
         return self._models.plan(source, options, token, session)
 
     def forecast(self, plan: Plan) -> Forecast:
-        """Return what a job with `plan` is expected to cost on this machine."""
+        """Return the expected cost of a job with `plan` on this machine."""
         with self._lock:
             finished = list(self._finished)
         return forecast(plan.total_bytes, finished, self._hashed_per_second)
 
     def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
-        """Return which block of `source` goes on which device, as `job.devices` does, for a repo only.
+        """Return which block of `source` goes on which device, as `job.devices` does, but only for repos.
 
-        Raises UsageError, SourceError, and Refused as `plan` does.
+        Raises UsageError, SourceError and Refused, as `plan` does.
         """
         return self._models.devices(source, budget, token, session)
 
@@ -142,14 +143,14 @@ class Desk:
         return measure_hashing()
 
     def submit(self, request: JobRequest, who: Person, token: str) -> str:
-        """Take a job of `who`, who bears `token`; return its id.
+        """Accept a job of `who`, whose token is `token`. Return its id.
 
-        Raises Refused where they have one already, another job writes to the same repo, or it is too large; UsageError,
-        SourceError and DestinationError where it would end so before a byte has moved.
+        Raises Refused if `who` already has a job, another job writes to the same repo, or the model is too large.
+        Raises UsageError, SourceError or DestinationError if the job would fail with it before any byte has moved.
         """
         if not token:
-            hint = "Sign in first: the result goes into a repo of your own."
-            raise Refused("Nobody is signed in.", hint, Remedy("sign_in"))
+            hint = "Sign in first. The copy goes into a repo of your own."
+            raise Refused("You are not signed in.", hint, Remedy("sign_in"))
         destination = self.lookup.repo_id(request.destination, who)
         self._refuse_busy(who.name, destination)
         checkpoint, plan = self.plan(request.source, request.options, token)
@@ -171,22 +172,23 @@ class Desk:
         with self._lock:
             self._refuse_busy(who.name, request.destination)
             if self.queue_length >= MAX_ACTIVE_JOBS:
-                hint = "Come back later, or duplicate this Space: your own has no other visitors."
-                raise Refused(f"{MAX_ACTIVE_JOBS} jobs are waiting here already.", hint)
+                hint = "Try again later. Or duplicate this Space: your own has no other visitors."
+                raise Refused(f"The queue is full: it has {MAX_ACTIVE_JOBS} jobs.", hint)
             self._shelf.save(record)
             taken = self._jobs[record.id] = ActiveJob(record, token)
             self._queue.put(taken)
         return record.id
 
     def submit_check(self, place: str, who: Person, token: str) -> str:
-        """Take the job of reading every byte of the result in `place`, and of what it was made from; return its id.
+        """Accept a job that reads every byte of the result in `place` and of its source. Return its id.
 
-        Raises Refused as `submit` does, and where it was made from a folder; SourceError.
+        Raises Refused as `submit` does, and if the source is a folder. Raises SourceError.
         """
         result = read_result(place, endpoint=self._settings.endpoint, token=token)
         source, plan = result.report.source, result.report.plan
         if result.report.needs_folder:
-            raise Refused("It was made from a folder, which is not here.", "Run `shard-my-repo verify` where it is.")
+            hint = "Run `shard-my-repo verify` on the machine that has the folder."
+            raise Refused("The result was made from a folder, which is not on this machine.", hint)
         original, copy = f"{source.repo_id}@{source.revision}", f"{result.repo_id}@{result.revision}"
         base = pinned_name(source.base) if source.base and source.base.kind == "hub" else ""
         read = self.inspect(original, source.variant, token, base), self.inspect(copy, "", token)
@@ -197,7 +199,7 @@ class Desk:
         return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token, unreached)
 
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
-        """Return the result in `place`, and how far it may be relied on. Raises SourceError."""
+        """Return the result in `place`, and how far you can trust it. Raises SourceError."""
         result = read_result(place, endpoint=self._settings.endpoint, token=token)
 
         def inspect(source: str, variant: str = "", base: str = "") -> Checkpoint:
@@ -206,7 +208,7 @@ class Desk:
         return result, judge_result(result, inspect, self._shelf.records())
 
     def status(self, job_id: str, viewer: str | None) -> JobStatus | None:
-        """Return how a job is, or None where there is none of that id that is the viewer's."""
+        """Return the status of a job, or None if `viewer` has no job with this id."""
         with self._lock:
             taken = self._jobs.get(job_id)
             status = self._status(taken) if taken else None
@@ -214,7 +216,7 @@ class Desk:
         return status if status and status.owner == viewer else None
 
     def watch(self, job_id: str, viewer: str | None) -> Iterator[JobStatus]:
-        """Yield how a job is, at once and at each change, until it has ended or the desk is closed."""
+        """Yield the status of a job, at once and after each change, until the job has ended or the desk is closed."""
         last = None
         while seen := self.status(job_id, viewer):
             if seen != last:
@@ -224,7 +226,7 @@ class Desk:
             last = seen
 
     def jobs_of(self, owner: str) -> list[JobRecord]:
-        """Return the jobs of somebody that are kept here, the newest first."""
+        """Return the jobs of `owner` that are kept here, newest first."""
         with self._lock:
             active = {job_id: taken.record for job_id, taken in self._jobs.items()}
         kept = reversed(self._shelf.records())
@@ -232,28 +234,28 @@ class Desk:
 
     @property
     def queue_length(self) -> int:
-        """Jobs that are queued or run."""
+        """The number of jobs that are queued or running."""
         return len(self._active())
 
     def cancel(self, job_id: str, viewer: str | None) -> None:
-        """Stop a job and discard what it staged; it ends as "cancelled" a moment later.
+        """Stop a job and discard its staged files. A moment later its state is "cancelled".
 
-        Raises Refused where it is not the viewer's. A job that has ended stays as it is.
+        A job that has ended stays as it is. Raises Refused if the job is not the viewer's.
         """
         if self.status(job_id, viewer) is None:
-            raise Refused("You have no such job.", "Sign in as the one who started it.")
+            raise Refused("You have no job with this id.", "Sign in with the account that started it.")
         with self._lock:
             taken = self._jobs.get(job_id)
             if taken and taken.record.state != "cancelling":
                 taken.record = replace(taken.record, state="cancelling")
                 if taken.child:
                     taken.child.stop()
-                else:  # It waits for its turn, and need not any more.
+                else:  # It was still waiting for its turn.
                     self._runner.end(taken, "cancelled")
                     self._settle(taken)
 
     def unfinished(self, repo_id: str, token: str) -> JobRequest | None:
-        """Return the request that goes on with the job staged in `repo_id`, or None if there is none.
+        """Return the request that resumes the unfinished job in `repo_id`, or None if there is none.
 
         Raises DestinationError.
         """
@@ -265,34 +267,34 @@ class Desk:
             destination=repo_id,
             options=staged.options,
             private=staged.private,
-            confirmed=True,  # the job that is staged had asked
+            confirmed=True,  # the unfinished job was confirmed already
         )
 
     def discard(self, repo_id: str, token: str) -> str:
-        """Remove what an unfinished job has staged in `repo_id`; return what is left to do.
+        """Remove the staged files of an unfinished job in `repo_id`. Return a remark on what is left to do.
 
-        Raises DestinationError, and Refused where a job is writing there.
+        Raises DestinationError, and Refused if a job is writing to `repo_id`.
         """
         self._refuse_busy("", repo_id)
         return job.discard(repo_id, endpoint=self._settings.endpoint, token=token).remark
 
     def sweep(self) -> None:
-        """Remove jobs that ended long ago, and end those that hang."""
+        """Remove jobs that ended long ago, and stop jobs that hang."""
         now = self._clock()
         self._shelf.sweep(now - self._settings.keep_seconds)
         self._ended.cache_clear()
         with self._lock:
             for taken in self._jobs.values():
                 if taken.child and now - taken.heard > SILENT_SECONDS:
-                    taken.problem = f"was silent for {SILENT_SECONDS // 60} minutes"
+                    taken.problem = f"reported nothing for {SILENT_SECONDS // 60} minutes"
                     taken.child.stop()
                 elif taken.child and now - (taken.record.started or now) > JOB_SECONDS:
-                    taken.problem = f"ran for {JOB_SECONDS // 3600} hours"
+                    taken.problem = f"reached the limit of {JOB_SECONDS // 3600} hours"
                     taken.child.stop()
 
     def _work(self) -> None:
         while taken := self._queue.get():
-            # The next one must have its turn, even where the disk is full and nothing can be noted any more.
+            # The next job must run even if the disk is full and this one cannot be recorded.
             with suppress(OSError):
                 self._runner.run(taken)
             self._settle(taken)
@@ -303,9 +305,9 @@ class Desk:
                 self._finished.append(taken.record)
 
     def _active(self) -> list[ActiveJob]:
-        """Return the jobs that have not ended, in the order of their turns.
+        """Return the jobs that have not ended, in the order of the queue.
 
-        A job that has been told of as ended is in nobody's way, however soon it is asked after.
+        A job that `status` has reported as ended is not among them, even if it is still in `_jobs`.
         """
         with self._lock:
             return [taken for taken in self._jobs.values() if taken.record.state in ACTIVE]
@@ -314,8 +316,8 @@ class Desk:
         limit = self._settings.max_job_bytes
         if limit is not None and size > limit and who.name != self._settings.host:
             raise Refused(
-                f"The model has {format_bytes(size)}; this shared machine takes up to {format_bytes(limit)}.",
-                "Duplicate this Space: your own takes models of any size.",
+                f"The model has {format_bytes(size)}. This shared machine accepts up to {format_bytes(limit)}.",
+                "Duplicate this Space: your own accepts models of any size.",
             )
 
     def _refuse_busy(self, owner: str, destination: str) -> None:
@@ -326,7 +328,7 @@ class Desk:
             raise Refused(f"Another job is writing to {destination}.", "Choose another name.")
 
     def _take_stock(self) -> None:
-        """Find the jobs of earlier desks; those that had not ended have by now."""
+        """Load the jobs of earlier desks. Those that had not ended count as interrupted."""
         for record in self._shelf.records():
             if record.state in ACTIVE:
                 if record.process:
@@ -345,7 +347,7 @@ class Desk:
 
     def _read_ended(self, job_id: str) -> JobStatus | None:
         record = self._shelf.load(job_id) if destination_of(job_id) else None
-        if record and record.state in ACTIVE:  # its end could not be noted
+        if record and record.state in ACTIVE:  # its end could not be recorded
             record = replace(record, state="interrupted", error=INTERRUPTED)
         return status_of(record, self._shelf.history(record)) if record else None
 
@@ -361,5 +363,5 @@ class Desk:
 
 
 def pinned_name(repo: RepoRef) -> str:
-    """Return how a repo at a commit is named as a source."""
+    """Return the name of a repo at its commit, as a source: "owner/name@commit"."""
     return f"{repo.repo_id}@{repo.revision}"

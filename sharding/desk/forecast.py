@@ -1,4 +1,4 @@
-"""Say what a job will probably cost on this machine, from what others have cost here; before the first, at least."""
+"""Estimate the cost of a job on this machine, from the jobs that were done here before."""
 
 import hashlib
 import heapq
@@ -9,7 +9,7 @@ from statistics import median
 
 from sharding.core.events import Progress
 from sharding.core.limits import BATCH_BYTES, HUB_JOB_ANON_BYTES
-from sharding.core.text import format_bytes
+from sharding.core.text import count, format_bytes
 from sharding.desk.jobs import JobRecord
 
 _HASHED_BYTES = 16 * BATCH_BYTES
@@ -17,7 +17,7 @@ _HASHED_BYTES = 16 * BATCH_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a job is expected to cost. `seconds` is a lower bound where `at_least`; `basis` says what that rests on."""
+    """The expected cost of a job. If `at_least`, `seconds` is a lower bound. `basis` explains the estimate."""
 
     seconds: float
     at_least: bool
@@ -27,17 +27,17 @@ class Forecast:
 
 
 def forecast(total_bytes: int, finished: Iterable[JobRecord], hashed_per_second: float) -> Forecast:
-    """Return what a job of `total_bytes` will cost, from jobs that were done here.
+    """Return the expected cost of a job of `total_bytes`, from the `finished` jobs of this machine.
 
-    Before the first there is only how fast this machine computes SHA-256, `hashed_per_second` in bytes.
+    Before the first job is done, the time follows from `hashed_per_second`, the bytes that SHA-256 takes in here.
     """
     done = [record for record in finished if record.state == "done" and record.seconds]
     rate = bytes_per_second(done)
     if rate is None:
         basis = (
-            f"No job has been done here yet. SHA-256 runs at {format_bytes(hashed_per_second)}/s in one thread on this "
-            "machine, twice over every byte, in two threads at best; what the network takes comes on top. Memory and "
-            "disk are another machine's."
+            "No job has been done here yet, so the time counts only SHA-256. It runs at "
+            f"{format_bytes(hashed_per_second)}/s in one thread on this machine. A job hashes every byte twice, in two "
+            "threads at best. The network takes more time. Memory and disk were measured on another machine."
         )
         return Forecast(total_bytes / hashed_per_second, True, HUB_JOB_ANON_BYTES, 0, basis)
     return Forecast(
@@ -45,13 +45,13 @@ def forecast(total_bytes: int, finished: Iterable[JobRecord], hashed_per_second:
         at_least=False,
         peak_anon_bytes=max(record.peak_anon_bytes or 0 for record in done),
         disk_bytes=max(record.disk_bytes_written or 0 for record in done),
-        basis=f"From what was done here lately, jobs: {len(done)}. Their median rate is {format_bytes(rate)}/s; "
-        "memory and disk are the most that any took.",
+        basis=f"From {count(len(done), 'job')} done here lately, at a median rate of {format_bytes(rate)}/s. "
+        "Memory and disk are the most that any job took.",
     )
 
 
 def measure_hashing() -> float:
-    """Return how many bytes a second SHA-256 takes in here, on one core. Takes some hundredths of a second."""
+    """Return how many bytes per second SHA-256 takes in here, on one core. Takes a few hundredths of a second."""
     block = bytes(BATCH_BYTES)
     digest = hashlib.sha256()
     started = time.perf_counter()
@@ -61,15 +61,15 @@ def measure_hashing() -> float:
 
 
 def bytes_per_second(finished: Iterable[JobRecord]) -> float | None:
-    """Return the median rate of jobs that were done, whole jobs with all their phases; None where there is none."""
+    """Return the median rate of the jobs that were done, over all their phases, or None if there are none."""
     rates = [record.bytes / record.seconds for record in finished if record.seconds and record.state == "done"]
     return median(rates) if rates else None
 
 
 def seconds_left(record: JobRecord, progress: Progress | None, rate: float | None, now: float) -> float | None:
-    """Return how long a job will still take: by its phase's own rate and by the `rate` of whole jobs, the longer one.
+    """Return how many seconds a job still needs, or None if that is unknown.
 
-    None where neither is known.
+    There are two estimates: from the rate of its current phase, and from the `rate` of whole jobs. The longer counts.
     """
     whole = record.bytes / rate if rate else None
     if record.started is None:
@@ -79,12 +79,12 @@ def seconds_left(record: JobRecord, progress: Progress | None, rate: float | Non
 
 
 def seconds_until_start(left: Sequence[float | None], jobs_at_once: int) -> float | None:
-    """Return when the next job may start, from the seconds `left` of those before it, in their order.
+    """Return in how many seconds the next job can start, or None if one of `left` is unknown.
+
+    `left` are the seconds that the jobs before it still need, in the order of the queue.
 
     >>> seconds_until_start([30.0, 10.0, 5.0], 2)  # the third starts after 10 s and ends after 15
     15.0
-
-    None where one of them is unknown.
     """
     free_at = [0.0] * jobs_at_once
     for seconds in left:

@@ -1,4 +1,4 @@
-"""Read the headers of a repo once for all who ask about it at the same time."""
+"""Read the headers of a repo once for all visitors who ask about it."""
 
 import time
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class _Entry:
 
 
 class Headers:
-    """Checkpoints read a short while ago, each for those only who showed the token that it was read with."""
+    """A cache of checkpoints. One that was read with a token is only for callers with the same token."""
 
     def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Read from the Hub at `endpoint`."""
@@ -41,9 +41,9 @@ class Headers:
         self._entries: dict[_Key, _Entry] = {}
 
     def read(self, source: str, token: str | None, variant: str = "", base: str = "") -> Checkpoint:
-        """Return what the headers of `source` and `base`, links to repos, say to the bearer of `token`.
+        """Return the checkpoint in `source` with its `base`, both links to repos, as the owner of `token` may see it.
 
-        Raises SourceError as `job.inspect` does, and Later where another visitor reads it; a failure is not remembered.
+        A failure is not cached. Raises SourceError as `job.inspect` does, and Later while another visitor reads it.
         """
         key = source, variant, base, fingerprint(token)
         if answer := answered(key):
@@ -66,17 +66,17 @@ class Headers:
         return mine.result()
 
     def _of_anybody(self, source: str, variant: str, base: str) -> _Entry | None:
-        # What was read without a login is no secret.
+        # What was read without a login is public.
         entry = self._entries.get((source, variant, base, ""))
         return entry if entry and entry.is_good else None
 
     def forget(self) -> None:
-        """Drop what is too old."""
+        """Drop entries that are too old."""
         with self._lock:
             self._drop()
 
     def _drop(self) -> None:
-        """Drop what is too old, and the oldest where it is too much."""
+        """Drop entries that are too old, and the oldest ones if they hold too much."""
         now = self._clock()
         kept = 0
         for number, (key, entry) in enumerate(reversed(list(self._entries.items()))):
@@ -87,5 +87,5 @@ class Headers:
 
 
 def fingerprint(token: str | None) -> str:
-    """Return what tells one login from another and is no secret, "" for none."""
+    """Return a hash that identifies the login of `token` without revealing it, or "" for no token."""
     return sha256(token.encode()).hexdigest() if token else ""

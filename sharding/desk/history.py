@@ -1,4 +1,4 @@
-"""Gather a job's events into what its owner sees of it."""
+"""Turn the events of a job into the status that its owner sees."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ from sharding.report.schema import Json, Report
 
 
 class History:
-    """What a job has said so far; the names are those of `jobs.JobStatus`."""
+    """What the events of a job have reported so far. The attributes are those of `jobs.JobStatus`."""
 
     def __init__(self, events: Iterable[tuple[float, Json]] = ()) -> None:
-        """Begin with `events`: each with the time it came, in seconds since 1970."""
+        """Start with `events`, each with the time at which it arrived, in seconds since 1970."""
         self.planned: PlanMade | None = None
         self.progress: Progress | None = None
         self.shards: list[ShardFinished] = []
@@ -35,7 +35,7 @@ class History:
             self.take(event, seconds)
 
     def take(self, event: Json, seconds: float) -> None:
-        """Add an event that came at the time `seconds`. Raises ValueError where it is none that jobs have."""
+        """Add an event that arrived at the time `seconds`. Raises ValueError if it is not an event of a job."""
         if line := self._add(parse_event(event)):
             self.say(line, seconds)
 
@@ -44,15 +44,15 @@ class History:
         self.log.append(f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} {line}")
 
     def close(self, record: JobRecord) -> None:
-        """Add what the log should say of the end that `record` tells, where the job did not say it itself."""
+        """Add to the log how the job ended, from its `record`, unless the job has logged it already."""
         lines = [record.error[0]] if record.error and record.error != self.error else []
         if record.state == "cancelled":
-            lines += ["What it had staged is discarded."] * bool(self.planned) + [record.remark] * bool(record.remark)
+            lines += ["Its staged files were discarded."] * bool(self.planned) + [record.remark] * bool(record.remark)
         for line in lines:
             self.say(line, record.ended or record.created)
 
     def _add(self, event: JobEvent) -> str:
-        """Keep what a job said; return what the log says of it."""
+        """Keep an event. Return its line for the log, or "" for none."""
         match event:
             case PlanMade():
                 self.planned = event
@@ -73,12 +73,12 @@ class History:
                     how = "dequantized" if event.dequantized else "cast"
                     cast = "" if event.dtype == "keep" else f", {how} to {event.dtype}"
                     same = (
-                        "match what was read of the source" if event.unstated else "are bit-identical to the source's"
+                        "match what was read from the source" if event.unstated else "are bit-identical to the source's"
                     )
                     return f"Verified: all {event.tensors:,} tensors {same}{cast}."
-                return f"Verification found {len(event.mismatches):,} differences; nothing is published."
+                return f"Verification found {len(event.mismatches):,} differences, so the copy is not published."
             case Probed():
-                # The first round is a warm-up of both.
+                # The first round only warms up both.
                 self.loads = ((self.loads or (0, 0))[0] + 1, 2 * (event.rounds + 1))
                 name = "the original" if event.side == "original" else "the copy"
                 size = format_bytes(event.cost.peak_anon_bytes)
@@ -90,7 +90,7 @@ class History:
                 return f"Published: {event.place} {event.remark}".rstrip()
             case Report():
                 self.report = event
-                return f"Done; copying and reading again took {duration(event.resources.seconds)}."
+                return f"Done. Copying and verifying took {duration(event.resources.seconds)}."
             case Problem():
                 self.error, self.remedy = (event.message, event.hint), event.remedy
                 return event.message
@@ -99,7 +99,7 @@ class History:
 def status_of(
     record: JobRecord, history: History, position: int = 0, seconds_until_start: float | None = None
 ) -> JobStatus:
-    """Return what the owner of a job sees of it."""
+    """Return the status of a job that its owner sees."""
     return JobStatus(
         id=record.id,
         state=record.state,
@@ -126,7 +126,7 @@ def status_of(
 
 
 _PHASES = {
-    "check": "Checking what an earlier run has finished.",
-    "transfer": "Moving the bytes.",
-    "verify": "Reading the result again to verify it.",
+    "check": "Checking the files that an earlier run finished.",
+    "transfer": "Writing the files.",
+    "verify": "Reading the copy again to verify it.",
 }

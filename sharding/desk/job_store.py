@@ -1,4 +1,4 @@
-"""Keep jobs in a folder: what is known of each and what it said, so that they outlive this process."""
+"""Keep the records and events of jobs in a folder, so that they outlive this process."""
 
 import fcntl
 import json
@@ -22,19 +22,19 @@ _JOB, _EVENTS, _WORK, _LOCK = "job.json", "events.jsonl", "work", "desk.lock"
 
 
 class Shelf:
-    """A folder with one folder a job; nobody else can look into it."""
+    """A folder with one folder per job. No other user can read it."""
 
     def __init__(self, folder: Path) -> None:
-        """Make `folder` ready. Raises Refused where somebody else could write to it, or another desk works in it."""
+        """Prepare `folder`. Raises Refused if other users can write to it, or if another desk works in it."""
         self._folder = folder = private_folder(folder)
-        # Whoever may read it can hold it.
+        # Anyone who can read the file can lock it.
         self._lock = open(folder / _LOCK, "ab", opener=_for_us_alone)  # noqa: SIM115 - held until close
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
             raise Refused(
-                f"Another desk works in {folder}.", "Stop it, or set SHARD_FOLDER to another folder."
+                f"Another page keeps its jobs in {folder}.", "Stop it, or set SHARD_FOLDER to another folder."
             ) from error
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Shelf:
         self._lock.close()
 
     def save(self, record: JobRecord) -> None:
-        """Write `record`, whole or not at all."""
+        """Write `record` completely or not at all."""
         folder = self._place(record.id)
         folder.mkdir(exist_ok=True, mode=0o700)
         part = folder / f"{_JOB}.part"
@@ -50,23 +50,23 @@ class Shelf:
         os.replace(part, folder / _JOB)
 
     def load(self, job_id: str) -> JobRecord | None:
-        """Return what is known of a job, or None."""
+        """Return the record of a job, or None."""
         record = _read(self._place(job_id))
         return record if record and record.id == job_id else None
 
     def records(self) -> list[JobRecord]:
-        """Return all jobs that are kept, the oldest first."""
+        """Return the records of all jobs that are kept, oldest first."""
         records = [record for folder in self._folders() if (record := _read(folder))]
         return sorted(records, key=lambda record: record.created)
 
     def note(self, job_id: str, event: Json, seconds: float) -> int:
-        """Append an event and when it came; return how many bytes that took."""
+        """Append an event with the time at which it arrived. Return the number of bytes written."""
         line = json.dumps({"time": seconds, **event}, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
         with open(self._place(job_id) / _EVENTS, "ab") as stream:
             return stream.write(line)
 
     def history(self, record: JobRecord) -> History:
-        """Return what a job that has ended said, as far as it can be read, and how it ended."""
+        """Return the history of a job that has ended, without the events that cannot be read."""
         history = History()
         for seconds, event in self._events(record.id):
             with suppress(ValueError):
@@ -82,7 +82,7 @@ class Shelf:
         return folder
 
     def clear(self, job_id: str) -> None:
-        """Remove what a job's process left in its folder."""
+        """Remove the folder of a job's process."""
         shutil.rmtree(self._place(job_id) / _WORK, ignore_errors=True)
 
     def sweep(self, before: float) -> None:
@@ -96,7 +96,7 @@ class Shelf:
     def _events(self, job_id: str) -> Iterator[tuple[float, Json]]:
         with suppress(FileNotFoundError), open(self._place(job_id) / _EVENTS, "rb") as stream:
             while line := stream.readline(EVENT_BYTES):
-                with suppress(ValueError, TypeError, KeyError, AttributeError):  # the last one may have been cut short
+                with suppress(ValueError, TypeError, KeyError, AttributeError):  # the last line may be cut short
                     event = json.loads(line)
                     yield float(event.pop("time")), event
 
@@ -110,7 +110,7 @@ class Shelf:
 def _read(folder: Path) -> JobRecord | None:
     try:
         return _RECORD.validate_json((folder / _JOB).read_bytes())
-    except (OSError, ValidationError, UsageError):  # as of a version with other options
+    except (OSError, ValidationError, UsageError):  # for example from a version with other options
         return None
 
 

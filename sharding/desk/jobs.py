@@ -1,4 +1,4 @@
-"""What the desk is asked for, what it keeps of a job, and what one viewer may see of it."""
+"""Define the values of a job: the request, the record that is kept, and the status that its owner sees."""
 
 import re
 import secrets
@@ -24,7 +24,7 @@ ACTIVE: tuple[State, ...] = ("queued", "running", "cancelling")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where and within which bounds a desk works. `host`: whose machine it is; the job limit is not for them."""
+    """The folder, Hub and limits of a desk. `max_job_bytes` does not apply to `host`, the owner of the machine."""
 
     folder: Path
     endpoint: str
@@ -35,15 +35,15 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> "Settings":
-        """Return what the environment says. Raises UsageError where that makes no sense."""
+        """Return the settings of the environment. Raises UsageError if one makes no sense."""
         return cls(desk_folder(), hub_endpoint(), jobs_at_once(), max_job_bytes(), host=space_owner())
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest(Request):
-    """What somebody asked for, of repos of the Hub.
+    """What a visitor asks for, with repos of the Hub only.
 
-    To "verify" is to read every byte of the source and of a result, at a commit, which is then the destination.
+    A job of the kind "verify" reads every byte of a result and of its source. Its destination is the result's commit.
     """
 
     kind: Literal["shard", "verify"] = "shard"
@@ -53,9 +53,9 @@ class JobRequest(Request):
 class JobRecord:
     """What is kept of a job in its folder, so that it outlives this process. Times are seconds since 1970.
 
-    `process` are the number and the start time of its process: together they name it for good. `result` is the commit
-    ("owner/name@revision") that it published, or compared with its source: if that failed, they differ. `unreached` are
-    those of the `Checkpoint`, or of both that are compared.
+    `process` is the id and the start time of its process, which together are unique. `result` is the commit
+    ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
+    the two differ. `unreached` is that of the `Checkpoint`, or of both checkpoints that were compared.
     """
 
     id: str
@@ -79,15 +79,16 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A snapshot of a job for its owner.
+    """A snapshot of a job for its owner. `created`, `started` and `ended` are seconds since 1970.
 
-    `request` is as asked for, with the source pinned to the commit that was planned. `position` counts the
-    jobs before it, those that run included; 0 once it runs or has ended. `seconds_until_start` is expected
-    from those jobs, None where that is unknown. `planned`, `progress` (the newest), `shards`, `verification`, `report`
-    and `published` are what the job's events say, `loads` how many of a comparison are done of how many, and `log`
-    tells them in readable lines with the time (UTC). `created`, `started` and `ended` are seconds since 1970. `error`
-    is a sentence and a hint, `remedy` what helps for who words it otherwise; `remark` what is left to do; `unreached`
-    is that of the record.
+    `request` is the owner's, with the source pinned to the commit that was planned.
+    `position` counts the jobs before it, running ones included. It is 0 once the job runs or has ended.
+    `seconds_until_start` is an estimate from those jobs, None if unknown.
+    `planned`, `progress` (the newest), `shards`, `verification`, `report` and `published` come from the job's events.
+    `loads` is the number of loads done and their total, if the job compares what loading costs.
+    `log` has the events as readable lines with the time (UTC).
+    `error` is a sentence and a hint. `remedy` is the hint for programs and front ends. `remark` is what is left to do.
+    `unreached` is that of the record.
     """
 
     id: str
@@ -114,12 +115,12 @@ class JobStatus:
 
 
 def new_job_id(destination: str) -> str:
-    """Return an id that nobody can guess and that names the destination, where an unfinished job is found again."""
+    """Return an id that nobody can guess. It names the destination, where an unfinished job is found again."""
     return f"{secrets.token_urlsafe(16)}/{destination}"
 
 
 def destination_of(job_id: str) -> str | None:
-    """Return the repo id in a job id, or None if it is no job id.
+    """Return the repo id in a job id, or None if `job_id` is not a job id.
 
     >>> destination_of("k3J9a0bcdefghijklmnopq/alice/model"), destination_of("nonsense")
     ('alice/model', None)

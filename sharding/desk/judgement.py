@@ -1,4 +1,4 @@
-"""Say how far a result may be relied on, by what this desk has done itself, and else by what is stated of it."""
+"""Judge how far you can trust a result: by this desk's own records if there are some, else by its report."""
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -12,18 +12,18 @@ from sharding.verify.trust import Trust, judge, lowered
 
 
 def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: Iterable[JobRecord]) -> Trust:
-    """Return how far `result` may be relied on: `inspect` reads headers of a source, its variant and its base.
+    """Return how far you can trust `result`. `inspect` reads the headers of a source, given its variant and its base.
 
-    Only a record of this very commit and this very commit of its source says more than what is stated.
+    A record counts only if it is about this commit of the result and this commit of its source.
     """
     source, copy, original, why_not = result.report.source, f"{result.repo_id}@{result.revision}", None, ""
     pinned = f"{source.repo_id}@{source.revision}"
-    # Only what was dequantized cannot be told from headers without the configuration, which is the base's.
+    # Only the headers of quantized weights need the configuration, and the base has it.
     base = source.base if result.report.plan.dequantized else None
     if source.kind == "folder":
-        why_not = "it was a folder on somebody's machine."
+        why_not = "the source was a folder on somebody's machine."
     elif base and base.kind == "folder":
-        why_not = "the model that was trained was a folder on somebody's machine."
+        why_not = "the base model was a folder on somebody's machine."
     else:
         try:
             original = inspect(pinned, source.variant, f"{base.repo_id}@{base.revision}" if base else "")
@@ -33,23 +33,24 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
     trust = judge(result.report, result.files, held, original, why_not)
     if trust.level != "contradicted":
         ours = [record for record in records if (record.result, record.request.source) == (copy, pinned)]
-        # One that found a difference counts, whenever that was: the others had read other bytes, or read them wrongly.
+        # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly.
         for record in sorted(ours, key=lambda record: record.state == "done")[:1]:
             now = (*held.unreached, *(original.unreached if original else ()))
             return lowered(_own(record), (*record.unreached, *now))
-    return lowered(trust, result.report.verification.unreached)  # it says so itself, of its base for example
+    return lowered(trust, result.report.verification.unreached)  # the report may name commits, of its base for example
 
 
 def _own(record: JobRecord) -> Trust:
-    """Return what this desk's own record of a job says of its result."""
+    """Return the trust in a result that follows from this desk's own record of a job."""
     day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
     if record.state != "done" and record.error:
-        return Trust("contradicted", (f"Every byte of both was read here on {day}.", record.error[0]))
+        return Trust("contradicted", (f"This page read every byte of both repos on {day}.", record.error[0]))
     if record.request.kind == "verify":
-        read = f"Every byte of the weights of both was read here on {day}, and every tensor compared."
-        cast = "How many numbers became infinite in the cast was not counted."
+        read = f"This page read every byte of the weights of both repos on {day} and compared every tensor."
+        cast = "It did not count how many numbers became infinite in the cast."
         return Trust(
             "read-now",
             (read, unchecked_sentence(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else [])),
         )
-    return Trust("made-here", (f"It was made here on {day}, and every byte read again before it was published.",))
+    text = f"This page made the copy on {day}. It read every byte again before it published the copy."
+    return Trust("made-here", (text,))

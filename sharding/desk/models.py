@@ -1,4 +1,4 @@
-"""Say what models are and how they would be cut, for all visitors together."""
+"""Inspect and plan models for all visitors, with shared caches."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from sharding.storage.hub.lookup import Lookup
 
 
 class Models:
-    """Reads headers once in a while, and asks transformers one question at a time."""
+    """Caches headers and answers, and asks transformers one question at a time."""
 
     def __init__(self, endpoint: str) -> None:
         """Read from the Hub at `endpoint`."""
@@ -30,30 +30,30 @@ class Models:
         self._headers = Headers(endpoint)
         self._questions = Questions()
         self._large = Questions()
-        """What reads or plans much, and asks transformers nothing: it waits for no such question."""
+        """Large reads and plans that do not ask transformers, and so need not wait behind those that do."""
 
     def tidy(self) -> None:
-        """Drop what nobody has asked for in a while, and give freed memory back to the system."""
+        """Drop what nobody has asked for in a while, and return freed memory to the system."""
         self._headers.forget()
         self._questions.forget()
         self._large.forget()
-        with suppress(AttributeError):  # musl and macOS give it back by themselves
+        with suppress(AttributeError):  # musl and macOS return it on their own
             ctypes.CDLL(None).malloc_trim(0)
 
     def close(self) -> None:
-        """Answer no question any more."""
+        """Answer no more questions."""
         self._questions.close()
         self._large.close()
 
     def inspect(self, source: str, variant: str, token: str | None, base: str) -> Checkpoint:
-        """Return what is in `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError."""
+        """Return the contents of `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError."""
         return self._headers.read(self._link(source), token, variant, self._link(base) if base else "")
 
     def plan(self, source: str, options: Options, token: str | None, session: str | None) -> tuple[Checkpoint, Plan]:
-        """Return what is in `source` and which shards it would be cut into, as `job.plan` does, for a repo only.
+        """Return the contents of `source` and the plan of its copy, as `job.plan` does, but only for repos.
 
-        Planning anew with another size reads nothing. Who bears no `token` is known by their `session`. Raises
-        UsageError, SourceError, and Refused where too many ask what takes long.
+        A second plan of the same repo, with another size for example, reads nothing. `session` identifies a caller
+        without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
         """
         checkpoint = self.inspect(source, options.variant, token, options.base)
         caller = _caller(token, session)
@@ -66,7 +66,7 @@ class Models:
         return checkpoint, planned(checkpoint, options, partial(self.hints, caller=caller), run)
 
     def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
-        """Return what `hints_for` does, asked once for weights, a dtype and ranks. Raises as `plan` does."""
+        """Return the result of `hints_for`, cached by weights, dtype and ranks. Raises as `plan` does."""
         if not options.asks_class:
             return {}
         weights = checkpoint.source, checkpoint.base, _variants(checkpoint)
@@ -81,11 +81,11 @@ class Models:
         return self._large.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
 
     def devices(self, source: str, budget: str, token: str | None, session: str | None) -> DevicePlan:
-        """Return which block of `source` goes on which device, as `job.devices` does, for a repo only.
+        """Return which block of `source` goes on which device, as `job.devices` does, but only for repos.
 
         Raises as `plan` does.
         """
-        self.inspect(source, "", token, "")  # so that one that cannot be read, or is too large, keeps nobody waiting
+        self.inspect(source, "", token, "")  # first, so that a model that cannot be read keeps nobody waiting
         place = partial(job.devices, endpoint=self._endpoint, token=token, limit_seconds=QUESTION_SECONDS)
         link = self._link(source)
         key = "devices", link, budget, fingerprint(token)
@@ -97,8 +97,8 @@ def _variants(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _caller(token: str | None, session: str | None) -> str:
-    """Return who asks: a login, else a session, else somebody of their own.
+    """Return an id of the caller: from the login, else from the session, else a new one.
 
-    Never an address: behind the proxy of a Space all visitors have the same.
+    Not an address, because all visitors of a Space have that of its proxy.
     """
     return fingerprint(token) or session or uuid4().hex

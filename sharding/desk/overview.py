@@ -1,4 +1,4 @@
-"""Count a checkpoint that is too large for the page, in a process of its own, which gives all its memory back."""
+"""Count the tensors of a checkpoint that is too large for the page, in a child process that frees all its memory."""
 
 import json
 import resource
@@ -17,7 +17,7 @@ from sharding.report.schema import Inspection
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What is in a checkpoint, in counts, and a picture of its layers (SVG) in the files that it has today."""
+    """The counts of a checkpoint, and a picture (SVG) of its layers in the files that it has today."""
 
     source: Inspection
     picture: str
@@ -25,7 +25,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whose counts are asked for, as `job.inspect` has it."""
+    """The checkpoint to count. The fields are arguments of `job.inspect`."""
 
     source: str
     variant: str
@@ -38,7 +38,7 @@ _QUESTION, _ANSWER, _PROBLEM = TypeAdapter(Question), TypeAdapter(Overview), Typ
 
 
 def ask_overview(question: Question) -> Overview:
-    """Return the counts. Takes seconds, and a gigabyte for a million tensors. Raises SourceError."""
+    """Return the counts. A million tensors take seconds, and a gigabyte of memory. Raises SourceError."""
     command = child_command("sharding.desk.overview")
     try:
         done = subprocess.run(
@@ -56,12 +56,12 @@ def ask_overview(question: Question) -> Overview:
     except (subprocess.TimeoutExpired, ValidationError, ValueError):
         pass
     raise SourceError(
-        "The tensors of this checkpoint take too long to count here.", "Look at it with the command `shard-my-repo`."
+        "Counting the tensors of this checkpoint takes too long here.", "Run `shard-my-repo inspect` on your machine."
     )
 
 
 def main() -> int:
-    """Answer the question on standard input; return the exit status."""
+    """Answer the question on standard input. Return the exit status."""
     from sharding import job
     from sharding.core.errors import ShardingError
     from sharding.drawing.map_svg import draw_map

@@ -1,4 +1,4 @@
-"""Wait for answers without holding a thread: who needs one that is not there yet is run again once it is."""
+"""Wait for slow answers without holding a thread: the function that needs one runs again once it is there."""
 
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -18,27 +18,27 @@ _LOOK_SECONDS = 0.05
 
 _threads = CapacityLimiter(PATIENT_THREADS)
 _answers: ContextVar[dict[object, Future[Any]] | None] = ContextVar("answers", default=None)
-"""What a patient function has waited for, so that it finds the same answers when it is run again."""
+"""The answers that a patient function has waited for. It finds them here when it runs again."""
 
 
 class Later(Exception):
-    """The answer to `key` is still to come, and who asks must not wait for it in this thread."""
+    """The answer to `key` is not there yet, and the caller must not wait for it in this thread."""
 
     def __init__(self, key: object, answer: Future[Any]) -> None:
-        """Keep where the answer will be."""
-        super().__init__("The answer is still to come.")
+        """Keep the future that will hold the answer."""
+        super().__init__("The answer is not there yet.")
         self.key, self.answer = key, answer
 
 
 def answered(key: object) -> Future[Any] | None:
-    """Return the answer to `key` that a patient function has waited for already, or None."""
+    """Return the answer to `key` if the patient function that runs has waited for it, else None."""
     return (_answers.get() or {}).get(key)
 
 
 def result_of(key: object, answer: Future[_T]) -> _T:
-    """Return what `answer` holds, or raise what it raises. A patient function waits elsewhere, any other one here.
+    """Return the result of `answer`, or raise its exception. Waits for it here, except in a patient function.
 
-    Raises Later.
+    In a patient function it raises Later if there is no answer yet.
     """
     if not answer.done() and _answers.get() is not None:
         raise Later(key, answer)
@@ -48,7 +48,7 @@ def result_of(key: object, answer: Future[_T]) -> _T:
 def patient(function: Callable[_P, _T]) -> Callable[_P, Awaitable[_T]]:
     """Return `function` for an event loop: it runs in a thread, and holds none while it waits for an answer.
 
-    It is run from its beginning again after each wait, so nothing that it does before may count twice.
+    After each wait it runs again from its start, so everything before the wait must be safe to repeat.
     """
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""Run the command line in a process of its own, bounded in what it may say."""
+"""Run the command line in a child process, with limits on its output."""
 
 import os
 import signal
@@ -16,10 +16,10 @@ from sharding.core.limits import EVENT_BYTES, STDERR_BYTES, STOP_SECONDS
 
 
 class Child:
-    """`python -m sharding …` in its own session. The token is in its environment and nowhere else."""
+    """`python -m sharding …` in a session of its own. The token is in its environment and nowhere else."""
 
     def __init__(self, arguments: Sequence[str], folder: Path, endpoint: str, token: str) -> None:
-        """Start it in `folder`, which is its home as well."""
+        """Start it in `folder`, which is also its home."""
         for name in ("here", "home", "tmp"):
             (folder / name).mkdir(exist_ok=True)
         environment = {
@@ -37,7 +37,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            cwd=folder / "here",  # empty: no folder there is taken for a repo of the same name
+            cwd=folder / "here",  # empty, so that no folder is mistaken for a repo of the same name
             start_new_session=True,
         )
         assert self._process.stdout and self._process.stderr
@@ -48,31 +48,31 @@ class Child:
 
     @property
     def identity(self) -> tuple[int, float] | None:
-        """Number and start time of the process, which together no other ever has; None if it is gone."""
+        """Id and start time of the process, which together are unique. None if it is gone."""
         with suppress(psutil.NoSuchProcess):
             return self._process.pid, psutil.Process(self._process.pid).create_time()
         return None
 
     def lines(self) -> Iterator[bytes]:
-        """Yield what it prints, line by line, until it ends. Raises ValueError at a line beyond all bounds."""
+        """Yield its output, line by line, until it ends. Raises ValueError if a line is too long."""
         while line := self._output.readline(EVENT_BYTES + 1):
             if len(line) > EVENT_BYTES:
-                raise ValueError("it printed a line beyond all bounds")
+                raise ValueError("the line is too long")
             yield line.replace(self._token, b"[token]")
 
     def stop(self) -> None:
-        """Tell it to end, and kill it if it has not done so a little later. Does not wait."""
+        """Ask it to stop, and kill it if it has not ended a little later. Does not wait."""
         self._signal(signal.SIGTERM)
         timer = Timer(STOP_SECONDS, self.kill)
         timer.daemon = True
         timer.start()
 
     def kill(self) -> None:
-        """End it now, with all that it has started."""
+        """Kill it now, with all processes that it has started."""
         self._signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """Return the exit status once it has ended; below zero: the signal that killed it."""
+        """Wait until it has ended, and return its exit status. A negative one is the signal that killed it."""
         self._output.close()
         try:
             status = self._process.wait(STOP_SECONDS)
@@ -84,7 +84,7 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The last line of what it printed to standard error."""
+        """The last line that it printed to standard error."""
         lines = self._tail.replace(self._token, b"[token]").decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
@@ -101,7 +101,7 @@ class Child:
 
 
 def kill_stray(identity: tuple[int, float]) -> None:
-    """Kill the process, with all of its session, that an earlier desk has left behind, if it still runs."""
+    """Kill a process that an earlier desk left behind, with its whole session, if it still runs."""
     number, started = identity
     with suppress(psutil.NoSuchProcess, ProcessLookupError):
         if psutil.Process(number).create_time() == started:

@@ -1,4 +1,4 @@
-"""Answer questions that take long, one at a time for all visitors; refuse at once what would wait too long."""
+"""Answer slow questions one at a time for all visitors. Refuse at once those that would wait too long."""
 
 import time
 from collections.abc import Callable, Hashable
@@ -26,10 +26,10 @@ class _Question:
 
 
 class Questions:
-    """One question is in work and a few wait, at most one of each caller. Answers are remembered, refusals as well."""
+    """One question is in progress and a few wait, at most one per caller. Answers are cached, errors too."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin to answer. `clock` tells seconds."""
+        """Start to answer. `clock` returns seconds."""
         self._clock = clock
         self._lock = Lock()
         self._questions: dict[Hashable, _Question] = {}
@@ -38,11 +38,11 @@ class Questions:
         Thread(target=self._answer, name="questions", daemon=True).start()
 
     def ask(self, key: Hashable, caller: str, work: Callable[[], _T], weight: int | None = 1) -> _T:
-        """Return what `work` returns, or raise what it raises, for the question `key`.
+        """Return the result of `work`, which answers the question `key`, or raise its exception.
 
-        The same question is answered once in a while, whoever asks. `weight` is how many tensors the answer speaks of,
-        None where it is not worth the memory: then it is there only for those who wait for it.
-        Raises Refused where too many questions wait, or one of `caller`, and Later (see `patience.result_of`).
+        All callers share the answer to a question, which is cached for a while. `weight` is how many tensors the answer
+        holds. None means that it is too large to cache: only callers who already wait for it get it.
+        Raises Refused if too many questions wait, or one of `caller`. Raises Later (see `patience.result_of`).
         """
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
@@ -59,18 +59,18 @@ class Questions:
         return result_of(key, cast("Future[_T]", question.answer))
 
     def close(self) -> None:
-        """Answer nothing any more."""
+        """Answer no more questions."""
         self._open.put(None)
 
     def _refuse_crowd(self, caller: str) -> None:
-        """Raise Refused where `caller` waits for an answer, or too many do."""
+        """Raise Refused if `caller` already waits for an answer, or if too many callers do."""
         waiting = [question for question in self._questions.values() if not question.answer.done()]
         hint = f"Try again in {ceil(self._usual_seconds * max(len(waiting), 1))} seconds."
         callers = [each for question in waiting for each in question.callers]
         if caller in callers:
             raise Refused("Your last question about a model is still being answered.", hint)
         if len(callers) > QUESTIONS_WAITING:
-            raise Refused("This page is busy: too many visitors ask what takes long.", hint)
+            raise Refused("This page is busy: too many visitors are waiting for answers.", hint)
 
     def _answer(self) -> None:
         while question := self._open.get():
@@ -80,7 +80,7 @@ class Questions:
             except BaseException as error:
                 question.answer.set_exception(error)
             self._usual_seconds = (2 * self._usual_seconds + self._clock() - began) / 3
-            del question  # and its answer with it: the next one may be long in coming
+            del question  # with its answer: the next question may come much later
 
     def forget(self) -> None:
         """Drop answers that are too old."""
@@ -88,7 +88,7 @@ class Questions:
             self._drop()
 
     def _drop(self) -> None:
-        """Drop answers that are too old, and the oldest where they are too many or too large."""
+        """Drop answers that are too old, and the oldest ones if they are too many or too large."""
         now, kept = self._clock(), 0
         for number, (key, question) in enumerate(reversed(list(self._questions.items()))):
             kept += question.weight or 0

@@ -1,4 +1,4 @@
-"""Run one job to its end: start its process, hear what it says, decide how it ended."""
+"""Run one job to its end: start its process, read its events, decide how it ended."""
 
 import json
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from sharding.desk.process import Child
 from sharding.storage.hub.lookup import Lookup
 
 Outcome = tuple[State, tuple[str, str] | None, str]
-"""State, error (sentence and hint) and remark that a job ends with."""
+"""The last state of a job, its error (sentence and hint) and its remark."""
 
-RESUME = "Start it again with the same choices: what is finished is kept, and it goes on from there."
-INTERRUPTED = ("The machine was restarted before the job was done.", RESUME)
+RESUME = "Start it again with the same choices. It keeps the finished files and goes on from there."
+INTERRUPTED = ("The server was restarted before the job was done.", RESUME)
 
 
 class ActiveJob:
-    """A job that has not ended. It changes under the desk's lock only."""
+    """A job that has not ended. Change it only under the desk's lock."""
 
     def __init__(self, record: JobRecord, token: str) -> None:
-        """Keep the token for as long as the job runs, in memory only."""
+        """Keep the token in memory, only until the job has ended."""
         self.record = record
         self.token = token
         self.history = History()
@@ -36,7 +36,7 @@ class ActiveJob:
 
 
 class Runner:
-    """Runs jobs; each call of `run` is one job in one thread."""
+    """Runs jobs. Each call of `run` runs one job in one thread."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Runner:
         lock: AbstractContextManager[Any],
         closing: Event,
     ) -> None:
-        """Keep events in `shelf`; change jobs under `lock` only; start nothing once `closing` is set."""
+        """Keep events in `shelf`. Change jobs only under `lock`. Start nothing once `closing` is set."""
         self._shelf = shelf
         self._endpoint = endpoint
         self._lookup = Lookup(endpoint)
@@ -55,18 +55,18 @@ class Runner:
         self._closing = closing
 
     def run(self, job: ActiveJob) -> None:
-        """Run `job` until its record says how it ended. Raises OSError where that cannot be written down."""
+        """Run `job` and record how it ended. Raises OSError if that cannot be written to the disk."""
         try:
             if child := self._start(job):
                 self.end(job, *self._follow(job, child))
         except Exception as problem:
-            if child := job.child:  # also where it was started and nothing could be noted of it
+            if child := job.child:  # also if it was started but could not be recorded
                 child.kill()
                 child.wait()
-            self.end(job, "failed", (f"The job could not be run: {problem}.", RESUME))
+            self.end(job, "failed", (f"The job could not run: {problem}.", RESUME))
 
     def end(self, job: ActiveJob, state: State, error: tuple[str, str] | None = None, remark: str = "") -> None:
-        """Note how `job` ended, and forget its token."""
+        """Record how `job` ended, and forget its token."""
         resumed = any(shard.kept for shard in job.history.shards)
         cost = job.history.report.resources if job.history.report and not resumed else None
         with self._lock:
@@ -86,12 +86,12 @@ class Runner:
             )
             self._shelf.clear(record.id)
             self._shelf.save(record)
-            job.record = record  # not before: where it cannot be kept, the job has ended otherwise
+            job.record = record  # not before: if it cannot be saved, the job ends in another way
             job.history.close(record)
 
     def _start(self, job: ActiveJob) -> Child | None:
         with self._lock:
-            if job.record.state != "queued":  # cancelled before its turn
+            if job.record.state != "queued":  # cancelled while it waited
                 return None
             if self._closing.is_set():
                 self.end(job, "interrupted", INTERRUPTED)
@@ -107,13 +107,13 @@ class Runner:
         try:
             self._listen(job, child)
         except (ValueError, RecursionError) as error:
-            job.problem = f"said something that is no event ({error})"
+            job.problem = f"sent an invalid event ({error})"
             child.kill()
         status = child.wait()
         if _result(job):
             return "done", None, job.history.published.remark if job.history.published else ""
         if job.record.state == "cancelling":
-            # One that had no plan yet has staged nothing: what is there is another's.
+            # A job without a plan has staged nothing: staged files there belong to another job.
             has_staged = job.record.request.kind != "verify" and job.history.planned
             return "cancelled", None, self._discard(job) if has_staged else ""
         if self._closing.is_set():
@@ -121,12 +121,12 @@ class Runner:
         return "failed", _reason(job, status, child.last_words), ""
 
     def _listen(self, job: ActiveJob, child: Child) -> None:
-        """Take in what the process prints until it ends. Raises ValueError where that is no event of a job."""
+        """Read the events of the process until it ends. Raises ValueError if one is invalid."""
         kept_bytes, phase_kept = 0, (None, 0.0)
         for line in child.lines():
             event, now = json.loads(line), self._clock()
             if not isinstance(event, dict):
-                raise ValueError("it is no object")
+                raise ValueError("it is not a JSON object")
             with self._lock:
                 job.heard = now
                 job.history.take(event, now)
@@ -135,13 +135,13 @@ class Runner:
                 continue
             phase_kept = (phase, now)
             if "plan" in event:
-                event["plan"].pop("weight_map", None)  # it repeats the shards
+                event["plan"].pop("weight_map", None)  # repeats the shards
             kept_bytes += self._shelf.note(job.record.id, event, now)
             if kept_bytes > EVENTS_BYTES:
-                raise ValueError("it said more than any job has to say")
+                raise ValueError("the events take too many bytes")
 
     def _discard(self, job: ActiveJob) -> str:
-        """Remove what a job staged; return what is left to do."""
+        """Remove the staged files of a job. Return a remark on what is left to do."""
         destination = job.record.request.destination
         folder = self._shelf.work_folder(job.record.id)
         child = Child(["discard", "--json", "--", destination], folder, self._endpoint, job.token)
@@ -156,7 +156,7 @@ class Runner:
         if isinstance(answer, dict) and "repo_deleted" in answer:
             return str(answer["remark"]) or self._lookup.remark_on_empty(destination, job.token)
         reason = answer["error"]["message"] if isinstance(answer, dict) and "error" in answer else child.last_words
-        return f"What it staged in {destination} could not be removed: {reason}"
+        return f"Its staged files in {destination} could not be removed: {reason}"
 
 
 def command_of(request: JobRequest) -> list[str]:
@@ -166,7 +166,7 @@ def command_of(request: JobRequest) -> list[str]:
 
 
 def _result(job: ActiveJob) -> str:
-    """Return the commit that a job has published or found identical, "" where it has not."""
+    """Return the commit that a job has published or found identical, or "" if there is none."""
     published, proof = job.history.published, job.history.verification
     if published:
         return f"{published.ref.repo_id}@{published.ref.revision}"
@@ -175,7 +175,7 @@ def _result(job: ActiveJob) -> str:
 
 
 def _differing(job: ActiveJob) -> str:
-    """Return the commit that a job has compared and found different, "" where it has not."""
+    """Return the commit that a job has compared and found different, or "" if there is none."""
     proof = job.history.verification
     is_compared = job.record.request.kind == "verify" and proof and not proof.identical
     return job.record.request.destination if is_compared else ""
@@ -192,9 +192,9 @@ def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
             first = verification.mismatches[0]
             number = count(len(verification.mismatches), "tensor")
             return (
-                f"The copy differs from its source in {number}: {first.tensor}: {first.problem}.",
-                "Do not rely on it.",
+                f"The copy differs from its source in {number}. The first is {first.tensor}: {first.problem}.",
+                "Do not use the copy.",
             )
-        return "The copy is not identical to the source, so it was not published.", "Start it again."
+        return "The copy is not identical to the source, so it was not published.", "Start the job again."
     how = f"was killed (signal {-status})" if status < 0 else f"ended with status {status}"
     return f"The job's process {how}{f': {last_words}' if last_words else ''}.", RESUME

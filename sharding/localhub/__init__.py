@@ -1,1 +1,1 @@
-"""A Hub on this machine: small repos in the real format, for the demo and the tests. Knows nothing of the engine."""
+"""Serve a Hub on this machine for the demo and the tests: small repos in the real format, without the engine."""

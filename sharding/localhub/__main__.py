@@ -10,39 +10,39 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None, add_samples: "Callable[[Hub], None] | None" = None) -> None:
-    """Read `arguments` (None: the command line) and serve until told to stop; `add_samples` makes --samples an option.
+    """Read `arguments` (None: the command line) and serve until stopped.
 
-    The Hub itself knows none: who has some gives them.
+    `add_samples` fills a Hub with sample models. It makes --samples an option, because the Hub itself has no samples.
     """
     parser = argparse.ArgumentParser(
         prog="python -m sharding.localhub",
         epilog="Example: shard-my-repo localhub --folder ./hub --port 8000",
-        description="A Hub on this machine. User NAME has the tokens hf_NAME (write) and hf_NAME_read (read).",
+        description="Serve a Hub on this machine. User NAME has the tokens hf_NAME (write) and hf_NAME_read (read).",
     )
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0, the default, takes a free one")
-    parser.add_argument("--folder", type=_folder, required=True, help="where repos and accounts are kept")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; default: 0, a free one")
+    parser.add_argument("--folder", type=_folder, required=True, help="folder for repos and accounts")
     parser.add_argument("--user", action="append", type=_text, metavar="NAME", help="a user; default: alice and bob")
     parser.add_argument(
         "--org", action="append", default=[], type=_text, metavar="NAME=member,member", help="an organisation"
     )
     if add_samples:
         parser.add_argument("--samples", action="store_true", help="add sample models under samples/ and alice/")
-    parser.add_argument("--no-xet", action="store_true", help="LFS only; clients need HF_HUB_DISABLE_XET=1")
-    parser.add_argument("--xet-over-http", action="store_true", help="serve the Xet store itself, not a shared disk")
+    parser.add_argument("--no-xet", action="store_true", help="use only LFS; clients need HF_HUB_DISABLE_XET=1")
+    parser.add_argument("--xet-over-http", action="store_true", help="serve the Xet store over HTTP, not on the disk")
     parser.add_argument(
         "--xet-seconds",
         type=int,
         default=12 * 3600,
         metavar="N",
-        help="how long leave to upload lasts; default: 12 hours",
+        help="how long an upload token is valid; default: 12 hours",
     )
-    parser.add_argument("--quota", type=int, metavar="BYTES", help="what a namespace may store; default: no bound")
-    parser.add_argument("--page", type=int, default=1000, metavar="N", help="items on a page of a list")
+    parser.add_argument("--quota", type=int, metavar="BYTES", help="storage of each namespace; default: no limit")
+    parser.add_argument("--page", type=int, default=1000, metavar="N", help="items per page of a list")
     parser.add_argument(
-        "--lfs-multipart-above", type=int, default=5_000_000_000, metavar="BYTES", help="larger LFS files go in parts"
+        "--lfs-multipart-above", type=int, default=5_000_000_000, metavar="BYTES", help="larger LFS files come in parts"
     )
     parser.add_argument(
-        "--oauth-seconds", type=int, default=8 * 3600, metavar="N", help="how long a login lasts; default: 8 hours"
+        "--oauth-seconds", type=int, default=8 * 3600, metavar="N", help="how long a login is valid; default: 8 hours"
     )
     parser.add_argument(
         "--fault",
@@ -50,16 +50,16 @@ def main(arguments: Sequence[str] | None = None, add_samples: "Callable[[Hub], N
         type=_text,
         default=[],
         metavar="RULE",
-        help="break answers: KIND[:VALUE][=ADDRESS]@PATTERN[%%CHANCE][#TIMES], as sharding/localhub/faults.py says",
+        help="break answers: KIND[:VALUE][=ADDRESS]@PATTERN[%%CHANCE][#TIMES], see sharding/localhub/faults.py",
     )
-    parser.add_argument("--access-log", action="store_true", help="print a line for every request on standard output")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="for the chances of faults")
+    parser.add_argument("--access-log", action="store_true", help="print a line for each request to standard output")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for the chances of faults")
     options = parser.parse_args(arguments)
     orgs = {
         name: tuple(filter(None, members.split(","))) for name, _, members in (o.partition("=") for o in options.org)
     }
 
-    # Late: what serves takes half a second to import, and --help needs none of it.
+    # Late: these imports take half a second, and --help does not need them.
     from starlette.middleware import Middleware
 
     from sharding.localhub.faults import Faults, parse_fault

@@ -1,4 +1,4 @@
-"""Know who asks, and decide what they may do to a repo."""
+"""Identify callers, and decide what they may do with a repo."""
 
 import sqlite3
 import time
@@ -10,7 +10,7 @@ from sharding.localhub.refusals import Refusal, bad_credentials, forbidden, repo
 from sharding.localhub.web import Call
 
 Right = Literal["see", "read", "propose", "write", "manage"]
-"""See its description, read its files, open a pull request, commit, change or delete the repo itself."""
+"""In this order: see the description, read the files, open a pull request, commit, change or delete the repo itself."""
 
 _SCOPES_BY_RIGHT = {
     "read": {"read-repos", "write-repos", "manage-repos"},
@@ -22,7 +22,7 @@ _SCOPES_BY_RIGHT = {
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request, and with which kind of token; `name` is None for somebody not signed in."""
+    """Who sent a request, and with which kind of token. `name` is None for an anonymous caller."""
 
     name: str | None = None
     token: Literal["none", "read", "write", "oauth"] = "none"
@@ -30,11 +30,11 @@ class Caller:
     app: str | None = None
     expires_seconds: float | None = None
     namespaces: frozenset[str] = frozenset()
-    """Their own name and the organisations that they may write to."""
+    """The caller's own name, and the organisations that they may write to."""
 
 
 def identify(db: sqlite3.Connection, call: Call) -> Caller:
-    """Return who sent the request. Raises Refusal (401) for a token that is unknown or has expired."""
+    """Return the caller of a request. Raises Refusal (401) for a token that is unknown or has expired."""
     header = call.headers.get("authorization")
     if not header:
         return Caller()
@@ -59,7 +59,7 @@ def identify(db: sqlite3.Connection, call: Call) -> Caller:
 
 
 def require_user(db: sqlite3.Connection, call: Call) -> tuple[Caller, str]:
-    """Return who sent the request, and their name. Raises Refusal (401) for an anonymous one."""
+    """Return the caller of a request and their name. Raises Refusal (401) for an anonymous caller."""
     caller = identify(db, call)
     if caller.name is None:
         raise sign_in_first()
@@ -67,13 +67,13 @@ def require_user(db: sqlite3.Connection, call: Call) -> tuple[Caller, str]:
 
 
 def reach(db: sqlite3.Connection, call: Call, right: Right) -> tuple[Repo, Caller]:
-    """Return the repo that the path of a request names, and who asks, if they have that right. Raises Refusal."""
+    """Return the repo in the path of a request, and the caller, if they have that right. Raises Refusal."""
     parameters = call.parameters
     return reach_repo(db, call, right, parameters["kind"], f"{parameters['owner']}/{parameters['name']}")
 
 
 def reach_repo(db: sqlite3.Connection, call: Call, right: Right, kind: str, repo_id: str) -> tuple[Repo, Caller]:
-    """Do as `reach`, for a repo that is named elsewhere than in the path."""
+    """Do the same as `reach` for a repo that is not named in the path."""
     caller = identify(db, call)
     owner, _, name = repo_id.partition("/")
     repo = find_repo(db, kind, owner, name)
@@ -86,7 +86,7 @@ def reach_repo(db: sqlite3.Connection, call: Call, right: Right, kind: str, repo
 
 
 def judge(caller: Caller, repo: Repo, right: Right, granted: bool = False) -> Refusal | None:
-    """Return why `caller` has not that right to `repo`, or None; `granted` is whether its gate is open to them."""
+    """Return why `caller` does not have that right to `repo`, or None. `granted`: its gate is open to them."""
     if repo.private and (refusal := _judge_private(caller, repo)):
         return refusal
     if right == "see":
@@ -100,7 +100,7 @@ def judge(caller: Caller, repo: Repo, right: Right, granted: bool = False) -> Re
     if repo.owner not in caller.namespaces:
         return forbidden(f"You have no right to write to {repo.id}.")
     if caller.token == "read":
-        return forbidden("This token may only read: use one with the role write.")
+        return forbidden("This token can only read. Use one with the role write.")
     return None if _covers(caller, repo, right) else _lacks_scope(right)
 
 
@@ -117,7 +117,7 @@ def judge_creation(caller: Caller, kind: str, owner: str) -> Refusal | None:
 
 
 def is_granted(db: sqlite3.Connection, repo: Repo, caller: Caller) -> bool:
-    """Whether the gate of the repo has been opened to the caller."""
+    """Return whether the gate of the repo is open to the caller."""
     if not repo.gated or caller.name is None:
         return False
     row = db.execute(
@@ -146,7 +146,7 @@ def _judge_gate(caller: Caller, repo: Repo, granted: bool) -> Refusal | None:
 
 
 def _covers(caller: Caller, repo: Repo, right: str) -> bool:
-    """Whether the token reaches that far into the caller's own repos."""
+    """Return whether the caller's token gives that right to their own repos."""
     if caller.token != "oauth":
         return True
     contributed = repo.app is not None and repo.app == caller.app and "contribute-repos" in caller.scopes
@@ -156,7 +156,7 @@ def _covers(caller: Caller, repo: Repo, right: str) -> bool:
 
 def _lacks_scope(right: str) -> Refusal:
     scopes = " or ".join(sorted(_SCOPES_BY_RIGHT["write" if right == "propose" else right]))
-    return forbidden(f"The application was not given the right to do this: it needs the scope {scopes}.")
+    return forbidden(f"The application does not have the right to do this. It needs the scope {scopes}.")
 
 
 def _namespaces(db: sqlite3.Connection, user: str) -> frozenset[str]:

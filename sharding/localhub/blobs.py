@@ -1,4 +1,4 @@
-"""Keep the bytes of files on disk under the name of their content, finished or absent."""
+"""Keep the bytes of files on disk, named by their content. A file is complete or absent."""
 
 import hashlib
 import os
@@ -19,15 +19,15 @@ def git_blob_id(content: bytes) -> str:
 
 
 def lfs_pointer(sha256: str, size_bytes: int) -> bytes:
-    """Return the text that git keeps in place of an LFS file (git-lfs specification, version 1)."""
+    """Return the text that git keeps instead of an LFS file (git-lfs specification, version 1)."""
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size_bytes}\n".encode()
 
 
 class Blobs:
-    """A folder of files named by git id (small ones) or sha256 (LFS). What is there is whole and never changes."""
+    """A folder of files named by git id (small ones) or sha256 (LFS). Each file is complete and never changes."""
 
     def __init__(self, folder: Path) -> None:
-        """Take `folder`, created when needed; drop what a kill left half-written."""
+        """Open `folder`, or create it. Delete files that a killed process left incomplete."""
         self._folder = folder
         self._parts = folder / "parts"
         self._parts.mkdir(parents=True, exist_ok=True)
@@ -35,15 +35,15 @@ class Blobs:
             leftover.unlink()
 
     def path(self, name: str) -> Path:
-        """Return where the blob of that git id or sha256 lies, or would."""
+        """Return the path of the blob with that git id or sha256, which may not exist."""
         return self._folder / name[:2] / name
 
     def has(self, name: str) -> bool:
-        """Whether the blob is there."""
+        """Return whether the blob exists."""
         return self.path(name).exists()
 
     def put(self, content: bytes) -> str:
-        """Keep a small file; return its git id."""
+        """Keep a small file. Return its git id."""
         name = git_blob_id(content)
         if not self.has(name):
             part = self.new_part()
@@ -52,11 +52,11 @@ class Blobs:
         return name
 
     def new_part(self) -> Path:
-        """Return a fresh place to write a file to before it is kept."""
+        """Return a new path to write a file to before it is kept."""
         return self._parts / f"{secrets.token_hex(8)}.part"
 
     def upload_part(self, upload: str, number: int) -> Path:
-        """Return where a numbered part of a multipart upload lies, or would."""
+        """Return the path of a numbered part of a multipart upload, which may not exist."""
         folder = self._parts / upload
         folder.mkdir(exist_ok=True)
         return folder / str(number)
@@ -75,7 +75,7 @@ class Blobs:
         os.replace(part, target)
 
     def keep_stream(self, chunks: Iterable[bytes], sha256: str, size_bytes: int) -> None:
-        """Write a stream of known size and sha256 as a blob. Raises ValueError when it is something else."""
+        """Write a stream of known size and sha256 as a blob. Raises ValueError if size or sha256 are others."""
         part = self.new_part()
         try:
             digest, written = hashlib.sha256(), 0
@@ -101,7 +101,7 @@ class Blobs:
 
 
 def read_file(path: Path, start_byte: int = 0, end_byte: int | None = None) -> Iterator[bytes]:
-    """Yield the bytes `[start_byte, end_byte)` of a file, to its end by default, in chunks of at most `CHUNK_BYTES`."""
+    """Yield the bytes `[start_byte, end_byte)` of a file in chunks of at most `CHUNK_BYTES`. Default: to its end."""
     with path.open("rb") as file:
         file.seek(start_byte)
         left = path.stat().st_size - start_byte if end_byte is None else end_byte - start_byte

@@ -1,4 +1,4 @@
-"""Check the metadata at the top of a model card, as the Hub does before it takes one."""
+"""Check the metadata at the top of a model card, as the Hub does before it accepts one."""
 
 import re
 from typing import Any
@@ -31,7 +31,7 @@ _TEXT_LISTS = ("language", "tags", "datasets", "metrics", "base_model", "new_ver
 
 
 def validate(call: Call) -> Answer:
-    """Answer with the errors and warnings of a card; the status is 400 when there are errors."""
+    """Answer with the errors and warnings of a card. The status is 400 if there are errors."""
     card = text_of(call.json(), "content")
     errors = [{"message": message} for message in find_errors(card)]
     warnings = [{"message": message} for message in find_warnings(card)]
@@ -39,9 +39,9 @@ def validate(call: Call) -> Answer:
 
 
 def read_metadata(card: str) -> object:
-    """Return what stands between the two lines `---` at the top of a card, None where there is nothing.
+    """Return the metadata between the two lines `---` at the top of a card, or None if there is none.
 
-    Raises ValueError for text that is no YAML.
+    Raises ValueError if the text is not YAML.
     """
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
@@ -57,7 +57,7 @@ def read_metadata(card: str) -> object:
 
 
 def card_data(card: str) -> dict[str, Any]:
-    """Return the metadata of a card as a mapping, empty where it is missing or broken."""
+    """Return the metadata of a card as a mapping. It is empty if the metadata is missing or broken."""
     try:
         metadata = read_metadata(card)
     except ValueError:
@@ -66,7 +66,7 @@ def card_data(card: str) -> dict[str, Any]:
 
 
 def find_errors(card: str) -> list[str]:
-    """Return what is wrong with the metadata of a card, one sentence each; nothing if the Hub would take it."""
+    """Return the errors in the metadata of a card, one sentence each. The list is empty if the Hub would accept it."""
     try:
         metadata = read_metadata(card)
     except ValueError as error:
@@ -86,14 +86,14 @@ def find_errors(card: str) -> list[str]:
 
 
 def find_warnings(card: str) -> list[str]:
-    """Return what the Hub would remark about a card it takes."""
+    """Return the warnings that the Hub would give for a card that it accepts."""
     if _FRONT_MATTER.match(card) or _EMPTY_FRONT_MATTER.match(card):
         return []
     return ["empty or missing yaml metadata in repo card"]
 
 
 def card_tags(metadata: dict[str, Any]) -> list[str]:
-    """Return the tags that the Hub shows for that metadata, such as `license:apache-2.0`."""
+    """Return the tags that the Hub shows for this metadata, such as `license:apache-2.0`."""
     tags: list[str] = []
     for key, prefix in (
         ("library_name", ""),

@@ -1,7 +1,7 @@
-"""Serve the Xet store over HTTP, as hf-xet 1.8 asks for it: packages of chunks go in, what files are made of comes out.
+"""Serve the Xet store over HTTP, with the endpoints that hf-xet 1.8 uses.
 
-A xorb is a package of up to 64 MB of chunks, each behind a header of 8 bytes; a shard says which chunks of which
-xorbs files are made of. No chunk is ever said to be known, so that clients send all that they do not know themselves.
+A xorb is a package of up to 64 MB of chunks, each after a header of 8 bytes. A shard lists the chunks of each file and
+their xorbs. The store never reports a chunk as known, so clients send everything that they do not know themselves.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def put_xorb(call: Call) -> Answer:
 
 
 def put_shard(call: Call) -> Answer:
-    """Learn what some files are made of."""
+    """Keep a shard, which lists the chunks of some files."""
     store = _store(call, "write")
     try:
         files = parse_shard(call.body)
@@ -43,7 +43,7 @@ def put_shard(call: Call) -> Answer:
 
 
 def reconstruct(call: Call) -> Answer:
-    """Say which bytes of which xorbs hold the range of a file that is asked for."""
+    """Return the xorbs, and their bytes, that hold the requested range of a file."""
     store, name = _store(call, "read"), _hash(call)
     file = next((file for file in _files(store) if file.hash == name), None)
     if file is None:
@@ -71,7 +71,7 @@ def reconstruct(call: Call) -> Answer:
 
 
 def get_xorb(call: Call) -> Answer:
-    """Send a range of a package. Its address is the right to read it: the real Hub signs such addresses."""
+    """Send a range of a xorb. Anyone with its address may read it: the real Hub signs such addresses."""
     store = call.hub.xet
     path = store.xorb(_hash(call)) if store and store.grants else Path()
     if not path.is_file():
@@ -83,13 +83,13 @@ def get_xorb(call: Call) -> Answer:
 
 
 def unknown_chunk(call: Call) -> Answer:
-    """Know no chunk."""
+    """Answer that a chunk is not known."""
     _store(call, "read")
-    raise Refusal(404, "The store does not tell.")
+    raise Refusal(404, "The store does not report known chunks.")
 
 
 def hear(call: Call) -> Answer:
-    """Take what clients tell of their transfers, and forget it: they wait for an answer before they end."""
+    """Accept the telemetry of clients and discard it. They wait for an answer before they end."""
     return {}
 
 
@@ -105,7 +105,7 @@ def _store(call: Call, right: Right) -> XetStore:
 def _hash(call: Call) -> str:
     name = call.parameters["hash"]
     if len(name) != 64 or not name.isalnum():
-        raise bad_request("The hash has 64 digits.")
+        raise bad_request("The hash must have 64 digits.")
     return name
 
 
@@ -128,10 +128,10 @@ def _described(path: Path) -> tuple[XetFile, ...]:
 
 @lru_cache(maxsize=1000)
 def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return where each chunk of a xorb begins, its header included, its size there and its size unpacked.
+    """Return for each chunk of a xorb where its header starts, its size with the header, and its size unpacked.
 
-    The header: version 0, 3 bytes of packed size, how it is packed, 3 bytes of size; little-endian. What hf-xet
-    itself has written to a folder has a footer, which begins otherwise.
+    The header is little-endian: version 0, 3 bytes of packed size, 1 byte of packing, 3 bytes of unpacked size. A xorb
+    that hf-xet itself has written to a folder also has a footer, which starts with another byte.
     """
     chunks, place = [], 0
     with path.open("rb") as xorb:

@@ -1,4 +1,4 @@
-"""Take commits: all of their changes, or none."""
+"""Make commits with all of their changes, or none."""
 
 import base64
 import binascii
@@ -17,14 +17,14 @@ from sharding.localhub.refusals import Refusal, bad_request, entry_not_found
 from sharding.localhub.web import Answer, Call, Json, Rule, link, text_of
 
 REGULAR_BYTES = 10_000_000
-"""Larger files are LFS files whatever their name is."""
+"""Larger files are always LFS files, whatever their name."""
 
 MAX_PREUPLOAD_FILES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """A file to delete, or with `folder` all files below a path."""
+    """A file to delete. With `folder`, all files below a path."""
 
     path: str
     folder: bool
@@ -32,7 +32,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An LFS or Xet file to point to; a copy leaves the size to the Hub."""
+    """An LFS or Xet file to point to. `size_bytes` is None in a copy: the Hub finds the size."""
 
     path: str
     sha256: str
@@ -52,7 +52,7 @@ Change = Deletion | Pointer | RegularFile
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A commit as a client words it."""
+    """A commit that a client requests."""
 
     summary: str
     description: str
@@ -61,7 +61,7 @@ class Draft:
 
 
 def preupload(call: Call) -> Answer:
-    """Say for each file whether it goes up as a regular file or over LFS, or is ignored, and what is there now."""
+    """Return for each file how to upload it (regular or LFS), whether to ignore it, and its present id."""
     wish = call.json()
     files = wish.get("files")
     if not isinstance(files, list) or len(files) > MAX_PREUPLOAD_FILES:
@@ -87,7 +87,7 @@ def preupload(call: Call) -> Answer:
 
 
 def commit(call: Call) -> Answer:
-    """Make a commit on a branch, or with `create_pr` on a pull request that begins there."""
+    """Make a commit on a branch, or with `create_pr` on a new pull request for that branch."""
     hub, branch, as_pull = call.hub, call.parameters["revision"], call.asks("create_pr")
     with hub.state.reading() as db:  # before any byte is kept
         repo, _ = accounts.reach(db, call, "propose" if as_pull else "write")
@@ -124,9 +124,9 @@ def write_commit(
     deletions: Iterable[Deletion] = (),
     message: str = "",
 ) -> Commit:
-    """Add a commit to a branch: deletions first, then files.
+    """Add a commit to a branch: first the deletions, then the files.
 
-    Raises Refusal: EntryNotFound for a deletion of nothing, 400 for a file below a file.
+    Raises Refusal: EntryNotFound if there is nothing to delete, 400 for a file below a file.
     """
     new_commit = records.add_commit(db, repo, parent, title, author, message)
     for deletion in deletions:
@@ -147,7 +147,7 @@ def write_commit(
         if records.list_entries(db, new_commit, entry.path) or any(
             records.find_entry(db, new_commit, path) for path in above
         ):
-            raise bad_request(f"{entry.path} cannot be a file and a folder at once.")
+            raise bad_request(f"{entry.path} cannot be both a file and a folder.")
     stored = [(repo.number, entry.sha256, entry.size_bytes) for entry in entries if entry.sha256]
     db.executemany(
         "INSERT INTO objects VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET referenced = 1",
@@ -158,9 +158,9 @@ def write_commit(
 
 
 def resolve_changes(hub: Hub, repo: Repo, changes: Iterable[Change]) -> tuple[list[Entry], list[Deletion]]:
-    """Return the files to write and to delete; regular ones are kept as blobs by now.
+    """Return the files to write and the files to delete. Regular files are already kept as blobs.
 
-    Raises Refusal (400) for a pointer to nothing, a size that is not so, a card with wrong metadata.
+    Raises Refusal (400) for a pointer to a missing file, a wrong size, or a card with wrong metadata.
     """
     entries: list[Entry] = []
     deletions: list[Deletion] = []
@@ -182,7 +182,7 @@ def resolve_changes(hub: Hub, repo: Repo, changes: Iterable[Change]) -> tuple[li
 
 
 def parse_commit(body: bytes) -> Draft:
-    """Read the lines of a commit. Raises Refusal (400)."""
+    """Parse the lines of a commit. Raises Refusal (400)."""
     header: Json | None = None
     changes: list[Change] = []
     try:
@@ -196,7 +196,7 @@ def parse_commit(body: bytes) -> Draft:
             else:
                 changes.append(_parse_change(key, value))
     except (ValueError, KeyError, TypeError) as error:
-        raise bad_request(f"A line of the commit cannot be understood: {error}") from error
+        raise bad_request(f"A line of the commit is invalid: {error}") from error
     if header is None or not text_of(header, "summary", ""):
         raise bad_request('"summary" is required')
     parent = header.get("parentCommit")
@@ -220,7 +220,7 @@ def _parse_change(key: str, value: Json) -> Change:
             content = text_of(value, "content")
             data = base64.b64decode(content, validate=True) if value.get("encoding") == "base64" else content.encode()
         except binascii.Error as error:
-            raise bad_request(f"{path}: the content is no base64") from error
+            raise bad_request(f"{path}: the content is not base64") from error
         if len(data) > REGULAR_BYTES:
             raise bad_request(f"{path}: files larger than 10 MB must be LFS files")
         return RegularFile(path, data)
@@ -234,7 +234,7 @@ def lfs_patterns(attributes: str) -> tuple[str, ...]:
 
 
 def is_matched(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern matches the path, or its last part where the pattern has no slash.
+    """Return whether a pattern matches the path, or only its last part if the pattern has no slash.
 
     >>> is_matched("unet/model.safetensors", ["*.safetensors"])
     True

@@ -1,4 +1,4 @@
-"""Read the bytes of a committed file, wherever they lie."""
+"""Read the bytes of a committed file, from blobs or from the Xet store."""
 
 import json
 import sqlite3
@@ -10,24 +10,24 @@ from sharding.localhub.refusals import Refusal
 from sharding.localhub.store import RANGE_BYTES, XetFile
 
 MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors reader has it."""
+"""The limit of the safetensors reader."""
 
 
 def xet_file(hub: Hub, entry: Entry) -> XetFile | None:
-    """Return where the file lies in the Xet store, if it does."""
+    """Return the file in the Xet store, or None if it is not there."""
     return hub.xet.known(entry.sha256) if hub.xet and entry.sha256 else None
 
 
 def read(hub: Hub, entry: Entry, start_byte: int, end_byte: int) -> bytes:
-    """Return a short range of a file. Raises Refusal (500) when the bytes are lost."""
+    """Return a short range of a file. Raises Refusal (500) if the bytes are lost."""
     return b"".join(stream(hub, entry, start_byte, end_byte))
 
 
 def stream(hub: Hub, entry: Entry, start_byte: int, end_byte: int) -> Iterator[bytes]:
     """Yield a range of a file in chunks of a few megabytes at most.
 
-    The first long range asked of a Xet file makes a blob of it, which serves all further ones; short ranges,
-    such as the headers of a checkpoint's shards, come out of the store and leave nothing behind.
+    The first long range of a Xet file makes a blob of the whole file, which serves later requests. Short ranges, such
+    as the headers of shards, come directly from the store.
     """
     if hub.blobs.has(entry.etag):
         return hub.blobs.stream(entry.etag, start_byte, end_byte)
@@ -46,7 +46,7 @@ def stream(hub: Hub, entry: Entry, start_byte: int, end_byte: int) -> Iterator[b
 
 
 def read_text(hub: Hub, db: sqlite3.Connection, commit: Commit, path: str, max_bytes: int) -> str:
-    """Return a small text file of a commit; "" where it is missing, too large or no text."""
+    """Return a small text file of a commit, or "" if it is missing or too large."""
     entry = find_entry(db, commit, path)
     if not entry or entry.size_bytes > max_bytes:
         return ""
@@ -54,7 +54,7 @@ def read_text(hub: Hub, db: sqlite3.Connection, commit: Commit, path: str, max_b
 
 
 def read_safetensors_header(hub: Hub, entry: Entry) -> dict[str, object]:
-    """Return the header of a safetensors file. Raises ValueError where there is none."""
+    """Return the header of a safetensors file. Raises ValueError if there is none."""
     start = read(hub, entry, 0, min(8, entry.size_bytes))
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(MAX_HEADER_BYTES, entry.size_bytes - 8):

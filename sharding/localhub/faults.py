@@ -1,4 +1,4 @@
-"""Break answers on purpose, by rule: what networks, proxies and busy servers do now and then."""
+"""Break answers on purpose, by rules, as networks, proxies and busy servers sometimes do."""
 
 import gzip
 import random
@@ -36,25 +36,33 @@ _ODD: dict[str, Response] = {
     "html": Response(_PAGE, media_type="text/html"),
     "gone": Response(_PAGE, 404, media_type="text/html"),
 }
-"""Answers of somebody in between, or of a Hub that knows no such endpoint."""
+"""Answers of a proxy in between, or of a Hub without that endpoint."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """What to do to answers whose "METHOD path" `pattern` is found in: the next `left` of them (None: all).
+    """A rule that breaks answers to requests whose "METHOD path" contains a match of `pattern`.
 
-    `delay` waits `value` seconds before the request is carried out, `stall` in the middle of the answer's body.
-    `status` answers with that status and does nothing; with 429 and 503 goes Retry-After: 0. `cut` breaks the
-    connection after `value` bytes of the body, when the request has been carried out. `short` and `long` send
-    `value` bytes less and more, and say so; `corrupt` turns a bit in the middle; `whole` ignores a range; `other`
-    sends the name of another commit and another content along. `null`, `list`, `text`, `empty`, `html` and `gone` do
-    nothing and answer with something that no Hub does, `gone` with status 404. `slow` takes the request's body, and
-    sends the answer's, at `value` bytes a second; with `link` all of them share that rate, with `line` those that bear
-    the same grant of the Xet store, as a machine does that has one for itself.
+    It breaks the next `left` of them (None: all), each with the probability `chance`. The kinds are:
 
-    The rest is what a Hub does that means harm. `endless` answers with JSON that never ends, `drip` with a byte every
-    `value` seconds, for ever, and `bomb` with `value` bytes of blanks in JSON, packed. `trickle` sends the right answer
-    a byte every `value` seconds. `next=ADDRESS` names the next page of a list there, `away=ADDRESS` redirects there.
+    - `delay` waits `value` seconds before it carries out the request.
+    - `stall` waits `value` seconds in the middle of the answer's body.
+    - `status` answers with the status `value` and does nothing. With 429 and 503 it sends Retry-After: 0.
+    - `cut` carries out the request and breaks the connection after `value` bytes of the body.
+    - `short` and `long` send `value` bytes less or more, with the matching Content-Length.
+    - `corrupt` flips a bit in the middle. `whole` ignores a range.
+    - `other` sends the ids of another commit and of another content.
+    - `null`, `list`, `text`, `empty`, `html` and `gone` do nothing and answer with what no Hub sends. The status of
+      `gone` is 404.
+    - `slow` receives and sends bodies at `value` bytes per second. With `link`, all requests share that rate. With
+      `line`, requests with the same grant of the Xet store share it, like those of one machine.
+
+    The other kinds are those of a malicious Hub:
+
+    - `endless` answers with JSON that never ends, and `drip` with one byte every `value` seconds, for ever.
+    - `bomb` answers with `value` bytes of blanks in compressed JSON.
+    - `trickle` sends the correct answer, one byte every `value` seconds.
+    - `next=ADDRESS` names that address as the next page of a list. `away=ADDRESS` redirects to it.
     """
 
     kind: Kind
@@ -67,14 +75,14 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """Return the fault that `KIND[:VALUE][=ADDRESS]@PATTERN[%CHANCE][#TIMES]` means. Raises ValueError.
+    """Return the fault for the text `KIND[:VALUE][=ADDRESS]@PATTERN[%CHANCE][#TIMES]`. Raises ValueError.
 
     >>> parse_fault("status:503@POST .*/commit/#2").left
     2
     """
     match = _RULE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no fault: write KIND[:VALUE][=ADDRESS]@PATTERN[%CHANCE][#TIMES].")
+        raise ValueError(f"{text!r} is not a fault. Write KIND[:VALUE][=ADDRESS]@PATTERN[%CHANCE][#TIMES].")
     kind, value = cast(Kind, match["kind"]), float(match["value"] or 0)
     return Fault(
         kind,
@@ -89,22 +97,22 @@ def parse_fault(text: str) -> Fault:
 _IDENTITIES = ("x-repo-commit", "etag", "x-linked-etag")
 
 
-class ConnectionCut(Exception):  # noqa: N818 - it is no error of this program
+class ConnectionCut(Exception):  # noqa: N818 - it is not an error of this program
     """Makes the server drop the connection in the middle of an answer."""
 
 
 class Faults:
-    """Middleware that breaks answers by the rules given; the same `seed`, the same chances."""
+    """Middleware that breaks answers by `rules`. The same `seed` gives the same chances."""
 
     def __init__(self, app: ASGIApp, rules: Sequence[Fault], seed: int = 0) -> None:
-        """Stand before `app`."""
+        """Pass requests on to `app`."""
         self._app = app
         self._rules = rules
         self._random = random.Random(seed)
         self._lock = Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on and its answer back, unless a rule says otherwise."""
+        """Pass on a request and its answer, unless a rule breaks them."""
         for fault in self._due(scope) if scope["type"] == "http" else ():
             match fault.kind:
                 case "delay":
@@ -150,7 +158,7 @@ class Faults:
 
 
 async def _for_ever(seconds: float) -> AsyncIterator[bytes]:
-    """Yield a JSON list that does not end: a byte every `seconds`; 0: much, as fast as it goes."""
+    """Yield a JSON list that never ends: one byte every `seconds`, or with 0 as much as possible."""
     yield b"["
     while True:
         await anyio.sleep(seconds)
@@ -158,21 +166,21 @@ async def _for_ever(seconds: float) -> AsyncIterator[bytes]:
 
 
 class _Rate:
-    """Lets so many bytes a second through, whoever they are of."""
+    """Limits the bytes per second of all who share it."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._bytes_per_second = bytes_per_second
         self._free_at = 0.0
 
     async def wait(self, count: int) -> None:
-        """Return when `count` bytes are through."""
+        """Return once `count` bytes have passed."""
         now = anyio.current_time()
         self._free_at = max(now, self._free_at) + count / self._bytes_per_second
         await anyio.sleep(self._free_at - now)
 
 
 def _rate(fault: Fault, scope: Scope) -> _Rate:
-    """Return what a request has to itself, or shares with others of its link or line. The Hub's own go over neither."""
+    """Return the rate of a request, its own or that of its link or line. Requests of the Hub itself have no limit."""
     if fault.kind == "slow":
         return _Rate(fault.value)
     request = Request(scope)
@@ -210,7 +218,7 @@ def _bytewise(send: Send, seconds: float) -> Send:
 
 
 class _Breaker:
-    """Passes the messages of one answer on, one of them broken."""
+    """Passes on the messages of one answer, and breaks one of them."""
 
     def __init__(self, send: Send, fault: Fault) -> None:
         self._send = send

@@ -1,4 +1,4 @@
-"""Let people ask for a gated repo, and let its owners open the gate."""
+"""Let users ask for access to a gated repo, and let its owners grant it."""
 
 import sqlite3
 import time
@@ -13,7 +13,7 @@ _STATUSES = ("pending", "accepted", "rejected")
 
 
 def ask(call: Call) -> Answer:
-    """Ask for access: granted at once by an "auto" gate, put before the owners by a "manual" one."""
+    """Ask for access. An "auto" gate grants it at once. A "manual" one leaves it to the owners."""
     with call.hub.state.writing() as db:
         _, user = accounts.require_user(db, call)
         repo, _ = accounts.reach(db, call, "see")
@@ -28,7 +28,7 @@ def ask(call: Call) -> Answer:
 
 
 def list_requests(call: Call) -> Answer:
-    """List who asked, by status, for the owners."""
+    """List for the owners the requests with a given status."""
     with call.hub.state.reading() as db:
         repo = _own_gated(db, call)
         rows = db.execute(
@@ -47,7 +47,7 @@ def list_requests(call: Call) -> Answer:
 
 
 def handle(call: Call) -> Answer:
-    """Set the status of somebody who asked."""
+    """Set the status of a user's request."""
     wish = call.json()
     status = text_of(wish, "status")
     if status not in _STATUSES:
@@ -63,7 +63,7 @@ def handle(call: Call) -> Answer:
 
 
 def grant(call: Call) -> Answer:
-    """Give access to somebody who has not asked."""
+    """Give access to a user who has not asked."""
     user = text_of(call.json(), "user")
     with call.hub.state.writing() as db:
         repo = _own_gated(db, call)

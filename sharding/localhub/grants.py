@@ -1,4 +1,4 @@
-"""Grant access to the Xet store over HTTP for a while, in tokens that say themselves what they are good for."""
+"""Grant access to the Xet store over HTTP for a limited time, with tokens that hold their own claims."""
 
 import hmac
 import secrets
@@ -9,25 +9,25 @@ from typing import Literal
 Right = Literal["read", "write"]
 
 HUBS_OWN = "hub"
-"""The name of all that the Hub grants itself."""
+"""The name of the Hub's own grants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """The address of the store, how long a token is good, and the key that signs it."""
+    """The address of the store, how long a token is valid, and the key that signs it."""
 
     endpoint: str
     seconds: int
     key: bytes = field(repr=False)
 
     def token(self, right: Right, seconds: int | None = None, name: str = "") -> tuple[str, int]:
-        """Return a token of that name ("": one of its own), and the second, as `time.time` counts, of its end."""
+        """Return a token with that name ("": a random one), and the time of its end in seconds since 1970."""
         expires = int(time.time()) + (self.seconds if seconds is None else seconds)
         claims = f"{right}_{expires}_{name or secrets.token_hex(8)}"
         return f"xet_{claims}_{self._sign(claims)}", expires
 
     def allows(self, authorization: str, right: Right) -> bool:
-        """Whether a header `Authorization` has a token that is good for this; who may write may also read."""
+        """Return whether a header `Authorization` has a valid token for that right. A token to write also reads."""
         scheme, granted, expires, name, signature = (*authorization.split("_"), *[""] * 5)[:5]
         return (
             scheme == "Bearer xet"
@@ -41,5 +41,5 @@ class Grants:
 
 
 def name_of_grant(authorization: str) -> str:
-    """Return what tells the token in a header `Authorization` from others, and is no secret; "" without one."""
+    """Return the public name of the token in a header `Authorization`, or "" without one."""
     return (*authorization.split("_"), *[""] * 4)[3]

@@ -1,4 +1,4 @@
-"""What every room of the Hub is handed: its settings, its state, its files."""
+"""Define what every module of the Hub works with: its settings, its state and its files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,18 +12,18 @@ from sharding.localhub.store import XetStore
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this Hub behaves. The numbers are the real Hub's unless said otherwise."""
+    """How this Hub behaves. The default numbers are those of the real Hub."""
 
     users: tuple[str, ...] = ("alice", "bob")
     orgs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Organisations and those of their members who may write."""
+    """Organisations, each with the members who may write."""
     xet: bool = True
     xet_over_http: bool = False
-    """Whether clients reach the Xet store through this Hub, as on the real one, and not through a shared disk."""
+    """Whether clients reach the Xet store through this Hub, like the real one, and not through a shared disk."""
     xet_seconds: int = 12 * 3600
-    """How long what was granted to write, or to read over HTTP, is good."""
+    """How long a grant to write, or to read over HTTP, is valid."""
     quota_bytes: int | None = None
-    """What a namespace may store in LFS and Xet files; no bound by default."""
+    """How much a namespace can store in LFS and Xet files. No limit by default."""
     page_items: int = 1000
     multipart_above_bytes: int = 5_000_000_000
     oauth_seconds: int = 8 * 3600
@@ -36,7 +36,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """One Hub: `address` is the start of all its URLs, without a slash at the end."""
+    """One Hub. `address` is the start of all its URLs, without a slash at the end."""
 
     address: str
     settings: Settings
@@ -47,7 +47,7 @@ class Hub:
 
     @classmethod
     def open(cls, address: str, folder: Path, settings: Settings) -> "Hub":
-        """Open the Hub kept in `folder`, or begin one there. Accounts only ever join."""
+        """Open the Hub in `folder`, or create one there. Accounts are added, never removed."""
         folder = folder.resolve()
         state = State(folder)
         blobs = Blobs(folder / "blobs")
@@ -63,5 +63,5 @@ class Hub:
         return cls(address, settings, state, blobs, xet, key)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self.state.close()

@@ -1,4 +1,4 @@
-"""Describe a repo as the Hub's JSON does."""
+"""Describe a repo in JSON, as the Hub does."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ mask_token model-index paperswithcode_id pipeline_tag private resourceGroup runt
 spaces subdomain tags transformersInfo trendingScore usedStorage widgetData xetEnabled
 """
 EXPANDABLE = frozenset(_PARTS.split())
-"""What may be asked for by name; what this Hub knows nothing about is left out of the answer."""
+"""The parts that a client can ask for by name. Those that this Hub does not know are left out of the answer."""
 
 
 def describe(
@@ -38,7 +38,7 @@ def describe(
     blobs: bool = False,
     brief: bool = False,
 ) -> Json:
-    """Return the description of a repo at a commit: all of it, the parts in `expand`, or the `brief` one of lists.
+    """Return the description of a repo at a commit: all of it, only the parts in `expand`, or the `brief` one of lists.
 
     Raises Refusal (400) for a part that does not exist.
     """
@@ -65,7 +65,7 @@ def describe(
 
 
 def _facts(repo: Repo, commit: Commit, metadata: Json) -> Json:
-    """Return what costs nothing to tell."""
+    """Return the parts that need no reading of files."""
     return {
         "_id": stable_id(f"{repo.kind} {repo.number}"),
         "id": repo.id,
@@ -85,14 +85,14 @@ def _facts(repo: Repo, commit: Commit, metadata: Json) -> Json:
 
 
 def used_bytes(db: sqlite3.Connection, condition: str, *values: object) -> int:
-    """Return what the LFS and Xet files that any commit points to take, of the repos that fulfil `condition`."""
+    """Return the bytes of all LFS and Xet files in commits, in the repos that fulfil `condition`."""
     query = f"SELECT coalesce(sum(size_bytes), 0) FROM objects WHERE referenced AND {condition}"
     used: int = db.execute(query, values).fetchone()[0]
     return used
 
 
 def stable_id(text: str) -> str:
-    """Return 24 hexadecimal digits that stand for a repo or an account."""
+    """Return 24 hexadecimal digits as the id of a repo or an account."""
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -103,7 +103,7 @@ def _sibling(entry: Entry, blobs: bool) -> Json:
 
 
 def lfs_part(entry: Entry, name_of_sha256: str) -> Json:
-    """Return the part `lfs` of a file's description, nothing for a regular file."""
+    """Return the part `lfs` of a file's description. It is empty for a regular file."""
     if not entry.sha256:
         return {}
     pointer = lfs_pointer(entry.sha256, entry.size_bytes)
@@ -132,7 +132,7 @@ def _parameters_of(hub: Hub, db: sqlite3.Connection, entry: Entry) -> dict[str, 
             if name != "__metadata__" and isinstance(tensor, dict):
                 counts[tensor["dtype"]] += math.prod(tensor["shape"])
     except (ValueError, KeyError, TypeError):
-        counts.clear()  # a file that is none: the Hub shows no numbers then
+        counts.clear()  # not a safetensors file: the Hub then shows no numbers
     with hub.state.writing() as writer:
         writer.execute("INSERT OR REPLACE INTO parameters VALUES (?, ?)", (entry.sha256, json.dumps(counts)))
     return dict(counts)

@@ -1,6 +1,6 @@
-"""Take uploads over git LFS, in one piece or in parts.
+"""Receive uploads over git LFS, in one piece or in parts.
 
-The URLs that bytes are sent to carry their own right to write, signed and for an hour: clients send them no token.
+The upload URLs hold a signed right to write for one hour. Clients send no token to them.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ _WRITE_BYTES = 1 << 20
 
 
 def batch(call: Call) -> Answer:
-    """Say for each object where to send it; nothing for those that the repo has."""
+    """Return for each object where to send it, except for objects that the repo already has."""
     wish = call.json()
     if wish.get("operation") != "upload" or not isinstance(wish.get("objects"), list):
-        raise bad_request("Only uploads are asked for here.")
+        raise bad_request("Only uploads are possible here.")
     objects = [_parse_object(item) for item in wish["objects"]]
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")
@@ -52,7 +52,7 @@ def batch(call: Call) -> Answer:
 
 
 def verify(call: Call) -> Answer:
-    """Confirm that an object has arrived with the size that the client thinks it has."""
+    """Confirm that an object has arrived with the size that the client expects."""
     sha256, size = _parse_object(call.json())
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")
@@ -80,7 +80,7 @@ def complete(call: Call) -> Answer:
 
 
 def upload_routes(hub: Hub) -> list[Route]:
-    """Return the routes that take bytes, which are written to disk as they arrive."""
+    """Return the routes that receive bytes and write them to disk as they arrive."""
 
     async def put(request: Request) -> Response:
         call = to_call(hub, request)
@@ -114,7 +114,7 @@ def upload_routes(hub: Hub) -> list[Route]:
 
 
 async def _receive(request: Request, target: Path, most_bytes: int) -> tuple[str, int]:
-    """Write a request's body to `target`; return its sha256 and size. Raises Refusal (413) beyond `most_bytes`."""
+    """Write a request's body to `target`. Return its sha256 and size. Raises Refusal (413) beyond `most_bytes`."""
     digest, received, buffer = hashlib.sha256(), 0, bytearray()
 
     def flush() -> None:
@@ -160,7 +160,7 @@ def _signature(hub: Hub, path: str, query: str) -> str:
 
 
 def _check_signature(call: Call) -> tuple[int, str, int]:
-    """Return the number of the repo, the sha256 and the size that the URL stands for. Raises Refusal (403)."""
+    """Return the number of the repo, the sha256 and the size in the URL. Raises Refusal (403)."""
     query = urlencode({name: call.query.get(name, "") for name in ("repo", "size", "expires")})
     signature = _signature(call.hub, call.address.removeprefix(call.hub.address), query)
     if not hmac.compare_digest(signature, call.query.get("signature", "")):
@@ -189,7 +189,7 @@ def _add(hub: Hub, repo: int, sha256: str, size: int) -> None:
 
 def _parse_object(item: object) -> tuple[str, int]:
     if not isinstance(item, dict) or not isinstance(item.get("size"), int) or item["size"] < 0:
-        raise bad_request("An object has a sha256 and a size.")
+        raise bad_request("An object must have a sha256 and a size.")
     sha256 = text_of(item, "oid")
     if not re.fullmatch("[0-9a-f]{64}", sha256):
         raise bad_request(f"Invalid oid: {sha256}")

@@ -1,4 +1,4 @@
-"""Know which LFS and Xet files a repo may point to, and how much its namespace may store."""
+"""Decide which LFS and Xet files a repo may point to, and how much its namespace may store."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ _OF_OWNER = "repo IN (SELECT number FROM repos WHERE owner = ?)"
 
 
 def known_size(hub: Hub, repo: Repo, sha256: str) -> int | None:
-    """Return the size of a file that the repo may point to, None if it has no such file.
+    """Return the size of a file that the repo may point to, or None if it may not.
 
-    That is what was uploaded to the repo or copied to it. A Xet upload leaves no trace of whom it was for: to have
-    put a file there is taken as the right to point to it.
+    A repo may point to files that were uploaded or copied to it. A Xet upload does not record its repo, so every repo
+    may point to a file that was uploaded over Xet.
     """
     with hub.state.reading() as db:
         row = db.execute(

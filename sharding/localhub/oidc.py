@@ -1,6 +1,6 @@
-"""Sign people in to applications: OpenID Connect with authorization codes, for whoever sits at this machine.
+"""Sign users in to applications on this machine: OpenID Connect with authorization codes.
 
-There are no passwords: the page asks which user to be. Any client id is taken, with any secret or none.
+There are no passwords: the page asks which user you are. It accepts any client id, with any secret or none.
 """
 
 import base64
@@ -36,7 +36,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def configuration(call: Call) -> Answer:
-    """Return what this provider can do and where (OpenID Connect Discovery 1.0)."""
+    """Return the endpoints and features of this provider (OpenID Connect Discovery 1.0)."""
     hub = call.hub
     return {
         "issuer": hub.address,
@@ -56,12 +56,12 @@ def configuration(call: Call) -> Answer:
 
 
 def keys(call: Call) -> Answer:
-    """Return the public key that id tokens are signed with."""
+    """Return the public key for the signatures of id tokens."""
     return {"keys": [_signing_key(call.hub).as_dict(private=False)]}
 
 
 def authorize(call: Call) -> Answer:
-    """Ask which user to be, and send the browser back to the application with a code."""
+    """Ask which user it is, and send the browser back to the application with a code."""
     fields = {name: values[0] for name, values in call.form().items()} if call.method == "POST" else {}
     wish = {**dict(call.query.items()), **fields}
     for name in ("client_id", "redirect_uri"):
@@ -71,7 +71,7 @@ def authorize(call: Call) -> Answer:
         raise bad_request('"response_type" must be "code"')
     target = urlsplit(wish["redirect_uri"])
     if target.scheme not in ("http", "https") or target.hostname not in _LOOPBACK:
-        raise bad_request("This Hub signs in to applications on this machine only.")
+        raise bad_request("This Hub signs users in only to applications on this machine.")
     wish["scope"] = " ".join(scope for scope in wish.get("scope", "openid").split() if scope in SCOPES)
     with call.hub.state.reading() as db:
         users = [row[0] for row in db.execute("SELECT name FROM accounts WHERE type = 'user' ORDER BY rowid")]
@@ -90,7 +90,7 @@ def authorize(call: Call) -> Answer:
 
 
 def token(call: Call) -> Answer:
-    """Exchange a code, once, for an access token and, with the scope openid, an id token."""
+    """Exchange a code for an access token, and with the scope openid for an id token. A code works once."""
     form = {name: values[0] for name, values in call.form().items()}
     if form.get("grant_type") != "authorization_code":
         return _token_error("unsupported_grant_type")
@@ -120,11 +120,11 @@ def token(call: Call) -> Answer:
 
 
 def userinfo(call: Call) -> Answer:
-    """Return what the access token tells of its user."""
+    """Return the claims about the user of the access token."""
     with call.hub.state.reading() as db:
         caller, user = accounts.require_user(db, call)
         if caller.token != "oauth" or "openid" not in caller.scopes:
-            raise Refusal(403, "The token has not the scope openid.")
+            raise Refusal(403, "The token does not have the scope openid.")
         orgs = [
             {"sub": stable_id(f"org {org}"), "name": org, "preferred_username": org, "roleInOrg": "write"}
             for org in sorted(caller.namespaces - {user})
@@ -191,7 +191,7 @@ def _client_of(call: Call, form: dict[str, str]) -> str:
 
 
 def _proves_challenge(grant: Json, form: dict[str, str]) -> bool:
-    """Whether the application shows that it began this login (RFC 7636, S256), if it said that it would."""
+    """Return whether the application proves that it started this login (RFC 7636, S256), if it promised a proof."""
     challenge = grant.get("code_challenge")
     if not challenge:
         return True

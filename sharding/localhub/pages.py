@@ -1,4 +1,4 @@
-"""Show repos to people, in plain HTML."""
+"""Show repos in plain HTML."""
 
 import sqlite3
 from html import escape
@@ -22,7 +22,7 @@ button { font: inherit; padding: .4rem 1rem; margin: .2rem 0 }
 
 
 def document(title: str, body: str) -> str:
-    """Return an HTML page; `title` is text, `body` is HTML."""
+    """Return an HTML page. `title` is text, `body` is HTML."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
@@ -31,7 +31,7 @@ def document(title: str, body: str) -> str:
 
 
 def front(call: Call) -> Answer:
-    """List the repos that everybody may see."""
+    """List the repos that the caller may see."""
     with call.hub.state.reading() as db:
         return HTMLResponse(document("Loopback Hub", _repo_list(db, call, None)))
 
@@ -76,7 +76,7 @@ def repo(call: Call) -> Answer:
 
 
 def avatar(call: Call) -> Answer:
-    """Draw a disc in a colour of the account's own."""
+    """Draw a disc in the colour of an account."""
     name = call.parameters["name"]
     hue = int(stable_id(name)[:6], 16) % 360
     text = (

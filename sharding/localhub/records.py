@@ -1,4 +1,4 @@
-"""Look up repos, commits and files in the database, as frozen values."""
+"""Look up repos, commits and files in the database. The results are frozen values."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = ("model", "dataset", "space")
 
 @dataclass(frozen=True, slots=True)
 class Repo:
-    """A repo; `app` is the OAuth client that created it, if one did."""
+    """A repo. `app` is the OAuth client that created it, or None."""
 
     number: int
     kind: Kind
@@ -41,7 +41,7 @@ class Repo:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit; `parent` is the number of the one before, None for the first."""
+    """A commit. `parent` is the number of the commit before it, None for the first."""
 
     number: int
     id: str
@@ -54,7 +54,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of a commit; with a sha256 it is an LFS or Xet file and `oid` is that of its pointer."""
+    """A file of a commit. With a `sha256` it is an LFS or Xet file, and `oid` is the id of its pointer."""
 
     path: str
     oid: str
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def etag(self) -> str:
-        """What names the content: the sha256, or the git id of a regular file."""
+        """The id of the content: the sha256, or the git id of a regular file."""
         return self.sha256 or self.oid
 
 
@@ -74,7 +74,7 @@ def lfs_entry(path: str, sha256: str, size_bytes: int) -> Entry:
 
 
 def find_repo(db: sqlite3.Connection, kind: str, owner: str, name: str) -> Repo | None:
-    """Return the repo of that name (upper and lower case are one), or None."""
+    """Return the repo of that name, or None. Upper and lower case count as the same."""
     row = db.execute(
         "SELECT * FROM repos WHERE kind = ? AND owner = ? COLLATE NOCASE AND name = ? COLLATE NOCASE",
         (kind, owner, name),
@@ -101,7 +101,7 @@ def add_repo(db: sqlite3.Connection, kind: Kind, owner: str, name: str, private:
 
 
 def find_commit(db: sqlite3.Connection, repo: Repo, revision: str) -> Commit:
-    """Return the commit that a branch, tag, pull request or commit id (7 digits or more) names.
+    """Return the commit of a branch, tag, pull request or commit id (7 digits or more).
 
     Raises Refusal (RevisionNotFound).
     """
@@ -122,7 +122,7 @@ def find_commit(db: sqlite3.Connection, repo: Repo, revision: str) -> Commit:
 
 
 def find_head(db: sqlite3.Connection, repo: Repo, branch: str) -> Commit:
-    """Return the last commit of a branch. Raises Refusal (RevisionNotFound) for anything else, tags included."""
+    """Return the last commit of a branch. Raises Refusal (RevisionNotFound) for anything else, also for a tag."""
     row = db.execute(
         'SELECT commits.* FROM refs JOIN commits ON number = "commit"'
         " WHERE refs.repo = ? AND name = ? AND type IN ('branch', 'pull')",
@@ -139,7 +139,7 @@ def commit_by_number(db: sqlite3.Connection, number: int) -> Commit:
 
 
 def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:
-    """Return the commit and all before it, newest first."""
+    """Return the commit and all commits before it, newest first."""
     rows = db.execute(
         "WITH RECURSIVE line(number) AS (SELECT ? UNION ALL SELECT parent FROM commits JOIN line USING (number))"
         " SELECT commits.* FROM line JOIN commits USING (number) ORDER BY number DESC",
@@ -156,7 +156,7 @@ def add_commit(
     author: str,
     message: str = "",
 ) -> Commit:
-    """Add a commit with the files of its parent and point no branch to it yet."""
+    """Add a commit with the files of its parent. No branch points to it yet."""
     row = db.execute(
         "INSERT INTO commits (repo, id, parent, title, message, author, date_seconds) VALUES (?, ?, ?, ?, ?, ?, ?)"
         " RETURNING *",
@@ -169,7 +169,7 @@ def add_commit(
 
 
 def copy_files(db: sqlite3.Connection, source: Commit, target: Commit, touched: bool = False) -> None:
-    """Give `target` the files of `source`; `touched` makes `target` the commit that last changed them."""
+    """Copy the files of `source` to `target`. `touched` makes `target` the commit that last changed them."""
     db.execute(
         "INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, iif(?, ?, changed_in)"
         ' FROM files WHERE "commit" = ?',
@@ -178,7 +178,7 @@ def copy_files(db: sqlite3.Connection, source: Commit, target: Commit, touched: 
 
 
 def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
-    """Write a file into a commit that is being made; the same content again counts as no change."""
+    """Write a file into a commit that is being made. The same content counts as no change."""
     db.execute(
         "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET oid = excluded.oid,"
         " size_bytes = excluded.size_bytes, sha256 = excluded.sha256, changed_in = excluded.changed_in"
@@ -199,8 +199,8 @@ def find_entry(db: sqlite3.Connection, commit: Commit, path: str) -> Entry | Non
 
 
 def list_entries(db: sqlite3.Connection, commit: Commit, folder: str = "") -> list[Entry]:
-    """Return the files below a folder ("" for all of them), by path."""
-    # "0" is the character after "/": all paths below the folder lie between the two.
+    """Return the files below a folder ("" for all files), sorted by path."""
+    # "0" is the character after "/": all paths below the folder are between the two.
     bounds = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")
     return _entries(
         db.execute(
@@ -214,7 +214,7 @@ def _entries(rows: Iterable[sqlite3.Row]) -> list[Entry]:
 
 
 def _commit(row: sqlite3.Row) -> Commit:
-    return Commit(**{key: row[key] for key in row.keys() if key != "repo"})  # noqa: SIM118 - a Row is no mapping
+    return Commit(**{key: row[key] for key in row.keys() if key != "repo"})  # noqa: SIM118 - a Row is not a mapping
 
 
 def _repo(row: sqlite3.Row) -> Repo:

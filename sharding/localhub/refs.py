@@ -1,4 +1,4 @@
-"""Name revisions: branches, tags and pull requests."""
+"""Manage the names of revisions: branches, tags and pull requests."""
 
 import re
 import sqlite3
@@ -12,7 +12,7 @@ _PREFIXES = {"branch": "refs/heads/", "tag": "refs/tags/", "pull": ""}
 
 
 def list_refs(call: Call) -> Answer:
-    """List the branches and tags, and the pull requests when asked to."""
+    """List the branches and tags, and with `include_prs` also the pull requests."""
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         rows = db.execute(
@@ -27,7 +27,7 @@ def list_refs(call: Call) -> Answer:
 
 
 def create_branch(call: Call) -> Answer:
-    """Begin a branch at a revision, `main` by default; `overwrite` moves one that exists."""
+    """Create a branch at a revision, `main` by default. `overwrite` moves an existing branch."""
     wish = call.json()
     name = _new_name(call.parameters["branch"])
     with call.hub.state.writing() as db:
@@ -40,7 +40,7 @@ def create_branch(call: Call) -> Answer:
 
 
 def delete_branch(call: Call) -> Answer:
-    """Drop a branch; its commits stay reachable by their ids."""
+    """Delete a branch. Its commits can still be reached by their ids."""
     name = call.parameters["branch"]
     with call.hub.state.writing() as db:
         repo, _ = accounts.reach(db, call, "write")
@@ -54,7 +54,7 @@ def delete_branch(call: Call) -> Answer:
 
 
 def create_tag(call: Call) -> Answer:
-    """Put a tag on a revision."""
+    """Create a tag at a revision."""
     wish = call.json()
     name = _new_name(text_of(wish, "tag"))
     with call.hub.state.writing() as db:
@@ -67,7 +67,7 @@ def create_tag(call: Call) -> Answer:
 
 
 def delete_tag(call: Call) -> Answer:
-    """Drop a tag."""
+    """Delete a tag."""
     name = call.parameters["revision"]
     with call.hub.state.writing() as db:
         repo, _ = accounts.reach(db, call, "write")
@@ -79,7 +79,7 @@ def delete_tag(call: Call) -> Answer:
 
 
 def super_squash(call: Call) -> Answer:
-    """Replace the history of a branch by one commit with the same files."""
+    """Replace the history of a branch with one commit that has the same files."""
     message = text_of(call.json(), "message", "")
     branch = call.parameters["branch"]
     with call.hub.state.writing() as db:
@@ -94,7 +94,7 @@ def super_squash(call: Call) -> Answer:
 
 
 def _forget_unreferenced(db: sqlite3.Connection, repo: Repo) -> None:
-    """Drop the commits that no ref leads to any more, and stop counting the LFS files that only they point to."""
+    """Delete the commits that no ref leads to, and stop counting the LFS files that only they point to."""
     heads = db.execute('SELECT DISTINCT "commit" FROM refs WHERE repo = ?', (repo.number,)).fetchall()
     kept: set[int] = set()
     for (head,) in heads:
@@ -114,7 +114,7 @@ def _exists(db: sqlite3.Connection, repo: int, kind: str, name: str) -> bool:
 
 
 def _new_name(name: str) -> str:
-    # The rules of git-check-ref-format; and nothing that could be taken for a commit.
+    # The rules of git-check-ref-format, and no name that could be mistaken for a commit.
     wrong = r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|^[/.-]|[/.]$|\.lock$|/\.|^refs/|^[0-9a-f]{40}$"
     if not name or len(name) > 244 or re.search(wrong, name):
         raise bad_request(f"Invalid reference name: {name}")

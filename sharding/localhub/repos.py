@@ -1,4 +1,4 @@
-"""Create repos, list, describe, change, copy and delete them."""
+"""Create, list, describe, change, copy and delete repos."""
 
 import re
 import sqlite3
@@ -42,7 +42,7 @@ def create_repo(
 
 
 def delete(call: Call) -> Answer:
-    """Delete a repo with all its commits; the bytes of its files stay on this disk."""
+    """Delete a repo with all its commits. The bytes of its files stay on the disk."""
     wish = call.json()
     with call.hub.state.writing() as db:
         _, user = accounts.require_user(db, call)
@@ -53,7 +53,7 @@ def delete(call: Call) -> Answer:
 
 
 def move(call: Call) -> Answer:
-    """Rename a repo; its old name is free at once (the real Hub redirects it)."""
+    """Rename a repo. The old name is free at once, while the real Hub redirects it."""
     wish = call.json()
     with call.hub.state.writing() as db:
         repo, caller = accounts.reach_repo(db, call, "manage", _kind(wish), text_of(wish, "fromRepo"))
@@ -104,7 +104,10 @@ def show(call: Call) -> Answer:
 
 
 def search(call: Call) -> Answer:
-    """List the repos that the caller may see, newest first: `author`, `search`, `limit`, `expand`, `full`."""
+    """List the repos that the caller may see, newest first.
+
+    The query can have `author`, `search`, `limit`, `expand` and `full`.
+    """
     expand = frozenset(call.query.getlist("expand") + call.query.getlist("expand[]"))
     words, limit = call.query.get("search", "").lower(), call.query.get("limit", "")
     if limit and not limit.isdecimal():
@@ -121,7 +124,7 @@ def search(call: Call) -> Answer:
 
 
 def check_access(call: Call) -> Answer:
-    """Say whether the caller may read the files, or write them."""
+    """Answer whether the caller may read the files, or write them."""
     with call.hub.state.reading() as db:
         accounts.reach(db, call, "write" if call.address.endswith("/write") else "read")
     return None
@@ -136,7 +139,7 @@ def _check_new_id(
     hub: Hub, db: sqlite3.Connection, caller: accounts.Caller, kind: Kind, repo_id: str
 ) -> tuple[str, str]:
     owner, _, name = repo_id.partition("/")
-    # huggingface_hub.utils.validate_repo_id, and the Hub's own bound.
+    # The rules of huggingface_hub.utils.validate_repo_id, and the Hub's own limit.
     if not re.fullmatch(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?", name, re.ASCII) or len(name) > 96 or "--" in name:
         raise bad_request(f'Invalid repo name: {repo_id} - only letters, digits, "-", "_" and "." are allowed')
     if ".." in name or name.endswith((".git", ".ipynb")):

@@ -1,4 +1,4 @@
-"""Hand out the bytes of files: whole, in ranges, or only what they are."""
+"""Serve files: whole, in ranges, or only their headers."""
 
 import re
 from urllib.parse import quote
@@ -40,10 +40,10 @@ def resolve(call: Call) -> Answer:
 
 
 def parse_range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
-    """Return the one range `[start, end)` that is asked for, None for the whole file (RFC 9110, section 14).
+    """Return the requested range `[start, end)`, or None for the whole file (RFC 9110, section 14).
 
-    Raises Refusal (416) for a range beyond the end. What is malformed or several ranges at once is passed over, as
-    the standard allows.
+    A malformed header, or one with several ranges, is ignored, as the standard allows. Raises Refusal (416) for a
+    range beyond the end.
 
     >>> parse_range("bytes=-5", 100)
     (95, 100)
@@ -73,7 +73,7 @@ def _headers(hub: Hub, repo: Repo, commit: Commit, entry: Entry) -> dict[str, st
         "ETag": f'"{entry.etag}"',
         "Accept-Ranges": "bytes",
         "Content-Disposition": f"inline; filename*=UTF-8''{quote(name, safe='')}",
-        # Files come from strangers: a page among them must not run as one of ours.
+        # Anybody can upload files: an HTML file among them must not run as a page of this Hub.
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "X-Content-Type-Options": "nosniff",
     }

@@ -1,4 +1,4 @@
-"""Show what a revision holds: its tree, its files, its history."""
+"""Show the contents of a revision: its tree, its files, its history."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ _COMMITS, _MOST_COMMITS = 50, 1000
 
 
 def tree(call: Call) -> Answer:
-    """List a folder, or with `recursive` all below it, in pages; `expand` adds the last commit of each item."""
+    """List a folder in pages. `recursive` lists all below it, `expand` adds the last commit of each item."""
     folder = call.parameters.get("path", "").strip("/")
     expand = call.asks("expand")
     with call.hub.state.reading() as db:
@@ -31,7 +31,7 @@ def tree(call: Call) -> Answer:
 
 
 def paths_info(call: Call) -> Answer:
-    """Describe the files and folders of the form field `paths`; those that are missing are left out."""
+    """Describe the files and folders in the form field `paths`. Those that do not exist are left out."""
     form = call.form()
     expand = is_true(form.get("expand", [""])[0])
     with call.hub.state.reading() as db:
@@ -47,7 +47,7 @@ def paths_info(call: Call) -> Answer:
 
 
 def commits(call: Call) -> Answer:
-    """List the commits of a revision, newest first, in pages of 50 or as many as `limit` says, at most 1000."""
+    """List the commits of a revision, newest first. A page has 50 of them, or `limit`, at most 1000."""
     limit = call.query.get("limit", str(_COMMITS))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_COMMITS):
         raise bad_request(f'"limit" must be a number from 1 to {_MOST_COMMITS}')
@@ -82,7 +82,7 @@ def safetensors_metadata(call: Call) -> Answer:
             headers = {file: _header(call.hub, db, commit, file) for file in files}
             return {"index": {"metadata": index.get("metadata")}, "headers": headers}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise bad_request(f"{path} is no index of safetensors files: {error}") from error
+            raise bad_request(f"{path} is not an index of safetensors files: {error}") from error
 
 
 def _header(hub: Hub, db: sqlite3.Connection, commit: Commit, path: str) -> dict[str, object]:
@@ -95,7 +95,7 @@ def _header(hub: Hub, db: sqlite3.Connection, commit: Commit, path: str) -> dict
 def _list_items(
     hub: Hub, db: sqlite3.Connection, entries: list[Entry], folder: str, recursive: bool, expand: bool
 ) -> list[Json]:
-    """Return files and folders in the order of their paths, each folder before what is in it."""
+    """Return files and folders sorted by path, each folder before its contents."""
     start = len(folder) + 1 if folder else 0
     folders: dict[str, list[Entry]] = {}
     files: list[Entry] = []
@@ -122,7 +122,7 @@ def _file(hub: Hub, db: sqlite3.Connection, entry: Entry, expand: bool) -> Json:
 
 
 def _folder(db: sqlite3.Connection, path: str, below: list[Entry], expand: bool) -> Json:
-    # No git tree, but as good: the id changes exactly when something below it does.
+    # Not the id of a git tree, but enough: it changes exactly when something below it changes.
     listing = "".join(f"{entry.path}\0{entry.oid}\n" for entry in below)
     oid = hashlib.sha1(listing.encode(), usedforsecurity=False).hexdigest()
     item: Json = {"type": "directory", "oid": oid, "size": 0, "path": path}

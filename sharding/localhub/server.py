@@ -1,4 +1,4 @@
-"""Put the Hub together, and serve it on this machine only."""
+"""Build the Hub as an application, and serve it on this machine only."""
 
 import signal
 import socket
@@ -17,16 +17,16 @@ from sharding.localhub.refusals import Refusal
 from sharding.localhub.web import RawPaths, broken, no_such_route, refuse, routes, wrong_method
 
 HOST = "127.0.0.1"
-_THREADS = 100  # reading a large file out of the Xet store may hold one for seconds
-IDLE_SECONDS = 60  # longer than clients keep a connection, or one is used again as it is being closed
+_THREADS = 100  # reading a large file from the Xet store can occupy one for seconds
+IDLE_SECONDS = 60  # longer than clients keep a connection, so that none uses one that is being closed
 _GOODBYE_SECONDS = 5
 
-# The most asked first. Pages last: the path of one, /{owner}/{name}, is the loosest of all.
+# The most frequent first. Pages last, because their path /{owner}/{name} matches the most.
 _ROOMS = (resolve, revisions, xet, cas, commits, lfs, repos, refs, gates, whoami, cards, oidc, pages)
 
 
 def make_app(hub: Hub, middleware: Sequence[Middleware] = ()) -> ASGIApp:
-    """Return the Hub as an ASGI application; `middleware` stands between it and the network, the first outermost."""
+    """Return the Hub as an ASGI application inside `middleware`. The first middleware is the outermost."""
     rules = [rule for room in _ROOMS for rule in room.RULES]
     app = Starlette(
         routes=[*routes(hub, rules), *lfs.upload_routes(hub)],
@@ -46,12 +46,12 @@ def serve(
     *,
     access_log: bool = False,
 ) -> None:
-    """Serve the Hub kept in `folder` until SIGTERM or SIGINT; port 0 takes a free one.
+    """Serve the Hub in `folder` until SIGTERM or SIGINT. Port 0 takes a free one.
 
-    `fill` puts something into it first. Says `ready http://127.0.0.1:PORT` on stdout once it accepts connections.
-    Raises OSError for a port in use.
+    `fill` can add repos first. Prints `ready http://127.0.0.1:PORT` once it accepts connections. Raises OSError if the
+    port is in use.
     """
-    # The protocol is named because asyncio sends answers without delay on sockets that name it.
+    # With an explicit protocol asyncio sets TCP_NODELAY on the socket, so answers are sent without delay.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((HOST, port))
@@ -69,7 +69,7 @@ def serve(
                 timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=_GOODBYE_SECONDS,
             )
-            # uvicorn stops in good order and then raises the signal again: it has done its work by then.
+            # After it has stopped cleanly, uvicorn raises the signal again. It is ignored then.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: None)
             _Server(config, address).run(sockets=[listener])
@@ -78,15 +78,15 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it is ready."""
+    """A server that prints when it is ready."""
 
     def __init__(self, config: uvicorn.Config, address: str) -> None:
-        """Take the address to announce."""
+        """Keep the `address` to print."""
         super().__init__(config)
         self._address = address
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections, and say so."""
+        """Start to accept connections, and print that."""
         anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
         await super().startup(sockets)
         print(f"ready {self._address}", flush=True)

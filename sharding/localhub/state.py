@@ -1,4 +1,4 @@
-"""Keep everything but the bytes of files in one SQLite database, a transaction a request."""
+"""Keep everything except the bytes of files in one SQLite database, with one transaction per request."""
 
 import secrets
 import sqlite3
@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS commits (
 );
 CREATE INDEX IF NOT EXISTS commits_by_repo ON commits (repo, id);
 
--- Every commit lists all its files; changed_in is the commit that last touched the file.
+-- Every commit lists all its files. changed_in is the commit that last changed the file.
 CREATE TABLE IF NOT EXISTS files (
     "commit" INTEGER NOT NULL REFERENCES commits ON DELETE CASCADE, path TEXT NOT NULL, oid TEXT NOT NULL,
     size_bytes INTEGER NOT NULL, sha256 TEXT, changed_in INTEGER NOT NULL, PRIMARY KEY ("commit", path)
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS refs (
     "commit" INTEGER NOT NULL, message TEXT, PRIMARY KEY (repo, type, name)
 ) WITHOUT ROWID;
 
--- LFS and Xet files that a repo may point to; referenced once a commit does.
+-- LFS and Xet files that a repo may point to. Once a commit points to one, it is referenced.
 CREATE TABLE IF NOT EXISTS objects (
     repo INTEGER NOT NULL REFERENCES repos ON DELETE CASCADE, sha256 TEXT NOT NULL, size_bytes INTEGER NOT NULL,
     referenced INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (repo, sha256)
@@ -62,7 +62,7 @@ CREATE TABLE IF NOT EXISTS parameters (sha256 TEXT PRIMARY KEY, counts_json TEXT
 
 
 class State:
-    """The database `hub.sqlite` in a folder. Safe to use from many threads; survives a kill at any moment."""
+    """The database `hub.sqlite` in a folder. Many threads can use it, and it survives a kill at any time."""
 
     def __init__(self, folder: Path) -> None:
         """Open or create the database."""
@@ -75,7 +75,7 @@ class State:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection that sees one moment of the database."""
+        """Yield a connection that sees the database as it is now, without later changes."""
         try:
             db = self._idle.get_nowait()
         except Empty:
@@ -89,7 +89,7 @@ class State:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Lend the one connection that writes; all that was written is kept, or nothing if the block raises."""
+        """Yield the one connection that can write. If the block raises, all its changes are undone."""
         with self._write_lock:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -100,21 +100,21 @@ class State:
                 raise
 
     def secret(self, name: str) -> str:
-        """Return 64 hexadecimal digits, made at random once and kept."""
+        """Return the secret of that name: 64 random hexadecimal digits, made once and kept."""
         with self.writing() as db:
             db.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (name, secrets.token_hex(32)))
             value: str = db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()[0]
         return value
 
     def close(self) -> None:
-        """Close every connection that is not lent out."""
+        """Close every connection that is not in use."""
         with self._write_lock:
             self._writer.close()
         while not self._idle.empty():
             self._idle.get_nowait().close()
 
     def _connect(self) -> sqlite3.Connection:
-        # Transactions are begun by hand; a connection is used by one thread at a time, not always the same.
+        # Transactions are started by hand. Different threads use a connection, but only one at a time.
         db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=60)
         db.row_factory = sqlite3.Row
         for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):

@@ -1,11 +1,10 @@
-"""Read the Xet store that clients write to: a folder that hf-xet itself knows how to use, no server between.
+"""Read the Xet store that clients write to: a folder that hf-xet uses directly, without a server.
 
-The layout is that of hf-xet 1.8.0 behind an endpoint `local:///folder`: `xet/xorbs/xorbs` holds the data,
-`xet/xorbs/shards` says how files are made of it, and `xet/xorbs/global_dedup_lookup.redb` finds the shard of a
-file. hf-xet locks that last file for as long as an upload or a download is open, for this process as for any
-other: every reader is therefore lent a view, a folder that links to the data and has a copy of that file.
-Writers need the file itself, so that uploads from two processes at the same time are refused by hf-xet; those of
-one process share it.
+The layout is that of hf-xet 1.8.0 for an endpoint `local:///folder`. `xet/xorbs/xorbs` holds the data,
+`xet/xorbs/shards` lists the chunks of files, and `xet/xorbs/global_dedup_lookup.redb` finds the shard of a file.
+While an upload or a download is open, hf-xet locks that last file, also for other processes. So every reader gets a
+view: a folder that links to the data and has its own copy of that file. Writers need the file itself, so hf-xet
+refuses uploads from two processes at the same time. Uploads of one process share the file.
 """
 
 import shutil
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
     from hf_xet import XetDownloadStreamGroup  # type: ignore[import-untyped, unused-ignore]
 
 RANGE_BYTES = 8_000_000
-"""Read at most this much at a time: an unbounded stream of hf-xet fetches hundreds of megabytes ahead."""
+"""The most to read at a time: an unlimited stream of hf-xet fetches hundreds of megabytes ahead."""
 
 VIEW_SECONDS = 300
-"""How long a reader may open what it was lent."""
+"""How long a reader can open its view."""
 
 _LOOKUP = "global_dedup_lookup.redb"
 _COPY_ATTEMPTS = 20
@@ -48,7 +47,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class XetFile:
-    """A file in the store, and what it is made of where that was asked for."""
+    """A file in the store. `segments` are filled in only where they are needed."""
 
     hash: str
     sha256: str
@@ -60,16 +59,16 @@ class XetStore:
     """The folder `xet-store` beside the database, with the sha256 of every file that was ever put there."""
 
     def __init__(self, folder: Path, state: State, grants: Grants | None = None) -> None:
-        """Take the store below `folder`; views lent by an earlier process are withdrawn.
+        """Open the store below `folder`. Views of an earlier process are removed.
 
-        With `grants` all but `put` goes over HTTP, to this very Hub.
+        With `grants`, everything except `put` goes over HTTP to this Hub.
         """
         self.folder = folder / "xet-store"
         self._xorbs = self.folder / "xet" / "xorbs"
         self._views = folder / "xet-views"
         self._state = state
         self.grants = grants
-        self.copying = Lock()  # held while a whole file is copied out of the store: one at a time
+        self.copying = Lock()  # held while a whole file is copied from the store, one at a time
         self._lock = Lock()
         self._lent = 0
         self._trimmed_later: deque[tuple[float, Path]] = deque()
@@ -80,24 +79,24 @@ class XetStore:
 
     @property
     def url(self) -> str:
-        """The endpoint for those who write."""
+        """The endpoint for writers."""
         return f"local://{self.folder}"
 
     @property
     def shards(self) -> Path:
-        """The folder of files that say how files are made of chunks."""
+        """The folder of shards, which list the chunks of files."""
         return self._xorbs / "shards"
 
     def xorb(self, name: str) -> Path:
-        """Return where a package of chunks lies, or would."""
+        """Return the path of a xorb, which may not exist."""
         return self._xorbs / "xorbs" / f"default.{name}"
 
     def find(self, sha256: str) -> XetFile | None:
-        """Return the file of that sha256, looking into what has been uploaded since the last question."""
+        """Return the file with that sha256, or None. It also looks into shards uploaded since the last call."""
         return self.known(sha256) or (self.known(sha256) if self._learn() else None)
 
     def known(self, sha256: str) -> XetFile | None:
-        """Return the file of that sha256 if `find` has met it before."""
+        """Return the file with that sha256 if `find` already knows it, else None."""
         with self._state.reading() as db:
             row = db.execute("SELECT hash, sha256, size_bytes FROM xet_files WHERE sha256 = ?", (sha256,)).fetchone()
         return XetFile(*row) if row else None
@@ -112,14 +111,14 @@ class XetStore:
         return [file for file in files if file]
 
     def lend_view(self) -> str:
-        """Return an endpoint for one reader, good to be opened for `VIEW_SECONDS`."""
+        """Return an endpoint for one reader, which can open it for `VIEW_SECONDS`."""
         with self._lock:
             self._lent += 1
             number = self._lent
             view = self._views / str(number)
             self._trimmed_later.append((time.monotonic() + 2 * VIEW_SECONDS, view))
             while self._trimmed_later[0][0] < time.monotonic():
-                # Who has opened it keeps it; the links, which cost nothing, must stay for them.
+                # A reader that has opened it still needs the links, which cost nothing.
                 (self._trimmed_later.popleft()[1] / "xet" / "xorbs" / _LOOKUP).unlink(missing_ok=True)
         xorbs = view / "xet" / "xorbs"
         xorbs.mkdir(parents=True)
@@ -132,7 +131,7 @@ class XetStore:
     def read(self, file: XetFile, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes `[start_byte, end_byte)` in chunks of at most `RANGE_BYTES`.
 
-        Raises OSError when the store has them not.
+        Raises OSError if the store does not have them.
         """
         for start in range(start_byte, end_byte, RANGE_BYTES):
             end = min(start + RANGE_BYTES, end_byte)
@@ -145,7 +144,7 @@ class XetStore:
             yield chunk
 
     def _copy_lookup(self, target: Path) -> None:
-        """Copy the lookup as it was at one moment, though somebody may be writing to it."""
+        """Copy the lookup in one consistent state, although a client may be writing to it."""
         source = self._xorbs / _LOOKUP
         for _ in range(_COPY_ATTEMPTS):
             if not source.exists():
@@ -157,13 +156,13 @@ class XetStore:
                 return
 
     def _open(self, at_least: int) -> tuple[int, "XetDownloadStreamGroup"]:
-        """Return a view of our own and its number; a fresh one where the last is older than `at_least`."""
+        """Return a view of our own and its number. It is a new one if the last number is below `at_least`."""
         import hf_xet  # type: ignore[import-untyped, unused-ignore]
 
         if self.grants:
             token, expires = self.grants.token("read", VIEW_SECONDS, HUBS_OWN)
             access = {"endpoint": self.grants.endpoint, "token": token, "token_expiry_unix_secs": expires}
-            # At the end of a session hf-xet waits two seconds for those who want to know how it was.
+            # With telemetry, hf-xet waits two seconds for its server at the end of a session.
             config = hf_xet.XetConfig().with_config({"telemetry.enabled": False})
             return 0, hf_xet.XetSession(config).new_download_stream_group(**access)
         with self._lock:
@@ -171,21 +170,21 @@ class XetStore:
                 return self._own
         endpoint = self.lend_view()
         number = int(endpoint.rsplit("/", 1)[1])
-        # A session of its own as well: sessions remember the endpoints that they have opened.
+        # Also a new session, because sessions remember the endpoints that they have opened.
         group = hf_xet.XetSession().new_download_stream_group(endpoint=endpoint)
         with self._lock:
             self._own = max(self._own or (0, group), (number, group), key=lambda own: own[0])
             return self._own
 
     def _learn(self) -> bool:
-        """Note the files of all shards not read yet; tell whether there were any."""
+        """Record the files of all shards not read yet. Return whether there were any."""
         with self._state.reading() as db:
             known = {row[0] for row in db.execute("SELECT name FROM xet_shards")}
         fresh = [path for path in self.shards.glob("*.mdb") if path.name not in known]
         if fresh:
             with self._state.writing() as db:
                 for path in fresh:
-                    with suppress(ValueError):  # not whole yet: looked at again next time
+                    with suppress(ValueError):  # not complete yet: the next call reads it
                         files = [(file.sha256, file.hash, file.size_bytes) for file in parse_shard(path.read_bytes())]
                         db.executemany("INSERT OR REPLACE INTO xet_files VALUES (?, ?, ?)", files)
                         db.execute("INSERT OR IGNORE INTO xet_shards VALUES (?)", (path.name,))
@@ -193,12 +192,12 @@ class XetStore:
 
 
 def parse_shard(shard: bytes) -> list[XetFile]:
-    """Return the files that a shard describes and whose sha256 it tells (hf-xet 1.8.0, `*.mdb`, version 2).
+    """Return the files in a shard that have a sha256 (hf-xet 1.8.0, `*.mdb`, version 2).
 
-    After a header of 48 bytes come records of 48 bytes. A file is: its hash, flags and number of segments; the
-    segments, each with its unpacked size; as many verification records if a flag says so; its sha256 if another
-    does. A hash of ones ends the list. Every hash is four little-endian words. Raises ValueError for a shard
-    that is cut short.
+    After a header of 48 bytes come records of 48 bytes. A file has one record with its hash, flags and number of
+    segments, then one record per segment with its unpacked size. If a flag is set, as many verification records follow.
+    If another is set, a record with the sha256 follows. A hash of ones ends the list. Every hash is four little-endian
+    words. Raises ValueError for a shard that is cut short.
     """
     files: list[XetFile] = []
     place = _RECORD_BYTES
@@ -208,7 +207,7 @@ def parse_shard(shard: bytes) -> list[XetFile]:
             flags, segments = struct.unpack_from("<II", shard, place + 32)
             place += _RECORD_BYTES
             if place + segments * _RECORD_BYTES > len(shard):
-                raise ValueError("a shard that is cut short")
+                raise ValueError("the shard is cut short")
             sizes, parts = [], []
             for record in range(place, place + segments * _RECORD_BYTES, _RECORD_BYTES):
                 _, size, first, end = struct.unpack_from("<IIII", shard, record + 32)
@@ -219,7 +218,7 @@ def parse_shard(shard: bytes) -> list[XetFile]:
                 files.append(XetFile(file_hash, _hex(shard, place), sum(sizes), tuple(parts)))
                 place += _RECORD_BYTES
     except struct.error as error:
-        raise ValueError("a shard that is cut short") from error
+        raise ValueError("the shard is cut short") from error
     return files
 
 

@@ -1,4 +1,4 @@
-"""Turn HTTP requests into calls of plain functions, and what these return or raise into answers."""
+"""Turn HTTP requests into calls of plain functions, and their results or errors into answers."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from sharding.localhub.records import KINDS
 from sharding.localhub.refusals import Refusal, bad_request
 
 MAX_BODY_BYTES = 256_000_000
-"""Of a request that is read whole; a commit carries its regular files in one."""
+"""The limit of a request that is read whole. A commit has all its regular files in one request."""
 
 Json = dict[str, Any]
 Answer = Json | list[Any] | Response | None
@@ -27,7 +27,7 @@ Answer = Json | list[Any] | Response | None
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request, read and decoded. `parameters` are the parts of its path, `address` its URL without the query."""
+    """A decoded request. `parameters` are the parts of its path, and `address` is its URL without the query."""
 
     hub: Hub
     method: str
@@ -38,13 +38,13 @@ class Call:
     body: bytes = b""
 
     def json(self) -> Json:
-        """Return the body, a JSON object. Raises Refusal (400)."""
+        """Return the body as a JSON object. Raises Refusal (400)."""
         try:
             value = json.loads(self.body or b"{}")
         except ValueError as error:
-            raise bad_request("The body is no JSON.") from error
+            raise bad_request("The body is not JSON.") from error
         if not isinstance(value, dict):
-            raise bad_request("The body is no JSON object.")
+            raise bad_request("The body is not a JSON object.")
         return value
 
     def form(self) -> dict[str, list[str]]:
@@ -52,10 +52,10 @@ class Call:
         try:
             return parse_qs(self.body.decode(), keep_blank_values=True)
         except ValueError as error:
-            raise bad_request("The body is no form.") from error
+            raise bad_request("The body is not a form.") from error
 
     def asks(self, name: str) -> bool:
-        """Whether the query says yes to `name`."""
+        """Return whether the query sets `name` to true."""
         return is_true(self.query.get(name))
 
 
@@ -64,7 +64,7 @@ Handler = Callable[[Call], Answer]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which function answers which method at which path; `{kind}` in a path stands for all three kinds of repo."""
+    """Which function answers which method at which path. `{kind}` in a path matches all three kinds of repo."""
 
     method: str
     path: str
@@ -72,7 +72,7 @@ class Rule:
 
 
 def routes(hub: Hub, rules: Iterable[Rule]) -> list[Route]:
-    """Return the routes of the rules, in order; GET answers HEAD as well."""
+    """Return the routes of the rules, in order. GET also answers HEAD."""
     table = []
     for rule in rules:
         for kind in KINDS if "{kind" in rule.path else ("",):
@@ -82,7 +82,7 @@ def routes(hub: Hub, rules: Iterable[Rule]) -> list[Route]:
 
 
 def to_call(hub: Hub, request: Request, kind: str = "", body: bytes = b"") -> Call:
-    """Return a request as a call with the body given."""
+    """Return a request as a call with this body."""
     parameters = {name: unquote(value) for name, value in request.path_params.items()}
     address = hub.address + request.scope["path"]
     query, headers = request.query_params, request.headers
@@ -105,48 +105,48 @@ def _endpoint(hub: Hub, handler: Handler, kind: str) -> Callable[[Request], Awai
 
 
 class RawPaths:
-    """Have paths matched as they were sent: in `tree/refs%2Fpr%2F1/a%2Fb` only the plain slashes separate."""
+    """Matches paths in their encoded form: in `tree/refs%2Fpr%2F1/a%2Fb` only the plain slashes separate."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Stand before `app`."""
+        """Pass requests on to `app`."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its path as it came."""
+        """Pass the request on with its encoded path."""
         if scope["type"] == "http":
             scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
         await self._app(scope, receive, send)
 
 
 async def refuse(_: Request, error: Exception) -> Response:
-    """Answer a refusal."""
+    """Turn a refusal into an answer."""
     assert isinstance(error, Refusal)
     body = {"error": error.message, **error.extra}
     return JSONResponse(body, status_code=error.status, headers=error.all_headers())
 
 
 def unknown(call: Call) -> Answer:
-    """Refuse what nobody here knows."""
+    """Refuse a path that this Hub does not know."""
     raise Refusal(404, f"Sorry, we can't find {call.address}.")
 
 
 async def no_such_route(request: Request, _: Exception) -> Response:
-    """Answer a path that no rule matches."""
+    """Answer a request whose path no rule matches."""
     return JSONResponse({"error": f"Sorry, we can't find {request.scope['path']}."}, status_code=404)
 
 
 async def wrong_method(request: Request, _: Exception) -> Response:
-    """Answer a known path asked in a way it does not know."""
-    return JSONResponse({"error": f"{request.method} is not for {request.scope['path']}."}, status_code=405)
+    """Answer a request with a method that its path does not allow."""
+    return JSONResponse({"error": f"{request.method} is not allowed for {request.scope['path']}."}, status_code=405)
 
 
 async def broken(_: Request, error: Exception) -> Response:
-    """Answer when a handler failed; the server logs why."""
+    """Answer after a handler has failed. The server logs the reason."""
     return JSONResponse({"error": f"Internal Server Error: {type(error).__name__}"}, status_code=500)
 
 
 def page(call: Call, items: Sequence[Json], size: int) -> Response:
-    """Return one page of a list and, in the header `Link`, where the next one is."""
+    """Return one page of a list. The header `Link` has the address of the next one."""
     try:
         start = max(0, int(call.query.get("cursor", 0)))
     except ValueError as error:
@@ -159,7 +159,7 @@ def page(call: Call, items: Sequence[Json], size: int) -> Response:
 
 
 def text_of(values: Json, name: str, default: str | None = None) -> str:
-    """Return a string out of a JSON object. Raises Refusal (400) when it is missing or something else."""
+    """Return a string from a JSON object. Raises Refusal (400) if it is missing or not a string."""
     value = values.get(name)
     value = default if value is None else value
     if not isinstance(value, str):
@@ -168,12 +168,12 @@ def text_of(values: Json, name: str, default: str | None = None) -> str:
 
 
 def is_true(value: str | None) -> bool:
-    """Whether a text of a query or a form means yes."""
+    """Return whether a value in a query or a form means true."""
     return (value or "").lower() in ("1", "true")
 
 
 def iso(seconds: float) -> str:
-    """Return a time as the Hub writes it.
+    """Return a time in the Hub's format.
 
     >>> iso(0)
     '1970-01-01T00:00:00.000Z'
@@ -182,5 +182,5 @@ def iso(seconds: float) -> str:
 
 
 def link(hub: Hub, *parts: str) -> str:
-    """Return a URL of this Hub; each part is quoted, slashes kept."""
+    """Return a URL of this Hub. Each part is quoted, except its slashes."""
     return "/".join([hub.address, *(quote(part) for part in parts)])

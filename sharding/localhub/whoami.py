@@ -1,4 +1,4 @@
-"""Tell callers who they are."""
+"""Tell callers which account they have."""
 
 from sharding.localhub import accounts
 from sharding.localhub.info import stable_id
@@ -6,7 +6,7 @@ from sharding.localhub.web import Answer, Call, Json, Rule, iso, link
 
 
 def whoami(call: Call) -> Answer:
-    """Return the caller's name, organisations and kind of token. Raises Refusal (401) for an anonymous one."""
+    """Return the caller's name, organisations and kind of token. Raises Refusal (401) for an anonymous caller."""
     with call.hub.state.reading() as db:
         caller, user = accounts.require_user(db, call)
     access: Json = {"type": "access_token", "accessToken": {"displayName": "loopback", "role": caller.token}}

@@ -1,4 +1,4 @@
-"""Give clients the way into the Xet store, and copy its files between repos without moving a byte."""
+"""Give clients access to the Xet store, and copy its files between repos without moving a byte."""
 
 import secrets
 import time
@@ -13,7 +13,7 @@ from sharding.localhub.web import Answer, Call, Json, Rule, text_of
 
 
 def read_token(call: Call) -> Answer:
-    """Tell where to read the files of a repo from."""
+    """Return the address and token to read the files of a repo."""
     store = _store(call)
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "read")
@@ -24,7 +24,7 @@ def read_token(call: Call) -> Answer:
 
 
 def write_token(call: Call) -> Answer:
-    """Tell where to write files for a repo to."""
+    """Return the address and token to write files for a repo."""
     store = _store(call)
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
@@ -35,7 +35,7 @@ def write_token(call: Call) -> Answer:
 
 
 def duplicate(call: Call) -> Answer:
-    """Let the target repo point to files of this one, which the caller must be allowed to read."""
+    """Let the target repo point to files of this one. The caller must be allowed to read these."""
     wish = call.json()
     target, files = wish.get("target"), wish.get("files")
     if not isinstance(target, dict) or not isinstance(files, list):
@@ -65,7 +65,7 @@ def _store(call: Call) -> XetStore:
 
 
 def _anything(endpoint: str, seconds: int) -> JSONResponse:
-    # A local store asks for no proof: the token is there because clients want one.
+    # A local store checks no token, but clients need one.
     return _answer(endpoint, f"xet_{secrets.token_hex(16)}", int(time.time()) + seconds)
 
 

@@ -1,6 +1,6 @@
-"""What a visitor sees: one Gradio page over a desk. Here: import Gradio without the type stubs that it writes.
+"""Show the desk to visitors as a Gradio page.
 
-That is a quarter of its import.
+`import_gradio` imports Gradio without the type stubs that it writes, which take a quarter of its import time.
 """
 
 import inspect
@@ -8,16 +8,16 @@ from typing import Any
 
 
 def import_gradio() -> None:
-    """Import Gradio so that it finds no source of its components, and so does not parse and rewrite it.
+    """Import Gradio without letting it parse and rewrite the source of its components.
 
     Gradio 6.31 does that for each of its eighty components at every import
-    (`component_meta.create_or_modify_pyi`), and leaves alone those whose file it does not find.
+    (`component_meta.create_or_modify_pyi`). It skips a component if it cannot find its file, so this hides the files.
     """
     find = inspect.getfile
 
     def find_others(thing: Any) -> str:
         if isinstance(thing, type) and thing.__module__.startswith("gradio."):
-            raise OSError(f"{thing} is not looked for")
+            raise OSError(f"The source of {thing} is hidden.")
         return find(thing)
 
     inspect.getfile = find_others  # type: ignore[assignment]

@@ -1,4 +1,7 @@
-"""Keep answers until they are fetched, in bounds: Gradio would keep those of 2,000 sessions, however large they are."""
+"""Keep answers until they are fetched, within limits.
+
+Gradio alone would keep the answers of 2,000 sessions, however large they are.
+"""
 
 import asyncio
 import sys
@@ -23,9 +26,9 @@ _PRINTED_LINES = 200
 
 
 class _Answer(ProcessCompletedMessage):
-    """An answer that is sent as it is.
+    """An answer that is sent without a copy.
 
-    By itself Gradio has pydantic copy all of it first, in the event loop: 0.65 s for a plan of 99,000 tensors.
+    Gradio alone lets pydantic copy it in the event loop, which takes 0.65 s for a plan of 99,000 tensors.
     """
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
@@ -33,7 +36,7 @@ class _Answer(ProcessCompletedMessage):
 
 
 class Session(asyncio.Queue[EventMessage]):
-    """The messages for one session of Gradio; `bytes` are those that nobody has fetched, `since` when they began."""
+    """The messages for one session of Gradio. `bytes` is their size, `since` the time when one was last fetched."""
 
     def __init__(
         self,
@@ -41,14 +44,14 @@ class Session(asyncio.Queue[EventMessage]):
         clock: Callable[[], float],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Tell `added` of each new message; `is_over` tells whether none can come any more."""
+        """Call `added` after each new message. `is_over` returns whether no more messages can come."""
         super().__init__()
         self.bytes, self.listeners, self._sizes = 0, 0, deque[int]()
         self._added, self._clock, self._is_over = added, clock, is_over
         self.since = clock()
 
     def put_nowait(self, item: EventMessage) -> None:
-        """Take a message; an error in it is told in short."""
+        """Add a message. A long error in it is shortened."""
         if isinstance(item, ProcessCompletedMessage) and not item.success and item.output.get("error"):
             item.output["error"] = shortened(str(item.output["error"]))
         if isinstance(item, ProcessCompletedMessage):
@@ -61,8 +64,8 @@ class Session(asyncio.Queue[EventMessage]):
     async def get(self) -> EventMessage:
         """Return the next message once there is one.
 
-        Where several listen to one session, Gradio ends the stream of one of them, and sends heartbeats to the others
-        for ever. They are told here that there is no more.
+        If several clients listen to one session, Gradio ends the stream of one and sends heartbeats to the others for
+        ever. This ends the other streams too.
         """
         self.listeners += 1
         try:
@@ -76,24 +79,24 @@ class Session(asyncio.Queue[EventMessage]):
 
 
 class Sessions(OrderedDict[str, Any]):
-    """Sessions by their hash, in place of the queue's own `pending_messages_per_session`."""
+    """Sessions by their hash, to replace the queue's own `pending_messages_per_session`."""
 
     def __init__(self, queue: Queue, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep what `queue` is to tell."""
+        """Keep the messages of `queue`."""
         super().__init__()
         self._queue, self._clock = queue, clock
 
     def __setitem__(self, session: str, messages: object) -> None:
-        """Begin a session; Gradio brings a queue without bounds, which is not taken."""
+        """Start a session. Gradio passes a queue without limits, which is not used."""
         super().__setitem__(session, Session(self._forget, self._clock, lambda: self._is_over(session)))
         self._forget(self[session])
 
     def __missing__(self, session: str) -> Session:
-        """Return where a call speaks into whose session is forgotten."""
+        """Return a session that nobody reads, for a call whose own session was dropped."""
         return Session(lambda _: None, self._clock)
 
     def _is_over(self, session: str) -> bool:
-        """Whether no call of a session waits or runs; then Gradio may end its streams."""
+        """Return whether no call of a session waits or runs. If so, let Gradio end its streams."""
         waiting = [event for calls in self._queue.event_queue_per_concurrency_id.values() for event in calls.queue]
         running = [event for events in self._queue.active_jobs for event in events or ()]
         if any(event.session_hash == session and event.alive for event in (*waiting, *running)):
@@ -102,7 +105,7 @@ class Sessions(OrderedDict[str, Any]):
         return True
 
     def _forget(self, newest: Session) -> None:
-        """Drop sessions that nobody listens to: the oldest where they are too many or too large, and all old ones."""
+        """Drop sessions without listeners: all old ones, and the oldest if there are too many or they are too large."""
         now, kept = self._clock(), sum(session.bytes for session in self.values())
         for name, session in list(self.items()):
             too_much = len(self) > MAX_SESSIONS_KEPT or kept > UNFETCHED_BYTES
@@ -114,10 +117,10 @@ class Sessions(OrderedDict[str, Any]):
 
 
 def bound_answers(queue: Queue) -> None:
-    """Have `queue` keep no more than the limits allow, and sessions none of what went into or came out of a call.
+    """Make `queue` keep its limits, and sessions forget the inputs and outputs of calls.
 
-    Gradio keeps those for deep links, which this page does not make: each of 500 sessions had a megabyte. What it
-    prints of an error is cut: an argument of any length may be part of it.
+    Gradio keeps inputs and outputs for deep links, which this page does not use. They took a megabyte in each of 500
+    sessions. Printed errors are shortened too, because they may quote an argument of any length.
     """
     queueing.traceback = SimpleNamespace(print_exc=_print_error)  # type: ignore[attr-defined, assignment]
     queue.pending_messages_per_session = Sessions(queue)  # type: ignore[assignment]
@@ -125,7 +128,7 @@ def bound_answers(queue: Queue) -> None:
 
 
 def _print_error() -> None:
-    """Print the error that is being handled."""
+    """Print the error that is being handled, with long lines shortened."""
     lines = traceback.format_exc().splitlines()[-_PRINTED_LINES:]
     sys.stderr.writelines(f"{shortened(line)}\n" for line in lines)
 

@@ -1,4 +1,4 @@
-"""The same work for programs: endpoints of Gradio's HTTP API, which are MCP tools as well."""
+"""Offer the work of the page to programs: as endpoints of Gradio's HTTP API, which are also MCP tools."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -21,10 +21,10 @@ from sharding.storage.hub.answers import Person
 
 
 class Endpoints:
-    """What a program may ask. Programs and language models read these docstrings."""
+    """The endpoints. Programs and language models read their docstrings."""
 
     def __init__(self, desk: Desk, site: Site) -> None:
-        """Answer from `desk`; the caller is who the `Authorization` header of a request says."""
+        """Answer from `desk`. The header `Authorization` of a request identifies the caller."""
         self._desk = desk
         self._site = site
 
@@ -37,7 +37,14 @@ class Endpoints:
 
     @taking_options("inspect")
     def inspect(self, source: str, request: gr.Request, **chosen: Any) -> Json:
-        """Say what a model checkpoint on the Hub holds, from its headers only: architecture, parameters, dtypes, files.
+        """Describe a model checkpoint on the Hugging Face Hub: architecture, parameters, dtypes, files and sizes.
+
+        Call it to learn what a repo holds before you plan a copy. It reads only the headers of the files and downloads
+        no weights. A public repo needs no login. For a private or gated repo, send a token that can read it in the
+        header `Authorization: Bearer hf_...`.
+
+        It answers with an object: `architecture`, `total_parameters`, `total_bytes`, `tensors` (their number), `dtypes`
+        (bytes of each), `weight_files`, `other_variants` of the weights, and `findings` (warnings and notes).
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
@@ -52,7 +59,15 @@ class Endpoints:
 
     @taking_options("plan")
     def plan(self, source: str, request: gr.Request, **chosen: Any) -> Json:
-        """Say which files a model checkpoint would be cut into. Moves no weights and needs no login.
+        """Plan a copy of a model checkpoint: which files it would have, and which tensors each file would hold.
+
+        Call it before `shard` to choose a size. It reads only headers, moves no weights and writes nothing. A public
+        repo needs no login. For a private or gated repo, send a token that can read it in the header
+        `Authorization: Bearer hf_...`.
+
+        It answers with an object. `shards` lists the files, each with `file`, `bytes` and the names of its `tensors`.
+        `total_bytes` and `weight_map` are those of all files. `findings` are warnings and notes, such as a tensor
+        larger than the limit. Plans with the same `plan_id` give the same files, byte for byte.
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision" or a link to it
@@ -64,14 +79,18 @@ class Endpoints:
 
     @taking_options("shard")
     def shard(self, source: str, destination: str, request: gr.Request, **chosen: Any) -> Json:
-        """Start a job that copies a model checkpoint into files of at most the given size, verifies and pushes them.
+        """Start a job that copies a model checkpoint to another repo, in files up to a given size.
 
-        Answers at once with the job's id and link; ask `status` how it is. Needs the caller's Hugging Face token in
-        the header `Authorization: Bearer hf_...`, with the right to write to the destination.
+        The job writes the files, reads them back, and publishes the copy only if every tensor matches its source. It
+        needs your Hugging Face token, with the right to write to `destination`, in the header
+        `Authorization: Bearer hf_...`. You can have one job at a time.
+
+        It answers at once, before the copy is made, with an object: `job` is the id of the job, and `link` opens its
+        page. Call `status` with the id until the job has ended.
 
         Args:
-            source: the repo, as "owner/name", "owner/name@revision" or a link to it
-            destination: the repo to write, as "owner/name"; it is created if there is none
+            source: the repo to copy, as "owner/name", "owner/name@revision" or a link to it
+            destination: the repo to write, as "owner/name". It is created if it does not exist.
         """
         with _api_errors(source, destination, *_texts(chosen)):
             caller, token = self._caller(request)
@@ -79,9 +98,16 @@ class Endpoints:
             return {"job": job, "link": self._site.address(request) + query_of(Wish(job=job))}
 
     def status(self, job: str, request: gr.Request) -> Json:
-        """Say how a job of the caller is: state, place in the queue, progress, log, and the report once it is done.
+        """Report the status of a job that you started with `shard`: its state, progress and log, and later its report.
 
-        Needs the token of the one who started it, in the header `Authorization: Bearer hf_...`.
+        It needs a token of the account that started the job, in the header `Authorization: Bearer hf_...`. A job is
+        kept for a day after it has ended.
+
+        It answers with an object. `state` is "queued", "running", "cancelling", "done", "failed", "cancelled" or
+        "interrupted". `position` counts the jobs before it in the queue, `progress` the bytes done, and `log` has
+        readable lines. `error` is a sentence and a hint, or null. Once the job is done, `published` names the new
+        commit, and `report` has the verification and what the job cost. To resume an interrupted job, call `shard`
+        again with the same arguments.
 
         Args:
             job: the id that `shard` answered with
@@ -89,7 +115,8 @@ class Endpoints:
         with _api_errors(job):
             status = self._desk.status(job, self._caller(request)[0].name)
             if status is None:
-                raise Refused("There is no such job of yours.", "Jobs are kept for a day.")
+                hint = "Send a token of the account that started it. Jobs are kept for a day."
+                raise Refused("You have no job with this id.", hint)
             document = to_json(status)
             asked = document["request"]
             asked |= asked.pop("options")
@@ -99,15 +126,19 @@ class Endpoints:
             return document
 
     def result(self, repo: str, request: gr.Request) -> Json:
-        """Return the report of a finished job from the repo that it made: what was done, the proof, what it cost.
+        """Return the report of a finished copy from its repo: how it was made, the verification, and what it cost.
 
-        The report may be anybody's: `trust` says how far to rely on it. Its level is "made-here" or "read-now" where
-        this page itself has read every byte, "fits" where files and headers of both repos agree with it, "unreached"
-        where one of both is on no known branch, "claims" where there is nothing to compare with, and "contradicted",
-        without the report, where something does not fit.
+        Call it to check a copy that you or somebody else made. A public repo needs no login. For a private repo, send a
+        token that can read it in the header `Authorization: Bearer hf_...`.
+
+        It answers with an object: `repo_id`, `revision`, `trust` and `report`. Anybody can write a report, so look at
+        `trust` first: it has a `level` and the `reasons` for it. At "made-here" or "read-now", this page has read every
+        byte itself. At "fits", the files and headers of both repos agree with the report. At "unreached", the commit of
+        the copy or of its source is on no known branch or tag. At "claims", there is nothing to compare the report
+        with. At "contradicted", something does not match, and `report` is null.
 
         Args:
-            repo: the result, as "owner/name", "owner/name@revision" or a link to it
+            repo: the copy, as "owner/name", "owner/name@revision" or a link to it
         """
         with _api_errors(repo):
             result, trust = self._desk.judge(repo, self._site.token(request))
@@ -127,20 +158,20 @@ class Endpoints:
 
 
 def _session(request: gr.Request) -> str | None:
-    """Return the session of who asks, None for the one that Gradio 6.31 has for the calls of all tools together."""
+    """Return the session of the caller. None for MCP tools, because Gradio 6.31 has one session for all their calls."""
     return None if request.headers.get("x-gradio-user") == "mcp" else request.session_hash
 
 
 def _texts(chosen: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield what was given for options that take text."""
+    """Yield the values of the options that take text."""
     return (value for name, value in chosen.items() if OPTIONS[name].is_text)
 
 
 @contextmanager
 def _api_errors(*texts: object) -> Iterator[None]:
-    """Tell the caller what went wrong and what helps; `texts` come from anybody, so that they may be anything."""
+    """Tell the caller what went wrong and what to do. Check first that `texts`, which anybody can send, are text."""
     if not all(isinstance(text, str) for text in texts):
-        raise gr.Error("A name, a size or a choice is a text.", print_exception=False)
+        raise gr.Error("Names, sizes and choices must be text.", print_exception=False)
     try:
         yield
     except (ShardingError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Build the page over a desk: lay it out, then say what follows from what."""
+"""Build the page over a desk: lay out its parts, then connect their events."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from sharding.page.site import Site
 
 _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 _LOOK_SECONDS = 0.02
-"""Between two looks into Gradio's queue. By itself 6.31 looks every millisecond: 8% of a core, for nothing."""
+"""Seconds between two looks into Gradio's queue. Gradio 6.31 looks every millisecond, which takes 8% of a core."""
 _SHOW_ADDRESS = "(query) => window.shardMyRepo.address(query)"
 _SHOW_JOB = "(query, job) => window.shardMyRepo.address(job ? `?job=${encodeURI(job)}` : query)"
 _SAME = "(chosen) => chosen"
@@ -31,7 +31,7 @@ _READY = "() => window.shardMyRepo.ready()"
 
 
 def build(desk: Desk, site: Site) -> gr.Blocks:
-    """Return the page. It keeps nothing of its visitors: all that lasts is at the desk or on the Hub."""
+    """Return the page. It stores nothing about its visitors: everything that lasts is in the desk or on the Hub."""
     page = gr.Blocks(title="Shard My Repo", analytics_enabled=False, fill_width=True)
     with page:
         form = lay_out(on_space=site.space is not None)
@@ -48,7 +48,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         _follow(form, form.check.click(patient(showing.check), form.wanted, _check_parts(form), **_QUIET), running)
         Endpoints(desk, site).add()
     for function in page.fns.values():
-        if function.name == "_check_login_status":  # the login button's own, which it offers to programs
+        if function.name == "_check_login_status":  # of the login button, which offers it to programs
             function.api_visibility = "private"
     page.queue(default_concurrency_limit=None, max_size=MAX_CALLS_WAITING)
     bound_answers(page._queue)
@@ -57,7 +57,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 
 
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
-    # Sets, so that Gradio hands all fields over together, by field.
+    # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
     plan: set[Block] = {*fields_of_a_plan(form), form.suggested, form.seen}
     target: set[Block] = {*name, form.visibility}
@@ -72,15 +72,15 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
 
     form.repo.key_up(patient(planning.suggest), None, form.repo, trigger_mode="multiple", **_QUIET)
     named = form.examples.click(_first, form.examples, form.repo, **_QUIET)
-    # Kept in the browser: Gradio refuses the choice of a radio whose choices have changed meanwhile.
+    # In the browser, because Gradio refuses a choice of a radio whose choices have changed in the meantime.
     picked = form.variants.input(None, form.variants, form.variant, js=_SAME)
     begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
-    # A click on the button leaves the field as well: one question, not two at a time.
+    # A click on the button also leaves the field. Together they must ask once, not twice.
     asked = gr.on([form.repo.input, form.show.click, form.base.submit, form.base.blur], **begin)
     for chosen in (arrived.then(**begin), named.then(**begin), picked.then(**begin), asked):
         propose(chosen.then(patient(planning.see), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
-    # What the visitor does, not what a link fills in; one after another, the last one last.
+    # Only what the visitor does, not what a link fills in. They run one after another, so the last choice wins.
     changes = [form.size.submit, form.size.blur, form.order.input]
     changes += [form.strategy.input, form.machines.submit, form.machines.blur, form.dtype.input, form.overflow.input]
     changes += [form.dequantize.input, *(field.input for field in form.more.values())]

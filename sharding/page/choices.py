@@ -1,4 +1,4 @@
-"""Read what the fields of the form ask for together, and fill them in."""
+"""Convert between the fields of the form and the options of a copy."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,38 +10,38 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.page.form import FEWEST_MACHINES, PIPELINE, Form
 
 ONE_FILE = "one file"
-"""How a visitor writes and reads SINGLE_FILE."""
+"""The word for SINGLE_FILE on the page."""
 
 
 def source_in(form: Form, values: Mapping[Any, Any]) -> str:
-    """Return the source that is named, "" where there is none."""
+    """Return the source in the form, or "" if there is none."""
     return (values[form.repo] or "").strip()
 
 
 def base_in(form: Form, values: Mapping[Any, Any]) -> str:
-    """Return the model that was trained, "" where none is named."""
+    """Return the model that was trained, or "" if the form names none."""
     return (values[form.base] or "").strip()
 
 
 def size_in(form: Form, values: Mapping[Any, Any]) -> str:
-    """Return the size that is written, "" where there is none."""
+    """Return the size in the form, or "" if there is none."""
     size = (values[form.size] or "").strip()
     return SINGLE_FILE if size.lower() in (ONE_FILE, "1 file", SINGLE_FILE) else size
 
 
 def size_label(size: str) -> str:
-    """Return a size as a visitor reads it."""
+    """Return a size as the page shows it."""
     return ONE_FILE if size == SINGLE_FILE else size
 
 
 def fields_of_a_plan(form: Form) -> list[Any]:
-    """Return all fields that a plan follows from."""
+    """Return all fields that a plan depends on."""
     named = [form.repo, form.base, form.variant, form.size, form.strategy, form.machines, form.order, form.dtype]
     return [*named, form.overflow, form.dequantize, *form.more.values()]
 
 
 def options_in(form: Form, values: Mapping[Any, Any]) -> Options:
-    """Return what is chosen. Raises UsageError for what is no choice."""
+    """Return the chosen options. Raises UsageError if one is invalid."""
     kind = values[form.strategy]
     return Options(
         max_shard_size=size_in(form, values),
@@ -57,7 +57,7 @@ def options_in(form: Form, values: Mapping[Any, Any]) -> Options:
 
 
 def filled_in(form: Form, options: Options) -> dict[Any, Any]:
-    """Return the fields as they stand for `options`, but for the size."""
+    """Return the fields filled in for `options`, except the size."""
     kind, _, count = options.strategy.partition(":")
     return {
         form.variant: options.variant,

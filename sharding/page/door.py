@@ -1,7 +1,6 @@
-"""Let in only what the page, gradio_client and MCP ask for, and of that no more than fits.
+"""Let in only the requests that the page, gradio_client and MCP send, and limit their size.
 
-Gradio has more routes than this page needs: uploads, a proxy, run histories, a monitor. Who asks for one of those finds
-nothing.
+Gradio has more routes than this page needs: uploads, a proxy, run histories, a monitor. Those answer with 404 here.
 """
 
 import asyncio
@@ -40,20 +39,21 @@ _READ = (
     *(f"{_API}/info/?", rf"{_API}/openapi\.json", f"{_API}/app_id/?", f"{_API}/startup-events", f"{_API}/theme.css"),
     *(f"{_API}/heartbeat/{_NAME}", f"{_API}/queue/data", f"{_API}/call/(v2/)?{_NAME}/{_NAME}"),
 )
-"""What is read: the page and its parts, the description of its API, the answers."""
+"""Routes to read: the page and its parts, the description of its API, the answers."""
 
 _DO = (f"{_API}/queue/join", f"{_API}/call/(v2/)?{_NAME}/?", f"{_API}/cancel", f"{_API}/reset/?")
-"""What is asked for: a call, and its end."""
+"""Routes that start a call or end it."""
 
 _MCP = (f"{_API}/mcp(/http)?/?", f"{_API}/mcp/schema/?")
 
 
 def close_side_doors() -> None:
-    """Close what Gradio 6.31 opens beside its routes; to be called before the page is launched.
+    """Close what Gradio 6.31 opens beside its routes. Call it before the page is launched.
 
-    On a Space it lets whoever reaches port 7887 replace this program's code, for `hf spaces hot-reload`; nobody has to
-    sign in there (spaces 0.51, `reloading/server.py`). And wherever a call brings the description of a file in place of
-    a text, it downloads that file from the address in it, of whatever size. This page takes and makes no files.
+    On a Space, anybody who reaches port 7887 could replace the code of this program without a login: Gradio opens that
+    port for `hf spaces hot-reload` (spaces 0.51, `reloading/server.py`). And if a call holds the description of a file
+    instead of a text, Gradio downloads the file from the address in it, however large. This page takes and makes no
+    files.
     """
     http_server.get_space = lambda: None  # type: ignore[attr-defined]
     processing_utils.async_move_files_to_cache = _as_it_is
@@ -76,19 +76,19 @@ _ROUTES = (
 
 
 class _TooMuch(Exception):
-    """A body is longer than it may be."""
+    """A body is larger than its limit."""
 
 
 class Door:
-    """An ASGI application around that of the page: other routes are not there, and bodies have a bound."""
+    """An ASGI application around the page's own: it hides other routes and limits the size of bodies."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Let in to `app`."""
+        """Pass requests on to `app`."""
         self._app = app
         self._tools_called = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or refuse."""
+        """Pass a request on, or refuse it."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "There are no websockets here."})
         elif scope["type"] != "http":
@@ -99,7 +99,7 @@ class Door:
             await self._with_body(scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on with the whole body, which is counted as it comes."""
+        """Read the whole body, up to its limit, then pass the request on."""
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _body_of(receive, _most_bytes(scope))
@@ -114,14 +114,14 @@ class Door:
         async def replay() -> Message:
             nonlocal is_whole
             if is_whole:
-                return await receive()  # that the other side has gone, which may take as long as it likes
+                return await receive()  # until the client has gone, however long that takes
             is_whole = True
             return {"type": "http.request", "body": body, "more_body": False}
 
         await self._in_turn(scope, replay, send)
 
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on; of calls of tools only so many at a time, each of which holds a thread that the page needs too."""
+        """Pass a request on. The number of tool calls at a time is limited: each holds a thread that the page needs."""
         if not _is_tool(scope):
             await self._app(scope, receive, send)
             return
@@ -152,12 +152,12 @@ def _is_tool(scope: Scope) -> bool:
 
 
 def _most_bytes(scope: Scope) -> int:
-    # What is wrong with the call of a tool is told with its arguments.
+    # An error of a tool call repeats its arguments, so they must be small.
     return MAX_TOOL_BYTES if _is_tool(scope) else MAX_BODY_BYTES
 
 
 def _is_call(body: bytes) -> bool:
-    """Return whether a body is JSON, and the session in it, if there is one, has the name of one: Gradio keeps them."""
+    """Return whether a body is JSON, and has a valid session name or none. Gradio keeps these names."""
     try:
         call = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -167,9 +167,9 @@ def _is_call(body: bytes) -> bool:
 
 
 _PACKAGE, _AROUND = str(Path(__file__).parent.parent), ("door.py", "guard.py")
-"""Where our code is, and what of it stands around every request."""
+"""The folder of our code, and the files in it that every request passes through."""
 
-_OTHER_FORM = "This request is not of the form that the page's API describes."
+_OTHER_FORM = "This request does not have the form that the page's API describes."
 
 
 async def _malformed(request: Request, error: Exception) -> JSONResponse:
@@ -177,21 +177,21 @@ async def _malformed(request: Request, error: Exception) -> JSONResponse:
         places = traceback.extract_tb(error.__traceback__)
         if any(place.filename.startswith(_PACKAGE) and not place.filename.endswith(_AROUND) for place in places):
             raise error  # a fault of this program
-        # Gradio raises these at odd requests; were it a fault of Gradio's, the log has where it was.
+        # Gradio raises these for malformed requests. If it is a bug of Gradio, the log shows the place.
         kind, place = type(error).__name__, places[-1]
         _LOG.warning("Refused as malformed: %s in %s, line %s", kind, place.filename, place.lineno)
     return JSONResponse({"detail": _OTHER_FORM}, 422)
 
 
 MALFORMED = dict.fromkeys((RequestValidationError, FnIndexInferError, KeyError, TypeError, ValueError), _malformed)
-"""Handlers for what FastAPI and Gradio raise at a request of another form, such as a call of no function.
+"""Handlers for what FastAPI and Gradio raise for a malformed request, such as a call of an unknown function.
 
-They say so, and repeat nothing of what it held; nor does the log.
+Neither their answer nor the log repeats anything from the request.
 """
 
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
-    """Return the answer to what is not let in, else None."""
+    """Return the answer to a request that is refused, or None if it is let in."""
     method, path = scope["method"], scope["path"]
     methods = set[str]().union(*(methods for pattern, methods in _ROUTES if pattern.fullmatch(path)))
     if len(scope["query_string"]) > MAX_QUERY_BYTES:
@@ -199,7 +199,7 @@ def _refusal(scope: Scope) -> PlainTextResponse | None:
     if not methods or len(path) > MAX_PATH_CHARACTERS:
         return PlainTextResponse("There is nothing here.\n", 404)
     if method != "OPTIONS" and method not in methods:
-        return PlainTextResponse("That cannot be done here.\n", 405, {"Allow": ", ".join(sorted(methods))})
+        return PlainTextResponse("This method is not allowed here.\n", 405, {"Allow": ", ".join(sorted(methods))})
     length = Headers(scope=scope).get("content-length", "0")
     if not length.isdecimal() or len(length) > 9 or int(length) > _most_bytes(scope):
         return _too_large
@@ -207,9 +207,9 @@ def _refusal(scope: Scope) -> PlainTextResponse | None:
 
 
 _too_large = PlainTextResponse(
-    f"A request has at most {MAX_BODY_BYTES:,} bytes, the call of a tool {MAX_TOOL_BYTES:,}, and {BODY_SECONDS:.0f} "
-    "seconds to arrive.\n",
+    f"This request is too large or too slow. A request can have {MAX_BODY_BYTES:,} bytes, a tool call "
+    f"{MAX_TOOL_BYTES:,}. It must arrive within {BODY_SECONDS:.0f} seconds.\n",
     413,
 )
-_BUSY = PlainTextResponse("This page is busy: too many tools are being called. Try again in 10 seconds.\n", 503)
+_BUSY = PlainTextResponse("This page is busy with other tool calls. Try again in 10 seconds.\n", 503)
 _NO_CALL = JSONResponse({"detail": _OTHER_FORM}, 422)

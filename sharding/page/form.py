@@ -1,4 +1,4 @@
-"""Lay out the page: what stands where, and nothing of what it does."""
+"""Lay out the parts of the page, without their behaviour."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from sharding.planning.devices import PRESETS
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 
 PIPELINE = "pp"
-"""The strategy that wants to know for how many machines."""
+"""The strategy that needs a number of machines."""
 FEWEST_MACHINES = 2
 
 _PRESETS = {
@@ -27,24 +27,24 @@ _PRESETS = {
 }
 _PLACED = ("strategy", "order", "dtype", "allow_overflow")
 _MORE = tuple(name for name, option in OPTIONS.items() if option.declared.title and name not in _PLACED)
-"""Options with a title that have no place of their own yet: they stand below the others."""
+"""Options that have a title but no place of their own. They stand below the others."""
 PLAIN = "The plain weights"
 PRIVATE, PUBLIC = "Private", "Public"
 
 _CHOSEN = "element.addEventListener('chosen', (event) => trigger('select', event.detail));"
-"""What the script of the page tells of the slider and of the maps."""
+"""Passes on a choice on the slider or on a map, which the script of the page reports."""
 
 HIDDEN: Literal["hidden"] = "hidden"
-"""How fields are hidden that are there all the time.
+"""Hides fields that exist all the time.
 
-Gradio builds what is `visible=False` when it is first seen, and then sets its values once more: whoever is quick, or
-has a slow machine, loses what they wrote. (Gradio 6.31 does not hide a column, nor a single field, in this way.)
+Gradio builds a field with `visible=False` when it is first shown, and then sets its value again. A quick visitor, or
+one with a slow machine, would lose their input. (Gradio 6.31 can hide neither a column nor a single field like this.)
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """The parts of the page that something happens to, from top to bottom."""
+    """The parts of the page that events read or change, from top to bottom."""
 
     account: gr.HTML
 
@@ -121,7 +121,7 @@ class Form:
 
 
 def lay_out(on_space: bool) -> Form:
-    """Put every part in its place, inside the `gr.Blocks` that is open. The login button is for a Space only."""
+    """Put every part in its place, inside the open `gr.Blocks`. Only a Space has the login button."""
     parts: dict[str, Any] = {"account": _masthead(on_space)}
     with _step("choose") as parts["choose"]:
         _choose(parts)
@@ -136,7 +136,7 @@ def lay_out(on_space: bool) -> Form:
             )
         parts["start_message"] = _panel("start-message")
         parts["replace"] = gr.Checkbox(visible=False, elem_id="replace")
-    # Open, so that its fields are there; `arrive` closes it.
+    # Open, so that Gradio builds its fields. `arrive` closes it.
     with gr.Accordion("Advanced", visible=HIDDEN, elem_id="advanced", elem_classes="step") as parts["advanced"]:
         _advanced(parts)
     with _step("run", visible=False) as parts["run"]:
@@ -169,7 +169,7 @@ def _choose(parts: dict[str, Any]) -> None:
     parts["repo_message"] = _panel("repo-message")
     parts["base"] = gr.Textbox(
         "", label="The model that was trained", visible=False, elem_id="base",
-        info="What a training run has saved has no configuration, tokenizer or licence: they are taken from there.",
+        info="The checkpoint has no configuration, tokenizer or licence. They are taken from the model you name here.",
     )  # fmt: skip
     parts["examples"] = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
     parts["jobs"] = _panel("jobs")
@@ -219,7 +219,7 @@ def _advanced(parts: dict[str, Any]) -> None:
             parts["permitted"] = gr.Checkbox(visible=False, elem_id="permitted")
     parts["measure"] = gr.Checkbox(
         label="Load the original and the copy as well, and show what that costs",
-        info="For a fair comparison in the card. Takes minutes more, and room for both copies on this machine's disk.",
+        info="For a fair comparison in the card. It takes minutes more, and disk space for both on this machine.",
         elem_id="measure",
     )
     parts["shards"] = _panel("shards")
@@ -228,15 +228,15 @@ def _advanced(parts: dict[str, Any]) -> None:
             parts["budget"] = gr.Dropdown(
                 [(f"{_PRESETS[preset]} ({PRESETS[preset]})", preset) for preset in PRESETS],
                 label="Where would it run?", elem_id="budget", scale=3, allow_custom_value=True,
-                info="Which part of the model a machine would hold where: choose one, or write its memory like "
-                "cuda:0=16GB,cpu=12GB.",
+                info="See which device would hold which part. Choose a machine, or write the memory of its devices, "
+                "such as cuda:0=16GB,cpu=12GB.",
             )  # fmt: skip
             parts["place"] = gr.Button("Show the devices", size="md", elem_id="place", scale=0, min_width=190)
         parts["devices"] = _panel("devices")
 
 
 def _control(name: str, **more: Any) -> Any:
-    """Return the field for an option, in the words that it is declared with."""
+    """Return the field for an option, with the title and words that the option declares."""
     option = OPTIONS[name]
     told = {"label": option.declared.title, "info": option.declared.info, "elem_id": name, **more}
     told["elem_classes"] = "choice"

@@ -1,8 +1,9 @@
-"""Stand outside of all that the page serves, so that no other site acts for a visitor or for whoever runs it.
+"""Keep other sites from acting as a visitor of the page, or as the person who runs it.
 
-A browser adds the cookies of the page to what any site asks of it, and reaches a page on this machine for any site. So
-what another site asks is no visitor's own: on a Space it counts as nobody's, elsewhere it is refused. What says so are
-the fetch metadata of browsers (https://www.w3.org/TR/fetch-metadata/), or `Origin` where an old browser sends none.
+A browser adds the cookies of the page to the requests of any site, and lets any site reach a page on this machine. So a
+request of another site is not the visitor's own. On a Space it counts as anonymous, elsewhere it is refused. The guard
+recognises it by the browser's fetch metadata (https://www.w3.org/TR/fetch-metadata/), or by `Origin` if an old browser
+sends none.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
@@ -20,27 +21,27 @@ from sharding.page.door import Door
 from sharding.page.site import Site
 
 _HUB = "https://huggingface.co"
-"""Shows Spaces in a frame."""
+"""The site that shows Spaces in a frame."""
 
 _READING = ("GET", "HEAD")
-_FOREIGN = "Another site asked for this, so it is not done. Open the page itself, or send a token of your own."
+_FOREIGN = "Another site sent this request, so it is refused. Open the page itself, or send your own token."
 
 
 class Guard:
-    """An ASGI application around that of the page.
+    """An ASGI application around the page's own.
 
-    Off a Space only this machine's own names are answered, and those in `hosts`.
+    Off a Space it answers only to this machine's own names and to those in `hosts`.
     """
 
     def __init__(self, app: ASGIApp, *, on_space: bool, hosts: Collection[str] = ()) -> None:
-        """Let through to `app`. `hosts` are names, without ports, that the page has."""
+        """Pass requests on to `app`. `hosts` are the names of the page, without ports."""
         self._app = app
         self._on_space = on_space
         self._hosts = {host.lower() for host in hosts}
         self._policy = f"frame-ancestors 'self' {_HUB}" if on_space else "frame-ancestors 'self'"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, refuse, or take the cookies away."""
+        """Pass a request on, refuse it, or pass it on without cookies."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -52,7 +53,7 @@ class Guard:
             )  # fmt: skip
             return
         if scope["path"] == "/login/callback" and "error" in QueryParams(scope["query_string"]):
-            await RedirectResponse("/")(scope, receive, send)  # they did not want to; Gradio has no answer to that
+            await RedirectResponse("/")(scope, receive, send)  # the visitor declined, which Gradio does not handle
             return
         is_own = self._is_own(scope, headers)
         if not is_own and not self._on_space and "authorization" not in headers and not _is_preflight(scope, headers):
@@ -80,11 +81,11 @@ class Guard:
         return name in self._hosts or _is_loopback(name)
 
     def _is_named(self, host: str) -> bool:
-        """Return whether a proxy may say that the page was asked for by this name: its links would lead there."""
+        """Return whether a proxy may report this name as the page's own. The links of the page would lead there."""
         return _name(host) in self._hosts or (not self._on_space and _is_loopback(_name(host)))
 
     def _is_own(self, scope: Scope, headers: Headers) -> bool:
-        """Return whether the visitor asks, from the page itself or by going to it."""
+        """Return whether the request is the visitor's own: from the page itself, or by navigating to it."""
         method = scope.get("method", "")
         match headers.get("sec-fetch-site"):
             case "same-origin" | "none":
@@ -97,7 +98,7 @@ class Guard:
                     return not self._on_space or method in _READING
                 return self._is_same_origin(origin, headers.get("host", ""))
             case _:
-                # Going to the page shows it and changes nothing, but for the way out.
+                # Navigating to the page only shows it. Only /logout changes something.
                 goes_there = method in _READING and headers.get("sec-fetch-mode") == "navigate"
                 return goes_there and scope["path"] != "/logout"
 
@@ -118,15 +119,15 @@ class Guard:
 
 
 def guarded(site: Site) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Return a lifespan that puts a `Guard` and a `Door` outside of all else that the application has when it starts.
+    """Return a lifespan that puts a `Guard` and a `Door` around the whole application when it starts.
 
-    (Middleware that is given to Gradio's `launch` stands inside of its sessions and its CORS.)
+    Middleware passed to Gradio's `launch` would run inside of its sessions and its CORS.
     """
     hosts = space_hosts() if site.space else page_hosts()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        assert app.middleware_stack, "a lifespan begins once the application is put together"
+        assert app.middleware_stack, "a lifespan starts once the application is complete"
         app.middleware_stack = Guard(Door(app.middleware_stack), on_space=site.space is not None, hosts=hosts)
         yield
 
@@ -134,12 +135,12 @@ def guarded(site: Site) -> Callable[[Starlette], AbstractAsyncContextManager[Non
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
-    """Return whether a browser asks if it may send what it was asked for; the answer reveals and changes nothing."""
+    """Return whether a request is a CORS preflight of a browser. The answer reveals and changes nothing."""
     return scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
 
 
 def _name(host: str) -> str:
-    """Return the name in a `Host` header, "" for what is none."""
+    """Return the name in a `Host` header, or "" if it is invalid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -10,19 +10,22 @@ from sharding.page.remedies import help_with, without_options
 from sharding.page.render import render
 
 _PHASES = {
-    "check": "Checking what an earlier run has finished",
+    "check": "Checking the files that an earlier run finished",
     "transfer": "Writing the files",
-    "verify": "Reading the copy again to prove it",
+    "verify": "Reading the copy again to verify it",
 }
-_CHECKING = "Reading every byte of both"
+_CHECKING = "Reading every byte of both repos"
 _LOADING = "Loading the original and the copy in turn, to compare"
 _OVERFLOW = Remedy("allow_overflow")
-_LATER = "You may close this page and come back with the link of the job."
+_LATER = "You can close this page and come back with the link of the job."
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """How far a job is, in per cent of all that it moves, and the numbers beside it; `left` is about, in seconds."""
+    """The progress bar of a job, in per cent of all its bytes, and the numbers beside it.
+
+    `step` is the number of the phase, and how many phases there are. `left` is an estimate in seconds.
+    """
 
     phase: str
     step: tuple[int, int] | None
@@ -32,12 +35,12 @@ class Bar:
 
 
 def heading_of(status: JobStatus) -> str:
-    """Return what the job is about."""
+    """Return the heading of a job."""
     return render("heading", title="Checking a result" if status.request.kind == "verify" else "Making the copy")
 
 
 def job_panel(status: JobStatus, source_link: str, link: str) -> str:
-    """Return how a job is; `link` leads back to it."""
+    """Return the panel with the status of a job. `link` leads back to it."""
     headline, detail = _headline(status)
     is_check = status.request.kind == "verify"
     return render(
@@ -70,16 +73,16 @@ def _headline(status: JobStatus) -> tuple[str, str]:
         case "running":
             return _LOADING if status.loads else _phase(status), _LATER
         case "cancelling":
-            return "Cancelling", "" if status.request.kind == "verify" else "What was staged is being discarded."
+            return "Cancelling", "" if status.request.kind == "verify" else "Its staged files are being discarded."
         case "cancelled" if status.request.kind == "verify":
-            return "Cancelled", "So nothing is known of the bytes."
+            return "Cancelled", "The check did not finish, so it proves nothing."
         case "cancelled":
-            return "Cancelled", f"Nothing was published, and what was staged is gone. {status.remark}".rstrip()
+            return "Cancelled", f"Nothing was published, and its staged files were discarded. {status.remark}".rstrip()
         case "done":
             return "Done", status.remark
         case "interrupted":
             reason = status.error[0] if status.error else ""
-            return "Interrupted", f"{reason} Resume goes on from the files that are finished.".strip()
+            return "Interrupted", f"{reason} Resume keeps the finished files and goes on from there.".strip()
         case "failed":
             text, hint = status.error or ("", "")
             return "Failed", f"{text} {without_options(hint)}".strip()
@@ -92,17 +95,14 @@ def _phase(status: JobStatus) -> str:
 
 
 def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
-    """Return the link to the plan of a job, as it was asked for or `with_overflow` allowed."""
+    """Return the link to the plan of a job, with the same choices, and `with_overflow` with overflow allowed."""
     asked = status.request
     options = replace(asked.options, allow_overflow=asked.options.allow_overflow or with_overflow)
     return query_of(Wish(asked.source, options, to=asked.destination, private=bool(asked.private)))
 
 
 def _runs(status: JobStatus) -> str:
-    """Return which files are finished, as numbers from 0: "0-3,7".
-
-    They are the parts of the map that have got their colour.
-    """
+    """Return which files are finished, as numbers from 0: "0-3,7". The map shows these in colour."""
     if status.planned is None:
         return ""
     done = {shard.file for shard in status.shards}

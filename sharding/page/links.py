@@ -1,4 +1,4 @@
-"""Read what a link to the page asks for, and write such links. Pure."""
+"""Read and write the links to the page. Pure."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +11,7 @@ from sharding.core.options import Options, of_tool
 
 _LONGEST = 300
 _OF_A_COPY = {one.name for one in fields(Options)} - {"max_shard_size"}
-"""What a link says of a copy besides its size."""
+"""The options of a copy in a link, except its size."""
 _ASKED = {option.name: option for option in of_tool("shard") if option.name in _OF_A_COPY}
 _USUAL = {name: option.default for name, option in _ASKED.items() if not option.is_switch}
 _SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
@@ -19,10 +19,10 @@ _SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a visitor comes for: a form filled in, a job to attach to, or the result in a repo.
+    """What a link opens: the form filled in, a job, or the result in a repo.
 
-    `repo` may name a revision ("owner/name@v2"). Where it is not `sized`, the size of the options is nobody's choice.
-    `to` is the repo to write, "" for one that is proposed.
+    `repo` can name a revision ("owner/name@v2"). `sized` is false if the link gives no size, so that the one in
+    `options` is only the default. `to` is the repo to write, or "" if the page is to propose one.
     """
 
     repo: str = ""
@@ -35,7 +35,7 @@ class Wish:
 
 
 def read_wish(query: Mapping[str, str]) -> Wish:
-    """Return what the query of a link asks for; what it does not know, it leaves out.
+    """Return what the query of a link opens. Unknown keys and invalid values are ignored.
 
     >>> wish = read_wish({"repo": "me/model@v2", "size": "300MB", "colour": "red"})
     >>> wish.repo, wish.options.max_shard_size, wish.options.order, wish.sized
@@ -63,7 +63,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
 
 
 def query_of(wish: Wish) -> str:
-    """Return the query of the link that `read_wish` reads `wish` from.
+    """Return the query of the link for `wish`, which `read_wish` reads back.
 
     >>> query_of(Wish(repo="me/model", options=Options("300MB"))), query_of(Wish(result="me/model@v2"))
     ('?repo=me/model&size=300MB', '?result=me/model@v2')

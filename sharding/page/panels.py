@@ -24,7 +24,7 @@ from sharding.report.schema import Inspection, PlanSummary
 from sharding.storage.hub.lookup import SourceCard
 
 MOST_ROWS = 200
-"""Rows of a table; nobody reads more, and every one costs the browser."""
+"""The most rows of a table. Nobody reads more, and every row costs the browser time."""
 
 _MOST_JOBS = 8
 _MOST_TENSORS = 400
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The weight files of a checkpoint: rows for the table (the first MOST_ROWS), and what they are together."""
+    """The weight files of a checkpoint: the first MOST_ROWS as rows of the table, and the totals of all."""
 
     rows: tuple[Row, ...]
     count: int
@@ -51,20 +51,20 @@ class Files:
 
 
 def message(text: str, hint: str = "", level: str = "note", remedy: Remedy | None = None) -> str:
-    """Return a sentence to stand beside the field it is about; an address in `hint` becomes a link.
+    """Return a message to show beside its field. An address in `hint` becomes a link.
 
-    Sentences of `hint` for the command line are left out, and the page's own words of `remedy` stand behind it.
+    Sentences of `hint` for the command line are left out. The page's own words for `remedy` follow it.
     """
     return render("message", message=text, hint=without_options(hint), level=level, help=help_with(remedy))
 
 
 def problem(error: ShardingError) -> str:
-    """Return what went wrong and what helps."""
+    """Return the message of an error, with its hint and remedy."""
     return message(error.message, error.hint, "error", error.remedy)
 
 
 def facts_panel(inspection: Inspection, card: SourceCard) -> str:
-    """Return what a source is."""
+    """Return the line of facts about a source."""
     dtypes = ", ".join(sorted(inspection.dtypes, key=lambda dtype: -inspection.dtypes[dtype])[:4])
     codes = {finding.code for finding in inspection.findings}
     facts = [
@@ -78,13 +78,13 @@ def facts_panel(inspection: Inspection, card: SourceCard) -> str:
 
 
 def overview_panel(overview: Overview, card: SourceCard) -> str:
-    """Return what a source is whose tensors are too many to plan here: counts, and a picture of its layers."""
+    """Return the panel of a source with too many tensors to plan here: its counts and a picture of its layers."""
     picture = b64encode(overview.picture.encode()).decode()
     return facts_panel(overview.source, card) + render("overview", source=overview.source, picture=picture)
 
 
 def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
-    """Return the slider of sizes, which stands at `size`, or beside it where that is none of them."""
+    """Return the slider of sizes. It stands at `size`, or next to it if `size` is not one of the stops."""
     marks = [{"size": size_label(stop.size), "reason": stop.reason} for stop in stops]
     at = stop_for(stops, size)
     reason = stops[at].reason if stops[at].size == size else ""
@@ -92,18 +92,18 @@ def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
 
 
 def map_panel(model_map: ModelMap, plays: bool = False) -> str:
-    """Return the map of a checkpoint; where it `plays`, it goes from today's files to those of the copy."""
+    """Return the map of a checkpoint. If it `plays`, it moves from today's files to those of the copy."""
     return render("map", map=model_map, plays=plays)
 
 
 def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]]) -> str:
-    """Return the tensors of a column of the map, each with the other file that it is in."""
+    """Return the list of the tensors in a column of the map, each with its file on the other side."""
     listed = list(tensors)
     return render("tensors", title=title, tensors=listed[:_MOST_TENSORS], more=max(len(listed) - _MOST_TENSORS, 0))
 
 
 def summary_panel(checkpoint: Checkpoint, plan: Plan, forecast: Forecast) -> str:
-    """Return in one line what the copy will be, and what it will take."""
+    """Return one line with the files of the copy and the cost of the job."""
     largest = max((shard.bytes for shard in plan.shards), default=0)
     return render(
         "summary",
@@ -118,7 +118,7 @@ def summary_panel(checkpoint: Checkpoint, plan: Plan, forecast: Forecast) -> str
 
 
 def changes_nothing(checkpoint: Checkpoint, plan: Plan) -> bool:
-    """Whether a plan makes the files that there are: the same tensors of the same dtypes in files of the same names."""
+    """Return whether a plan makes the same files as today: the same names, with the same tensors and dtypes."""
     if {file.path for file in checkpoint.weight_files} != {shard.file for shard in plan.shards}:
         return False
     return {(tensor.name, tensor.dtype, tensor.file) for tensor in checkpoint.tensors} == {
@@ -127,12 +127,12 @@ def changes_nothing(checkpoint: Checkpoint, plan: Plan) -> bool:
 
 
 def shards_panel(plan: Plan, forecast: Forecast) -> str:
-    """Return the table of shards, and what the job will take on this machine."""
+    """Return the table of shards, and the cost of the job on this machine."""
     return render("plan", new=files_of(plan), plan=plan, forecast=forecast, time=_time(forecast))
 
 
 def findings_panel(findings: Sequence[Finding]) -> str:
-    """Return what else there is to know: warnings at once, the rest where it is asked for."""
+    """Return the findings: the warnings in full view, the notes folded."""
     remarks = [*map(in_page_words, findings)]
     warnings = [finding for finding in remarks if finding.level == "warning"]
     notes = [finding for finding in remarks if finding.level != "warning"]
@@ -145,13 +145,13 @@ def devices_panel(plan: DevicePlan) -> str:
 
 
 def jobs_panel(jobs: Sequence[JobRecord]) -> str:
-    """Return somebody's jobs that are kept here, each with its link."""
+    """Return the list of an owner's jobs, each with its link."""
     shown = [(record, query_of(Wish(job=record.id))) for record in jobs[:_MOST_JOBS]]
     return render("jobs", jobs=shown)
 
 
 def log_panel(status: JobStatus) -> str:
-    """Return what a job has said."""
+    """Return the log of a job."""
     return render("log", lines=status.log)
 
 
@@ -170,9 +170,10 @@ def files_of(plan: Plan | PlanSummary) -> Files:
 def tensors_of(
     drawn: ModelMap, placed: Sequence[tuple[Tensor, str]], today: Iterable[Tensor], chosen: gr.EventData
 ) -> str:
-    """Return the list for a column: its `side` ("today" or "after") and its number are in what the script tells.
+    """Return the list of tensors in a column of the map, or "" if there is no such column.
 
-    `placed` are the tensors of the copy and their files there, `today` those of the source. "" for no column.
+    The event `chosen` has the column's number and its `side`, "today" or "after". `placed` are the tensors of the copy
+    with their files there, `today` the tensors of the source.
     """
     side, number = getattr(chosen, "side", ""), getattr(chosen, "column", -1)
     columns = drawn.today if side == "today" else drawn.after

@@ -1,4 +1,4 @@
-"""Give an endpoint the options that are declared for it, as parameters with a line each for who reads them."""
+"""Add the declared options to an endpoint, as parameters with a line each in its docstring."""
 
 import inspect
 from collections.abc import Callable
@@ -9,7 +9,10 @@ from sharding.core.options import Option, of_tool
 
 
 def taking_options(tool: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Have a method take every option of `tool`: it gets them as keywords, by the names that they have here."""
+    """Return a decorator that adds every option of `tool` to a method as a parameter.
+
+    The method gets them as keyword arguments, under their names in `Options`.
+    """
     options = of_tool(tool)
 
     def give(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,5 +52,5 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _value(option: Option, given: Any) -> Any:
-    """Return what is `given` for an option as it is here; what is no such value stays as it is, to be refused."""
+    """Return the value of an option for the `given` argument. An invalid one stays as it is and is refused later."""
     return given if option.declared.on is None else option.declared.on if given else option.default

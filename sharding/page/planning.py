@@ -1,4 +1,4 @@
-"""Answer a visitor who looks around: suggest models, plan, draw. Nothing here needs a login."""
+"""Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -40,22 +40,22 @@ from sharding.report.report import summarize_source
 _MOST_VARIANTS = 24
 _LONGEST_SIZE = 40
 _PERMITTED = "The terms of the model allow a public copy"
-_NOT_PRIVATE = "The copy may be public, though the original is private"
+_NOT_PRIVATE = "The copy may be public, although the original is private"
 _SIGN_IN = "Sign in to push. Plans need no login."
 _NO_LOGIN = "Nobody is signed in on this machine."
 
 
 class Planning:
-    """What happens in the steps 1 and 2."""
+    """The events of steps 1 and 2."""
 
     def __init__(self, desk: Desk, site: Site, form: Form) -> None:
-        """Plan at `desk`, show in `form`."""
+        """Plan with `desk`, and show the plans in `form`."""
         self._desk = desk
         self._site = site
         self._form = form
 
     def arrive(self, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Fill the form in as the link says, and greet who is signed in."""
+        """Fill in the form from the link, and greet a visitor who is signed in."""
         wish, form = read_wish(dict(request.query_params)), self._form
         greeting, jobs = self._greet(request, login)
         update: dict[Any, Any] = {
@@ -64,7 +64,7 @@ class Planning:
             form.jobs: jobs,
             form.examples: gr.Dataset(samples=[[name] for name in self._examples()]),
         }
-        if wish.repo:  # otherwise somebody may be typing already
+        if wish.repo:  # otherwise the visitor may be typing already
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
                 form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else "",
@@ -87,7 +87,7 @@ class Planning:
         return update
 
     def suggest(self, typed: gr.KeyUpData, request: gr.Request, login: gr.OAuthToken | None) -> Any:
-        """Offer repos whose names are like what was typed so far."""
+        """Suggest repos whose names match the text typed so far."""
         text = (typed.input_value or "").strip()
         if len(text) < 2:
             return gr.skip()
@@ -97,11 +97,11 @@ class Planning:
             return gr.skip()  # suggestions are a courtesy: the name can still be typed
 
     def begin(self, repo: str) -> str:
-        """Say that the headers are being read, which takes a second or two."""
+        """Return the message that the headers are being read. That takes a second or two."""
         return message(f"Reading the headers of {repo.strip()} …") if (repo or "").strip() else ""
 
     def see(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Say what the model is, and draw the plan."""
+        """Show the facts about the model, and draw the plan."""
         form, token = self._form, self._site.token(request, login)
         source, variant, base = source_in(form, values), values[form.variant], base_in(form, values)
         if not source:
@@ -114,13 +114,13 @@ class Planning:
             if of_ranks and base:
                 checkpoint = self._desk.inspect(source, taken, token, base)
             if values[form.seen] == self._choices(values, checkpoint):
-                return {form.repo_message: remark}  # asked for once more, as by a click that also leaves the field
+                return {form.repo_message: remark}  # asked twice, for example by a click that also leaves the field
             card = self._desk.lookup.card(source, token)
         except ShardingError as error:
             facts = self._counted(source, variant, base, token, request) if isinstance(error, TooManyTensors) else ""
             hidden = {**self._hidden(), form.repo_message: problem(error), form.base: gr.Textbox(visible=of_ranks)}
             return {**hidden, form.facts: facts}
-        # Where it is the one asked for, nothing is set: the visitor may have gone on meanwhile.
+        # The variant asked for is not set again: the visitor may have chosen another one in the meantime.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
         hides = card.gated or card.private
         promise = _PERMITTED if card.gated else _NOT_PRIVATE
@@ -154,7 +154,7 @@ class Planning:
         }
 
     def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
-        """Return what there is to say of a model that is too large to plan here."""
+        """Return the panel of a model that is too large to plan here."""
         try:
             overview = self._desk.overview(source, variant, token, base, request.session_hash)
             return overview_panel(overview, self._desk.lookup.card(source, token))
@@ -162,22 +162,22 @@ class Planning:
             return problem(error)
 
     def draw(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Draw the plan for what is chosen."""
+        """Draw the plan for the current choices."""
         return self._draw(values, self._site.token(request, login), request)
 
     def slide(
         self, values: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
     ) -> dict[Any, Any]:
-        """Draw the plan for the size at which the slider stands."""
+        """Draw the plan for the size on the slider."""
         size = str(getattr(chosen, "size", ""))[:_LONGEST_SIZE]
         drawn = self._draw({**values, self._form.size: size}, self._site.token(request, login), request)
-        drawn.pop(self._form.sizes, None)  # it is in the visitor's hand
+        drawn.pop(self._form.sizes, None)  # the visitor is moving it
         return {self._form.size: size, **drawn}
 
     def list_tensors(
         self, values: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
     ) -> dict[Any, Any]:
-        """List the tensors of the column of the map that was chosen."""
+        """List the tensors in the chosen column of the map."""
         form = self._form
         try:
             options = options_in(form, values)
@@ -191,7 +191,7 @@ class Planning:
         self, values: Mapping[Any, Any], token: str | None, request: gr.Request, plays: bool = False
     ) -> dict[Any, Any]:
         form, source = self._form, source_in(self._form, values)
-        # Another model may be named already, which nothing but the plan is drawn of yet.
+        # The field may already name another model, of which only the plan is drawn so far.
         shown: dict[Any, Any] = {
             form.machines: gr.Number(visible=values[form.strategy] == PIPELINE),
             form.tensors: "",
@@ -224,7 +224,7 @@ class Planning:
         }
 
     def _choices(self, values: Mapping[Any, Any], checkpoint: Checkpoint) -> tuple[Any, ...]:
-        """Return all that what is shown of a model and its plan follows from."""
+        """Return everything that the shown model and plan depend on."""
         return checkpoint.source, *(values[field] for field in fields_of_a_plan(self._form))
 
     def _plan(
@@ -245,7 +245,7 @@ class Planning:
         }
 
     def wait(self) -> str:
-        """Say that the model is being built, without its weights, which takes some seconds."""
+        """Return the message that the model is being built without its weights. That takes some seconds."""
         return message("Building the model without its weights …")
 
     def place(self, repo: str, budget: str | None, request: gr.Request, login: gr.OAuthToken | None) -> str:
@@ -259,12 +259,12 @@ class Planning:
             return problem(error)
 
     def _read(self, source: str, variant: str, token: str | None) -> tuple[Checkpoint, str, str]:
-        """Return what is in `source`, the variant taken, and a remark where it is not the one that was asked for."""
+        """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
         try:
             return self._desk.inspect(source, variant, token), variant, ""
         except VariantMissing as error:
-            taken = error.there[0]  # the plain weights, where there are some
-            remark = message(error.message, f"You see {taken or 'its plain weights'} instead.", "warning")
+            taken = error.there[0]  # the plain weights, if there are some
+            remark = message(error.message, f"You see {taken or 'the plain weights'} instead.", "warning")
             return self._desk.inspect(source, taken, token), taken, remark
 
     def _examples(self) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ class Planning:
             return ()
 
     def _greet(self, request: gr.Request, login: gr.OAuthToken | None) -> tuple[str, str]:
-        """Return who is signed in, and which jobs are theirs."""
+        """Return the panels of who is signed in, and of their jobs."""
         try:
             who = person(self._desk, self._site.token(request, login))
         except ShardingError as error:
@@ -286,20 +286,20 @@ class Planning:
 
 
 def _offered(quantized: Offer | None) -> gr.Checkbox:
-    """Return the choice of ordinary weights, which shows where a repo is quantized so that it can be given."""
+    """Return the checkbox to dequantize, visible if the repo is quantized in a way that allows it."""
     if quantized is None:
         return gr.Checkbox(value=False, visible=False)
     before, after = format_bytes(quantized.bytes_before), format_bytes(quantized.bytes_after)
     return gr.Checkbox(
         visible=True,
         label=f"Dequantize: {before} → {after}",
-        info=f"Its weights are quantized with {quantized.words}. Ticked, the copy has ordinary ones in bf16, or in the "
-        "number format under Advanced, computed of numbers and scales: for tools that know no others, or for training.",
+        info=f"The weights are quantized with {quantized.words}. Tick this for a copy with ordinary weights in bf16, "
+        "or in the number format under Advanced. Training needs them, and so do tools that read no quantized weights.",
     )
 
 
 def _variants(there: Collection[str], **value: Any) -> gr.Radio:
-    """Return the choice among the first of the variants `there`, which shows where it is one."""
+    """Return the choice among the first of the variants `there`, visible if there are several."""
     taken = {value["value"]} if "value" in value else set()
     names = sorted({*sorted(there)[:_MOST_VARIANTS], *taken})
     return gr.Radio([(name or PLAIN, name) for name in names], visible=len(there) > 1, **value)

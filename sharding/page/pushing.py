@@ -1,4 +1,4 @@
-"""Take a visitor's order: propose a name for the copy, see that it is free, hand the job to the desk."""
+"""Handle the events of step 3: propose a free name for the copy, and hand the job to the desk."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,20 +18,20 @@ from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.storage.hub.lookup import propose_name
 
-_NEEDS_LOGIN = ("Pushing needs a login.", "What you chose is kept.")
+_NEEDS_LOGIN = ("Pushing needs a login.", "Your choices are kept.")
 
 
 class Pushing:
-    """What happens in step 3 before a job begins."""
+    """The events of step 3 before a job starts."""
 
     def __init__(self, desk: Desk, site: Site, form: Form) -> None:
-        """Hand jobs to `desk`, show in `form`."""
+        """Hand jobs to `desk`, and show messages in `form`."""
         self._desk = desk
         self._site = site
         self._form = form
 
     def propose(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Fill in a namespace and a free name; a name that the visitor wrote stays."""
+        """Fill in a namespace and a free name. A name that the visitor wrote stays."""
         form, token, namespace = self._form, self._site.token(request, login), values[self._form.namespace]
         (proposed, short), name = values[form.proposed], values[form.name]
         wanted = ""
@@ -46,7 +46,7 @@ class Pushing:
             space = namespace if namespace in who.namespaces else who.name
             update: dict[Any, Any] = {form.start: gr.Button(interactive=True), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
-            with suppress(UsageError):  # the plan says what is wrong
+            with suppress(UsageError):  # the plan shows what is wrong
                 wanted = propose_name(space, source_in(form, values), options_in(form, values))
             if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own
                 return update
@@ -62,7 +62,7 @@ class Pushing:
         }
 
     def tell_target(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Say where the copy goes, and who may see it."""
+        """Show where the copy goes, and who can see it."""
         form, owner, name = self._form, values[self._form.namespace], (values[self._form.name] or "").strip()
         whole = f"{owner}/{name}" if owner and name else ""
         return {form.target: render("target", repo_id=whole, private=values[form.visibility] == PRIVATE)}
@@ -70,7 +70,7 @@ class Pushing:
     def check_name(
         self, namespace: str | None, name: str, request: gr.Request, login: gr.OAuthToken | None
     ) -> dict[Any, Any]:
-        """Say whether the name is free."""
+        """Show a message if the name is taken."""
         form, token = self._form, self._site.token(request, login)
         wanted = f"{namespace}/{name.strip()}"
         if not (namespace and name.strip() and token):
@@ -84,7 +84,7 @@ class Pushing:
         return {form.name_message: _taken(wanted, free)}
 
     def start(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Hand the job to the desk and turn to its progress; or say beside the button what is wrong."""
+        """Hand the job to the desk and show its progress. If it is refused, show the reason beside the button."""
         form, token = self._form, self._site.token(request, login)
         source, destination = source_in(form, values), f"{values[form.namespace] or ''}/{values[form.name].strip()}"
         try:
@@ -94,7 +94,7 @@ class Pushing:
                 options=options_in(form, values),
                 private=values[form.visibility] == PRIVATE,
                 confirmed=values[form.permitted],
-                # What was said of one copy is not said of another.
+                # The permission to replace one copy does not hold for another.
                 overwrite=values[form.replace] and values[form.replaced] == (source, destination),
                 compare_rounds=ROUNDS if values[form.measure] else 0,
             )
@@ -103,7 +103,7 @@ class Pushing:
                 raise Refused(*_NEEDS_LOGIN, SIGN_IN)
             taken = self._desk.submit(wanted, who, token)
         except ReplaceRefused as error:
-            label = f"Replace the copy of {error.there} in {destination} by this one of {source}"
+            label = f"Replace the copy of {error.there} in {destination} with this copy of {source}"
             return {
                 form.start_message: problem(error),
                 form.replace: gr.Checkbox(label=label, value=False, visible=True),

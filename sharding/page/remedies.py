@@ -1,4 +1,4 @@
-"""Say in the words of the page what helps, with a button where the page has the control for it. Pure."""
+"""Offer the remedy for an error in the page's words, with a button if the page has the control for it. Pure."""
 
 import re
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from sharding.core.values import Finding
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """What helps: a button called `label` where the `control` that it works is on the page, else `words`.
+    """A remedy: a button called `label` if the `control` that it operates is on the page, else `words`.
 
-    `control` is a selector of CSS. Whether it is there, the script of the page finds out.
+    `control` is a CSS selector. The script of the page finds out whether it is there.
     """
 
     words: str = ""
@@ -25,9 +25,11 @@ _OF_THE_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|hf auth login|HF_TOKEN")
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?]) ")
 _NOTHING = Help()
 
-# Of a kind that is not here, the hint says all that helps on the page.
+# For a kind that is not here, the hint alone is enough on the page.
 _HELP: dict[RemedyKind, Help] = {
-    "sign_in": Help("On the machine that serves this page, run hf auth login; then reload it.", "Sign in", "#sign-in"),
+    "sign_in": Help(
+        "Run hf auth login on the machine that serves this page, then reload the page.", "Sign in", "#sign-in"
+    ),
     "make_private": Help("Both are under Advanced.", "Make it private", "#visibility input[value=Private]"),
     "allow_public_copy": Help("If everybody may see the copy, choose Public under Advanced."),
     "choose_variant": Help("Choose one under Advanced."),
@@ -36,35 +38,33 @@ _HELP: dict[RemedyKind, Help] = {
     "cut_between_layers": Help(
         "Choose Between layers under Advanced.", "Cut between layers", "#strategy input[value=blocks]"
     ),
-    "dequantize": Help(
-        "Or tick Dequantize to compute ordinary weights with their scales.", "Dequantize", "#dequantize input"
-    ),
+    "dequantize": Help("Or tick Dequantize, which computes ordinary weights.", "Dequantize", "#dequantize input"),
     "allow_overflow": Help(
-        "Or tick Allow overflow under Advanced, and the report counts them.", "Allow overflow", "#overflow input"
+        "Or tick Allow overflow under Advanced. The report then counts them.", "Allow overflow", "#overflow input"
     ),
-    "leave_base_out": Help("Leave the model that was trained empty."),
+    "leave_base_out": Help('Leave the field "The model that was trained" empty.'),
     "overwrite": Help("", "Replace it", "#replace input"),
-    "discard_unfinished": Help("To give it up, cancel the job that is unfinished."),
-    "leave_comparison_out": Help("Untick under Advanced that the original and the copy are loaded."),
-    "use_classic_engine": Help("The command line can: it loads the model in a process of its own and saves it again."),
+    "discard_unfinished": Help("To give it up, cancel the unfinished job."),
+    "leave_comparison_out": Help('Untick "Load the original and the copy as well" under Advanced.'),
+    "use_classic_engine": Help("The command line can do it: it loads the model in its own process and saves it again."),
 }
 _OF_FINDINGS = {
-    "variants": "To have one of them instead, choose it under Advanced.",
+    "variants": "To copy one of them instead, choose it under Advanced.",
     "no-base": "Name it below the model.",
     "base-dtype": "To convert them, choose a number format under Advanced.",
-    "quantized": "Tick Dequantize to train the model, or for tools that do not know these weights.",
-    "no-known-loader": "If your loader reads only one file, write one file as the size.",
+    "quantized": "Tick Dequantize for training, or for tools that cannot read such weights.",
+    "no-known-loader": 'If your loader reads only one file, write "one file" as the size.',
 }
-"""By the code of a finding: what stands for the sentences of its hint that are for the command line."""
+"""By the code of a finding: the page's words instead of the sentences of its hint for the command line."""
 
 
 def help_with(remedy: Remedy | None) -> Help:
-    """Return what helps besides what `without_options` leaves of the hint."""
+    """Return the help to show beside the hint, from which `without_options` has removed sentences."""
     return _HELP.get(remedy.kind, _NOTHING) if remedy else _NOTHING
 
 
 def in_page_words(finding: Finding) -> Finding:
-    """Return a finding with a hint for the page."""
+    """Return a finding with its hint in the words of the page."""
     words = _OF_FINDINGS.get(finding.code, "")
     return replace(finding, hint=f"{without_options(finding.hint)} {words}".strip())
 

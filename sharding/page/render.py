@@ -1,4 +1,4 @@
-"""Fill the page's templates. Everything that is put into them is escaped."""
+"""Fill the page's templates. All values are escaped."""
 
 from functools import cache
 from typing import Any
@@ -11,16 +11,16 @@ from sharding.drawing.map_svg import NAMES, files_caption
 from sharding.drawing.model_map import HEIGHT, WIDTH, Box, ModelMap
 
 MOST_NAMED = 12
-"""Remarks, names and differences that a page lists; the rest is counted. Nobody reads three thousand of them."""
+"""The most findings, names or differences that a page lists. It counts the rest: nobody reads three thousand."""
 
 MOST_STAGES = 64
-"""Rows of a table of stages."""
+"""The most rows of a table of stages."""
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the HTML of `template` (a name in the folder `templates`, without its ending) with `values` in it.
+    """Return the HTML of `template` with `values` in it. `template` is a file name in `templates`, without its ending.
 
-    Autoescape is on for every template, so that nothing that comes from a repo, an event or a visitor is markup.
+    Autoescape is on for every template, so text from a repo, an event or a visitor cannot become markup.
     """
     return words.printable(_templates().get_template(f"{template}.html").render(values))
 
@@ -63,7 +63,7 @@ def _corners(box: Box) -> str:
 
 
 def _columns(drawn: ModelMap) -> dict[str, Any]:
-    """Return what the script of a map needs of its columns: title, tensors, bytes and number of files."""
+    """Return the columns of a map for its script: title, tensors, bytes and number of files of each."""
     return {
         side: [
             [column.title, words.count(column.tensors, "tensor"), words.format_bytes(column.bytes), column.files]

@@ -1,4 +1,4 @@
-"""Show the result in anybody's repo, from the report that lies there and that nobody vouches for."""
+"""Show the result in any repo, from a report there that anybody may have written."""
 
 from contextlib import suppress
 from typing import Any
@@ -18,20 +18,20 @@ from sharding.page.site import Site, person
 from sharding.report.fetch import Result
 from sharding.verify.trust import Trust
 
-_NEEDS_LOGIN = "To read every byte needs a login."
+_NEEDS_LOGIN = "Reading every byte needs a login."
 
 
 class Showing:
-    """What happens with a result link."""
+    """The events of a result link."""
 
     def __init__(self, desk: Desk, site: Site, form: Form) -> None:
-        """Ask `desk`, show in `form`."""
+        """Ask `desk`, and show its answers in `form`."""
         self._desk = desk
         self._site = site
         self._form = form
 
     def show(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Show the result that a link names, or say in one sentence why there is none."""
+        """Show the result that a link names, or a message why there is none."""
         form, token = self._form, self._site.token(request, login)
         hidden: dict[Any, Any] = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
         if not wanted:
@@ -41,7 +41,7 @@ class Showing:
         except ShardingError as error:
             return {form.result: problem(error), **hidden}
         if trust.level == "contradicted":
-            text = f"The report in {result.repo_id} does not fit, so nothing of it is shown."
+            text = f"The report in {result.repo_id} does not match the repos, so it is not shown."
             return {form.result: message(text, " ".join(trust.reasons), "error"), **hidden}
         checkable = can_check(result.report, trust)
         return {
@@ -52,7 +52,7 @@ class Showing:
         }
 
     def check(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Begin the job that reads every byte of the result and of its source."""
+        """Start the job that reads every byte of the result and of its source."""
         form, token = self._form, self._site.token(request, login)
         try:
             who = person(self._desk, token)
@@ -70,7 +70,7 @@ class Showing:
         }
 
     def list_tensors(self, wanted: str, chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None) -> str:
-        """List the tensors of the column of the map that was chosen."""
+        """List the tensors in the chosen column of the map."""
         token = self._site.token(request, login)
         try:
             copy, original = self._both(self._desk.judge(wanted, token)[0], token)
@@ -80,7 +80,7 @@ class Showing:
         return tensors_of(map_of_copy(copy, original), placed, original.tensors if original else (), chosen)
 
     def _both(self, result: Result, token: str | None) -> tuple[Checkpoint, Checkpoint | None]:
-        """Return what the headers of the copy say, and those of its source where they can be read."""
+        """Return the checkpoint of the copy, and that of its source if it can be read."""
         source, copy = result.report.source, f"{result.repo_id}@{result.revision}"
         original = None
         if source.kind == "hub":

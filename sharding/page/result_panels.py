@@ -1,4 +1,4 @@
-"""Turn the report of a result into panels that say no more than is known. Pure."""
+"""Turn the report of a result into panels that claim no more than is known. Pure."""
 
 from markupsafe import Markup
 
@@ -10,11 +10,11 @@ from sharding.report.snippets import how_to_check, loading_snippets, pipeline_sn
 from sharding.verify.trust import Level, Trust
 
 _KNOWN: tuple[Level, ...] = ("made-here", "read-now")
-"""Levels at which this machine itself has read every byte."""
+"""Levels at which this page has read every byte itself."""
 
 
 def result_panel(report: Report, repo_id: str, page: str, link: str, trust: Trust) -> str:
-    """Return the head of a result that may be relied on as far as `trust` says, which is not "contradicted"."""
+    """Return the head of a result, in words for the level of `trust`, which is not "contradicted"."""
     source = report.source
     load = loading_snippets(repo_id, source.architecture, source.library, source.variant, source.weights_name)
     load = {**pipeline_snippets(report, repo_id), **load}
@@ -34,12 +34,15 @@ def result_panel(report: Report, repo_id: str, page: str, link: str, trust: Trus
 
 
 def can_check(report: Report, trust: Trust) -> bool:
-    """Return whether somebody here can have every byte read, and has a reason to."""
+    """Return whether a visitor can have every byte read here, and has a reason to."""
     return trust.level == "fits" and not report.needs_folder
 
 
 def details_panel(report: Report, repo_id: str, source_link: str | None, trust: Trust) -> str:
-    """Return what else a report tells, as its word unless it was made here: files, cost of loading, how it was made."""
+    """Return the other facts of a report: files, cost of loading, how the copy was made.
+
+    Unless the copy was made here, they are shown as the word of its report.
+    """
     comparison = report.comparison
     return render(
         "details",
@@ -53,7 +56,7 @@ def details_panel(report: Report, repo_id: str, source_link: str | None, trust: 
 
 
 def _verdict(report: Report, level: Level) -> str:
-    """Return the headline: it says no more than is known."""
+    """Return the headline, which claims no more than is known."""
     proof, source = report.verification, source_name(report.source.kind, report.source.repo_id)
     source += f"@{report.source.revision[:12]}" if report.source.kind == "hub" else ""
     source += f", variant {report.source.variant}" if report.source.variant else ""
@@ -63,7 +66,7 @@ def _verdict(report: Report, level: Level) -> str:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     match level:
         case "made-here" | "read-now":
-            same = "match what was read of" if proof.unstated else "bit-identical to"
+            same = "match what was read from" if proof.unstated else "bit-identical to"
             return f"All {count(proof.tensors, 'tensor')} {same} {source}{cast}"
         case "unreached":
             return "Of a commit that is on no known branch"

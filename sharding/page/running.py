@@ -1,4 +1,4 @@
-"""Show a job to its owner while it runs; cancel it, resume it."""
+"""Show a job to its owner while it runs, and let them cancel or resume it."""
 
 import asyncio
 from collections import Counter
@@ -26,29 +26,29 @@ from sharding.page.site import Site, person
 from sharding.storage.hub.answers import Person
 from sharding.verify.trust import Trust, lowered
 
-_OWN = Trust("made-here", ("It was made here, and every byte read again before it was published.",))
+_OWN = Trust("made-here", ("This page made the copy. It read every byte again before it published the copy.",))
 _NOT_YOURS = Refused(
-    "There is no such job of yours here.",
-    "Jobs are kept for a day, and shown only to the one who started them. Look at the repo it was to write.",
+    "You have no job with this id here.",
+    "Jobs are kept for a day, and only the account that started a job can see it. Look for the copy in its repo.",
 )
 
 _TOO_MANY_WINDOWS = Refused(
-    f"You watch jobs in {MAX_WATCHERS} windows already.", "Close one of them, then load this page again."
+    f"You already watch jobs in {MAX_WATCHERS} windows.", "Close one of them, then reload this page."
 )
 
 
 class Running:
-    """What happens while a job is on its way."""
+    """The events of a running job."""
 
     def __init__(self, desk: Desk, site: Site, form: Form) -> None:
-        """Watch jobs of `desk`, show in `form`."""
+        """Watch jobs of `desk`, and show them in `form`."""
         self._desk = desk
         self._site = site
         self._form = form
         self._watchers = Counter[str]()
 
     async def follow(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> AsyncIterator[dict[Any, Any]]:
-        """Show how a job is, again and again, until it has ended. It goes on without anybody watching."""
+        """Show each change of a job until it has ended. The job goes on if nobody watches."""
         if not job:
             yield {self._form.job: ""}
             return
@@ -98,7 +98,7 @@ class Running:
         return {self._form.cancel: gr.Button("Cancelling …", interactive=False)}
 
     def resume(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Begin an interrupted job again, which goes on from the shards that are finished."""
+        """Start an interrupted job again. It goes on from the finished shards."""
         form, token = self._form, self._site.token(request, login)
         try:
             who = person(self._desk, token)
@@ -125,15 +125,16 @@ class Running:
         return self._desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
     def _lost(self, job: str, who: Person | None, token: str | None) -> dict[Any, Any]:
-        """Say what is to be done about a job that the desk does not know, or not as this visitor's."""
+        """Show what to do about a job that the desk does not know, or that is not this visitor's."""
         form, repo_id = self._form, destination_of(job) or ""
         if who is None or token is None:
-            text = message("Sign in to see this job.", "It is shown only to the one who started it.", remedy=SIGN_IN)
+            hint = "Only the account that started it can see it."
+            text = message("You are not signed in, so you cannot see this job.", hint, remedy=SIGN_IN)
             return {form.progress: text}
         if repo_id.partition("/")[0] in who.namespaces and self._desk.unfinished(repo_id, token):
             text = message(
-                f"The job for {repo_id} was interrupted, as this Space was restarted.",
-                "Its finished shards are kept on the Hub, and it can go on from them.",
+                f"The job for {repo_id} was interrupted because this Space was restarted.",
+                "Its finished shards are kept on the Hub. Resume it to go on from there.",
                 "warning",
             )
             return {form.progress: text, form.resume: gr.Button(visible=True)}
@@ -172,7 +173,7 @@ class Running:
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> dict[Any, Any]:
-        """Draw the map that fills with colour as files are finished; without the source's headers there is none."""
+        """Draw the map that gets its colours as files are finished. Without the source's headers there is no map."""
         if status.request.kind == "verify":
             return {}
         try:

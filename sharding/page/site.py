@@ -1,4 +1,4 @@
-"""Where the page stands: on which Hub, on whose Space if on one, and so who its visitors are."""
+"""Know where the page runs, on which Hub and on which Space if any, and so who its visitors are."""
 
 from dataclasses import dataclass
 
@@ -20,21 +20,22 @@ _PUBLIC_HUB = "https://huggingface.co"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A Hub and, on a Space, its id. Off a Space the page belongs to whoever started it."""
+    """The Hub of the page, and the id of its Space. Off a Space the page belongs to the person who started it."""
 
     endpoint: str
     space: str | None = None
 
     @classmethod
     def from_environment(cls) -> "Site":
-        """Return what the environment says."""
+        """Return the site that the environment describes."""
         return cls(hub_endpoint(), space_id())
 
     def token(self, request: gr.Request, login: gr.OAuthToken | None = None) -> str | None:
-        """Return the token of who asks: what is sent as `Authorization`, else that of a visitor who signed in.
+        """Return the token of the caller: from the header `Authorization`, else from the visitor's login.
 
-        Whoever sends one acts with that and nothing else. Off a Space all others act with this machine's login:
-        nobody else's request comes so far (see `guard`). A secret HF_TOKEN of a Space is its owner's, lent to nobody.
+        A caller who sends a token acts with that token only. Off a Space all others act with this machine's login:
+        `guard` lets no requests of other people through. On a Space nobody acts with its secret HF_TOKEN, which is the
+        owner's.
         """
         sent = request.headers.get("authorization")
         if sent is not None:
@@ -48,16 +49,16 @@ class Site:
             raise gr.Error(f"{error.message} {error.hint}", print_exception=False) from error
 
     def address(self, request: gr.Request) -> str:
-        """Return the address that links to this page begin with."""
+        """Return the start of every link to this page."""
         if self.space:
             return f"{_PUBLIC_HUB}/spaces/{self.space}"
         return f"http://{request.headers.get('host', 'localhost')}/"
 
     def examples(self, desk: Desk) -> tuple[str, ...]:
-        """Return a few models to try: well-known ones, or some that another Hub has."""
+        """Return a few models to try: well-known ones, or samples on a Hub that is not huggingface.co."""
         return EXAMPLES if self.endpoint == _PUBLIC_HUB else tuple(desk.lookup.search("samples/")[: len(EXAMPLES)])
 
 
 def person(desk: Desk, token: str | None) -> Person | None:
-    """Return who bears `token`. Raises DestinationError where it is not valid any more."""
+    """Return the owner of `token`, None without one. Raises DestinationError if the token is no longer valid."""
     return desk.lookup.who(token) if token else None

@@ -1,4 +1,4 @@
-"""The page's colours and type in Gradio's own terms; the rest is in `assets/style.css`."""
+"""Set the colours and fonts of the page in Gradio's theme. All other styles are in `assets/style.css`."""
 
 import gradio as gr
 
@@ -7,7 +7,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mon
 
 
 def theme() -> gr.themes.Base:
-    """Return the theme: the system's own fonts, nothing from elsewhere, the colours of the style sheet."""
+    """Return the theme: the system's own fonts and the colours of the style sheet. It downloads nothing."""
     both = {
         "body_background_fill": "var(--ground)",
         "body_text_color": "var(--ink)",

@@ -59,7 +59,7 @@ def test_a_check_that_finds_a_difference_fails_and_stays_red(
     assert desk.judge(copy, ALICE)[1].level == "fits"
     failed = end(desk, desk.submit_check(copy, *AS_ALICE))
     assert failed.state == "failed" and failed.error
-    assert failed.error[0] == f"The copy differs from its source in 1 tensor: {changed}: its bytes differ."
+    assert failed.error[0] == f"The copy differs from its source in 1 tensor. The first is {changed}: its bytes differ."
     trust = desk.judge(copy, ALICE)[1]
     assert trust.level == "contradicted" and failed.error[0] in trust.reasons
 
@@ -99,9 +99,9 @@ def test_a_base_that_was_a_folder_is_missed_where_the_bytes_depend_on_it(
     options = Options("1MB", base=str(trained), dequantize=True)
     *_, _ = job.shard("alice/run", name, options, endpoint=hub.address, token=ALICE)
     result, trust = desk.judge(name, ALICE)
-    assert trust.level == "claims" and "trained" in trust.reasons[1]
+    assert trust.level == "claims" and "the base model was a folder" in trust.reasons[1]
     assert how_to_check(result.report, name) == {}
-    with pytest.raises(Refused, match="folder, which is not here"):
+    with pytest.raises(Refused, match="folder, which is not on this machine"):
         desk.submit_check(name, *AS_ALICE)
 
 
@@ -120,13 +120,13 @@ def test_weights_of_a_pull_request_are_never_green(
     made = end(desk, desk.submit(JobRequest(unmerged, name, Options("70kB")), *AS_ALICE))
     assert (made.state, made.unreached) == ("done", (unmerged,))
     trust = desk.judge(name, BOB)[1]
-    assert trust.level == "unreached" and said in trust.reasons[0] and "made here" in trust.reasons[1]
+    assert trust.level == "unreached" and said in trust.reasons[0] and "This page made the copy" in trust.reasons[1]
     with Desk(Settings(settings.folder.parent / "elsewhere", hub.address)) as other:
         assert other.judge(name, BOB)[1].level == "unreached"
         done = end(other, other.submit_check(name, *AS_ALICE))
         assert (done.state, done.unreached) == ("done", (unmerged,))
         trust = other.judge(name, BOB)[1]
-        assert trust.level == "unreached" and "Every byte" in trust.reasons[1]
+        assert trust.level == "unreached" and "every byte" in trust.reasons[1]
 
 
 def test_a_base_of_a_pull_request_counts_too(desk: Desk, hub: Server, trained: Path, name: str) -> None:

@@ -137,7 +137,7 @@ def test_the_last_that_a_watcher_is_told_has_how_the_job_ended_in_its_log(
         assert cleared.wait(30)
         assert seen(desk, job_id, who) == ends[who]
     assert [line.split(" ", 1)[1] for line in ends["cancelled"].log] == [
-        "Planned: 240.1 kB in 5 shards.", "What it had staged is discarded.", "Look at it."
+        "Planned: 240.1 kB in 5 shards.", "Its staged files were discarded.", "Look at it."
     ]  # fmt: skip
     assert [line.split(" ", 1)[1] for line in ends["failed"].log] == [
         "Planned: 240.1 kB in 5 shards.", "The job's process ended with status 3."
@@ -181,7 +181,7 @@ def test_a_job_that_speaks_goes_on_and_one_that_is_silent_for_too_long_is_ended(
         now[0] += 1
         desk.sweep()
         status = state(desk, job_id, "failed", "a")
-        assert status.error and "was silent for 30 minutes" in status.error[0] and status.error[1]
+        assert status.error and "reported nothing for 30 minutes" in status.error[0] and status.error[1]
 
 
 def test_a_job_may_run_as_long_as_any_however_long_it_has_waited(
@@ -207,4 +207,4 @@ def test_a_job_may_run_as_long_as_any_however_long_it_has_waited(
         now[0] += 1
         desk.sweep()
         status = state(desk, second, "failed", "b")
-        assert status.error and "ran for 24 hours" in status.error[0] and status.error[1]
+        assert status.error and "reached the limit of 24 hours" in status.error[0] and status.error[1]

@@ -136,7 +136,7 @@ def test_a_process_that_has_only_the_number_of_an_old_one_is_left_alone() -> Non
 
 
 def test_two_desks_do_not_share_a_folder(desk: Desk, settings: Settings) -> None:
-    with pytest.raises(Refused, match="Another desk"):
+    with pytest.raises(Refused, match="Another page"):
         Desk(settings)
 
 

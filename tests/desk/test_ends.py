@@ -205,7 +205,7 @@ def test_a_forecast_counts_whole_jobs_only(
     assert (whole.seconds, whole.peak_anon_bytes) == (said["seconds"], said["peak_anon_bytes"])
     plan = desk.plan(small, Options("60kB"))[1]
     until(lambda: not desk.forecast(plan).at_least)
-    assert "jobs: 1." in desk.forecast(plan).basis
+    assert "From 1 job done" in desk.forecast(plan).basis
     assert desk.forecast(plan).seconds == pytest.approx(said["seconds"])
     desk.close()
     with Desk(settings) as later:
@@ -235,7 +235,7 @@ def test_a_job_that_is_cancelled_discards_once_and_says_what_is_left_to_do(
 ) -> None:
     hub.api().create_repo("alice/of-empty")
     page = f"{hub.address}/alice/of-empty/settings"
-    failed = "What it staged in alice/of-{} could not be removed"
+    failed = "Its staged files in alice/of-{} could not be removed"
     answers: dict[str, tuple[dict[str, object] | None, int, str]] = {
         "all": ({"repo_deleted": True, "remark": ""}, 0, ""),
         "told": ({"repo_deleted": False, "remark": "Look at it."}, 0, "Look at it."),

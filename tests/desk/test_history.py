@@ -65,7 +65,7 @@ def test_the_log_says_when_a_stage_begins_and_not_each_step_of_it() -> None:
     history = History()
     for stage in ("check", "transfer", "transfer", "verify"):
         history.take({**PROGRESS, "stage": stage}, NOON)
-    assert [line.split()[1] for line in history.log] == ["Checking", "Moving", "Reading"]
+    assert [line.split()[1] for line in history.log] == ["Checking", "Writing", "Reading"]
     assert history.log[0].startswith("12:00:00 ")
 
 
@@ -174,7 +174,7 @@ def test_a_forecast_rests_on_the_jobs_that_were_done_here() -> None:
     expected = forecast(1000, finished, 1e9)
     assert (expected.seconds, expected.at_least) == (10, False)
     assert (expected.peak_anon_bytes, expected.disk_bytes) == (9, 3)
-    assert "jobs: 3" in expected.basis
+    assert "From 3 jobs done" in expected.basis
 
 
 def test_the_rate_of_jobs_is_that_of_those_that_were_done() -> None:

@@ -122,7 +122,7 @@ def test_the_second_visitor_waits_and_neither_sees_or_cancels_the_others_job(
     for job_id, stranger in ((first, "bob"), (second, "alice"), (first, None), (second, "")):
         assert desk.status(job_id, stranger) is None
         assert list(desk.watch(job_id, stranger)) == []
-        with pytest.raises(Refused, match="no such job"):
+        with pytest.raises(Refused, match="no job with this id"):
             desk.cancel(job_id, stranger)
     desk.cancel(first, "alice")
     assert end(desk, second, "bob").state == "done"

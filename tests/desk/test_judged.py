@@ -16,7 +16,7 @@ from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, state
 from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
-DIFFERS = ("The copy differs from its source in 1 tensor: a: its bytes differ.", "Do not rely on it.")
+DIFFERS = ("The copy differs from its source in 1 tensor. The first is a: its bytes differ.", "Do not use the copy.")
 
 
 def check(desk: Desk, stage: Stage, place: str, told: dict[str, Any], who: Any = AS_ALICE) -> JobRecord:

@@ -116,17 +116,17 @@ def test_what_was_read_here_says_what_nobody_has_checked(
         "Not checked: code, configuration, tokenizer, other files beside the weights and the figures of a report for "
         "time, memory and bytes moved."
     )
-    infinite = "How many numbers became infinite in the cast was not counted."
+    infinite = "It did not count how many numbers became infinite in the cast."
     for dtype, more in (("keep", ()), ("bf16", (infinite,))):
         found = judged(record(kind="verify", options=Options(dtype=dtype)))
         assert (found.level, found.reasons[1:]) == ("read-now", (unchecked, *more))
-        assert "every tensor compared" in found.reasons[0]
+        assert "compared every tensor" in found.reasons[0]
 
 
 def test_what_was_read_here_and_differs_does_not_fit(
     judged: Callable[..., Any], record: Callable[..., JobRecord]
 ) -> None:
-    said = ("The copy differs from its source in 1 tensor: w: its bytes differ.", "Do not rely on it.")
+    said = ("The copy differs from its source in 1 tensor. The first is w: its bytes differ.", "Do not use the copy.")
     found = judged(record(kind="verify", state="failed", error=said))
     assert (found.level, found.reasons[1]) == ("contradicted", said[0])
     assert judged(record(kind="verify", state="failed", error=said, unreached=(UNMERGED,))).level == "contradicted"

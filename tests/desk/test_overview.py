@@ -128,7 +128,7 @@ def test_counting_that_fails_or_takes_too_long_ends_in_a_refusal(
     place = counter(code)
     with pytest.raises(SourceError) as refusal:
         ask_overview(QUESTION)
-    assert refusal.value.message == "The tensors of this checkpoint take too long to count here."
+    assert refusal.value.message == "Counting the tensors of this checkpoint takes too long here."
     assert "shard-my-repo" in refusal.value.hint
     if "sleep" in code:
         until(lambda: is_gone(int((place / "pid").read_text())))
@@ -145,5 +145,5 @@ def test_an_answer_has_a_bound(counter: Callable[[str], Path], hub: InHouse, sma
             if is_taken:
                 assert ask_overview(QUESTION) == found
             else:
-                with pytest.raises(SourceError, match="too long to count"):
+                with pytest.raises(SourceError, match="takes too long here"):
                     ask_overview(QUESTION)

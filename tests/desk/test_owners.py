@@ -30,7 +30,7 @@ def test_a_job_is_its_owners_from_the_queue_to_its_end_and_nobody_elses(
 
     def is_hidden(job_id: str, strangers: tuple[str | None, ...]) -> bool:
         for stranger in strangers:
-            with pytest.raises(Refused, match="no such job"):
+            with pytest.raises(Refused, match="no job with this id"):
                 desk.cancel(job_id, stranger)
         seen = [desk.status(job_id, stranger) for stranger in strangers]
         return seen == [None] * len(strangers) and not [_ for each in strangers for _ in desk.watch(job_id, each)]
@@ -95,7 +95,7 @@ def test_only_the_whole_id_leads_to_a_job(settings: Settings, stage: Stage, smal
         state(desk, job_id, "failed")
         for other in others:
             assert desk.status(other, "alice") is None, other
-            with pytest.raises(Refused, match="no such job"):
+            with pytest.raises(Refused, match="no job with this id"):
                 desk.cancel(other, "alice")
     with Desk(settings) as desk:
         for other in others:

@@ -81,11 +81,11 @@ def a_file(folder: Path) -> None:
 
 REFUSED = [
     pytest.param(link, "is a link", id="link"),
-    pytest.param(open_to_all, "may be written to by others", id="open"),
-    pytest.param(open_to_a_group, "may be written to by others", id="group"),
-    pytest.param(below_a_folder_open_to_all, "may be written to by others", id="open-above"),
-    pytest.param(with_a_job_open_to_all, "planted may be written to by others", id="open-inside"),
-    pytest.param(with_a_job_open_to_a_group, "planted may be written to by others", id="group-inside"),
+    pytest.param(open_to_all, "can be written to by others", id="open"),
+    pytest.param(open_to_a_group, "can be written to by others", id="group"),
+    pytest.param(below_a_folder_open_to_all, "can be written to by others", id="open-above"),
+    pytest.param(with_a_job_open_to_all, "planted can be written to by others", id="open-inside"),
+    pytest.param(with_a_job_open_to_a_group, "planted can be written to by others", id="group-inside"),
     pytest.param(a_file, "Not a directory", id="file"),
     pytest.param(of_somebody_else, "belongs to another user", id="theirs", marks=as_root),
     pytest.param(below_a_folder_of_somebody_else, "belongs to another user", id="theirs-above", marks=as_root),
@@ -127,7 +127,7 @@ def test_a_folder_below_one_of_a_group_is_taken_where_nobody_else_is_in_that_gro
     if is_taken:
         assert private_folder(tmp_path / "desk") == tmp_path / "desk"
     else:
-        with pytest.raises(Refused, match="may be written to by others"):
+        with pytest.raises(Refused, match="can be written to by others"):
             private_folder(tmp_path / "desk")
 
 

@@ -81,7 +81,7 @@ def test_a_record_of_a_version_that_knew_no_remedies_is_read(shelf: Shelf, tmp_p
 
 def test_a_folder_is_one_desks_until_it_lets_go(shelf: Shelf, tmp_path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(Refused, match="Another desk works in"):
+        with pytest.raises(Refused, match="Another page keeps its jobs in"):
             Shelf(tmp_path / "desk")
     shelf.close()
     Shelf(tmp_path / "desk").close()

@@ -181,7 +181,7 @@ def test_the_limit_is_for_every_visitor_and_to_the_byte(
                 lambda desk=desk: desk.submit_check(result, *AS_ALICE),
             ):
                 if not is_taken:
-                    with pytest.raises(Refused, match="this shared machine takes up to"):
+                    with pytest.raises(Refused, match="This shared machine accepts up to"):
                         ask()
                     assert desk.queue_length == 0
                     continue

@@ -148,9 +148,9 @@ NONSENSE: list[tuple[dict[str, object], str]] = [
     ({"source": ""}, "The name of a repo or a folder is empty"),
     ({"base": " "}, "The name of a repo or a folder is empty"),
     ({"max_shard_size": ""}, "is not a size"),
-    ({"source": None}, "is a text"),
-    ({"source": ["a"]}, "is a text"),
-    ({"strategy": None}, "is a text"),
+    ({"source": None}, "must be text"),
+    ({"source": ["a"]}, "must be text"),
+    ({"strategy": None}, "must be text"),
     ({"source": "bob/small@.."}, "does not name a valid revision"),
 ]
 
@@ -176,7 +176,7 @@ def test_nobody_reads_or_cancels_the_job_of_another(connect: Connect, space: Sit
     alice, bob = connect("hf_alice"), connect("hf_bob")
     wish = {"source": long, "destination": f"alice/{copy_name('slow')}", "max_shard_size": "200kB"}
     job = alice.predict(**wish, api_name="/shard")["job"]
-    with pytest.raises(AppError, match="no such job of yours"):
+    with pytest.raises(AppError, match="no job with this id"):
         bob.predict(job=job, api_name="/status")
     with pytest.raises(AppError, match="This needs a login"):
         connect().predict(job=job, api_name="/status")

@@ -173,6 +173,6 @@ def test_what_is_wrong_with_a_request_is_said_in_the_same_words_whatever_it_held
     failing: Callable[[str], httpx.Response], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = failing(kind)
-    said = {"detail": "This request is not of the form that the page's API describes."}
+    said = {"detail": "This request does not have the form that the page's API describes."}
     assert (answer.status_code, answer.json()) == (422, said)
     assert "hf_secret" not in caplog.text + str(Headers(raw=answer.headers.raw))

@@ -113,7 +113,7 @@ def test_what_describes_a_file_in_place_of_a_text_has_nothing_fetched(space: Sit
     before = len(space.log)
     file = {"path": "https://example.com/large", "meta": {"_type": "gradio.FileData"}}
     _, said = call(space, "plan", [file, "1GB", "size", "natural", "keep", "", "", False], {})
-    assert "is a text" in said or "repo" in said
+    assert "must be text" in said or "repo" in said
     assert "Traceback" not in space.log[before:]
 
 

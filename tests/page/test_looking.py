@@ -114,7 +114,7 @@ def test_a_variant_is_offered_where_there_is_one_and_kept_to_the_result(
 ) -> None:
     page = visit(home, f"?repo={small}&size=13kB&variant=bf16")
     model, choices = page.get_by_label("Model", exact=True), page.locator("#variants")
-    expect(page.locator("#repo-message")).to_contain_text("There is no variant 'bf16'. You see its plain weights")
+    expect(page.locator("#repo-message")).to_contain_text("There is no variant 'bf16'. You see the plain weights")
     expect(advanced(page).get_by_label("Where would it run?")).to_be_visible()
     expect(choices).to_be_hidden()
     # Several and no plain weights: one of them is shown.
@@ -197,7 +197,7 @@ def test_ordinary_weights_are_offered_where_a_repo_is_quantized(
     expect(offered).to_contain_text("Dequantize: 320.9 kB → 640.8 kB")
     expect(offered).to_contain_text("quantized with fp8, one scale for each 128 x 128")
     expect(box).not_to_be_checked()
-    expect(page.locator("#findings")).to_contain_text("Tick Dequantize for tools that know no such weights")
+    expect(page.locator("#findings")).to_contain_text("Tick Dequantize for training")
     expect(page.locator("#picture .sides")).to_contain_text("Today 1 file, 320.9 kB")
     box.check()
     expect(page).to_have_url(re.compile("dtype=bf16&dequantize=true$"))
@@ -218,7 +218,7 @@ def test_ordinary_weights_are_made_of_a_quantized_repo(home: Site, visit: Visit,
             r"All 5 tensors bit-identical to bob/model-fp8@\w+, dequantized to bf16 \(fp8, one scale for each 128 x 128\)"
         )
     )
-    expect(result).to_contain_text("Its bits are computed, not moved")
+    expect(result).to_contain_text("Its numbers are computed, not copied")
 
 
 @pytest.mark.thorough

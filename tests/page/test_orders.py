@@ -68,7 +68,7 @@ def test_another_models_copy_is_not_replaced_by_a_tick_for_something_else(
     assert rooms.waiting("alice") == []
     box = told(update, form.replace)
     assert (box["value"], box["visible"]) == (False, True)
-    assert box["label"] == f"Replace the copy of {OTHER} in {TAKEN} by this one of {MODEL}"
+    assert box["label"] == f"Replace the copy of {OTHER} in {TAKEN} with this copy of {MODEL}"
     assert update[form.replaced] == (MODEL, TAKEN)
     assert f"{TAKEN} holds a copy of {OTHER}" in update[form.start_message]
 
@@ -120,7 +120,7 @@ def test_loading_is_offered_for_each_model_without_a_tick_of_its_own(rooms: Room
 
 
 SAID = {
-    HIDDEN: (True, "The copy may be public, though the original is private"),
+    HIDDEN: (True, "The copy may be public, although the original is private"),
     GATED: (True, "The terms of the model allow a public copy"),
     MODEL: (False, None),
 }

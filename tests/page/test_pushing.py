@@ -65,7 +65,7 @@ def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
     other = visit(space, f"?{link.partition('?')[2]}")
     shown = other.locator("#result")
     expect(shown).to_contain_text("All 14 tensors bit-identical")
-    expect(shown).to_contain_text("It was made here on")
+    expect(shown).to_contain_text("This page made the copy on")
     expect(other.locator("#result-details")).to_contain_text("Its proof: ")
     expect(shown.get_by_role("link", name=f"acme/{name}").first).to_have_attribute("href", re.compile(f"acme/{name}"))
     expect(shown).to_contain_text(f"AutoModelForCausalLM.from_pretrained('acme/{name}'")
@@ -186,7 +186,7 @@ def test_another_models_copy_is_replaced_by_a_tick_that_names_both_and_is_none_f
     field, start = advanced(page).get_by_label("Name of the new repo"), page.locator("#start")
 
     def tick_for(name: str) -> Locator:
-        return page.get_by_label(f"Replace the copy of {long} in alice/{name} by this one of {small}")
+        return page.get_by_label(f"Replace the copy of {long} in alice/{name} with this copy of {small}")
 
     # Without a tick, and again without one.
     field.fill(one)
@@ -244,7 +244,7 @@ def test_a_job_goes_on_in_a_closed_tab_is_a_place_in_the_queue_to_others_and_lea
     expect(second.locator("#progress .queued")).to_contain_text("Waiting for 1 job")
     assert name not in second.content()
     second.goto(f"{space.address}/?job={job}")
-    expect(second.locator("#progress")).to_contain_text("There is no such job of yours")
+    expect(second.locator("#progress")).to_contain_text("You have no job with this id")
     assert second.get_by_role("button", name="Cancel").count() == 0
     # The first finds it again, and cancels it.
     again = context.new_page()
@@ -274,7 +274,7 @@ def test_a_job_that_a_desk_has_forgotten_is_found_on_the_hub_and_resumed(
     finished.close()
     events.close()
     page = visit(space, f"?job={new_job_id(f'alice/{name}')}")
-    expect(page.locator("#progress")).to_contain_text("Sign in to see this job")
+    expect(page.locator("#progress")).to_contain_text("so you cannot see this job")
     become(page, space, "alice")
     expect(page.locator("#progress")).to_contain_text(f"The job for alice/{name} was interrupted")
     page.get_by_role("button", name="Resume").click()
@@ -302,7 +302,7 @@ def test_a_job_is_resumed_after_the_space_was_restarted(
         site.settings["SHARD_FOLDER"] = str(site.folder / "another")
     site.start()
     other = visit(site, f"?job={job}")
-    expect(other.locator("#progress")).to_contain_text("Sign in to see this job")
+    expect(other.locator("#progress")).to_contain_text("so you cannot see this job")
     become(other, site, "alice")
     other.get_by_role("button", name="Resume").click()
     expect(other.locator("#log")).to_contain_text("kept from an earlier run")

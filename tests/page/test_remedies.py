@@ -115,7 +115,7 @@ def test_who_is_not_signed_in_is_led_to_it_from_the_refusal_and_back(space: Site
 
 def test_at_home_no_button_signs_in_and_words_say_how(serve: Callable[..., Site], visit: Visit, gated: str) -> None:
     refusal = visit(serve(), f"?repo={gated}").locator("#repo-message")
-    expect(refusal).to_contain_text("run hf auth login; then reload it")
+    expect(refusal).to_contain_text("Run hf auth login on the machine")
     expect(refusal.get_by_role("button")).to_have_count(0)
 
 
@@ -150,7 +150,7 @@ def test_another_models_copy_is_ticked_for_replacement_by_a_button(
     page = visit(home, f"?repo={small}&size=70kB&to=alice/{name}")
     page.locator("#start:not([disabled])").click()
     press(page.locator("#start-message").get_by_role("button", name="Replace it"))
-    tick = page.get_by_label(f"Replace the copy of {long} in alice/{name} by this one of {small}")
+    tick = page.get_by_label(f"Replace the copy of {long} in alice/{name} with this copy of {small}")
     expect(tick).to_be_checked()
     expect(tick).to_be_focused()
     assert "?job=" not in page.url  # to tick is not to start

@@ -287,7 +287,7 @@ def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine(tmp_path:
     plan, proof = (replace(value, dtype="fp16") for value in (report.plan, report.verification))
     cast = replace(kept, plan=plan, verification=proof)
     shown = [result_panel(one, "a/copy", "", "", Trust("fits", ("It fits.",))) for one in (kept, cast)]
-    assert ["the button below does" in panel for panel in shown] == [True, False]
+    assert ["The button below does" in panel for panel in shown] == [True, False]
     assert ["shard-my-repo verify" in panel for panel in shown] == [True, False]
 
 
@@ -298,5 +298,5 @@ def test_a_result_says_what_was_computed_and_what_became_infinite(tmp_path: Path
     plan, proof = (replace(value, dtype="fp16", dequantized="fp8, one scale") for value in (report.plan, report.verification))  # fmt: skip
     made = replace(report, plan=plan, verification=proof, overflowed={"a": 2, "b": 1})
     text = " ".join(Tags(result_panel(made, "a/copy", "", "", trust)).text.split())
-    assert ", dequantized to fp16 (fp8, one scale)" in text and "Its bits are computed, not moved" in text
-    assert "3 numbers too large for fp16 became infinite, as was allowed" in text
+    assert ", dequantized to fp16 (fp8, one scale)" in text and "Its numbers are computed, not copied" in text
+    assert "3 numbers too large for fp16 became infinite, as allowed" in text

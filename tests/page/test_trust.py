@@ -71,10 +71,10 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
     said = headline(page, "fits")
     expect(said).to_contain_text(f"Fits together with {small}@")
     assert "good" not in (said.get_attribute("class") or "")
-    expect(page.locator("#result")).to_contain_text("nobody here has checked that")
+    expect(page.locator("#result")).to_contain_text("this page has not checked that")
     expect(page.locator("#result")).to_contain_text(f"shard-my-repo verify {small}@")
     expect(page.locator("#result-details")).to_contain_text("How it was made, as its report says")
-    expect(page.locator("#result-details")).to_contain_text("What the report says of its proof: ")
+    expect(page.locator("#result-details")).to_contain_text("The proof, as its report says: ")
     expect(page.locator("#check")).to_be_disabled()
     assert api_result(space, name)["trust"]["level"] == "fits"
 
@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_red_and_nothing_of_it_is_shown(
         assert answer["trust"]["reasons"], lie
     page = visit(space, f"?result={name}")
     refusal = page.locator("#result").get_by_role("alert")
-    expect(refusal).to_contain_text(f"The report in {name} does not fit")
+    expect(refusal).to_contain_text(f"The report in {name} does not match")
     expect(refusal).to_contain_text(answer["trust"]["reasons"][0])
     expect(page.locator("#result")).not_to_contain_text("identical")
 

@@ -26,7 +26,7 @@ from tests.page.rooms import Rooms, asks, login, rooms_over, told
 
 MODEL = "bob/model"
 ALICE = Person("alice", ("alice", "acme"))
-NOT_YOURS = "There is no such job of yours here."
+NOT_YOURS = "You have no job with this id here."
 Update = dict[Any, Any]
 
 
@@ -77,7 +77,7 @@ def test_eight_windows_of_one_person_are_open_at_a_time_however_each_is_closed(r
         window = running.follow(jobs[user], asks(user), None)
         update = await anext(window)
         is_shown = form.run_heading in update
-        assert is_shown or "You watch jobs in 8 windows already." in update[form.progress]
+        assert is_shown or "You already watch jobs in 8 windows." in update[form.progress]
         return window, is_shown
 
     async def visit() -> None:
@@ -118,7 +118,7 @@ def test_a_job_is_shown_and_stopped_for_its_owner_only(rooms: Rooms, running: Ru
     assert form.run_message in running.cancel(taken, asks("bob"), None)
     assert form.run_message in running.cancel(taken, asks("nobody"), None)
     on_space = Running(rooms.desk, rooms.space, form)
-    assert "Sign in to see this job." in first(on_space, taken, "")[form.progress]
+    assert "so you cannot see this job" in first(on_space, taken, "")[form.progress]
     assert form.run_message in on_space.cancel(taken, asks(), None)
     assert form.run_message in on_space.cancel(taken, asks(), login("bob"))
     assert len(rooms.waiting("alice")) == 1
@@ -135,7 +135,7 @@ def test_an_interrupted_job_is_offered_to_those_who_may_write_where_it_is_staged
         if isinstance(event, ShardFinished):
             break
     lost = f"{'A' * 22}/{name}"
-    assert "Sign in to see this job." in first(Running(rooms.desk, rooms.space, form), lost, "")[form.progress]
+    assert "so you cannot see this job" in first(Running(rooms.desk, rooms.space, form), lost, "")[form.progress]
     for user in others:
         update = first(running, lost, user)
         assert update.keys() == {form.progress} and NOT_YOURS in update[form.progress]
