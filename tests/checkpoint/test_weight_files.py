@@ -110,7 +110,7 @@ def test_a_pickled_variant_is_taken_and_keeps_the_name_of_its_kind(variants: Pat
 
 
 def test_the_classic_engine_takes_no_variant(variants: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="plain weights only"):
+    with pytest.raises(UsageError, match="only the plain weights"):
         reshard(variants, tmp_path / "out", engine="classic", variant="fp16")
 
 

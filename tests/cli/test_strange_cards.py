@@ -117,7 +117,7 @@ def test_truths_are_those_of_yaml_1_2_and_a_hub_takes_what_is_no_finite_number(
 def test_a_long_card_is_left_in_the_source(checkpoint: Path, tmp_path: Path, invoke: Invoke) -> None:
     source = with_card(checkpoint, "---\nlicense: mit\n---\n" + "word " * (MAX_CARD_BYTES // 5))
     done = invoke("shard", source, str(tmp_path / "out"), "-s", "60kB")
-    assert done.exit_code == 0 and "more than 1.0 MB" in done.stderr
+    assert done.exit_code == 0 and "larger than 1.0 MB" in done.stderr
     assert list(front_matter(tmp_path / "out")) == ["tags"]
 
 

@@ -114,11 +114,11 @@ def test_what_cannot_be_loaded_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("options", "more", "reason"),
     [
-        (Options(variant="fp16"), {}, "plain weights only"),
-        (Options(strategy="pp:2"), {}, "cuts by size alone"),
-        (Options(strategy="blocks"), {}, "cuts by size alone"),
-        (Options(strategy="pp:2", rank=0), {}, "cuts by size alone"),
-        (Options(dequantize=True), {}, "dequantizes nothing"),
+        (Options(variant="fp16"), {}, "only the plain weights"),
+        (Options(strategy="pp:2"), {}, "can only cut by size"),
+        (Options(strategy="blocks"), {}, "can only cut by size"),
+        (Options(strategy="pp:2", rank=0), {}, "can only cut by size"),
+        (Options(dequantize=True), {}, "cannot dequantize"),
         (Options(), {"workers": "ray"}, "on one machine"),
     ],
     ids=["variant", "pipeline", "blocks", "rank", "dequantize", "workers"],

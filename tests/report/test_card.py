@@ -189,7 +189,7 @@ def test_a_comparison_that_could_not_be_made_is_told_as_a_prediction(report: Rep
     told = replace(report, comparison=summarize_comparison(nothing_loaded))
     panel = details_panel(told, "me/copy", None, Trust("claims", ()))
     assert "Predicted, not measured" in panel
-    assert "its memory and disk are predictions: The disk is full." in " ".join(panel.split())
+    assert "Its memory and disk are predictions: The disk is full." in " ".join(panel.split())
     assert "<svg" not in panel
 
 

@@ -258,8 +258,8 @@ def test_a_report_of_stages_that_an_earlier_version_made_is_read(document: dict[
     assert report.plan.strategy == "stages:2" and report.plan.pipeline is None
     assert to_json(report)["plan"]["stages"] == changed["plan"]["stages"]
     html = details_panel(report, "me/copy", None, Trust("claims", ()))
-    assert "that of transformers cuts elsewhere, and loads these wrongly" in html
-    assert f"and {files[0]}: embed.weight in it is lm_head.weight too" in html
+    assert "The one in transformers cuts elsewhere and loads these files wrongly" in html
+    assert f"and {files[0]}, whose embed.weight is also lm_head.weight" in html
 
 
 def test_brackets_without_end_are_refused() -> None:

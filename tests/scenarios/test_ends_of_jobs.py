@@ -141,7 +141,7 @@ def test_what_could_not_be_removed_is_said_after_the_hint_of_the_first_error(
     with hub.failing(rule), pytest.raises(SourceError) as refused:
         events.throw(SourceError("It broke.", hint))
     assert refused.value.message == "It broke."
-    assert refused.value.hint.startswith(f"{hint} {made}" if hint and "403" in rule else hint)
+    assert refused.value.hint.startswith(f"{hint} This tool created {made}" if hint and "403" in rule else hint)
     remark = refused.value.hint.removeprefix(hint)
     assert made in remark and ("settings" in remark) == ("403" in rule) and remark == remark.rstrip()
     assert (remark[0] == " ") == bool(hint)

@@ -113,7 +113,7 @@ def test_a_component_whose_weights_cannot_be_streamed_is_refused_by_name(
     source = tmp_path / "in"
     shutil.copytree(pipeline, source)
     (source / "vae/diffusion_pytorch_model.safetensors").rename(source / "vae" / name)
-    with pytest.raises(SourceError, match=f"Of vae/ in the pipeline .* only vae/{name}") as refusal:
+    with pytest.raises(SourceError, match=f"vae/ of the pipeline has no weights that can be streamed, only vae/{name}") as refusal:
         job.inspect(str(source))
     assert "save_pretrained" in refusal.value.hint
 
@@ -275,7 +275,7 @@ def test_comparing_is_refused_for_what_transformers_does_not_load(
     pipeline: Path, variants: Path, tmp_path: Path
 ) -> None:
     for source, options in ((pipeline, {}), (variants, {"variant": "fp16"})):
-        with pytest.raises(UsageError, match="which a comparison cannot load"):
+        with pytest.raises(UsageError, match="A comparison cannot load"):
             reshard(source, tmp_path / "out", compare_rounds=1, **options)
         assert not (tmp_path / "out").exists()
 

@@ -199,7 +199,7 @@ def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Pat
         panels.shards_panel(plan, Forecast(1.0, True, 1, 0, "")),
         details_panel(parse_report(told), "me/copy", None, Trust("claims", ())),
     ):
-        assert f"and {file}: model.embed_tokens.weight in it is lm_head.weight too" in html
+        assert f"and {file}, whose model.embed_tokens.weight is also lm_head.weight" in html
     screen = StringIO()
     results = Console(file=screen, width=200)
     Terminal(results, results).plan(plan)

@@ -240,7 +240,7 @@ def test_what_is_of_a_base_that_is_hidden_meanwhile_is_not_shown(hub: InHouse, t
 
 def test_a_public_copy_with_files_of_a_private_base_asks_for_a_word(hub: InHouse, tmp_path: Path) -> None:
     run, options = str(write_ranks(tmp_path / "run")), Options("60kB", base="alice/hidden")
-    with pytest.raises(DestinationError, match="alice/hidden is private or gated .*, and a public copy"):
+    with pytest.raises(DestinationError, match="alice/hidden is private or gated, .* A public copy"):
         shard(hub, run, "alice/copy", options, private=False)
     shard(hub, run, "alice/copy", options, private=False, confirmed=True)
     assert not hub.api().model_info("alice/copy").private
