@@ -37,7 +37,8 @@ class Rooms:
 
     def given(self, **values: object) -> Given:
         """What stands in the fields of a form that nobody has touched, but for `values`."""
-        fields = {name: getattr(self.form, name) for name in self.form.__slots__ if name != "more"}
+        placed = {name: getattr(self.form, name) for name in self.form.__slots__ if name != "more"}
+        fields = {**placed, **self.form.more}
         assert values.keys() <= fields.keys()
         return {field: values.get(name, getattr(field, "value", None)) for name, field in fields.items()}
 
