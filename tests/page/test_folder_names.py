@@ -47,7 +47,7 @@ def test_a_result_of_a_folder_never_stands_under_the_name_of_a_repo_alone(report
         assert panels.count(name) == panels.count(f"the folder {name}"), level
     base = replace(told, source=replace(told.source, base=RepoRef("folder", name, "1")))
     card = write_card(base, parse_card(""), Links(), is_private=False)
-    assert f"a copy of the folder `{name}`" in card and f"is that of the folder `{name}`" in card
+    assert f"a copy of the folder `{name}`" in card and f"come from the folder `{name}`" in card
     assert "base_model" not in card
 
 
