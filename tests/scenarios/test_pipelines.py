@@ -113,7 +113,9 @@ def test_a_component_whose_weights_cannot_be_streamed_is_refused_by_name(
     source = tmp_path / "in"
     shutil.copytree(pipeline, source)
     (source / "vae/diffusion_pytorch_model.safetensors").rename(source / "vae" / name)
-    with pytest.raises(SourceError, match=f"vae/ of the pipeline has no weights that can be streamed, only vae/{name}") as refusal:
+    with pytest.raises(
+        SourceError, match=f"vae/ of the pipeline has no weights that can be streamed, only vae/{name}"
+    ) as refusal:
         job.inspect(str(source))
     assert "save_pretrained" in refusal.value.hint
 
