@@ -389,6 +389,24 @@ class Mismatch:
     problem: Line
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """By how much the numbers of a tensor differ between two checkpoints, computed in float64.
+
+    `largest_abs` and `mean_abs` are absolute differences, `cosine` is the cosine of the angle between both as vectors.
+    Pairs with a NaN or an infinity are left out of these three. They are None if no pair is left, and `cosine` is None
+    for a vector of zeros. `equal` is the share of elements that are equal, from 0 to 1; two NaNs are equal. All four
+    are None if the tensor is only on one side, has another shape there, or a dtype without numbers. `note` says which.
+    """
+
+    tensor: Line
+    largest_abs: float | None = None
+    mean_abs: float | None = None
+    cosine: float | None = None
+    equal: float | None = None
+    note: Line = ""
+
+
 UNCHECKED = (
     "code",
     "configuration",
@@ -419,6 +437,7 @@ class Verification:
     unstated: bool = False
     unreached: tuple[Line, ...] = ()
     unchecked: tuple[Line, ...] = ()
+    differences: tuple[Difference, ...] | None = None
 
     @property
     def identical(self) -> bool:

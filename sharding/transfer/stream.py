@@ -6,9 +6,7 @@ whatever the size of the model.
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from threading import Lock
@@ -21,21 +19,15 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.hashing import new_tensor_hash
-from sharding.core.limits import BATCH_BYTES, BATCHES_AHEAD, FETCHED_BYTES, THREADS
+from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import ShardSink, ShardWriter, Source
-from sharding.core.recipe import Extent
-from sharding.core.threads import Threads
 from sharding.core.values import Plan, Shard, ShardRecord, Tensor
 from sharding.formats.safetensors_file import shard_header
 from sharding.recipes.cast import Cast
-from sharding.recipes.feed import Feed
-from sharding.recipes.stored import Stored
 from sharding.transfer.lanes import Done, Lanes, collected
+from sharding.transfer.making import Making
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.pages import Pages
 from sharding.transfer.prepare import Prepared
-from sharding.transfer.read_batches import Batch, read_batches
-from sharding.transfer.room import Room
 
 ReadingPhase = Literal["check", "verify"]
 """Phases that only read: they hash the shards and write nothing."""
@@ -155,7 +147,7 @@ class _Forgotten(ShardWriter):
 
 
 class _Move:
-    """The work on one shard, and the threads and memory that all shards share."""
+    """The work on one shard, and what all shards share."""
 
     def __init__(
         self,
@@ -167,17 +159,8 @@ class _Move:
     ) -> None:
         self._lanes = lanes
         self._header = header
-        self._sources = sources
         self._sink = sink
-        self._ranges_at_once = max(source.ranges_at_once for source in sources)
-        # A disk needs no extra thread if another shard keeps the second core busy.
-        self._batches_ahead = BATCHES_AHEAD if self._ranges_at_once > 1 or len(shards) < THREADS else 0
-        self._room = Room(FETCHED_BYTES)
-        self._kept = Pages(
-            sources, (kept for shard in shards for tensor in shard.tensors for kept in tensor.recipe.keeps())
-        )
-        self._asking = Threads(self._ranges_at_once, thread_name_prefix="range")
-        self._fetching = Threads(THREADS, thread_name_prefix="fetch")
+        self._making = Making(lanes, shards, sources)
         self._in_work: set[ShardWriter] = set()
         self._noted = [source for source in sources if isinstance(source, NotingSource)]
         self._one_note = Lock() if self._noted else nullcontext()
@@ -187,12 +170,12 @@ class _Move:
         writer = self._sink.open_shard(shard.file)
         self._in_work.add(writer)
         header = self._header(shard)
-        output, inputs = _Output(writer), Feed(self._fetched(shard))
+        output = _Output(writer)
         output.write(header)
         digests, overflowed, size = dict[str, str](), dict[str, int](), len(header)
-        for tensor in shard.tensors:
+        for tensor, chunks in self._making.made(shard):
             digest, infinite = new_tensor_hash(), 0
-            for data, count in tensor.recipe.make(inputs, self._kept):
+            for data, count in chunks:
                 infinite += count
                 if infinite and not _may_overflow(tensor):
                     continue  # the rest is counted for the refusal
@@ -217,47 +200,9 @@ class _Move:
     def stop(self) -> None:
         """Stop all threads. Shards that are not finished stay unfinished."""
         # Do not wait for a network that stalls: a read ends with its time-out, a write when it is aborted.
-        for pool in (self._fetching, self._asking):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._making.stop()
         for writer in list(self._in_work):
             writer.abort()
-
-    def _fetched(self, shard: Shard) -> Iterator[memoryview]:
-        """Yield the bytes that the recipes of a shard read, in the order of use."""
-        extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
-        batches = read_batches(
-            extents,
-            max(source.batch_bytes for source in self._sources) * _narrowing(shard),
-            max(source.join_gap_bytes for source in self._sources),
-        )
-        if not self._batches_ahead:
-            for batch in batches:
-                yield from batch.used(self._fetch(batch))
-            return
-        ahead: deque[tuple[Batch, Future[Sequence[bytes]]]] = deque()
-        waiting = next(batches, None)
-        while waiting or ahead:
-            while (
-                waiting
-                and len(ahead) <= self._batches_ahead
-                and self._room.take(waiting.fetched_bytes, is_due=not ahead)
-            ):
-                ahead.append((waiting, self._fetching.submit(self._fetch, waiting)))
-                waiting = next(batches, None)
-            batch, future = ahead.popleft()
-            try:
-                yield from batch.used(self._lanes.result(self._fetching, future))
-            finally:  # because nobody asks for more after the last byte of a shard
-                del future
-                self._room.give_back(batch.fetched_bytes)
-
-    def _fetch(self, batch: Batch) -> Sequence[bytes]:
-        several = len(batch.ranges) > 1 and self._ranges_at_once > 1
-        return list((self._asking.map if several else map)(self._read, batch.ranges))
-
-    def _read(self, extent: Extent) -> bytes:
-        chunks = list(self._sources[extent.source].read(extent.file, extent.start_byte, extent.end_byte))
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 class _Output:
@@ -280,16 +225,6 @@ class _Output:
         if self._held:
             self._writer.write(bytes(self._held))
             self._held.clear()
-
-
-def _narrowing(shard: Shard) -> int:
-    """Return how many bytes the casts of a shard take for each byte that they make, at least 1.
-
-    Batches are larger by this factor.
-    """
-    casts = (tensor.recipe for tensor in shard.tensors if isinstance(tensor.recipe, Cast))
-    before = sum(cast.of.size_bytes - cast.size_bytes for cast in casts if isinstance(cast.of, Stored))
-    return 1 + max(0, before) // max(1, shard.bytes)
 
 
 def _may_overflow(tensor: Tensor) -> bool:
