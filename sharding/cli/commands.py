@@ -208,16 +208,30 @@ def verify(
     source: Source,
     destination: Copy,
     quick: Annotated[bool, _to_check("--quick", help="Compare stored digests, read no weights")] = False,
+    numeric: Annotated[bool, _to_check("--numeric", help="Say by how much tensors differ")] = False,
     as_json: AsJson = False,
     as_events: AsEvents = False,
     **chosen: Any,
 ) -> None:
     """Compare two checkpoints tensor by tensor. Status 1 means that they differ."""
+    _verify(source, destination, as_json, as_events, quick=quick, numeric=numeric, **chosen)
+
+
+@_command("diff owner/name owner/fine-tuned")
+@taking_options("verify", "How to check")
+def diff(
+    source: Source, destination: Copy, as_json: AsJson = False, as_events: AsEvents = False, **chosen: Any
+) -> None:
+    """Say by how much each tensor differs, as verify --numeric does."""
+    _verify(source, destination, as_json, as_events, numeric=True, **chosen)
+
+
+def _verify(source: str, destination: str, as_json: bool, as_events: bool, **chosen: Any) -> None:
     with _outcome(as_json or as_events) as terminal:
         from sharding import job
         from sharding.core.events import Verified
 
-        events = job.verify(source, destination, quick=quick, **chosen, token=hub_token())
+        events = job.verify(source, destination, **chosen, token=hub_token())
         last = _follow(events, terminal, as_json, as_events)
         if isinstance(last, Verified) and not last.verification.identical:
             raise typer.Exit(1)

@@ -13,7 +13,7 @@ from rich.text import Text
 from sharding.core.errors import ShardingError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.text import count, ends, format_bytes, name_some, source_name, unchecked_sentence, unreached_sentence
-from sharding.core.values import Checkpoint, Discarded, Finding, FleetCost, Plan, Verification
+from sharding.core.values import Checkpoint, Difference, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
 from sharding.report.comparison import summarize_comparison
@@ -22,7 +22,12 @@ from sharding.report.schema import Report
 _MOST_ROWS = 40
 _MOST_NAMES = 5
 """The most files that one line names."""
-_PHASES = {"check": "checking what is there", "transfer": "writing shards", "verify": "verifying"}
+_PHASES = {
+    "check": "checking what is there",
+    "transfer": "writing shards",
+    "verify": "verifying",
+    "numbers": "comparing numbers",
+}
 
 
 class Terminal:
@@ -143,8 +148,11 @@ class Terminal:
             self._say(f"Different: {count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
         for place in verification.unreached:
             self._say(unreached_sentence(place), "yellow")
-        for mismatch in verification.mismatches[:_MOST_ROWS]:
-            self._say(f"  {mismatch.tensor}: {mismatch.problem}")
+        if verification.differences is not None:
+            self._differences(verification.differences)
+        else:
+            for mismatch in verification.mismatches[:_MOST_ROWS]:
+                self._say(f"  {mismatch.tensor}: {mismatch.problem}")
         self._say(f"({verification.method}; {verification.seconds:.1f} s)", "dim")
         if verification.unchecked:
             self._say(unchecked_sentence(verification.unchecked))
@@ -198,6 +206,17 @@ class Terminal:
         self._mention(error.message, "bold red")
         if error.hint:
             self._mention(error.hint, "")
+
+    def _differences(self, differences: Sequence[Difference]) -> None:
+        """Show every difference. Names stand last and whole, however narrow the terminal is."""
+        if differences:
+            self._say("largest     mean        cosine        equal    tensor")
+        for one in differences:
+            figures = [f"{number:.3e}" if number is not None else "-" for number in (one.largest_abs, one.mean_abs)]
+            cosine = "-" if one.cosine is None else f"{one.cosine:.8f}"
+            equal = "-" if one.equal is None else f"{one.equal:.2%}"
+            note = f" ({one.note})" if one.note else ""
+            self._say(f"{figures[0]:<12}{figures[1]:<12}{cosine:<14}{equal:<9}{one.tensor}{note}")
 
     def _probed(self, event: Probed) -> None:
         title = "warm-up" if event.round == 0 else f"round {event.round} of {event.rounds}"

@@ -8,8 +8,8 @@ from pydantic import Field
 from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.values import Checkpoint, Plan, RepoRef, Verification
 
-Phase = Literal["check", "transfer", "verify"]
-"""The phase of a job: check the shards of an earlier run, write, or read again."""
+Phase = Literal["check", "transfer", "verify", "numbers"]
+"""The phase of a job: check the shards of an earlier run, write, read again, or compare numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,4 +129,5 @@ _PHASES = {
     "check": "Checking the files that an earlier run finished.",
     "transfer": "Writing the files.",
     "verify": "Reading the copy again to verify it.",
+    "numbers": "Comparing the numbers that differ.",
 }

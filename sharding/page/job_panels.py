@@ -13,6 +13,7 @@ _PHASES = {
     "check": "Checking the files that an earlier run finished",
     "transfer": "Writing the files",
     "verify": "Reading the copy again to verify it",
+    "numbers": "Comparing the numbers that differ",
 }
 _CHECKING = "Reading every byte of both repos"
 _LOADING = "Loading the original and the copy in turn, to compare"

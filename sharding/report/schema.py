@@ -180,7 +180,8 @@ _RARE = ("unstated", "unreached", "unchecked")
 
 def _with_answer(verification: Verification, dump: SerializerFunctionWrapHandler) -> Json:
     document = {"identical": verification.identical, **dump(verification)}
-    return {key: value for key, value in document.items() if value or key not in _RARE}
+    asked = {"differences"} if verification.differences is None else set()
+    return {key: value for key, value in document.items() if (value or key not in _RARE) and key not in asked}
 
 
 Proof = Annotated[Verification, WrapSerializer(_with_answer)]

@@ -40,7 +40,7 @@ def compare_numbers(
     shards = [
         [Shard(tensor.name, (tensor,), tensor.bytes) for tensor in side if tensor] for side in zip(*both, strict=True)
     ]
-    lanes = Lanes("verify", sum(shard.bytes for side in shards for shard in side))
+    lanes = Lanes("numbers", sum(shard.bytes for side in shards for shard in side))
     making = [Making(lanes, side, one.sources) for side, one in zip(shards, (first, second), strict=False)]
 
     def stop() -> None:

@@ -11,6 +11,7 @@ from sharding.core.repo import Repo
 from sharding.core.values import BytesRead, Checkpoint, FileEntry, Mismatch, Plan, Shard, Tensor, TensorDigest
 from sharding.recipes.stored import are_stored
 from sharding.transfer.noting_source import NotingSource
+from sharding.verify.differences import Numbers
 from sharding.verify.digests import ThisMachine, digest_tensors, expected_digests
 from sharding.verify.source_hashes import digest_as_stored, stated_files
 from sharding.verify.source_reads import prove_reads
@@ -65,6 +66,11 @@ class Side:
         """How many bytes `read` counts: the tensors, and the files that are read again for their hash."""
         again = sum(file.bytes for file in self._stated) if self._is_noted else 0
         return sum(tensor.bytes for tensor in self._tensors) + again
+
+    @property
+    def numbers(self) -> Numbers:
+        """Its tensors, to compare their numbers."""
+        return Numbers({tensor.name: tensor for tensor in self._tensors}, self._origin.sources)
 
     @property
     def _stated(self) -> list[FileEntry]:

@@ -16,11 +16,13 @@ from sharding.core.repo import Repo
 from sharding.core.text import count, source_name
 from sharding.core.values import UNCHECKED, Checkpoint, Verification
 from sharding.formats.names import DIGESTS_NAME
+from sharding.planning.order import natural_key
 from sharding.planning.planned import planned
 from sharding.report.digests import Stored, parse_digests
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
 from sharding.verify.beside import compare_beside, compare_listed
+from sharding.verify.differences import compare_numbers
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
 
@@ -38,6 +40,7 @@ def verify(
     variant: str = "",
     base: str = "",
     dequantize: bool = False,
+    numeric: bool = False,
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Generator[Progress | Verified, None, None]:
@@ -50,6 +53,7 @@ def verify(
     - `variant`: which weights of the original to compare.
     - `base`: the model that was trained, if the original is what a training run saved.
     - `dequantize`: first compute ordinary weights from the quantized ones of the original.
+    - `numeric`: then read the tensors that differ once more, and say by how much: see `Difference`.
 
     Raises UsageError, SourceError, Refused.
     """
@@ -57,6 +61,8 @@ def verify(
     dtype, how = options.dtype, ""
     if quick and dtype != "keep":
         raise UsageError("Stored digests cannot check a cast.", _WITHOUT_QUICK, _READ)
+    if quick and numeric:
+        raise UsageError("Stored digests hold no numbers to compare.", _WITHOUT_QUICK, _READ)
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
     sources = [open_source(original, hub, base), open_source(copy, hub)]
@@ -83,11 +89,17 @@ def verify(
         files = count(len(checkpoints[0].copied_weights), "weight file")
         method += f"; the SHA-256 of {files} beside them was compared"
     wrong = (mismatch for side in sides for mismatch in side.wrong)
-    mismatches = (*compare_digests(sides[0].digests, sides[1].digests), *wrong, *others)
+    of_tensors = compare_digests(sides[0].digests, sides[1].digests)
+    mismatches = (*of_tensors, *wrong, *others)
     tensor_count, size = len(sides[0].digests), checkpoints[1].total_bytes
     unstated = any(side.unstated for side in sides)
+    differences = None
+    if numeric:
+        names = sorted((mismatch.tensor for mismatch in of_tensors), key=natural_key)
+        differences = yield from compare_numbers(names, sides[0].numbers, sides[1].numbers)
+        method += f"; the numbers of {count(len(names), 'tensor')} that differ were compared in float64"
     outcome = Verification(tensor_count, size, meter.seconds, method, mismatches, dtype, how, unstated)
-    yield Verified(_of_weights(outcome, checkpoints))
+    yield Verified(replace(_of_weights(outcome, checkpoints), differences=differences))
 
 
 def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
