@@ -1,6 +1,6 @@
 """Make the tensors of shards as their recipes say. All of them share the threads and the memory for what is read.
 
-From a network, other threads read ahead. The bytes that are read and not yet used are bounded, whatever the model's size.
+From a network, other threads read ahead. The bytes that are read and not yet used have a limit, whatever the model.
 """
 
 from collections import deque
