@@ -58,6 +58,7 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         finished=_runs(status),
         shards=len(status.planned.plan.shards) if status.planned else 0,
         help=help_with(status.remedy),
+        mismatches=status.verification.mismatches if status.verification and status.state == "failed" else (),
         again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
         overflowing=_form_of(status, with_overflow=True) if status.remedy == _OVERFLOW else None,
         is_check=is_check,

@@ -125,7 +125,8 @@ class Planning:
         hides = card.gated or card.private
         promise = _PERMITTED if card.gated else _NOT_PRIVATE
         loads = checkpoint.is_plain_model
-        size, usual = size_in(form, values), usual_size(checkpoint.total_bytes)
+        largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
+        size, usual = size_in(form, values), usual_size(checkpoint.total_bytes, largest)
         if size in ("", values[form.suggested]):  # not the visitor's own
             size = usual
         label = size_label(size)
@@ -205,15 +206,15 @@ class Planning:
         except ShardingError as error:
             gone: dict[Any, Any] = {form.picture: "", form.summary: "", form.shards: "", form.findings: ""}
             return {form.size_message: problem(error), **gone, **shown}
-        after = (tensor for shard in plan.shards for tensor in shard.tensors)
-        may = may_overflow(after)
+        after = [tensor for shard in plan.shards for tensor in shard.tensors]
+        may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
         loads = checkpoint.is_plain_model and not options.dequantize
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)
         return {
             form.size_message: "",
             **shown,
-            form.sizes: sizes_panel(size_stops(size), str(options.max_shard_size)),
+            form.sizes: sizes_panel(size_stops(size, largest), str(options.max_shard_size)),
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
             form.picture: map_panel(map_of_plan(checkpoint, plan), plays),

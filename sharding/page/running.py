@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -98,7 +99,7 @@ class Running:
         return {self._form.cancel: gr.Button("Cancelling …", interactive=False)}
 
     def resume(self, job: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Start an interrupted job again. It goes on from the finished shards."""
+        """Start an interrupted or failed job again. It goes on from the finished shards, unless the copy differed."""
         form, token = self._form, self._site.token(request, login)
         try:
             who = person(self._desk, token)
@@ -120,7 +121,8 @@ class Running:
 
     def _interrupted(self, job: str, who: Person, token: str) -> JobRequest | None:
         if status := self._desk.status(job, who.name):
-            return status.request
+            differed = status.verification is not None and not status.verification.identical
+            return replace(status.request, restart=status.request.restart or differed)
         repo_id = destination_of(job) or ""
         return self._desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
@@ -153,14 +155,17 @@ class Running:
                 visible=status.state in ACTIVE,
                 interactive=status.state != "cancelling",
             ),
-            form.resume: gr.Button(visible=status.state == "interrupted"),
+            form.resume: gr.Button(
+                "Resume" if status.state == "interrupted" else "Retry",
+                visible=status.state in ("interrupted", "failed"),
+            ),
         }
         if status.request.kind == "verify" and status.state == "done":
             link = query_of(Wish(result=status.request.destination))
             checked = render("checked", link=link, unchecked=unchecked_sentence(UNCHECKED), unreached=status.unreached)
             return {**update, form.outcome: gr.Column(visible=True), form.result: checked, form.result_details: ""}
-        if status.report is None or status.state in ACTIVE:
-            return update
+        if status.report is None or status.state != "done":
+            return update  # neither words nor links of a success
         report, repo_id = status.report, status.request.destination
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
         link = address + query_of(Wish(result=repo_id))

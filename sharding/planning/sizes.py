@@ -28,13 +28,15 @@ class SizeStop:
     reason: str = ""
 
 
-def size_stops(total_bytes: int) -> tuple[SizeStop, ...]:
+def size_stops(total_bytes: int, largest_bytes: int = 0) -> tuple[SizeStop, ...]:
     """Return sizes for a model of `total_bytes`, the smallest first and a single file last.
+
+    None is below `largest_bytes`, the size of the largest tensor: a file would be larger than its limit.
 
     >>> [stop.size for stop in size_stops(14_500_000_000) if stop.reason]
     ['200MB', '4GB', 'single-file']
     """
-    usual, colab = usual_size(total_bytes), _colab(total_bytes)
+    usual, colab = usual_size(total_bytes, largest_bytes), _colab(total_bytes)
     reasons = {SINGLE_FILE: "One model.safetensors, as ComfyUI and kohya need it."}
     if colab:
         reasons[colab] = (
@@ -46,7 +48,7 @@ def size_stops(total_bytes: int) -> tuple[SizeStop, ...]:
     if usual != SINGLE_FILE:
         again = duration(parse_bytes(usual) * 8 / _LINK_BITS)
         reasons[usual] = f"A download that breaks off repeats at most one file: {again} at 10 Mbit/s."
-    sizes = {*_nice(total_bytes), *reasons}
+    sizes = {size for size in (*_nice(total_bytes), *reasons) if _bytes_of(size) >= largest_bytes}
     return tuple(SizeStop(size, reasons.get(size, "")) for size in sorted(sizes, key=_bytes_of))
 
 
@@ -59,15 +61,20 @@ def stop_for(stops: Sequence[SizeStop], size: str) -> int:
     return next((index for index, stop in enumerate(stops) if _bytes_of(stop.size) >= _bytes_of(size)), len(stops) - 1)
 
 
-def usual_size(total_bytes: int) -> str:
+def usual_size(total_bytes: int, largest_bytes: int = 0) -> str:
     """Return the size for a model of `total_bytes` if nobody has chosen one. It cuts small models too.
+
+    It is not below `largest_bytes`, the size of the largest tensor.
 
     >>> usual_size(14_500_000_000), usual_size(64_800_000), usual_size(240_000)
     ('200MB', '10MB', '50kB')
+    >>> usual_size(14_500_000_000, 262_144_000), usual_size(10_000_000, 9_900_000)
+    ('300MB', 'single-file')
     """
-    fitting = [size for size in _nice(total_bytes) if parse_bytes(size) * _FEWEST_SHARDS <= total_bytes]
+    nice = [size for size in _nice(total_bytes) if parse_bytes(size) >= largest_bytes]
+    fitting = [size for size in nice if parse_bytes(size) * _FEWEST_SHARDS <= total_bytes]
     if not fitting:
-        return SINGLE_FILE
+        return nice[0] if nice and largest_bytes else SINGLE_FILE
     return min(fitting[-1], max(_USUAL, fitting[0], key=_bytes_of), key=_bytes_of)
 
 
