@@ -33,8 +33,28 @@ window.shardMyRepo = {
 
   // The old plan fades until the new one is there, so that it does not look like the answer to a new choice.
   busy() { document.body.classList.add("busy"); },
-  ready() { document.body.classList.remove("busy"); },
+  ready() { document.body.classList.toggle("busy", isStale()); },
 };
+
+// Whether a field shows another choice than the one that the plan was made for.
+function isStale() {
+  const summary = document.querySelector("#summary [data-choices]");
+  return Object.entries(JSON.parse(summary?.dataset.choices ?? "{}")).some(([id, planned]) => {
+    const parts = [...document.querySelectorAll(`#${id} :is(input, textarea)`)];
+    const [part] = parts, kind = part?.type;
+    if (!part) return false;
+    if (kind === "checkbox") return part.checked !== planned;
+    const value = kind === "radio" ? parts.find((radio) => radio.checked)?.value : part.value;
+    return (value ?? "").trim() !== String(planned);
+  });
+}
+
+// Nothing starts with a choice that the plan does not show.
+document.addEventListener("click", (event) => {
+  if (!event.target.closest("#start") || !(document.body.classList.contains("busy") || isStale())) return;
+  event.stopPropagation();
+  event.preventDefault();
+}, true);
 
 let writtenName = "";
 document.addEventListener("input", (event) => {

@@ -43,6 +43,7 @@ from sharding.desk.overview import Overview
 from sharding.desk.process import kill_stray
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.planning.devices import DevicePlan
+from sharding.planning.plan import identify_plan
 from sharding.report.fetch import Result, read_result
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
@@ -154,6 +155,9 @@ class Desk:
         destination = self.lookup.repo_id(request.destination, who)
         self._refuse_busy(who.name, destination)
         checkpoint, plan = self.plan(request.source, request.options, token)
+        if request.expect not in ("", identify_plan(plan)):
+            hint = "Look at the new plan, then start again."
+            raise Refused("The model or your choices have changed since this plan was made.", hint)
         self._refuse_large(plan.total_bytes, who)
         pinned = pinned_name(checkpoint.source)
         base = pinned_name(checkpoint.base) if checkpoint.base else ""

@@ -61,11 +61,13 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     name: list[Block] = [form.namespace, form.name]
     plan: set[Block] = {*fields_of_a_plan(form), form.suggested, form.seen}
     target: set[Block] = {*name, form.visibility}
-    order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced}
+    order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced, form.plan_id}
 
     def propose(after: Dependency) -> None:
         after.then(None, js=_READY)
-        proposed = after.then(patient(pushing.propose), {*plan, *target, form.proposed}, _push_parts(form), **_QUIET)
+        proposed = after.then(
+            patient(pushing.propose), {*plan, *target, form.proposed, form.plan_id}, _push_parts(form), **_QUIET
+        )
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
         kept = proposed.then(None, form.name, form.name, js=_OWN_NAME)
         kept.then(pushing.tell_target, target, form.target, **_QUIET)
@@ -119,7 +121,8 @@ def _plan_parts(form: Form) -> list[Block]:
         form.variant,
         form.facts,
     ]
-    shown += [form.plan, form.push, form.advanced, form.sizes, form.size, form.suggested, form.seen, form.machines]
+    shown += [form.plan, form.push, form.advanced, form.sizes, form.size, form.suggested, form.seen, form.plan_id]
+    shown += [form.machines]
     shown += [
         form.size_message,
         form.dequantize,

@@ -40,6 +40,14 @@ def fields_of_a_plan(form: Form) -> list[Any]:
     return [*named, form.overflow, form.dequantize, *form.more.values()]
 
 
+def shown_in(form: Form, values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the value of each field that a plan depends on, by the id of the field. The script compares them."""
+    fields = [field for field in fields_of_a_plan(form) if field not in (form.variant, form.machines)]
+    if values[form.strategy] == PIPELINE:
+        fields.append(form.machines)
+    return {field.elem_id: values[field] if values[field] is not None else "" for field in fields}
+
+
 def options_in(form: Form, values: Mapping[Any, Any]) -> Options:
     """Return the chosen options. Raises UsageError if one is invalid."""
     kind = values[form.strategy]

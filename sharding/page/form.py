@@ -116,6 +116,7 @@ class Form:
     query: gr.Textbox
     proposed: gr.State
     suggested: gr.State
+    plan_id: gr.State
     seen: gr.State
     replaced: gr.State
 
@@ -153,6 +154,7 @@ def lay_out(on_space: bool) -> Form:
     parts |= {
         "proposed": gr.State(("", "")),
         "suggested": gr.State(""),
+        "plan_id": gr.State(""),
         "seen": gr.State(()),
         "replaced": gr.State(("", "")),
     }

@@ -1,8 +1,9 @@
 """Turn checkpoints, plans and errors into the panels of the page. Pure."""
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import gradio as gr
 
@@ -102,11 +103,15 @@ def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]]) -> str:
     return render("tensors", title=title, tensors=listed[:_MOST_TENSORS], more=max(len(listed) - _MOST_TENSORS, 0))
 
 
-def summary_panel(checkpoint: Checkpoint, plan: Plan, forecast: Forecast) -> str:
-    """Return one line with the files of the copy and the cost of the job."""
+def summary_panel(checkpoint: Checkpoint, plan: Plan, forecast: Forecast, choices: Mapping[str, Any]) -> str:
+    """Return one line with the files of the copy and the cost of the job.
+
+    It holds the `choices` that the plan was made for, by the id of their fields.
+    """
     largest = max((shard.bytes for shard in plan.shards), default=0)
     return render(
         "summary",
+        choices=choices,
         today=count(len(checkpoint.weight_files), "file"),
         after=f"{len(plan.shards):,}",
         largest=format_bytes(largest),

@@ -13,7 +13,16 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
 from sharding.drawing.model_map import map_of_plan
-from sharding.page.choices import base_in, fields_of_a_plan, filled_in, options_in, size_in, size_label, source_in
+from sharding.page.choices import (
+    base_in,
+    fields_of_a_plan,
+    filled_in,
+    options_in,
+    shown_in,
+    size_in,
+    size_label,
+    source_in,
+)
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
@@ -34,6 +43,7 @@ from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
+from sharding.planning.plan import identify_plan
 from sharding.planning.sizes import size_stops, usual_size
 from sharding.report.report import summarize_source
 
@@ -197,6 +207,7 @@ class Planning:
             form.machines: gr.Number(visible=values[form.strategy] == PIPELINE),
             form.tensors: "",
             form.seen: (),
+            form.plan_id: "",
         }
         if not source or not size_in(form, values):
             return {form.size_message: "", **shown}
@@ -218,7 +229,8 @@ class Planning:
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
             form.picture: map_panel(map_of_plan(checkpoint, plan), plays),
-            form.summary: summary_panel(checkpoint, plan, forecast),
+            form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values)),
+            form.plan_id: identify_plan(plan),
             form.shards: shards_panel(plan, forecast),
             form.findings: findings_panel((*checkpoint.findings, *plan.findings)),
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed))),
@@ -241,6 +253,7 @@ class Planning:
             form.facts: "",
             form.variants: gr.Radio(visible=False),
             form.plan: gr.Column(visible=False),
+            form.plan_id: "",
             form.advanced: gr.Accordion(visible=HIDDEN),
             form.push: gr.Column(visible=False),
         }

@@ -44,7 +44,8 @@ class Pushing:
                     form.start_message: message(*_NEEDS_LOGIN, remedy=SIGN_IN),
                 }
             space = namespace if namespace in who.namespaces else who.name
-            update: dict[Any, Any] = {form.start: gr.Button(interactive=True), form.start_message: ""}
+            can_start = bool(values[form.plan_id])
+            update: dict[Any, Any] = {form.start: gr.Button(interactive=can_start), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
             with suppress(UsageError):  # the plan shows what is wrong
                 wanted = propose_name(space, source_in(form, values), options_in(form, values))
@@ -97,7 +98,10 @@ class Pushing:
                 # The permission to replace one copy does not hold for another.
                 overwrite=values[form.replace] and values[form.replaced] == (source, destination),
                 compare_rounds=ROUNDS if values[form.measure] else 0,
+                expect=values[form.plan_id],
             )
+            if not wanted.expect:
+                raise Refused("There is no plan yet.", "Choose a model and a size first.")
             who = person(self._desk, token)
             if who is None or token is None:
                 raise Refused(*_NEEDS_LOGIN, SIGN_IN)
