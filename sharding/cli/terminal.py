@@ -16,6 +16,7 @@ from sharding.core.text import count, ends, format_bytes, name_some, source_name
 from sharding.core.values import Checkpoint, Difference, Discarded, Finding, FleetCost, Plan, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
+from sharding.planning.oversized import gathered
 from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import Report
 
@@ -79,7 +80,7 @@ class Terminal:
         self._say(f"{count(len(plan.shards), 'shard')}{limit}, order {order}{cast}", "bold")
         self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
         self._stages(plan)
-        self.findings(plan.findings)
+        self.findings(gathered(plan))
 
     def recipes(self, recipes: Mapping[str, str]) -> None:
         """Show how each tensor is made, one line each."""

@@ -132,6 +132,7 @@ def _plan_parts(form: Form) -> list[Block]:
         form.summary,
         form.shards,
         form.findings,
+        form.start,
     ]
     shown += [form.machine, form.devices, form.visibility, form.permitted, form.measure, form.query]
     return shown

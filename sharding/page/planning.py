@@ -26,6 +26,7 @@ from sharding.page.choices import (
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
+    changes_nothing,
     devices_panel,
     facts_panel,
     findings_panel,
@@ -43,6 +44,7 @@ from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
+from sharding.planning.oversized import gathered
 from sharding.planning.plan import identify_plan
 from sharding.planning.sizes import size_stops, usual_size
 from sharding.report.report import summarize_source
@@ -231,8 +233,9 @@ class Planning:
             form.picture: map_panel(map_of_plan(checkpoint, plan), plays),
             form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values)),
             form.plan_id: identify_plan(plan),
+            form.start: gr.Button(variant="secondary" if changes_nothing(checkpoint, plan) else "primary"),
             form.shards: shards_panel(plan, forecast),
-            form.findings: findings_panel((*checkpoint.findings, *plan.findings)),
+            form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed))),
         }
 
