@@ -11,17 +11,19 @@ from typing import Any
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Progress
-from sharding.core.limits import SPAN_BYTES
+from sharding.core.limits import COMPARED_BYTES, SPAN_BYTES, THREADS
 from sharding.core.protocols import Source
 from sharding.core.recipe import Chunk, Extent
 from sharding.core.values import Difference, Shard, Tensor
 from sharding.recipes.feed import Feed
 from sharding.recipes.numbers import numbers
 from sharding.transfer.lanes import Lanes, collected
-from sharding.transfer.making import Making, new_room
+from sharding.transfer.making import Making
+from sharding.transfer.room import Room
 
-_ELEMENTS = 1 << 18
-"""Numbers that are compared at a time: 2 MiB of float64 for each side."""
+_ELEMENTS = 1 << 13
+"""Numbers that are compared at a time: 64 KiB of float64 for each side. They fit into a processor's cache, and for
+larger arrays the system maps fresh memory each time, which takes longer than the figures."""
 
 _Pair = tuple[Tensor, Tensor]
 
@@ -52,10 +54,13 @@ def compare_numbers(
         else:
             known[name] = Difference(name, note=f"only in the {'first' if one else 'second'}")
     groups = list(_in_groups(sorted(pairs, key=_first_read)))
-    lanes = Lanes("numbers", sum(tensor.bytes for pair in pairs for tensor in pair))
-    room = new_room()
+    is_far = any(source.ranges_at_once > 1 for side in (first, second) for source in side.sources)
+    # From a network, one pair at a time and one request of each side: every open request takes memory of its own.
+    width = 1 if is_far else THREADS
+    lanes = Lanes("numbers", sum(tensor.bytes for pair in pairs for tensor in pair), width)
+    room = Room(COMPARED_BYTES)
     making = [
-        Making(lanes, shards, side.sources, room)
+        Making(lanes, shards, side.sources, room, width)
         for shards, side in zip(zip(*groups, strict=True), (first, second), strict=False)
     ]
 
@@ -180,9 +185,10 @@ class Sums:
                 _scaled(array) if is_wide else (array, 0) for array in (gaps, one, other)
             )
             self._distance += _exactly(gaps.sum(), far)
-            self._product += _exactly(one @ other, high + deep)
+            # A product by BLAS would start a thread for every core, which takes longer than the product.
+            self._product += _exactly((one * other).sum(), high + deep)
             for side, (array, exponent) in enumerate(((one, high), (other, deep))):
-                self._squares[side] += _exactly(array @ array, 2 * exponent)
+                self._squares[side] += _exactly((array * array).sum(), 2 * exponent)
 
     @property
     def are_equal(self) -> bool:

@@ -177,7 +177,7 @@ def tensors_of(model: dict[str, Any]) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("at_a_time", [1, 8, 1 << 18])
+@pytest.mark.parametrize("at_a_time", [1, 8, 1 << 13])
 def test_each_tensor_that_differs_is_named_with_its_figures_and_no_other(
     at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,13 +318,16 @@ def test_components_and_variants_are_compared_by_their_names(tmp_path: Path) -> 
     assert {name: one.largest_abs for name, one in found.items()} == {"unet/w": 0.25, "vae/w": 0.25}
 
 
-def test_the_method_counts_the_tensors_that_differ_and_claims_nothing_if_none_does(tmp_path: Path) -> None:
-    one = save(tmp_path / "one", {"a": torch.ones(2), "b": torch.ones(2)})
-    two = save(tmp_path / "two", {"a": torch.ones(2), "b": torch.zeros(2)})
-    three = save(tmp_path / "three", {"a": torch.zeros(2), "b": torch.zeros(2)})
-    assert "float64" not in verified(one, one).method and verified(one, one).differences == ()
-    assert verified(one, two).method.endswith("; the numbers of the tensor that differs were compared in float64")
-    assert verified(one, three).method.endswith("; the numbers of the 2 tensors that differ were compared in float64")
+def test_the_method_counts_the_tensors_whose_numbers_were_compared_and_claims_nothing_of_others(tmp_path: Path) -> None:
+    one = save(tmp_path / "one", {"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2)})
+    two = save(tmp_path / "two", {"a": torch.ones(2), "b": torch.zeros(2), "d": torch.ones(2)})
+    three = save(tmp_path / "three", {"a": torch.zeros(2), "b": torch.zeros(2), "c": torch.ones(1)})
+    four = save(tmp_path / "four", {"a": torch.ones(2), "b": torch.ones(2)})
+    for other in (one, four):
+        assert "float64" not in verified(one, other).method
+    assert verified(one, one).differences == ()
+    assert verified(one, two).method.endswith("; the numbers of 1 tensor that differs were compared in float64")
+    assert verified(one, three).method.endswith("; the numbers of 2 tensors that differ were compared in float64")
     *_, plain = job.verify(str(one), str(two))
     assert isinstance(plain, Verified) and plain.verification.differences is None
 
@@ -432,14 +435,42 @@ def test_both_sides_together_have_one_limit_for_what_is_read(monkeypatch: pytest
             taken.append(self._free)
             return is_taken
 
+        def __init__(self, most_bytes: int) -> None:
+            super().__init__(most_bytes)
+            rooms.append(self)
+
     rooms: list[Room] = []
-    monkeypatch.setattr(differences, "new_room", lambda: rooms.append(Watched(256)) or rooms[-1])
+    monkeypatch.setattr(differences, "Room", Watched)
+    monkeypatch.setattr(differences, "COMPARED_BYTES", 256)
     monkeypatch.setattr(differences, "SPAN_BYTES", 2000)
     (one, _), (two, _) = in_memory(1, 8, 1000, 64), in_memory(3, 8, 1000, 64)
     found = result_of(compare_numbers(one.tensors, one, two))
     assert found == tuple(Difference(f"t{n}", 2.0, 2.0, pytest.approx(1.0), 0.0) for n in range(8))
-    assert len(rooms) == 1 and min(taken) >= -4 * 64, "each of two sides of two groups may have a batch beyond it"
+    assert len(rooms) == 1 and -2 * 64 <= min(taken) < 256 - 64, "each side may have a batch beyond it"
     assert rooms[0]._free == 256
+
+
+@pytest.mark.parametrize(("ranges", "most"), [(4, 2), (1, 4)])
+def test_from_a_network_one_pair_is_compared_at_a_time(ranges: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differences, "SPAN_BYTES", 2000)
+    (one, first), (two, second) = in_memory(1, 8, 1000, 64), in_memory(3, 8, 1000, 64)
+    lock, under_way, seen = threading.Lock(), [0], [0]
+    for source in (first, second):
+        source.ranges_at_once = ranges
+        usual = source.read
+
+        def read(*given: Any, usual: Callable[..., Iterator[bytes]] = usual) -> Iterator[bytes]:
+            with lock:
+                under_way[0] += 1
+                seen[0] = max(seen[0], under_way[0])
+            threading.Event().wait(0.001)
+            with lock:
+                under_way[0] -= 1
+            return usual(*given)
+
+        monkeypatch.setattr(source, "read", read)
+    assert len(result_of(compare_numbers(one.tensors, one, two))) == 8
+    assert 1 <= seen[0] <= most
 
 
 def test_small_tensors_share_requests(monkeypatch: pytest.MonkeyPatch) -> None:
