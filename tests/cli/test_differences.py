@@ -27,9 +27,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     same = np.arange(100_000, dtype=np.float32)
     nearly = same.copy()
     nearly[7] += 1
-    one = {"same": same, "nearly": same, LONG: same[:4], STRANGE: same[:4], "gone": same[:1], "bent": same[:4]}
+    one = {
+        "same": same,
+        "nearly": same,
+        LONG: same[:4],
+        STRANGE: same[:4],
+        "gone": same[:1],
+        "bent": same[:4].reshape(1, 4),
+    }
     two = {"same": same, "nearly": nearly, LONG: -same[:4], STRANGE: same[:4] + 1, "new": same[:1]}
-    two |= {"bent": same[:4].reshape(2, 2)}
+    two |= {"bent": same[:4].reshape(4, 1)}
     for name, tensors in (("one", one), ("two", two)):
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors", {"format": "pt"})
@@ -59,7 +66,7 @@ def test_the_table_has_whole_names_on_standard_output_also_at_80_columns(
     assert [row.split(maxsplit=4)[4] for row in (head, *rows)] == [
         "tensor",
         r"\x1b[31mred\x0a\x202eweight",
-        "bent ([4] in the first and [2, 2] in the second)",
+        "bent ([1, 4] in the first and [4, 1] in the second)",
         "gone (only in the first)",
         LONG,
         "nearly",
