@@ -149,11 +149,12 @@ class Terminal:
             self._say(f"Different: {count(len(verification.mismatches), 'mismatch', 'mismatches')}.", "bold red")
         for place in verification.unreached:
             self._say(unreached_sentence(place), "yellow")
-        if verification.differences is not None:
-            self._differences(verification.differences)
-        else:
-            for mismatch in verification.mismatches[:_MOST_ROWS]:
-                self._say(f"  {mismatch.tensor}: {mismatch.problem}")
+        differences = verification.differences or ()
+        self._differences(differences)
+        measured = {one.tensor for one in differences}
+        others = (mismatch for mismatch in verification.mismatches if mismatch.tensor not in measured)
+        for mismatch in islice(others, _MOST_ROWS):
+            self._say(f"  {mismatch.tensor}: {mismatch.problem}")
         self._say(f"({verification.method}; {verification.seconds:.1f} s)", "dim")
         if verification.unchecked:
             self._say(unchecked_sentence(verification.unchecked))
@@ -215,7 +216,7 @@ class Terminal:
         for one in differences:
             figures = [f"{number:.3e}" if number is not None else "-" for number in (one.largest_abs, one.mean_abs)]
             cosine = "-" if one.cosine is None else f"{one.cosine:.8f}"
-            equal = "-" if one.equal is None else f"{one.equal:.2%}"
+            equal = "-" if one.equal is None else _share(one.equal)
             note = f" ({one.note})" if one.note else ""
             self._say(f"{figures[0]:<12}{figures[1]:<12}{cosine:<14}{equal:<9}{one.tensor}{note}")
 
@@ -290,6 +291,18 @@ class Terminal:
 
     def _mention(self, text: str, style: str) -> None:
         self._passing.print(_plain(text, style))
+
+
+def _share(share: float) -> str:
+    """Return a share in percent. Only all is 100.00%, and only nothing is 0.00%.
+
+    >>> _share(1.0), _share(0.99999), _share(0.5), _share(0.00001), _share(0.0)
+    ('100.00%', '>99.99%', '50.00%', '<0.01%', '0.00%')
+    """
+    text = f"{share:.2%}"
+    if text == "100.00%" and share < 1:
+        return ">99.99%"
+    return "<0.01%" if text == "0.00%" and share > 0 else text
 
 
 def _plain(text: str, style: str) -> Text:

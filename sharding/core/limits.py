@@ -150,6 +150,10 @@ BATCHES_AHEAD = 2
 FETCHED_BYTES = 48 << 20
 """Most bytes that all shards of a job have fetched and not yet written. Each shard may have one batch more."""
 
+COMPARED_BYTES = 24 << 20
+"""Most bytes of both sides that are read to compare their numbers, and not yet compared. Each side may have one batch
+more."""
+
 TILE_BYTES = 16 << 20
 """Bytes of a tensor that are put in order at once, if it is not stored in order. Each tile reads through the tensor
 once."""

@@ -24,19 +24,26 @@ from sharding.transfer.room import Room
 class Making:
     """What makes the tensors of `shards` from `sources`. Each shard may be made in its own thread."""
 
-    def __init__(self, lanes: Lanes, shards: Sequence[Shard], sources: Sequence[Source]) -> None:
-        """Make tensors in the tasks of `lanes`."""
+    def __init__(
+        self,
+        lanes: Lanes,
+        shards: Sequence[Shard],
+        sources: Sequence[Source],
+        room: Room | None = None,
+        fetches_at_once: int = THREADS,
+    ) -> None:
+        """Make tensors in the tasks of `lanes`. All that share a `room` share the limit for what is read."""
         self._lanes = lanes
         self._sources = sources
         self._ranges_at_once = max(source.ranges_at_once for source in sources)
         # A disk needs no extra thread if another shard keeps the second core busy.
         self._batches_ahead = BATCHES_AHEAD if self._ranges_at_once > 1 or len(shards) < THREADS else 0
-        self._room = Room(FETCHED_BYTES)
+        self._room = room or Room(FETCHED_BYTES)
         self._kept = Pages(
             sources, (kept for shard in shards for tensor in shard.tensors for kept in tensor.recipe.keeps())
         )
         self._asking = Threads(self._ranges_at_once, thread_name_prefix="range")
-        self._fetching = Threads(THREADS, thread_name_prefix="fetch")
+        self._fetching = Threads(fetches_at_once, thread_name_prefix="fetch")
 
     def made(self, shard: Shard) -> Iterator[tuple[Tensor, Iterator[Chunk]]]:
         """Yield the tensors of a shard, each with its bytes. Take all bytes of one first. Raises SourceError."""

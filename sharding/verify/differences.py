@@ -1,21 +1,31 @@
 """Say by how much the numbers of two checkpoints differ, tensor by tensor."""
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import math
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Progress
+from sharding.core.limits import COMPARED_BYTES, SPAN_BYTES, THREADS
 from sharding.core.protocols import Source
+from sharding.core.recipe import Chunk, Extent
 from sharding.core.values import Difference, Shard, Tensor
 from sharding.recipes.feed import Feed
 from sharding.recipes.numbers import numbers
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.making import Making
+from sharding.transfer.room import Room
 
-_ELEMENTS = 1 << 18
-"""Numbers that are compared at a time: 2 MiB of float64 for each side."""
+_ELEMENTS = 1 << 13
+"""Numbers that are compared at a time: 64 KiB of float64 for each side. They fit into a processor's cache, and for
+larger arrays the system maps fresh memory each time, which takes longer than the figures."""
+
+_Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,58 +43,105 @@ def compare_numbers(
 
     Both sides of a tensor are read at the same time, a few MiB of each. Memory does not grow with the model.
     """
+    known, pairs = dict[str, Difference](), list[_Pair]()
     names = list(names)
-    pairs = [(first.tensors.get(name), second.tensors.get(name)) for name in names]
-    notes = [_incomparable(*pair) for pair in pairs]
-    both = [pair for pair, note in zip(pairs, notes, strict=True) if not note]
-    shards = [
-        [Shard(tensor.name, (tensor,), tensor.bytes) for tensor in side if tensor] for side in zip(*both, strict=True)
+    for name in names:
+        one, other = first.tensors.get(name), second.tensors.get(name)
+        if one and other and not (note := _incomparable(one, other)):
+            pairs.append((one, other))
+        elif one and other:
+            known[name] = Difference(name, note=note)
+        else:
+            known[name] = Difference(name, note=f"only in the {'first' if one else 'second'}")
+    groups = list(_in_groups(sorted(pairs, key=_first_read)))
+    is_far = any(source.ranges_at_once > 1 for side in (first, second) for source in side.sources)
+    # From a network, one pair at a time and one request of each side: every open request takes memory of its own.
+    width = 1 if is_far else THREADS
+    lanes = Lanes("numbers", sum(tensor.bytes for pair in pairs for tensor in pair), width)
+    room = Room(COMPARED_BYTES)
+    making = [
+        Making(lanes, shards, side.sources, room, width)
+        for shards, side in zip(zip(*groups, strict=True), (first, second), strict=False)
     ]
-    lanes = Lanes("numbers", sum(shard.bytes for side in shards for shard in side))
-    making = [Making(lanes, side, one.sources) for side, one in zip(shards, (first, second), strict=False)]
 
     def stop() -> None:
-        for one in making:
-            one.stop()
+        for side in making:
+            side.stop()
 
-    tasks = [partial(_compare, lanes, making, pair) for pair in zip(*shards, strict=True)]
-    found = yield from collected(lanes.run(tasks, stop))
-    known = {difference.tensor: difference for difference in found}
-    return tuple(known.get(name) or Difference(name, note=note) for name, note in zip(names, notes, strict=True))
+    found = yield from collected(lanes.run([partial(_compare, lanes, making, group) for group in groups], stop))
+    known |= {difference.tensor: difference for differences in found for difference in differences}
+    return tuple(known[name] for name in names)
 
 
-def _incomparable(first: Tensor | None, second: Tensor | None) -> str:
+def _incomparable(first: Tensor, second: Tensor) -> str:
     """Return why two tensors have no numbers to compare, "" if they have."""
-    if first is None or second is None:
-        return "only in the second" if first is None else "only in the first"
     if first.shape != second.shape:
         return f"{list(first.shape)} in the first and {list(second.shape)} in the second"
     unknown = {dtype for dtype in (first.dtype, second.dtype) if BY_NAME[dtype].bits < 8 or dtype == "C64"}
-    return f"{', '.join(sorted(unknown))} is not compared by its numbers" if unknown else ""
+    return f"{' and '.join(sorted(unknown))} cannot be compared as numbers" if unknown else ""
 
 
-def _compare(lanes: Lanes, making: Sequence[Making], pair: Sequence[Shard]) -> Difference:
-    sides = [next(made.made(shard)) for made, shard in zip(making, pair, strict=True)]
-    feeds = [Feed(chunk.data for chunk in chunks) for _, chunks in sides]
-    (first, _), (second, _) = sides
+def _first_read(pair: _Pair) -> Extent:
+    """Return where the first of a pair begins in its source. Sorting by it lets neighbours share a request."""
+    first = pair[0]
+    return next(first.recipe.reads(), Extent(0, first.file, 0, 0))
+
+
+def _in_groups(pairs: Iterable[_Pair]) -> Iterator[tuple[Shard, Shard]]:
+    """Yield `pairs` in groups, which are compared in parallel: the tensors of the first, and those of the second."""
+    group, size, number = list[_Pair](), 0, 0
+    for pair in pairs:
+        group.append(pair)
+        size += sum(tensor.bytes for tensor in pair)
+        if size >= SPAN_BYTES:
+            yield _shards(number, group)
+            group, size, number = [], 0, number + 1
+    if group:
+        yield _shards(number, group)
+
+
+def _shards(number: int, group: Sequence[_Pair]) -> tuple[Shard, Shard]:
+    first, second = (
+        Shard(str(number), side, sum(tensor.bytes for tensor in side)) for side in zip(*group, strict=True)
+    )
+    return first, second
+
+
+def _compare(lanes: Lanes, making: Sequence[Making], group: tuple[Shard, Shard]) -> list[Difference]:
+    sides = (side.made(shard) for side, shard in zip(making, group, strict=True))
+    return [_compared(lanes, pair) for pair in zip(*sides, strict=True)]
+
+
+def _compared(lanes: Lanes, pair: Sequence[tuple[Tensor, Iterator[Chunk]]]) -> Difference:
+    (first, _), (second, _) = pair
+    feeds = [Feed(chunk.data for chunk in chunks) for _, chunks in pair]
+    files = [tensor.file for tensor, _ in pair]
     sums, left = Sums(), first.parameters
     while left:
         count = min(left, _ELEMENTS)
         left -= count
         arrays = []
-        for (tensor, _), feed in zip(sides, feeds, strict=True):
+        for (tensor, _), file, feed in zip(pair, files, feeds, strict=True):
             data = feed.take(count * BY_NAME[tensor.dtype].bits // 8)
-            lanes.count(len(data), tensor.name)
+            lanes.count(len(data), file)
             arrays.append(numbers(data, tensor.dtype))
         sums.add(*arrays)
-    note = "" if first.dtype == second.dtype else f"{first.dtype} in the first and {second.dtype} in the second"
-    return sums.difference(first.name, note)
+    for _, chunks in pair:
+        deque(chunks, maxlen=0)  # a recipe ends before the next one reads
+    return sums.difference(first.name, _note(first.dtype, second.dtype, sums.are_equal))
+
+
+def _note(first: str, second: str, are_equal: bool) -> str:
+    if first != second:
+        return f"{first} in the first and {second} in the second"
+    return "the numbers are equal, the bytes differ" if are_equal else ""
 
 
 class Sums:
     """What is known of two tensors after some of their numbers. Each number counts as a float64.
 
-    A pair with a NaN or an infinity counts in the share of equal elements only. Two NaNs are equal.
+    A pair with a NaN or an infinity counts in the share of equal elements only. Two NaNs are equal. Whole numbers are
+    equal only if all their digits are. An absolute difference beyond float64 counts as the largest float64.
 
     >>> import numpy as np
     >>> sums = Sums()
@@ -97,44 +154,67 @@ class Sums:
         """Know of no number."""
         self._count = self._equal = self._finite = 0
         self._largest = 0.0
-        self._distance: Any = 0.0
-        self._product: Any = 0.0
-        self._squares: list[Any] = [0.0, 0.0]
+        # Fractions, because the squares of a float64 may exceed its range.
+        self._distance = self._product = Fraction()
+        self._squares = [Fraction(), Fraction()]
 
     def add(self, first: Any, second: Any) -> None:
         """Add numbers of both tensors, in arrays of one length and any dtypes."""
         import numpy as np
 
-        alike = first.dtype == second.dtype and first.dtype.kind in "biu"
-        same = int((first == second).sum()) if alike else None
-        # The squares of a float64 may exceed its range.
-        wide = np.longdouble if max(first.itemsize, second.itemsize) == 8 else np.float64
-        first, second = first.astype(np.float64), second.astype(np.float64)
-        self._count += len(first)
-        if same is None:
-            same = int(((first == second) | (np.isnan(first) & np.isnan(second))).sum())
-        self._equal += same
-        finite = np.isfinite(first) & np.isfinite(second)
-        if not finite.all():
-            first, second = first[finite], second[finite]
-        if not len(first):
-            return
-        self._finite += len(first)
-        with np.errstate(over="ignore", under="ignore"):
-            gaps = np.abs(first - second)
-            self._largest = max(self._largest, float(gaps.max()))
-            self._distance += gaps.sum(dtype=wide)
-            first, second = first.astype(wide, copy=False), second.astype(wide, copy=False)
-            self._product += first @ second
-            self._squares = [self._squares[0] + first @ first, self._squares[1] + second @ second]
+        with np.errstate(all="ignore"):
+            one, other = first.astype(np.float64), second.astype(np.float64)
+            are_whole = first.dtype.kind in "biu" and second.dtype.kind in "biu"
+            same = first == second if are_whole else (one == other) | (np.isnan(one) & np.isnan(other))
+            self._count += len(one)
+            self._equal += int(np.count_nonzero(same))
+            finite = np.isfinite(one) & np.isfinite(other)
+            if not finite.all():
+                one, other = one[finite], other[finite]
+            if not len(one):
+                return
+            self._finite += len(one)
+            is_wide = np.float64 in (first.dtype, second.dtype)
+            gaps = np.abs(one - other)
+            largest = float(gaps.max())
+            if math.isinf(largest):
+                largest = sys.float_info.max
+                gaps = np.minimum(gaps, largest)
+            self._largest = max(self._largest, largest)
+            (gaps, far), (one, high), (other, deep) = (
+                _scaled(array) if is_wide else (array, 0) for array in (gaps, one, other)
+            )
+            self._distance += _exactly(gaps.sum(), far)
+            # A product by BLAS would start a thread for every core, which takes longer than the product.
+            self._product += _exactly((one * other).sum(), high + deep)
+            for side, (array, exponent) in enumerate(((one, high), (other, deep))):
+                self._squares[side] += _exactly((array * array).sum(), 2 * exponent)
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether all elements so far are equal."""
+        return self._equal == self._count
 
     def difference(self, name: str, note: str = "") -> Difference:
         """Return by how much the tensor `name` differs in what was added."""
-        import numpy as np
-
         equal = self._equal / self._count if self._count else 1.0
         if not self._finite:
             return Difference(name, equal=equal, note=note)
-        lengths = np.sqrt(self._squares[0]) * np.sqrt(self._squares[1])
-        cosine = float(np.clip(self._product / lengths, -1, 1)) if lengths > 0 else None
-        return Difference(name, self._largest, float(self._distance / self._finite), cosine, equal, note)
+        # Sums are rounded, and no mean exceeds the largest, nor a cosine 1.
+        mean = min(Fraction(self._largest), self._distance / self._finite)
+        cosine = None
+        if squares := self._squares[0] * self._squares[1]:
+            cosine = math.sqrt(min(Fraction(1), self._product**2 / squares)) * (-1 if self._product < 0 else 1)
+        return Difference(name, self._largest, float(mean), cosine, equal, note)
+
+
+def _scaled(numbers: Any) -> tuple[Any, int]:
+    """Return `numbers` divided by two to an exponent, and the exponent. The largest is then between 0.5 and 1."""
+    import numpy as np
+
+    exponent = int(np.frexp(np.abs(numbers).max())[1])
+    return np.ldexp(numbers, -exponent), exponent
+
+
+def _exactly(number: Any, exponent: int) -> Fraction:
+    return Fraction(float(number)) * Fraction(2) ** exponent

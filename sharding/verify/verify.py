@@ -97,7 +97,9 @@ def verify(
     if numeric:
         names = sorted((mismatch.tensor for mismatch in of_tensors), key=natural_key)
         differences = yield from compare_numbers(names, sides[0].numbers, sides[1].numbers)
-        method += f"; the numbers of {count(len(names), 'tensor')} that differ were compared in float64"
+        if compared := sum(one.equal is not None for one in differences):
+            which = "1 tensor that differs" if compared == 1 else f"{compared:,} tensors that differ"
+            method += f"; the numbers of {which} were compared in float64"
     outcome = Verification(tensor_count, size, meter.seconds, method, mismatches, dtype, how, unstated)
     yield Verified(replace(_of_weights(outcome, checkpoints), differences=differences))
 

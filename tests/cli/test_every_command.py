@@ -23,19 +23,21 @@ NAMES = {
     "plan": ["a/b"],
     "shard": ["a/b", "c/d"],
     "verify": ["a/b", "c/d"],
+    "diff": ["a/b", "c/d"],
     "discard": ["c/d"],
     "compare": ["a/b", "c/d"],
     "devices": ["a/b", "--budget", "cpu=1GB"],
 }
 """Every command of a job, with what it must be given."""
-DONE_BY = {"shard": "run"}
+DONE_BY = {"shard": "run", "diff": "verify"}
 """What of `job` does a command, where it is called otherwise."""
-STREAMED = {"shard", "verify", "compare"}
+STREAMED = {"shard", "verify", "diff", "compare"}
 TEXTS = {
     "inspect": "SOURCE --variant --base",
     "plan": "SOURCE --max-shard-size --strategy --variant --base --picture",
     "shard": "SOURCE DESTINATION --max-shard-size --strategy --variant --base",
     "verify": "SOURCE DESTINATION --variant --base",
+    "diff": "SOURCE DESTINATION --variant --base",
     "discard": "DESTINATION",
     "compare": "ORIGINAL SHARDED --memory-limit --picture",
     "devices": "SOURCE --budget",
@@ -46,6 +48,7 @@ CHOICES = {
     "plan": "--order --dtype --rank",
     "shard": "--order --dtype --rank --engine --workers",
     "verify": "--dtype",
+    "diff": "--dtype",
     "discard": "",
     "compare": "--dtype --method --rounds",
     "devices": "--dtype",

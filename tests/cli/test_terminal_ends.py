@@ -125,7 +125,7 @@ def test_the_bar_ends_before_an_outcome_is_shown_and_with_the_command(
     screen = io.StringIO()
     consoles = [Console(file=screen, force_terminal=True, width=200) for _ in range(2)]
     with Terminal(*consoles) as terminal:
-        for stage in ("check", "transfer", "verify"):
+        for stage in ("check", "transfer", "verify", "numbers"):
             terminal.event(Progress(stage, 1, 2))  # type: ignore[arg-type]
         assert screen.getvalue().count(HIDDEN) == 1 and SHOWN not in screen.getvalue()
         outcome(terminal)

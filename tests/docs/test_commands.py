@@ -15,10 +15,11 @@ from sharding.cli import commands
 from sharding.cli.commands import app
 from sharding.cli.parameters import in_groups
 from sharding.core.errors import Cancelled, RemedyKind
+from sharding.core.events import Phase
 from sharding.core.options import OPTIONS
 from sharding.formats.names import PICTURE_NAME
 from sharding.planning.devices import PRESETS
-from tests.conftest import random_tensors
+from tests.conftest import random_tensors, write_checkpoint
 from tests.docs.pages import CLI, COMMANDS, cells, code, localhub_options, prose, section, subsection, table
 
 
@@ -145,6 +146,7 @@ def test_the_keys_that_programs_read_are_those_in_the_docs(checkpoint: Path, tmp
         "plan": keys("plan", checkpoint),
         "shard": keys("shard", checkpoint, out, "-s", "60kB"),
         "verify": keys("verify", checkpoint, out),
+        "diff": keys("diff", checkpoint, out),
         "discard": keys("discard", out),
     }
     documented = documented_keys()
@@ -153,8 +155,10 @@ def test_the_keys_that_programs_read_are_those_in_the_docs(checkpoint: Path, tmp
     error = json.loads(CliRunner().invoke(app, ["plan", "./nowhere", "--json"]).stdout)
     assert {*error, *error["error"]} == documented["any that ends without a result"]
 
+    other = write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(seed=1)}, index=False)
     report, text = json.loads((out / "sharding_report.json").read_text()), prose(COMMANDS)
-    inner = (report["resources"], report["shards"][0], report["plan"]["shards"][0])
+    difference = json.loads(CliRunner().invoke(app, ["diff", str(checkpoint), str(other), "--json"]).stdout)
+    inner = (report["resources"], report["shards"][0], report["plan"]["shards"][0], *difference["differences"])
     assert {key for one in inner for key in one} <= set(code(text))
     written = {path.name for path in out.iterdir() if not path.name.startswith("model")} - {"config.json"}
     assert {code(file)[0] for file, _ in table(COMMANDS, "file | what it is")} == written | {PICTURE_NAME}
@@ -179,6 +183,13 @@ def test_the_events_of_a_job_are_those_in_the_docs(checkpoint: Path, tmp_path: P
     assert {event["event"] for event in found} == documented_events("shard") - {"probed", "compared"}
     found = events("verify", checkpoint, tmp_path / "out")
     assert {event["event"] for event in found} == documented_events("verify")
+    found = events("diff", checkpoint, tmp_path / "out")
+    assert {event["event"] for event in found} == documented_events("diff")
+
+
+def test_the_phases_of_progress_are_those_in_the_docs() -> None:
+    (meaning,) = (meaning for event, _, meaning in table(COMMANDS, "event | of") if code(event) == ["progress"])
+    assert set(code(meaning)) == set(get_args(Phase))
 
 
 @pytest.mark.thorough

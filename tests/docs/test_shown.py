@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from sharding import job
 from sharding.core.events import ShardFinished
@@ -129,6 +130,23 @@ def write_my_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def write_tuned(folder: Path) -> None:
+    """Write ./my-model and ./my-model-tuned of the example of `diff`: numbers that rise, and some that were trained."""
+    write_my_model(folder / "my-model")
+    tensors = {
+        name: np.linspace(-0.5, 0.5, zeros.size, dtype=np.float32).astype(np.float16).reshape(zeros.shape)
+        for name, zeros in load_file(folder / "my-model/model.safetensors").items()
+    }
+    tuned = dict(tensors)
+    tuned["lm_head.weight"] = tensors["lm_head.weight"] * np.float16(1.01)
+    tuned["model.layers.3.self_attn.q_proj.weight"] = tensors["model.layers.3.self_attn.q_proj.weight"].copy()
+    tuned["model.layers.3.self_attn.q_proj.weight"][:64] += np.float16(0.02)
+    tuned["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
+    tuned["lm_head.bias"] = np.zeros(8000, np.float16)
+    for name, weights in (("my-model", tensors), ("my-model-tuned", tuned)):
+        write_checkpoint(folder / name, {"model.safetensors": weights}, index=False)
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, in which the examples of the commands are given."""
@@ -155,14 +173,16 @@ def without_costs(text: str, place: Path) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "shard", "verify", "discard"])
+@pytest.mark.parametrize("command", ["inspect", "plan", "shard", "verify", "diff", "discard"])
 def test_what_the_docs_show_of_a_command_is_what_it_prints(command: str, run: Run, place: Path) -> None:
     if command == "verify":
         run("shard", "./my-model", "./my-model-sharded", "-s", "5MB")
+    if command == "diff":
+        write_tuned(place)
     for (program, name, *words), printed in (shown := list(examples(command))):
         assert (program, name) == ("shard-my-repo", command)
         done = run(name, *words)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == (command == "diff"), done.stderr
         assert without_costs(done.stdout, place) == without_costs(printed, place)
     assert shown
 

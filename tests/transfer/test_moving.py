@@ -207,8 +207,8 @@ def read_ahead(source: Memory, shards: list[Shard], sink: Sink) -> dict[str, lis
 def test_all_shards_together_have_so_much_fetched_and_not_written_and_each_a_batch_beyond_it(
     bound: int, each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.transfer.stream.FETCHED_BYTES", bound)
-    monkeypatch.setattr("sharding.transfer.stream.BATCHES_AHEAD", 100)
+    monkeypatch.setattr("sharding.transfer.making.FETCHED_BYTES", bound)
+    monkeypatch.setattr("sharding.transfer.making.BATCHES_AHEAD", 100)
     width = 3
     source, shards = some_shards(6, 64 * 10)
     source.batch_bytes, source.ranges_at_once = 64, 4
@@ -221,7 +221,7 @@ def test_all_shards_together_have_so_much_fetched_and_not_written_and_each_a_bat
 def test_a_batch_is_fetched_ahead_only_where_all_of_it_has_room(
     bound: int, fetched: int, each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.transfer.stream.FETCHED_BYTES", bound)
+    monkeypatch.setattr("sharding.transfer.making.FETCHED_BYTES", bound)
     source, shards = some_shards(1, 64 * 10)
     source.batch_bytes = 64
     ahead = read_ahead(source, shards, Sink(1))
@@ -231,7 +231,7 @@ def test_a_batch_is_fetched_ahead_only_where_all_of_it_has_room(
 def test_the_last_of_many_shards_is_read_ahead_as_the_first_one_is(
     each_piece_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.transfer.stream.FETCHED_BYTES", 4 * 64)
+    monkeypatch.setattr("sharding.transfer.making.FETCHED_BYTES", 4 * 64)
     source, shards = some_shards(12, 64 * 10)
     source.batch_bytes, source.ranges_at_once = 64, 4
     ahead = read_ahead(source, shards, Sink(1))

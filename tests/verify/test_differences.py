@@ -1,0 +1,502 @@
+"""By how much tensors differ: as exact arithmetic says, whatever their dtypes and wherever their bytes come from."""
+
+import json
+import math
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from sharding import job
+from sharding.core.dtypes import BY_NAME
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.events import Progress, Verified
+from sharding.core.limits import LAST_SECONDS
+from sharding.core.values import Difference, Verification
+from sharding.recipes.numbers import numbers
+from sharding.storage.folder_source import FolderSource
+from sharding.transfer.room import Room
+from sharding.verify import differences
+from sharding.verify.differences import Numbers, Sums, compare_numbers
+from tests.casts import MIXED, save_mixed
+from tests.folders import result_of
+from tests.fuzz.targets import Memory
+from tests.hubs import TOKEN, push
+from tests.inhouse import InHouse, hub_in_house
+from tests.tensors import stored_tensor
+
+NUMERIC = [name for name, dtype in BY_NAME.items() if dtype.bits >= 8 and name != "C64"]
+WHOLE = {"U64", "I64", "U32", "I32", "U16", "I16", "U8", "I8", "BOOL"}
+MOST = sys.float_info.max
+
+
+def as_doubles(data: bytes, dtype: str) -> list[float]:
+    """The numbers in `data` as torch reads them."""
+    array = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return [float(number) for number in array.view(getattr(torch, BY_NAME[dtype].torch)).to(torch.float64)]
+
+
+def expected(first: list[float], second: list[float]) -> tuple[float | None, float | None, float | None, float]:
+    """The four figures, by exact arithmetic on float64."""
+    pairs = list(zip(first, second, strict=True))
+    equal = sum(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs) / len(pairs) if pairs else 1.0
+    finite = [(Fraction(a), Fraction(b)) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+    if not finite:
+        return None, None, None, equal
+    # The difference of two float64 is one too, so it is rounded.
+    gaps = [min(abs(float(a) - float(b)), MOST) for a, b in finite]
+    lengths = sum(a * a for a, _ in finite) * sum(b * b for _, b in finite)
+    product = sum(a * b for a, b in finite)
+    cosine = math.sqrt(product * product / lengths) * (-1 if product < 0 else 1) if lengths else None
+    return max(gaps), float(sum(map(Fraction, gaps)) / len(gaps)), cosine, equal
+
+
+def is_as_expected(found: Difference, figures: tuple[float | None, ...]) -> bool:
+    pairs = zip((found.largest_abs, found.mean_abs, found.cosine, found.equal), figures, strict=True)
+    return all(
+        one is other
+        or (one is not None and other is not None and math.isclose(one, other, rel_tol=1e-9, abs_tol=slack))
+        for (one, other), slack in zip(pairs, (0, 0, 1e-12, 0), strict=True)
+    )
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[str, bytes, str, bytes, int]:
+    """Two dtypes, the bytes of as many numbers of each, often alike, and where to cut them."""
+    first = draw(st.sampled_from(NUMERIC))
+    second = draw(st.sampled_from([first, draw(st.sampled_from(NUMERIC))]))
+    count = draw(st.integers(1, 12))
+
+    def some(dtype: str) -> bytes:
+        size = count * BY_NAME[dtype].bits // 8
+        given = draw(st.binary(min_size=size, max_size=size))
+        return bytes(byte & 1 for byte in given) if dtype == "BOOL" else given
+
+    one = other = some(first)
+    if first != second or draw(st.booleans()):
+        other = some(second)
+    else:
+        at = draw(st.integers(0, len(one) - 1))
+        other = one[:at] + bytes([one[at] ^ 1]) + one[at + 1 :]
+    return first, one, second, other, draw(st.integers(0, count))
+
+
+@given(pairs())
+@pytest.mark.filterwarnings("error")
+def test_the_figures_of_any_two_dtypes_are_those_of_exact_arithmetic(given: tuple[str, bytes, str, bytes, int]) -> None:
+    first, one, second, other, cut = given
+    arrays, sums = (numbers(one, first), numbers(other, second)), Sums()
+    for part in (slice(cut), slice(cut, None)):
+        sums.add(*(array[part] for array in arrays))
+    figures = expected(as_doubles(one, first), as_doubles(other, second))
+    if {first, second} <= WHOLE:  # they are compared to the last digit
+        same = [int(a) == int(b) for a, b in zip(*arrays, strict=True)]
+        figures = (*figures[:3], sum(same) / len(same))
+    assert is_as_expected(sums.difference("w"), figures)
+
+
+def sums(first: Any, second: Any) -> Difference:
+    found = Sums()
+    found.add(np.array(first), np.array(second))
+    return found.difference("w")
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_at_the_ends_of_float64_have_figures_that_json_can_hold() -> None:
+    apart = sums([MOST, -MOST, MOST], [-MOST, MOST, -MOST])
+    assert apart == Difference("w", MOST, MOST, -1.0, 0.0)
+    assert sums([1e300, 1e300], [1e300, 0.0]).cosine == pytest.approx(math.sqrt(0.5))
+    tiny = sums([1e-310, 0.0], [2e-310, 0.0])
+    assert (tiny.cosine, tiny.largest_abs, tiny.equal) == (pytest.approx(1.0), pytest.approx(1e-310), 0.5)
+    assert sums([1e300, 1e-300], [1e300, 0.0]).mean_abs == pytest.approx(5e-301)
+
+
+def test_what_has_no_direction_has_no_cosine_and_what_has_no_finite_pair_has_only_a_share() -> None:
+    assert sums([0.0, 0.0], [0.0, 1.0]) == Difference("w", 1.0, 0.5, None, 0.5)
+    assert sums([np.nan, np.inf, np.inf], [np.nan, np.inf, -np.inf]) == Difference("w", equal=2 / 3)
+    assert sums([np.nan, 1.0], [2.0, 4.0]) == Difference("w", 3.0, 3.0, 1.0, 0.0)
+    assert Sums().difference("w") == Difference("w", equal=1.0)
+
+
+def test_whole_numbers_beyond_float64_are_equal_only_if_all_their_digits_are() -> None:
+    assert sums([2**53, 5], [2**53 + 1, 5]).equal == 0.5
+    assert sums(np.array([2**64 - 1, 1], np.uint64), np.array([-1, 1])).equal == 0.5
+
+
+# Whole checkpoints.
+
+
+def save(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def verified(first: object, second: object, **choices: Any) -> Verification:
+    *_, last = job.verify(str(first), str(second), numeric=True, **choices)
+    assert isinstance(last, Verified)
+    return last.verification
+
+
+def differing(first: object, second: object, **choices: Any) -> dict[str, Difference]:
+    found = verified(first, second, **choices)
+    assert found.differences is not None
+    assert {one.tensor for one in found.differences} == {one.tensor for one in found.mismatches}
+    assert found.identical == (not found.differences)
+    return {one.tensor: one for one in found.differences}
+
+
+def figures_of(first: torch.Tensor, second: torch.Tensor) -> tuple[float | None, ...]:
+    return expected(*(tensor.double().flatten().tolist() for tensor in (first, second)))
+
+
+kinds = st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])
+models = st.dictionaries(
+    st.sampled_from([f"layers.{n}.weight" for n in range(12)]),
+    st.tuples(kinds, st.sampled_from([(), (0, 4), (4, 0), (1,), (7, 3), (3, 7), (21,), (40,)]), st.integers(0, 2)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def tensors_of(model: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(3).to(dtype)
+        for name, (dtype, shape, seed) in model.items()
+    }
+
+
+@pytest.mark.parametrize("at_a_time", [1, 8, 1 << 13])
+def test_each_tensor_that_differs_is_named_with_its_figures_and_no_other(
+    at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(differences, "_ELEMENTS", at_a_time)
+    monkeypatch.setattr(differences, "SPAN_BYTES", 64)
+
+    @given(models, models)
+    def check(one: dict[str, Any], other: dict[str, Any]) -> None:
+        first, second = tensors_of(one), tensors_of(other)
+        with tempfile.TemporaryDirectory() as folder:
+            found = differing(save(Path(folder, "one"), first), save(Path(folder, "two"), second))
+        differ = {name for name in {*one, *other} if one.get(name) != other.get(name)}
+        for name in differ & first.keys() & second.keys():  # other seeds may give the same
+            a, b = first[name], second[name]
+            if (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a, b):
+                differ.remove(name)
+        assert list(found) == sorted(differ, key=lambda name: int(name.split(".")[1])), "in natural order"
+        for name, difference in found.items():
+            if name not in first or name not in second:
+                where = "first" if name in first else "second"
+                assert difference == Difference(name, note=f"only in the {where}")
+            elif (a := first[name]).shape != (b := second[name]).shape:
+                note = f"{list(a.shape)} in the first and {list(b.shape)} in the second"
+                assert difference == Difference(name, note=note)
+            else:
+                assert is_as_expected(difference, figures_of(a, b)), name
+                assert bool(difference.note) == (a.dtype != b.dtype)
+
+    check()
+
+
+def test_another_dtype_is_named_where_the_numbers_are_equal(tmp_path: Path) -> None:
+    one = save(tmp_path / "one", {"w": torch.tensor([1.5, -2.0])})
+    two = save(tmp_path / "two", {"w": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)})
+    found = differing(one, two)
+    assert found == {"w": Difference("w", 0.0, 0.0, 1.0, 1.0, "F32 in the first and BF16 in the second")}
+
+
+def test_other_bytes_of_equal_numbers_are_said_to_be_that(tmp_path: Path) -> None:
+    nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    one = save(tmp_path / "one", {"zero": torch.tensor([0.0, 1.0]), "nan": nans[:1]})
+    two = save(tmp_path / "two", {"zero": torch.tensor([-0.0, 1.0]), "nan": nans[1:]})
+    note = "the numbers are equal, the bytes differ"
+    assert differing(one, two) == {
+        "nan": Difference("nan", equal=1.0, note=note),
+        "zero": Difference("zero", 0.0, 0.0, 1.0, 1.0, note),
+    }
+
+
+@pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "F6_E3M2", "C64"])
+def test_a_dtype_without_numbers_is_named_and_has_no_figures(dtype: str, tmp_path: Path) -> None:
+    size = 4 * BY_NAME[dtype].bits // 8
+    header = json.dumps({"w": {"dtype": dtype, "shape": [4], "data_offsets": [0, size]}}).encode()
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        data = struct.pack("<Q", len(header)) + header + name.encode() * size
+        (tmp_path / name / "model.safetensors").write_bytes(data)
+    note = f"{dtype} cannot be compared as numbers"
+    assert differing(tmp_path / "a", tmp_path / "b") == {"w": Difference("w", note=note)}
+
+
+def test_a_cast_is_compared_after_the_cast_and_one_that_is_right_has_no_differences(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    source = save_mixed(tmp_path / "source")
+    halves = {n: tensor.to(torch.bfloat16) if tensor.dtype in CASTABLE else tensor for n, tensor in MIXED.items()}
+    copy = save(tmp_path / "copy", halves)
+    assert verified(source, copy, dtype="bf16").differences == ()
+    found = differing(source, copy)
+    assert found.keys() == {"a", "c", "f", "g", "i"}
+    for name, difference in found.items():
+        assert is_as_expected(difference, figures_of(MIXED[name], halves[name]))
+    halves["a"] = halves["a"] + 1
+    found = differing(source, save(tmp_path / "other", halves), dtype="bf16")
+    assert found.keys() == {"a"}
+    assert is_as_expected(found["a"], figures_of(MIXED["a"].bfloat16(), halves["a"]))
+
+
+CASTABLE = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+
+
+def test_weights_of_torch_that_are_transposed_are_compared_in_their_order(tmp_path: Path) -> None:
+    weights = {"w": torch.randn(300, 70).T, "v": torch.randn(50)[10:20]}
+    (tmp_path / "bin").mkdir()
+    torch.save(weights, tmp_path / "bin/pytorch_model.bin")
+    other = {name: (tensor + 0.5).contiguous() for name, tensor in weights.items()}
+    for pair in ((tmp_path / "bin", save(tmp_path / "st", other)), (tmp_path / "st", tmp_path / "bin")):
+        found = differing(*pair)
+        assert found.keys() == weights.keys()
+        for name, difference in found.items():
+            assert is_as_expected(difference, figures_of(weights[name], other[name]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_ranks_saved_is_compared_with_an_ordinary_checkpoint(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    weights = {f"layers.{n}.weight": torch.randn(20, 30) for n in range(3)}
+    dcp.save({"model": weights}, storage_writer=dcp.FileSystemWriter(tmp_path / "ranks"), no_dist=True)
+    other = {**weights, "layers.1.weight": weights["layers.1.weight"] * 2}
+    found = differing(tmp_path / "ranks", save(tmp_path / "st", other))
+    assert found.keys() == {"layers.1.weight"}
+    assert is_as_expected(found["layers.1.weight"], figures_of(*(one["layers.1.weight"] for one in (weights, other))))
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_weights_are_compared_as_what_they_stand_for(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from tests.folders import reshard
+    from tests.quantized import save_fp8
+
+    source = save_fp8("qwen3", tmp_path / "fp8")
+    reshard(source, tmp_path / "plain", "1GB", dequantize=True)
+    right = load_file(tmp_path / "plain/model.safetensors")
+    assert verified(source, tmp_path / "plain", dequantize=True).differences == ()
+    name = "model.layers.1.mlp.down_proj.weight"
+    wrong = {**right, name: right[name] * 1.5}
+    save_file(wrong, tmp_path / "plain/model.safetensors", {"format": "pt"})
+    found = differing(source, tmp_path / "plain", dequantize=True)
+    assert found.keys() == {name}
+    assert is_as_expected(found[name], figures_of(right[name], wrong[name]))
+
+
+def test_components_and_variants_are_compared_by_their_names(tmp_path: Path) -> None:
+    for name, more in (("one", 0.0), ("two", 0.25)):
+        for part in ("unet", "vae"):
+            (tmp_path / name / part).mkdir(parents=True)
+            (tmp_path / name / part / "config.json").write_text("{}")
+            for variant, add in (("", more), (".fp16", 2 * more)):
+                tensors = {"w": torch.arange(6.0) + add, "same": torch.ones(2)}
+                save_file(tensors, tmp_path / name / part / f"diffusion_pytorch_model{variant}.safetensors")
+        parts = {part: ["diffusers", "UNet2DModel"] for part in ("unet", "vae")}
+        (tmp_path / name / "model_index.json").write_text(json.dumps({"_class_name": "P", **parts}))
+    found = differing(tmp_path / "one", tmp_path / "two")
+    assert {name: one.largest_abs for name, one in found.items()} == {"unet/w": 0.25, "vae/w": 0.25}
+    found = differing(tmp_path / "one", tmp_path / "two", variant="fp16")
+    assert {name: one.largest_abs for name, one in found.items()} == {"unet/w": 0.25, "vae/w": 0.25}
+
+
+def test_the_method_counts_the_tensors_whose_numbers_were_compared_and_claims_nothing_of_others(tmp_path: Path) -> None:
+    one = save(tmp_path / "one", {"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2)})
+    two = save(tmp_path / "two", {"a": torch.ones(2), "b": torch.zeros(2), "d": torch.ones(2)})
+    three = save(tmp_path / "three", {"a": torch.zeros(2), "b": torch.zeros(2), "c": torch.ones(1)})
+    four = save(tmp_path / "four", {"a": torch.ones(2), "b": torch.ones(2)})
+    for other in (one, four):
+        assert "float64" not in verified(one, other).method
+    assert verified(one, one).differences == ()
+    assert verified(one, two).method.endswith("; the numbers of 1 tensor that differs were compared in float64")
+    assert verified(one, three).method.endswith("; the numbers of 2 tensors that differ were compared in float64")
+    *_, plain = job.verify(str(one), str(two))
+    assert isinstance(plain, Verified) and plain.verification.differences is None
+
+
+def test_stored_digests_hold_no_numbers(tmp_path: Path) -> None:
+    one = save(tmp_path / "one", {"a": torch.ones(2)})
+    with pytest.raises(UsageError, match="hold no numbers") as refusal:
+        list(job.verify(str(one), str(one), quick=True, numeric=True))
+    assert "Leave out --quick" in refusal.value.hint
+
+
+# How it goes.
+
+
+def ours() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name.startswith(("lane", "fetch", "range", "reader"))}
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> tuple[Path, Path]:
+    """Two checkpoints of 8 MB in eight tensors, of which each differs."""
+    one = {f"layers.{n}.weight": torch.full((250_000,), float(n)) for n in range(8)}
+    return save(tmp_path / "one", one), save(tmp_path / "two", {name: tensor + 1 for name, tensor in one.items()})
+
+
+def numbers_begun(events: Iterator[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go on until numbers are compared."""
+    monkeypatch.setattr("sharding.transfer.lanes.PROGRESS_SECONDS", 0.001)
+    monkeypatch.setattr("sharding.transfer.progress.PROGRESS_SECONDS", 0.0)
+    assert any(isinstance(event, Progress) and event.phase == "numbers" for event in events)
+
+
+def test_progress_counts_each_byte_of_both_once(large: tuple[Path, Path]) -> None:
+    steps = [one for one in job.verify(*map(str, large), numeric=True) if isinstance(one, Progress)]
+    last = [step for step in steps if step.phase == "numbers"][-1]
+    assert (last.bytes_done, last.bytes_total) == (16_000_000, 16_000_000)
+    assert last.file == "model.safetensors"
+
+
+def test_all_threads_have_ended_when_somebody_stops_it(
+    large: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, started = ours(), threading.Event()
+    usual = differences.Sums.add
+
+    def slow(*given: Any) -> None:
+        started.set()
+        threading.Event().wait(0.05)
+        usual(*given)
+
+    monkeypatch.setattr(differences.Sums, "add", slow)
+    monkeypatch.setattr(differences, "_ELEMENTS", 1000)
+    events: Generator[Any, None, None] = job.verify(*map(str, large), numeric=True)
+    numbers_begun(events, monkeypatch)
+    assert started.wait(10)
+    events.close()
+    for thread in ours() - before:
+        thread.join(LAST_SECONDS)
+    assert ours() <= before
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_source_that_fails_in_the_middle_ends_it_with_its_error_and_all_threads(
+    side: int, large: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, usual, reads = ours(), FolderSource.read, []
+
+    def failing(source: FolderSource, *given: Any) -> Iterator[bytes]:
+        if source.folder == large[side].resolve() and is_begun:
+            reads.append(given)
+            if len(reads) > 2:
+                raise SourceError("It is gone.", "Bring it back.")
+        return usual(source, *given)
+
+    is_begun = False
+    real: Callable[..., Any] = differences.compare_numbers
+
+    def begun(*given: Any) -> Any:
+        nonlocal is_begun
+        is_begun = True
+        return real(*given)
+
+    monkeypatch.setattr("sharding.verify.verify.compare_numbers", begun)
+    monkeypatch.setattr(FolderSource, "read", failing)
+    with pytest.raises(SourceError, match="It is gone"):
+        list(job.verify(*map(str, large), numeric=True))
+    for thread in ours() - before:
+        thread.join(LAST_SECONDS)
+    assert len(reads) > 2 and ours() <= before
+
+
+def in_memory(value: int, tensors: int, size: int, batch: int) -> tuple[Numbers, Memory]:
+    source = Memory(b"", {"in": bytes([value]) * tensors * size})
+    source.batch_bytes, source.ranges_at_once = batch, 4
+    entries = [stored_tensor(f"t{n}", "U8", (size,), "in", n * size, (n + 1) * size) for n in range(tensors)]
+    return Numbers({entry.name: entry for entry in entries}, [source]), source
+
+
+def test_both_sides_together_have_one_limit_for_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    class Watched(Room):
+        def take(self, count: int, *, is_due: bool) -> bool:
+            is_taken = super().take(count, is_due=is_due)
+            taken.append(self._free)
+            return is_taken
+
+        def __init__(self, most_bytes: int) -> None:
+            super().__init__(most_bytes)
+            rooms.append(self)
+
+    rooms: list[Room] = []
+    monkeypatch.setattr(differences, "Room", Watched)
+    monkeypatch.setattr(differences, "COMPARED_BYTES", 256)
+    monkeypatch.setattr(differences, "SPAN_BYTES", 2000)
+    (one, _), (two, _) = in_memory(1, 8, 1000, 64), in_memory(3, 8, 1000, 64)
+    found = result_of(compare_numbers(one.tensors, one, two))
+    assert found == tuple(Difference(f"t{n}", 2.0, 2.0, pytest.approx(1.0), 0.0) for n in range(8))
+    assert len(rooms) == 1 and -2 * 64 <= min(taken) < 256 - 64, "each side may have a batch beyond it"
+    assert rooms[0]._free == 256
+
+
+@pytest.mark.parametrize(("ranges", "most"), [(4, 2), (1, 4)])
+def test_from_a_network_one_pair_is_compared_at_a_time(ranges: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differences, "SPAN_BYTES", 2000)
+    (one, first), (two, second) = in_memory(1, 8, 1000, 64), in_memory(3, 8, 1000, 64)
+    lock, under_way, seen = threading.Lock(), [0], [0]
+    for source in (first, second):
+        source.ranges_at_once = ranges
+        usual = source.read
+
+        def read(*given: Any, usual: Callable[..., Iterator[bytes]] = usual) -> Iterator[bytes]:
+            with lock:
+                under_way[0] += 1
+                seen[0] = max(seen[0], under_way[0])
+            threading.Event().wait(0.001)
+            with lock:
+                under_way[0] -= 1
+            return usual(*given)
+
+        monkeypatch.setattr(source, "read", read)
+    assert len(result_of(compare_numbers(one.tensors, one, two))) == 8
+    assert 1 <= seen[0] <= most
+
+
+def test_small_tensors_share_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one, first), (two, second) = in_memory(1, 1000, 100, 1 << 20), in_memory(3, 1000, 100, 1 << 20)
+    names = [f"t{n}" for n in reversed(range(1000))]
+    reads: list[Any] = []
+    for source in (first, second):
+        usual = source.read
+        monkeypatch.setattr(source, "read", lambda *given, usual=usual: reads.append(given) or usual(*given))
+    found = result_of(compare_numbers(names, one, two))
+    assert [difference.tensor for difference in found] == names
+    assert len(reads) == 2
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
+        yield hub
+
+
+def test_two_repos_of_a_hub_differ_as_two_folders_do(hub: InHouse, tmp_path: Path) -> None:
+    first = {f"layers.{n}.weight": torch.randn(30, 40) for n in range(6)}
+    second = {name: tensor.to(torch.bfloat16) for name, tensor in first.items()}
+    folders = save(tmp_path / "one", first), save(tmp_path / "two", second)
+    one, two = (push(hub, folder, f"alice/{folder.name}") for folder in folders)
+    asked = {"endpoint": hub.address, "token": TOKEN}
+    found = differing(*folders)
+    assert found.keys() == first.keys() and found == differing(one, two, **asked)
+    assert found == differing(one, folders[1], **asked) == differing(folders[0], two, **asked)
