@@ -36,7 +36,7 @@ def size_stops(total_bytes: int, largest_bytes: int = 0) -> tuple[SizeStop, ...]
     >>> [stop.size for stop in size_stops(14_500_000_000) if stop.reason]
     ['200MB', '4GB', 'single-file']
     """
-    usual, colab = usual_size(total_bytes, largest_bytes), _colab(total_bytes)
+    usual, colab = usual_size(total_bytes, largest_bytes), colab_size(total_bytes, largest_bytes)
     reasons = {SINGLE_FILE: "One model.safetensors, as ComfyUI and kohya need it."}
     if colab:
         reasons[colab] = (
@@ -84,9 +84,16 @@ def _nice(total_bytes: int) -> list[str]:
     return [size for size in sizes if total_bytes / _MOST_SHARDS <= parse_bytes(size) < total_bytes]
 
 
-def _colab(total_bytes: int) -> str:
-    """Return the largest size that leaves room for the model in the memory of free Colab, "" if there is none."""
-    fitting = [size for size in _nice(total_bytes) if parse_bytes(size) + total_bytes <= _COLAB_BYTES]
+def colab_size(total_bytes: int, largest_bytes: int = 0) -> str:
+    """Return the largest size that leaves room for the model in the memory of free Colab, "" if there is none.
+
+    It is not below `largest_bytes`, the size of the largest tensor.
+
+    >>> colab_size(11_000_000_000), colab_size(14_500_000_000)
+    ('1GB', '')
+    """
+    nice = [size for size in _nice(total_bytes) if parse_bytes(size) >= largest_bytes]
+    fitting = [size for size in nice if parse_bytes(size) + total_bytes <= _COLAB_BYTES]
     return fitting[-1] if fitting and total_bytes > _COLAB_BYTES / 4 else ""
 
 
