@@ -87,8 +87,8 @@ class LfsShardWriter(ShardWriter):
         try:
             self.bytes_written += self._part.write(data)
         except OSError as error:
-            hint = "Without Xet, one shard must fit there. Free some space, choose a smaller shard size, or set TMPDIR to "
-            hint += "a folder on a larger disk."
+            hint = "Without Xet, one shard must fit there. Free some space, choose a smaller shard size, or set TMPDIR "
+            hint += "to a folder on a larger disk."
             message = f"The temporary folder {tempfile.gettempdir()} cannot be written: {error}."
             raise DestinationError(message, hint) from error
 
