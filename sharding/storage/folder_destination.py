@@ -276,8 +276,8 @@ class FolderDestination(FolderSink, Destination):
         there = sorted((targets | rivals(ours, inside)) - known)
         if there and not self._overwrite:
             raise DestinationError(
-                f"The copy would replace files in {self._folder} that this tool did not write, or loaders would load "
-                f"them instead: {name_some(there)}.",
+                f"{self._folder} has files that this tool did not write: {name_some(there)}. The copy would replace "
+                "them, or loaders would load them instead of the copy.",
                 "Move them away, then start the same job again. It goes on where it stopped. Or add --overwrite.",
                 Remedy("overwrite"),
             )
