@@ -102,11 +102,13 @@ def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]]) -> str:
     return render("tensors", title=title, tensors=listed[:_MOST_TENSORS], more=max(len(listed) - _MOST_TENSORS, 0))
 
 
-def summary_panel(checkpoint: Checkpoint, plan: Plan, forecast: Forecast) -> str:
-    """Return one line with the files of the copy and the cost of the job."""
+def summary_panel(checkpoint: Checkpoint, plan: Plan, forecast: Forecast, at: int = 0, size: str = "") -> str:
+    """Return one line with the files of the copy and the cost of the job. It says that `size` is at stop `at`."""
     largest = max((shard.bytes for shard in plan.shards), default=0)
     return render(
         "summary",
+        at=at,
+        size=size,
         today=count(len(checkpoint.weight_files), "file"),
         after=f"{len(plan.shards):,}",
         largest=format_bytes(largest),

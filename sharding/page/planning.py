@@ -34,11 +34,10 @@ from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
-from sharding.planning.sizes import size_stops, usual_size
+from sharding.planning.sizes import size_stops, stop_for, usual_size
 from sharding.report.report import summarize_source
 
 _MOST_VARIANTS = 24
-_LONGEST_SIZE = 40
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, although the original is private"
 _SIGN_IN = "Sign in to push. Plans need no login."
@@ -165,15 +164,6 @@ class Planning:
         """Draw the plan for the current choices."""
         return self._draw(values, self._site.token(request, login), request)
 
-    def slide(
-        self, values: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
-    ) -> dict[Any, Any]:
-        """Draw the plan for the size on the slider."""
-        size = str(getattr(chosen, "size", ""))[:_LONGEST_SIZE]
-        drawn = self._draw({**values, self._form.size: size}, self._site.token(request, login), request)
-        drawn.pop(self._form.sizes, None)  # the visitor is moving it
-        return {self._form.size: size, **drawn}
-
     def list_tensors(
         self, values: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
     ) -> dict[Any, Any]:
@@ -209,15 +199,16 @@ class Planning:
         may = may_overflow(after)
         loads = checkpoint.is_plain_model and not options.dequantize
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
+        stops, chosen = size_stops(size), str(options.max_shard_size)
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)
         return {
             form.size_message: "",
             **shown,
-            form.sizes: sizes_panel(size_stops(size), str(options.max_shard_size)),
+            **({} if stops == values[form.stops] else {form.stops: stops, form.sizes: sizes_panel(stops, chosen)}),
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
             form.picture: map_panel(map_of_plan(checkpoint, plan), plays),
-            form.summary: summary_panel(checkpoint, plan, forecast),
+            form.summary: summary_panel(checkpoint, plan, forecast, stop_for(stops, chosen), size_label(chosen)),
             form.shards: shards_panel(plan, forecast),
             form.findings: findings_panel((*checkpoint.findings, *plan.findings)),
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed))),
