@@ -17,7 +17,7 @@ run: .venv/installed  ## serve the page without a network
 space:  ## write into space/ what a Space of OWNER needs
 	@$(PYTHON) .ci/space.py '$(OWNER)'
 
-# What a change is tried with: some seven minutes on two cores. Three processes keep those busy, as tests often wait.
+# What a change is tried with: some ten minutes on two cores. Three processes keep those busy, as tests often wait.
 # tests/conftest.py says which tests stay together.
 test: .venv/tested browser  ## what a change is tried with
 	$(BIN)/python -m pytest -m "not thorough" --numprocesses 3 --dist loadfile --no-loadscope-reorder

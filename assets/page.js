@@ -33,7 +33,11 @@ window.shardMyRepo = {
 
   // The old plan fades until the new one is there, so that it does not look like the answer to a new choice.
   busy() { document.body.classList.add("busy"); },
-  ready() { document.body.classList.toggle("busy", isStale()); },
+  ready() {
+    const stale = isStale();
+    document.body.classList.toggle("busy", stale);
+    if (!stale) follow();
+  },
 };
 
 // Whether a field shows another choice than the one that the plan was made for.
@@ -79,16 +83,31 @@ document.addEventListener("click", (event) => {
 
 let sliding = 0;
 const stopsOf = (slider) => JSON.parse(slider.closest(".slider").dataset.stops);
+const written = () => document.querySelector("#size :is(input, textarea)");
 
-function slide(slider, index) {
+// Stand at a stop, or beside it if `size` lies between two.
+function show(slider, index, size) {
   const stop = stopsOf(slider)[index], panel = slider.closest(".slider");
   slider.value = index;
-  slider.setAttribute("aria-valuetext", stop.size);
-  panel.querySelector("output").textContent = stop.size;
-  panel.querySelector(".reason").textContent = stop.reason;
-  window.shardMyRepo.busy();
+  slider.setAttribute("aria-valuetext", size ?? stop.size);
+  panel.querySelector("output").textContent = size ?? stop.size;
+  panel.querySelector(".reason").textContent = size && size !== stop.size ? "" : stop.reason;
+}
+
+// The slider writes into the field. So there is one size, and one event that draws it.
+function slide(slider, index) {
+  show(slider, index);
+  const field = written();
+  field.value = stopsOf(slider)[index].size;
+  field.dispatchEvent(new Event("input", { bubbles: true }));
   clearTimeout(sliding);
-  sliding = setTimeout(() => tell(panel, { size: stop.size }), 120);
+  sliding = setTimeout(() => field.dispatchEvent(new KeyboardEvent("keypress", { key: "Enter", bubbles: true })), 120);
+}
+
+// A plan brings the stop for its size. The server does not draw the slider again: somebody may be moving it.
+function follow() {
+  const slider = document.querySelector("#size-slider"), at = document.querySelector("#summary p")?.dataset.at;
+  if (slider && at) show(slider, Number(at), written().value.trim());
 }
 
 document.addEventListener("input", (event) => {

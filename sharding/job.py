@@ -179,7 +179,8 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
     _require(request.extras())
     options, classic, compare_rounds = request.options, request.engine == "classic", request.compare_rounds
     if options.rank is not None and not is_folder(request.destination):
-        raise UsageError("The part of one rank is not a whole model for a repo.", "Name a folder, such as ./part.")
+        message = "The part of one rank is not a complete model, so it cannot be a repo."
+        raise UsageError(message, "Name a folder, such as ./part.")
     hub = Hub(endpoint or hub_endpoint(), token)
     origin, target = _open(request, hub)
     with Meter() as meter, closing(target), ExitStack() as stack:
@@ -202,7 +203,7 @@ def run(request: Request, *, endpoint: str | None = None, token: str | None = No
         plan_id = identify_plan(plan)
         if request.expect and plan_id != request.expect:
             raise Refused(
-                f"The plan is {plan_id}, but you expect {request.expect}.",
+                f"The plan has the id {plan_id}, but you expect {request.expect}.",
                 "The source or the options have changed. Look at the plan again.",
             )
         kept = yield from _measured(check_kept(target, prepared, plan_id, origin, reader), target, meter)
@@ -350,8 +351,7 @@ def _open(request: Request, hub: Hub) -> tuple[Repo, Destination]:
         hidden = base if origin.base and origin.base.is_private else request.source
         raise DestinationError(
             f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody.",
-            "Make the copy private, or confirm that its terms allow a public one. Leave out --public for the first, "
-            "or add --yes for the second.",
+            "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy.",
             Remedy("make_private"),
         )
     if private is None:  # as the source, so that a job never makes public what was not

@@ -10,9 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from sharding.checkpoint import documents
 from sharding.core import errors, limits
 from sharding.core.errors import RemedyKind, ShardingError
 from sharding.formats import names
+from sharding.planning import schemes
+from sharding.storage.hub import client
 from tests.conftest import ROOT
 
 CODE = ROOT / "sharding"
@@ -33,7 +36,12 @@ _SHORT = {
     "command_path": "command",
 }
 """What is put into a sentence, by the name of the function or the attribute."""
-_FIXED = {name: str(value) for name, value in (vars(names) | vars(limits)).items() if isinstance(value, str | int)}
+_FIXED = {
+    name: str(value)
+    for module in (names, limits, documents, schemes, client)
+    for name, value in vars(module).items()
+    if re.fullmatch(r"[A-Z][A-Z_]*", name) and isinstance(value, str | int)
+}
 _DEEP = 3
 """How many names are looked up one behind the other."""
 
@@ -148,10 +156,11 @@ def _words(part: ast.expr, line: int, function: ast.FunctionDef, room: ast.Modul
             return _FIXED[name]
         case ast.Name(id=name):
             values = _last_given(name, line, function, room) if deep else []
+            values = [_one_of(value, name, function) for value in values]
             if len(values) == 1 and not isinstance(values[0], ast.Tuple):
                 shown = _words(values[0], min(line, values[0].lineno), function, room, deep - 1)
-                if not shown.startswith("{") or " " in shown.partition("}")[0]:
-                    return shown + _added(name, values[0].lineno, line, function)
+                if not re.fullmatch(r"\{[^} ]*\}", shown):
+                    return shown + _added(name, values[0], line, function, room)
             return _put_in(name)
         case ast.Attribute(attr=name):
             return _put_in(name)
@@ -162,10 +171,30 @@ def _words(part: ast.expr, line: int, function: ast.FunctionDef, room: ast.Modul
     return "{…}"
 
 
-def _added(name: str, first: int, last: int, function: ast.FunctionDef) -> str:
-    """What is added to a name between two lines, which may be missing."""
-    more = (node for node in ast.walk(function) if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name)
-    return "".join(f"[{text}]" for node in more if first < node.lineno < last for text in _texts([node.value])[-1:])
+def _one_of(value: ast.expr, name: str, function: ast.FunctionDef) -> ast.expr:
+    """The part of a tuple that a name is given, as one of several. Any other value as it is."""
+    before: ast.Assign | None = None
+    for node in sorted(
+        (node for node in ast.walk(function) if isinstance(node, ast.Assign)), key=lambda node: node.lineno
+    ):
+        names = ast.unparse(node.targets[0]).strip("()").split(", ")
+        if node.value is value and isinstance(value, ast.Tuple) and len(names) == len(value.elts):
+            is_for_some = before and before.col_offset < node.col_offset and not isinstance(before.value, ast.Tuple)
+            return value if is_for_some else value.elts[names.index(name)]
+        before = node if name in names else before
+    return value
+
+
+def _added(name: str, first: ast.expr, last: int, function: ast.FunctionDef, room: ast.Module) -> str:
+    """What is added to a name after its `first` value and before a line. It is in brackets if it may be missing."""
+    columns = [node.col_offset for node in ast.walk(function) if isinstance(node, ast.Assign) and node.value is first]
+    added = ""
+    for node in ast.walk(function):
+        if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name and first.lineno < node.lineno < last:
+            text = _words(node.value, node.lineno, function, room, _DEEP)
+            is_sure = node.col_offset in columns or text.startswith("[")
+            added += text if is_sure else f"[{text}]"
+    return added
 
 
 def _put_in(name: str) -> str:
@@ -232,7 +261,7 @@ def _is_whole(message: Message) -> bool:
 
 
 def _row(message: Message) -> str:
-    kind = message.about if message.of == "Finding" else _EITHER.get(message.of, message.of)
+    kind = message.about or "several" if message.of == "Finding" else _EITHER.get(message.of, message.of)
     cells = [kind, message.message, message.hint or "nothing"]
     return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
 

@@ -170,7 +170,7 @@ def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> No
         if name and folder + name not in taken:
             raise SourceError(
                 f"{folder}{CONFIG_NAME} sets {WEIGHTS_NAMED} to {name[:100]!r}. Only the top folder may set it.",
-                "Give the file its usual name, and remove the entry.",
+                "Give the file its usual name, such as model.safetensors, and remove the entry.",
             )
 
 
@@ -291,17 +291,19 @@ def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
 def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
     """Return the metadata for every shard, and a finding if the headers disagree on it."""
     merged: dict[str, str] = {}
-    conflicts = []
+    conflicts = dict[str, str]()
     for header in headers:
         for key, text in (header.metadata or {}).items():
             if merged.setdefault(key, text) != text:
-                conflicts.append(key)
+                conflicts.setdefault(key, f"{key} is {merged[key][:50]!r} in one file and {text[:50]!r} in another")
     # accelerate 1.15 refuses a file whose metadata does not name the framework that wrote it.
     merged.setdefault("format", "pt")
     if not conflicts:
         return merged, []
-    message = f"The headers disagree on the metadata {name_some(sorted(set(conflicts)))}. The first value is kept."
-    return merged, [Finding("warning", "metadata-conflict", message)]
+    differing = name_some([conflicts[key] for key in sorted(conflicts)])
+    message = f"The headers have different metadata: {differing}. The first value is kept."
+    hint = "If that is wrong, the shards may be of different saves."
+    return merged, [Finding("warning", "metadata-conflict", message, hint)]
 
 
 def read_configs(source: Files, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:

@@ -54,7 +54,7 @@ def read_rank_shards(files: Sequence[FileEntry], headers: Sequence[Header]) -> T
     missing, number = missing_names(files)
     if number:
         message = f"Some ranks saved fewer files than others. Missing files: {name_some(missing, total=number)}."
-        hint = "No piece is missing in the middle. Give the base model to check that none is missing at the end."
+        hint = "No piece is missing in the middle. One may be missing at the end. To check that, add --base owner/name."
         findings.append(Finding("warning", "ranks-uneven", message, hint))
     return Trained(tensors, findings)
 
@@ -67,13 +67,15 @@ def read_dcp(source: Files, by_path: dict[str, FileEntry]) -> tuple[list[FileEnt
     listed = by_path[DCP_METADATA_NAME]
     if listed.bytes > MAX_DCP_BYTES:
         raise SourceError(
-            f"{listed.path} ({format_bytes(listed.bytes)}) is larger than the limit of {format_bytes(MAX_DCP_BYTES)}.",
+            f"{listed.path}, the list of all saved pieces, has {format_bytes(listed.bytes)}. The limit is "
+            f"{format_bytes(MAX_DCP_BYTES)}.",
             "Save the model without its optimizer, which takes two thirds of it, or from fewer ranks.",
         )
     try:
         metadata = parse_metadata(b"".join(source.read(listed.path, 0, listed.bytes)))
     except PickleRefused as error:
-        raise SourceError(f"{listed.path} cannot be read: {error}.", "Ask its author to save it again.") from error
+        message = f"{listed.path}, the list of all saved pieces, cannot be read: {error}."
+        raise SourceError(message, "Copy it again, or ask its author to save the checkpoint again.") from error
     state = state_in({entry.name: entry.path for entry in metadata.entries})
     weights = [entry for entry in metadata.entries if entry.name not in state]
     names = _final_names(model_names({entry.name: entry.path for entry in weights}), state or metadata.others)
@@ -100,7 +102,7 @@ def what_is_missing(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     if not needs_base(checkpoint):
         return ()
     message = "There is no config.json and no tokenizer, so no library can load the result by its name."
-    hint = "The model that was trained can supply these files. Name it with --base owner/name."
+    hint = "The model from which the training started can supply these files. Name it with --base owner/name."
     return (Finding("warning", "no-base", message, hint),)
 
 
@@ -123,7 +125,8 @@ def as_trained(checkpoint: Checkpoint) -> Checkpoint:
             unfit.add("recipe.yaml")  # llm-compressor writes it. Without such an entry, it may be the trainer's own.
             message = f"config.json says that the weights are quantized with {method_of(quantization)}, but none are. "
             message += "The config.json of the result leaves this entry out."
-            findings.append(Finding("info", "quantization-dropped", message))
+            hint = "This is normal after training. Otherwise, check that config.json belongs to these weights."
+            findings.append(Finding("info", "quantization-dropped", message, hint))
     if paths := [file.path for file in checkpoint.side_files if file.path in unfit]:
         message = f"Left out: {name_some(paths, len(paths))} (describes the quantization of other weights)."
         findings.append(Finding("info", "left-out", message))
@@ -147,7 +150,8 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
         ordinary = base  # both are quantized
     if ordinary is None:
         message = f"The weights of {name} are quantized, but these are not. Names and shapes are not compared."
-        finding = Finding("info", "base-quantized", message)
+        hint = "To compare them, use an unquantized version as the base."
+        finding = Finding("info", "base-quantized", message, hint)
         return replace(checkpoint, base=base.source, findings=(*checkpoint.findings, finding))
     ours, theirs = ({tensor.name: tensor for tensor in model.tensors} for model in (checkpoint, ordinary))
     _refuse_cut_short(ours, theirs)
@@ -162,9 +166,11 @@ def compare_with_base(checkpoint: Checkpoint, base: Checkpoint, ordinary: Checkp
         findings.append(Finding("warning" if len(added) == len(ours) else "info", "base-adds", message, hint))
     if other := [name for name in ours if name in theirs and ours[name].shape != theirs[name].shape]:
         first = other[0]
-        shapes = f"{first} is {list(ours[first].shape)} instead of {list(theirs[first].shape)}"
+        shapes = f"{first} is {list(ours[first].shape)} here and {list(theirs[first].shape)} there"
         message = f"The shape of {count(len(other), 'tensor')} differs from {name}. For example, {shapes}."
-        hint = "Change config.json of the result to match, for example vocab_size."
+        hint = (
+            "Change config.json of the result to match, for example vocab_size. If it is the wrong base, name another."
+        )
         findings.append(Finding("warning", "base-shapes", message, hint))
     dtypes = [Counter(tensor.dtype for tensor in tensors.values()).most_common(1)[0][0] for tensors in (ours, theirs)]
     if dtypes[0] != dtypes[1]:
@@ -190,8 +196,8 @@ def _refuse_cut_short(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> Non
     if short and len(short) == len(cut):
         first = short[0]
         raise SourceError(
-            f"The files of a rank are missing. {first} is {list(ours[first].shape)} instead of "
-            f"{list(theirs[first].shape)}, and every other tensor in pieces is too short as well.",
+            f"The files of a rank are missing. {first} is {list(ours[first].shape)} here and "
+            f"{list(theirs[first].shape)} in the base. Every other tensor in pieces is too short as well.",
             "Copy the files of all ranks into one folder.",
         )
 

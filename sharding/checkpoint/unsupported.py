@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from sharding.checkpoint.documents import MODULES_NAME, PIPELINE_NAME
 from sharding.core.errors import SourceError, VariantMissing
 from sharding.core.text import name_some
 from sharding.formats.names import is_duplicate, may_be_model
@@ -104,4 +105,5 @@ def component_without_weights(folder: str, others: Sequence[str]) -> SourceError
         hint = "Load it once with a release of its library that reads them, and save it with save_pretrained."
         return SourceError(message, hint)
     message = f"{name} has a configuration but no weights, so no library could load it from the copy."
-    return SourceError(message, "Download its weights, or remove its entry from the file that lists the parts.")
+    hint = f"Download its weights, or remove its entry from the list of parts, {PIPELINE_NAME} or {MODULES_NAME}."
+    return SourceError(message, hint)

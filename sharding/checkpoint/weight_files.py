@@ -143,14 +143,13 @@ def _remarks(
         yield Finding("info", "variant", f"The variant {name} is used.", f'Load the result with variant="{name}".')
     whole = sorted(weight_set.single or weight_set.folder for weight_set in sets if weight_set.is_whole)
     if library in ONE_FILE and whole:
-        message = f"{ONE_FILE[library]} loads one file and follows no index, so {name_some(whole)} stays one file."
-        hint = "The shard limit does not apply to it."
-        yield Finding("info", "one-file-loader", message, hint)
+        message = f"{ONE_FILE[library]} loads one file and follows no index, so {name_some(whole)} stays one file. "
+        message += "The shard limit does not apply to it."
+        yield Finding("info", "one-file-loader", message)
         whole = []
     if whole := sorted([*whole, *copied]):
-        message = f"Kept whole, because their loaders find them by these names: {name_some(whole)}."
-        hint = "Libraries load adapters, heads and small modules of a sentence transformer by name, not by an index."
-        yield Finding("info", "kept-whole", message, hint)
+        message = f"Kept whole, because their libraries find them by name and not by an index: {name_some(whole)}."
+        yield Finding("info", "kept-whole", message)
     if library == "unknown":
         message = "No loader is known: the source does not say which library loads these weights."
         hint = "They are cut as for transformers. If your loader reads only one file, add --single-file."

@@ -4,10 +4,11 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 
 from sharding.checkpoint.loaders import DIFFUSION_STEM, TRANSFORMERS, Loader
 from sharding.core.errors import SourceError
-from sharding.core.text import name_some
+from sharding.core.text import MOST_NAMES, name_some
 from sharding.core.values import Finding, folder_of
 from sharding.formats.index import Index
 from sharding.formats.names import BIN_SHARD_NAME, SHARD_NAME, is_rank_index
@@ -172,9 +173,12 @@ def _complete(shards: Sequence[str]) -> list[str]:
             f"There are shards of several checkpoints and no index: {names}.", "Remove the shards that are out of date."
         )
     ((_, _, count), numbers), *_ = sets.items()
-    missing = count - len(numbers & set(range(1, count + 1)))
-    if missing:
+    if missing := count - len(numbers & set(range(1, count + 1))):
+        absent = (number for number in range(1, count + 1) if number not in numbers)
+        start, _, end = shards[0].rpartition("-of-")
+        stem = start.rpartition("-")[0]
+        names = name_some([f"{stem}-{number:05d}-of-{end}" for number in islice(absent, MOST_NAMES)], total=missing)
         raise SourceError(
-            f"{missing} of the {count} shards are missing, and there is no index.", "Download them again."
+            f"{missing} of the {count} shards are missing, and there is no index: {names}.", "Download them again."
         )
     return sorted(shards)

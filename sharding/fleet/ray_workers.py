@@ -49,8 +49,7 @@ def ray_workers() -> Iterator["RayWorkers"]:
                 ray.init(address, **_QUIET)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             problem = "Ray cannot start a cluster here" if address == "local" else f"No Ray cluster is at {address}"
-            hint = "On a machine of the cluster, set RAY_ADDRESS to auto. From elsewhere, use ray job submit."
-            raise Refused(f"{problem}: {error}", hint) from error
+            raise Refused(f"{problem}: {error}", _HINT) from error
     try:
         yield RayWorkers()
     finally:
@@ -65,10 +64,13 @@ def _refuse_unreachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
-        hint = "Set RAY_ADDRESS to the address of the head node, with the port of its store (6379)."
-        raise Refused(f"No Ray cluster is at {address}: {error}.", hint) from error
+        raise Refused(f"No Ray cluster is at {address}: {error}.", _HINT) from error
 
 
+_HINT = (
+    "On a machine of the cluster, set RAY_ADDRESS to auto, or to the head node with the port of its store (6379). From "
+    "elsewhere, use ray job submit."
+)
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 

@@ -38,7 +38,8 @@ def assemble_headers(files: Sequence[FileEntry], headers: Sequence[Header]) -> l
             box = Box(place.file, place.start_byte, offset, tensor.shape, strides_of(tensor.shape))
             dtype = dtypes.setdefault(tensor.name, tensor.dtype)
             if dtype != tensor.dtype:
-                raise SourceError(f"{tensor.name} is {dtype} in one file and {tensor.dtype} in another.", _HINT)
+                first = boxes[tensor.name][0].file
+                raise SourceError(f"{tensor.name} is {dtype} in {first} and {tensor.dtype} in {file.path}.", _HINT)
             boxes.setdefault(tensor.name, []).append(box)
     saved = (SavedBoxes(name, dtypes[name], None, tuple(pieces)) for name, pieces in boxes.items())
     missing, count = missing_names(files)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
+from operator import add, gt
 
 from sharding.core.dtypes import BY_NAME, tensor_bytes
 from sharding.core.errors import SourceError
@@ -41,15 +42,18 @@ def assemble(saved: Iterable[SavedBoxes], hint: str = "") -> list[Tensor]:
         try:
             size = tensor_bytes(tensor.dtype, shape)
         except ValueError as error:
-            raise SourceError(f"The pieces of {tensor.name} cannot be joined: {error}.", _AGAIN) from error
+            raise SourceError(
+                f"The pieces of {tensor.name} in {_files(tensor.boxes)} cannot be joined: {error}.", _AGAIN
+            ) from error
         recipe: Recipe = Stored(0, tensor.boxes[0].file, tensor.boxes[0].origin, tensor.boxes[0].origin + size)
         if len(boxes) == 1 and _is_in_order(boxes[0]):
             recipe = Stored(0, boxes[0].file, boxes[0].origin, boxes[0].origin + size)
         elif boxes:
             if BY_NAME[tensor.dtype].bits % 8:
                 raise SourceError(
-                    f"{tensor.name} has the dtype {tensor.dtype}, so its pieces do not end at whole bytes.",
-                    "Save it with its trainer in a dtype of whole bytes.",
+                    f"The pieces of {tensor.name} cannot be joined, because {tensor.dtype} stores a number in "
+                    f"{BY_NAME[tensor.dtype].bits} bits, not in whole bytes.",
+                    "Save it again with its trainer in a dtype of whole bytes, such as bf16.",
                 )
             recipe = Laid(tuple(boxes), shape, BY_NAME[tensor.dtype].bits // 8)
         tensors.append(Tensor(tensor.name, tensor.dtype, shape, recipe))
@@ -65,7 +69,8 @@ def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ..
     """Return the shape that the pieces fill. Raises SourceError if they do not fill it."""
     ranks = {len(box.shape) for box in tensor.boxes} | {len(box.offsets) for box in tensor.boxes}
     if len(ranks | ({len(tensor.shape)} if tensor.shape is not None else set())) > 1:
-        raise SourceError(f"The pieces of {tensor.name} have different numbers of dimensions.", _AGAIN)
+        message = f"The pieces of {tensor.name} in {_files(tensor.boxes)} have different numbers of dimensions."
+        raise SourceError(message, _AGAIN)
     if (dimensions := ranks.pop()) > MAX_DIMENSIONS:
         message = f"{tensor.name} has {dimensions:,} dimensions. The limit is {MAX_DIMENSIONS}."
         raise SourceError(message, "Reshape it before you save it.")
@@ -76,13 +81,20 @@ def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ..
     )
     shape = reach if tensor.shape is None else tensor.shape
     if boxes and any(far > length for far, length in zip(reach, shape, strict=True)):
-        raise SourceError(f"A piece of {tensor.name} reaches beyond its shape {list(shape)}.", _AGAIN)
+        beyond = [box for box in boxes if any(map(gt, map(add, box.offsets, box.shape), shape))]
+        message = f"A piece of {tensor.name} in {_files(beyond)} reaches beyond its shape {list(shape)}."
+        raise SourceError(message, _AGAIN)
     there, wanted = sum(prod(box.shape) for box in boxes), prod(shape)
     if there < wanted:
-        files = name_some(sorted({box.file for box in around}))
-        message = f"Pieces of {tensor.name} are missing. Only {there:,} of its {wanted:,} elements are in {files}."
+        message = (
+            f"Pieces of {tensor.name} are missing. Only {there:,} of its {wanted:,} elements are in {_files(around)}."
+        )
         raise SourceError(message, hint + _AGAIN)
     return shape
+
+
+def _files(boxes: Iterable[Box]) -> str:
+    return name_some(sorted({box.file for box in boxes}))
 
 
 def _refuse_overlaps(name: str, boxes: Sequence[Box], left: int) -> int:
@@ -97,22 +109,26 @@ def _refuse_overlaps(name: str, boxes: Sequence[Box], left: int) -> int:
         if len(group) < 2:
             continue
         for axis in range(len(group[0].shape)):
-            left = _spend(name, left, len(group))
+            left = _spend(name, len(boxes), left, len(group))
             if len(parts := _parted(group, axis)) > 1:
                 groups += parts
                 break
         else:
             for box, other in combinations(group, 2):
-                left = _spend(name, left, len(box.shape))
+                left = _spend(name, len(boxes), left, len(box.shape))
                 if _overlap(box, other):
-                    where = sorted({box.file, other.file})
-                    raise SourceError(f"The same elements of {name} are saved twice, in {name_some(where)}.", _AGAIN)
+                    where = _files((box, other))
+                    raise SourceError(f"The same elements of {name} are saved twice, in {where}.", _AGAIN)
     return left
 
 
-def _spend(name: str, left: int, steps: int) -> int:
+def _spend(name: str, pieces: int, left: int, steps: int) -> int:
     if left < steps:
-        raise SourceError(f"{name} has too many pieces that may overlap.", _AGAIN)
+        raise SourceError(
+            f"{name} has {pieces:,} pieces, too many to check for overlaps. The limit is {MAX_BOX_LOOKS:,} steps for "
+            "all tensors.",
+            "Save the checkpoint again from fewer ranks.",
+        )
     return left - steps
 
 

@@ -52,4 +52,5 @@ def structure_of(path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dic
             seen = {name: TensorDigest(view.get_dtype(), tuple(view.get_shape()), "") for name, view in views.items()}
             return seen, file.metadata()
     except (SafetensorError, OSError) as error:
-        raise HeaderError(f"safetensors cannot open it: {error}.", "Write the file again.") from error
+        hint = "The file is damaged. Download it again, or run the job again if it is a result."
+        raise HeaderError(f"safetensors cannot open {shard.file}: {error}.", hint) from error

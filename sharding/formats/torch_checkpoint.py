@@ -20,7 +20,7 @@ from sharding.formats.torch_zip import ZipRefused
 from sharding.recipes.laid import Box, Laid
 from sharding.recipes.stored import Stored
 
-_HINT = "Ask its author for safetensors, or load it in your own sandbox and save it again."
+_HINT = "Ask its author for safetensors, or load it on an isolated machine and save it as safetensors."
 
 EMBEDDINGS = re.compile(
     r"(?:^|[./])(?:embed_tokens|shared|wte|word_embeddings?|tok_embeddings|embeddings|embed_in|tokens_embed|w)\.weight$"
@@ -71,9 +71,10 @@ def read_archive(source: Files, file: FileEntry, *, unites_tied: bool = True) ->
         tied = _tied(tensors) if unites_tied else {}
         return _lay_out(file, tensors, tied, locate, tuple(ignored), is_wrapped=bool(wrapper))
     except PickleRefused as error:
-        raise SourceError(f"{file.path} cannot be read: {error}.", _HINT) from error
+        raise SourceError(f"The pickled weights {file.path} cannot be read: {error}.", _HINT) from error
     except ZipRefused as error:
-        raise SourceError(f"{file.path} cannot be read: {error}.", "Download it again, or ask its author.") from error
+        message = f"The pickled weights {file.path} cannot be read: {error}."
+        raise SourceError(message, "Download the file again, or ask its author.") from error
 
 
 def describe_archives(files: Iterable[FileEntry], archives: Sequence[Archive]) -> Iterator[Finding]:

@@ -80,7 +80,8 @@ def run_classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None
     if process.returncode:
         reason = lines[-1][:500] if lines else f"it ended with {process.returncode}"
         message = f"The classic engine cannot re-shard this checkpoint: {reason}"
-        raise SourceError(message, "Leave --engine out.", _STREAM)
+        hint = "Leave --engine out. If that fails too, load the model with its own library and save it as safetensors."
+        raise SourceError(message, hint, _STREAM)
     written_bytes = sum(path.stat().st_size for path in out.iterdir())
     return ClassicCost(time.monotonic() - started, peak_bytes, written_bytes)
 

@@ -22,7 +22,7 @@ from sharding.model_class.claims import refuse_contradiction
 from sharding.model_class.class_table import hints_from_table
 
 _TOO_LONG = "transformers took too long to build this model without weights."
-_LEAVE_OUT = "Check its config.json. Or plan by size in natural order without a cast, which does not need transformers."
+_LEAVE_OUT = "Check its config.json. Or cut by size, in natural order and without a cast. This needs no transformers."
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
         raise ModelRefused(f"transformers cannot build this model: its process was ended by {killer}.", _LEAVE_OUT)
     if done.returncode:
         problem = (lines or ["no reason given"])[-1][:300]
-        raise SourceError(f"transformers cannot build this model: {problem}", "Check its config.json.")
+        raise SourceError(f"transformers cannot build this model: {problem}", _LEAVE_OUT)
     answer = json.loads(done.stdout)
     if "refused" in answer:
         raise ModelRefused(answer["refused"], _LEAVE_OUT)

@@ -153,7 +153,7 @@ class Endpoints:
         token = self._site.token(request)
         who = person(self._desk, token)
         if who is None or token is None:
-            raise Refused("This needs a login.", "Send your token in the header `Authorization: Bearer hf_...`.")
+            raise Refused("Jobs need a login.", "Send your token in the header `Authorization: Bearer hf_...`.")
         return who, token
 
 

@@ -59,7 +59,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
     # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
-    plan: set[Block] = {*fields_of_a_plan(form), form.suggested, form.seen}
+    plan: set[Block] = {*fields_of_a_plan(form), form.suggested, form.seen, form.stops}
     target: set[Block] = {*name, form.visibility}
     order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced, form.plan_id}
 
@@ -87,7 +87,6 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     changes += [form.strategy.input, form.machines.submit, form.machines.blur, form.dtype.input, form.overflow.input]
     changes += [form.dequantize.input, *(field.input for field in form.more.values())]
     propose(gr.on(changes, patient(planning.draw), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
-    propose(form.sizes.select(patient(planning.slide), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET)
 
     form.place.click(planning.wait, None, form.devices, **_QUIET).then(
@@ -121,9 +120,10 @@ def _plan_parts(form: Form) -> list[Block]:
         form.variant,
         form.facts,
     ]
-    shown += [form.plan, form.push, form.advanced, form.sizes, form.size, form.suggested, form.seen, form.plan_id]
-    shown += [form.machines]
+    shown += [form.plan, form.push, form.advanced, form.sizes, form.stops, form.size, form.suggested, form.seen]
+    shown += [form.plan_id]
     shown += [
+        form.machines,
         form.size_message,
         form.dequantize,
         form.overflow,

@@ -117,6 +117,7 @@ class Form:
     proposed: gr.State
     suggested: gr.State
     plan_id: gr.State
+    stops: gr.State
     seen: gr.State
     replaced: gr.State
 
@@ -155,6 +156,7 @@ def lay_out(on_space: bool) -> Form:
         "proposed": gr.State(("", "")),
         "suggested": gr.State(""),
         "plan_id": gr.State(""),
+        "stops": gr.State(()),
         "seen": gr.State(()),
         "replaced": gr.State(("", "")),
     }
@@ -180,7 +182,7 @@ def _choose(parts: dict[str, Any]) -> None:
 
 def _plan(parts: dict[str, Any]) -> None:
     with gr.Row(elem_classes="fields sizing"):
-        parts["sizes"] = _panel("sizes", js_on_load=_CHOSEN, scale=4)
+        parts["sizes"] = _panel("sizes", scale=4)
         parts["size"] = gr.Textbox(
             "", label="Largest file", info="such as 300MB, or: one file", elem_id="size", scale=1, min_width=180
         )

@@ -103,15 +103,18 @@ def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]]) -> str:
     return render("tensors", title=title, tensors=listed[:_MOST_TENSORS], more=max(len(listed) - _MOST_TENSORS, 0))
 
 
-def summary_panel(checkpoint: Checkpoint, plan: Plan, forecast: Forecast, choices: Mapping[str, Any]) -> str:
+def summary_panel(
+    checkpoint: Checkpoint, plan: Plan, forecast: Forecast, choices: Mapping[str, Any], at: int = 0
+) -> str:
     """Return one line with the files of the copy and the cost of the job.
 
-    It holds the `choices` that the plan was made for, by the id of their fields.
+    It holds the `choices` that the plan was made for, by the id of their fields, and `at`, the stop for their size.
     """
     largest = max((shard.bytes for shard in plan.shards), default=0)
     return render(
         "summary",
         choices=choices,
+        at=at,
         today=count(len(checkpoint.weight_files), "file"),
         after=f"{len(plan.shards):,}",
         largest=format_bytes(largest),

@@ -46,11 +46,10 @@ from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
 from sharding.planning.oversized import gathered
 from sharding.planning.plan import identify_plan
-from sharding.planning.sizes import size_stops, usual_size
+from sharding.planning.sizes import size_stops, stop_for, usual_size
 from sharding.report.report import summarize_source
 
 _MOST_VARIANTS = 24
-_LONGEST_SIZE = 40
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, although the original is private"
 _SIGN_IN = "Sign in to push. Plans need no login."
@@ -178,15 +177,6 @@ class Planning:
         """Draw the plan for the current choices."""
         return self._draw(values, self._site.token(request, login), request)
 
-    def slide(
-        self, values: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
-    ) -> dict[Any, Any]:
-        """Draw the plan for the size on the slider."""
-        size = str(getattr(chosen, "size", ""))[:_LONGEST_SIZE]
-        drawn = self._draw({**values, self._form.size: size}, self._site.token(request, login), request)
-        drawn.pop(self._form.sizes, None)  # the visitor is moving it
-        return {self._form.size: size, **drawn}
-
     def list_tensors(
         self, values: Mapping[Any, Any], chosen: gr.EventData, request: gr.Request, login: gr.OAuthToken | None
     ) -> dict[Any, Any]:
@@ -223,15 +213,16 @@ class Planning:
         may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
         loads = checkpoint.is_plain_model and not options.dequantize
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
+        stops, chosen = size_stops(size, largest), str(options.max_shard_size)
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)
         return {
             form.size_message: "",
             **shown,
-            form.sizes: sizes_panel(size_stops(size, largest), str(options.max_shard_size)),
+            **({} if stops == values[form.stops] else {form.stops: stops, form.sizes: sizes_panel(stops, chosen)}),
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
             form.picture: map_panel(map_of_plan(checkpoint, plan), plays),
-            form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values)),
+            form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values), stop_for(stops, chosen)),
             form.plan_id: identify_plan(plan),
             form.start: gr.Button(variant="secondary" if changes_nothing(checkpoint, plan) else "primary"),
             form.shards: shards_panel(plan, forecast),

@@ -51,6 +51,7 @@ _HELP: dict[RemedyKind, Help] = {
 _OF_FINDINGS = {
     "variants": "To copy one of them instead, choose it under Advanced.",
     "no-base": "Name it below the model.",
+    "ranks-uneven": 'To check that, fill in "The model that was trained".',
     "base-dtype": "To convert them, choose a number format under Advanced.",
     "quantized": "Tick Dequantize for training, or for tools that cannot read such weights.",
     "no-known-loader": 'If your loader reads only one file, write "one file" as the size.',

@@ -54,7 +54,7 @@ def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Fi
         if known.unknown:
             message = f"Every floating-point tensor{f' of {folder}' if folder else ''} is cast to {dtype}, because the "
             message += f"tensors that the model keeps in fp32 are unknown: {known.unknown}"
-            hint = "Check that the code of the model needs no weights in fp32."
+            hint = "Check whether the code of the model needs weights in fp32. If it does, keep the dtype."
             findings.append(Finding("warning", "cast-without-class", message, hint))
         elif names:
             message = f"{len(names)} tensors are not cast to {dtype}, because {known.class_name} keeps their dtype: "

@@ -11,7 +11,7 @@ from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Checkpoint, Finding, Tensor
 from sharding.formats.quantization import is_quantized, may_be_quantized, quantization_of, without_quantization
 from sharding.planning.cast import cast_tensors
-from sharding.planning.schemes import Scheme, refusal, scheme_of
+from sharding.planning.schemes import OF_ORIGIN, Scheme, refusal, scheme_of
 from sharding.recipes.fp8 import Fp8
 from sharding.recipes.mxfp4 import GROUP, GROUP_BYTES, Mxfp4
 
@@ -125,7 +125,7 @@ def _ordinary_tensors(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> 
             if scheme and (is_quantized(tensor) or _is_half(tensor, scheme)):
                 raise SourceError(
                     f"{tensor.name} is not quantized as config.json says ({scheme.words}).",
-                    "This tool does not dequantize models whose weights are quantized in several ways.",
+                    f"This tool dequantizes only models with one kind of quantization. {OF_ORIGIN}",
                 )
             yield tensor
 

@@ -33,8 +33,9 @@ def in_order(
     queue.sort(key=lambda tensor: position.get(tensor.name, len(position)))
     if not unknown:
         return queue, []
-    message = f"{hints.class_name} does not save {count(len(unknown), 'tensor')}: {name_some(unknown)}."
-    return queue, [Finding("warning", "not-saved-by-class", message, "They are kept, after all other tensors.")]
+    message = f"{hints.class_name} does not save {count(len(unknown), 'tensor')}: {name_some(unknown)}. "
+    message += "They are kept, after all other tensors."
+    return queue, [Finding("warning", "not-saved-by-class", message)]
 
 
 def natural_key(name: str) -> str:

@@ -182,14 +182,15 @@ def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Findin
             yield Finding(
                 "warning",
                 "oversized-tensor",
-                f"{_name(shard)} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} "
-                "holds nothing else.",
-                "A tensor is never cut. If the file must stay below the limit, choose a larger shard size.",
+                f"{_name(shard)} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} holds only "
+                f"{'this tensor' if len(shard.tensors) == 1 else 'these tensors'}.",
+                "A tensor is never cut. To keep all files within the limit, choose one above "
+                f"{format_bytes(shard.bytes)}.",
             )
 
 
 def _name(shard: Shard) -> str:
     names, size = [tensor.name for tensor in shard.tensors], format_bytes(shard.bytes)
     if len(names) == 1:
-        return f"{names[0]} ({size}) is"
-    return f"{name_some(names, 1)} ({size}), one piece of memory in transformers, are"
+        return f"The tensor {names[0]} ({size}) is"
+    return f"The tensors {name_some(names, 1)} ({size}), one piece of memory in transformers, are"

@@ -10,8 +10,8 @@ from sharding.formats.quantization import method_of
 Block = tuple[int, int]
 """Rows and columns of numbers that share a scale; 0 means all of them."""
 
-_OF_ORIGIN = "Use the repo that it was quantized from. Its card usually names that repo as the base model."
-_BY_TRANSFORMERS = f"transformers may be able to dequantize it with %s(dequantize=True). Or: {_OF_ORIGIN}"
+OF_ORIGIN = "Use the repo that it was quantized from. Its card usually names that repo as the base model."
+_BY_TRANSFORMERS = f"transformers may be able to dequantize it with %s(dequantize=True). Or: {OF_ORIGIN}"
 _HINTS = {
     "bitsandbytes": "Load it with transformers on a GPU, then call model.dequantize() and save_pretrained. Or use the "
     "repo that it was quantized from.",
@@ -19,7 +19,7 @@ _HINTS = {
     "fp8": _BY_TRANSFORMERS % "FineGrainedFP8Config",
     "mxfp8": _BY_TRANSFORMERS % "FineGrainedFP8Config",
 }
-"""The hint for each method. For all others, such as GPTQ, AWQ, torchao and NVFP4, it is `_OF_ORIGIN`."""
+"""The hint for each method. For all others, such as GPTQ, AWQ, torchao and NVFP4, it is `OF_ORIGIN`."""
 
 
 PARTS = ("_scale_inv", "_scale", "_blocks", "_scales")
@@ -68,7 +68,7 @@ def can_help(quantization: Mapping[str, Any]) -> bool:
 
 def refusal(what: str, method: str = "") -> SourceError:
     """Return the error for weights quantized with `what`, a kind of `method`."""
-    hint = _HINTS.get(method or what, _OF_ORIGIN)
+    hint = _HINTS.get(method or what, OF_ORIGIN)
     return SourceError(f"This tool cannot dequantize weights that are quantized with {what}.", hint)
 
 

@@ -72,15 +72,15 @@ def digests_json(plan: Plan, plan_id: str, records: Mapping[str, ShardRecord]) -
     return document
 
 
-def parse_digests(text: bytes) -> Stored:
-    """Return the tensor digests of a `sharding_digests.json`, which anybody may have written.
+def parse_digests(text: bytes, name: str) -> Stored:
+    """Return the tensor digests of the `sharding_digests.json` of `name`, which anybody may have written.
 
     Raises SourceError if it is not what this tool writes.
     """
     try:
         digests: _Digests = adapter(_Digests).validate_json(text, strict=True)
     except ValidationError as error:
-        message = f"{DIGESTS_NAME} is not valid: {first_problem(error)}."
+        message = f"{DIGESTS_NAME} of {name} is not valid: {first_problem(error)}."
         hint = "Leave out --quick to read and compare the weights."
         raise SourceError(message, hint, Remedy("read_every_byte")) from error
     entries = digests.tensors.items()

@@ -39,7 +39,7 @@ def read_result(place: str, *, endpoint: str, token: str | None = None) -> Resul
         )
     text = read_small(source, entry, MAX_SHOWN_REPORT_BYTES)
     refuse_costly(text, source.ref.repo_id)
-    report = parse_report(text)
+    report = parse_report(text, source.ref.repo_id)
     return Result(source.ref.repo_id, source.ref.revision, source.files, report)
 
 

@@ -269,16 +269,18 @@ def to_json(value: Any, kind: Any = None) -> Json:
     return document
 
 
-def parse_report(text: bytes | str) -> Report:
-    """Return the report in a `sharding_report.json`, which anybody may have written.
+def parse_report(text: bytes | str, repo_id: str = "") -> Report:
+    """Return the report in a `sharding_report.json`, which anybody may have written: in the repo `repo_id`, if given.
 
     Raises SourceError if it is not what this tool writes. The error names the first thing that does not fit.
     """
     try:
         report: Report = adapter(Report).validate_json(text, strict=True)
     except ValidationError as error:
-        message = f"{REPORT_NAME} is not a report of this tool: {first_problem(error)}."
-        hint = "It may be made up, so it is not shown. Ask the owner of the repo to shard the model again."
+        message = (
+            f"{REPORT_NAME}{f' of {repo_id}' if repo_id else ''} is not a report of this tool: {first_problem(error)}."
+        )
+        hint = "Somebody may have written it by hand. Ask the owner of the repo to shard the model again."
         raise SourceError(message, hint) from error
     return report
 

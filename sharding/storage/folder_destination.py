@@ -160,7 +160,7 @@ class FolderDestination(FolderSink, Destination):
             sync_folders([self._staging])
             self._refuse_names((*records, *written), beside)  # again: reading may have taken long
             self._remove_earlier({folder_of(shard) for shard in records})
-            # The report first: if nobody resumes this job, it names the files and folders to remove.
+            # The report first, in place of the earlier one: at any time it names the files and folders to remove.
             self._put(parts, REPORT_NAME.__eq__)
             for folder in sorted(folders):
                 folder.mkdir(exist_ok=True)
@@ -276,8 +276,8 @@ class FolderDestination(FolderSink, Destination):
         there = sorted((targets | rivals(ours, inside)) - known)
         if there and not self._overwrite:
             raise DestinationError(
-                f"The copy would replace files in {self._folder} that this tool did not write, or loaders would load "
-                f"them instead: {name_some(there)}.",
+                f"{self._folder} has files that this tool did not write: {name_some(there)}. The copy would replace "
+                "them, or loaders would load them instead of the copy.",
                 "Move them away, then start the same job again. It goes on where it stopped. Or add --overwrite.",
                 Remedy("overwrite"),
             )
@@ -286,11 +286,12 @@ class FolderDestination(FolderSink, Destination):
             raise DestinationError(message, "Move the folder away, then start the same job again.")
 
     def _remove_earlier(self, folders: Iterable[str]) -> None:
-        earlier = {REPORT_NAME, *self._earlier}
+        earlier = set(self._earlier)
         for folder in {"", *folders} if self._overwrite else ():
             inside = {folder + path.name for path in (self._folder / folder).glob("*") if path.is_file()}
             earlier |= {path for path in inside if is_weights(path) or path in ENTRANCES}
-        remove(self._folder, (file for file in earlier if file not in self._finished or self._part(file).exists()))
+        published = {file for file in self._finished if not self._part(file).exists()}
+        remove(self._folder, earlier - {REPORT_NAME, *published})
 
     def _stage(self, number: int, chunks: Iterable[bytes]) -> Path:
         part = self._staging / _BESIDE.format(number)

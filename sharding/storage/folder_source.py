@@ -27,6 +27,7 @@ _NOT_REPO = {".git", ".cache", "__pycache__", STAGING_FOLDER}
 """Folders that tools keep beside a checkpoint. No repo has them."""
 
 _AGAIN = "Wait until no program writes to it any more, then start again."
+_COMPLETE = "If none does, download or copy the file again."
 
 _STEADY = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "apfs", "hfs"}
 """Local file systems. Those of networks and in user space may change the numbers of their files at any time."""
@@ -164,7 +165,7 @@ class FolderSource(Source):
                 while start_byte < end_byte:
                     chunk = stream.read(min(BATCH_BYTES, end_byte - start_byte))
                     if not chunk:
-                        raise SourceError(f"{file} ends early, at byte {start_byte}.", _AGAIN)
+                        raise SourceError(f"{file} ends early, at byte {start_byte}.", f"{_AGAIN} {_COMPLETE}")
                     start_byte += len(chunk)
                     yield chunk
         except OSError as error:

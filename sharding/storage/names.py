@@ -42,7 +42,9 @@ def parse_repo(text: str, endpoint: str, family: type[ShardingError] = SourceErr
         hint = "Write owner/name for a repo, or the path of a folder. A single dot is the current folder."
         raise UsageError("The name of a repo or a folder is empty.", hint)
     if len(text) > MAX_LINK_CHARACTERS:
-        raise family(f"{text[:100]!r}… is too long for a repo name.", "Write owner/name, or paste the repo's link.")
+        raise family(
+            f"{text[:100]!r}… is too long for the name of a repo.", "Write owner/name, or paste the repo's link."
+        )
     if (scheme := _SCHEME.match(text)) and not _HUB_SCHEME.match(text):
         hint = "Write owner/name for a Hub repo, or the path of a folder."
         raise family(f"Addresses that start with {scheme[0][:100]} are not supported.", hint)
@@ -73,7 +75,7 @@ def new_repo_id(text: str, endpoint: str) -> str:
     from huggingface_hub.utils import validate_repo_id
 
     if text.strip().startswith("/") or text.strip().endswith("/"):
-        raise DestinationError(f"{text[:200]!r} is not a complete name for a repo.", "Write owner/name.")
+        raise DestinationError(f"{text[:200]!r} is not the complete name of a repo.", "Write owner/name.")
     repo_id, revision = parse_repo(text, endpoint, DestinationError)
     if revision:
         message = f"{text[:200]!r} names a revision, but a result always goes to main."

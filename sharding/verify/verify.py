@@ -60,9 +60,10 @@ def verify(
     options = Options(dtype=dtype, variant=variant, allow_overflow=True, dequantize=dequantize)
     dtype, how = options.dtype, ""
     if quick and dtype != "keep":
-        raise UsageError("Stored digests cannot check a cast.", _WITHOUT_QUICK, _READ)
+        message = "The stored digests cannot be compared, because a cast changes the bytes."
+        raise UsageError(message, _WITHOUT_QUICK, _READ)
     if quick and numeric:
-        raise UsageError("Stored digests hold no numbers to compare.", _WITHOUT_QUICK, _READ)
+        raise UsageError("The stored digests hold no numbers to compare.", _WITHOUT_QUICK, _READ)
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
     sources = [open_source(original, hub, base), open_source(copy, hub)]
@@ -107,9 +108,9 @@ def verify(
 def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
     """Return how the digests compare that this tool has stored with both. Raises SourceError, Refused."""
     stored = [_stored_digests(source, checkpoint) for source, checkpoint in zip(sources, checkpoints, strict=True)]
-    hashes = {side.hash for side in stored}
-    if len(hashes) > 1:
-        message = f"One side stores {' digests, the other '.join(sorted(hashes))} digests. They cannot be compared."
+    original, copy = (side.hash for side in stored)
+    if original != copy:
+        message = f"The original has {original} digests and the copy has {copy} digests. They cannot be compared."
         raise Refused(message, _WITHOUT_QUICK, _READ)
     first, second = (side.tensors for side in stored)
     method, size = "stored digests were compared, no weights were read", checkpoints[1].total_bytes
@@ -151,7 +152,7 @@ def _stored_digests(source: Repo, checkpoint: Checkpoint) -> Stored:
     files = {file.path: file for file in source.files}
     if DIGESTS_NAME not in files:
         raise SourceError(f"{name} has no {DIGESTS_NAME}.", _WITHOUT_QUICK, _READ)
-    stored = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES))
+    stored = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES), name)
     headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
     if headers != {name: (digest.dtype, digest.shape) for name, digest in stored.tensors.items()}:
         message = f"{DIGESTS_NAME} of {name} does not describe the weights beside it."

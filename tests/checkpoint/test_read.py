@@ -71,7 +71,9 @@ def test_shards_without_an_index_are_taken_when_they_are_complete(checkpoint: Pa
     (checkpoint / INDEX).unlink()
     assert codes(checkpoint) == ["no-index"]
     (checkpoint / ONE).unlink()
-    with pytest.raises(SourceError, match="1 of the 2 shards are missing"):
+    with pytest.raises(
+        SourceError, match=r"1 of the 2 shards are missing, and there is no index: model-0000\d-of-00002\.safetensors\."
+    ):
         inspect(str(checkpoint))
 
 

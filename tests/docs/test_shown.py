@@ -109,7 +109,7 @@ def test_what_make_prints_is_what_the_pages_show() -> None:
     assert begins and all(begin in program for begin in begins)
     development = blocks(ROOT / "docs/development.md", "console")
     (checked,) = (block for block in development if block.startswith("$ make check\n"))
-    command = ["make", "--dry-run", "--old-file=.venv/tested", "check"]
+    command = ["make", "--no-print-directory", "--dry-run", "--old-file=.venv/tested", "check"]
     steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line for line in checked.splitlines() if line.startswith(".venv/")] == steps
 

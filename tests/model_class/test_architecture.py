@@ -62,7 +62,7 @@ def test_where_the_process_that_asks_is_killed_nothing_is_planned(
     for options in (Options(dtype="bf16"), Options(order="transformers"), Options(strategy="blocks")):
         with pytest.raises(ModelRefused, match=reason) as refusal:
             job.plan(str(checkpoint), options)
-        assert "by size in natural order" in refusal.value.hint
+        assert "by size, in natural order" in refusal.value.hint
         with pytest.raises(ModelRefused, match=reason):
             list(job.shard(str(checkpoint), str(tmp_path / "out"), options))
     assert not (tmp_path / "out").exists()

@@ -166,9 +166,9 @@ def test_what_makes_no_sense_is_a_sentence(connect: Connect, small: str) -> None
 def test_without_a_login_one_may_look_but_not_push(connect: Connect, small: str) -> None:
     client = connect()
     assert client.predict(source=small, api_name="/plan")["total_bytes"] > 0
-    with pytest.raises(AppError, match="This needs a login"):
+    with pytest.raises(AppError, match="Jobs need a login"):
         client.predict(source=small, destination="alice/never", api_name="/shard")
-    with pytest.raises(AppError, match="does not exist, or you may not see it"):
+    with pytest.raises(AppError, match="does not exist, or you have no access to it"):
         client.predict(source="alice/nothing", api_name="/inspect")
 
 
@@ -178,7 +178,7 @@ def test_nobody_reads_or_cancels_the_job_of_another(connect: Connect, space: Sit
     job = alice.predict(**wish, api_name="/shard")["job"]
     with pytest.raises(AppError, match="no job with this id"):
         bob.predict(job=job, api_name="/status")
-    with pytest.raises(AppError, match="This needs a login"):
+    with pytest.raises(AppError, match="Jobs need a login"):
         connect().predict(job=job, api_name="/status")
     # Nor do the handlers behind the page.
     cancel = next(number for number, text in handlers(space).items() if text == "cancel")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.conftest import write_checkpoint
 from tests.localhub.conftest import Server
@@ -186,6 +186,38 @@ def test_the_slider_stands_at_what_each_model_suggests_and_a_size_of_ones_own_st
     expect(written).to_have_value("one file")
     expect(page.locator("#size-reason")).to_contain_text("ComfyUI")
     expect(page.locator("#summary")).to_contain_text("Nothing would change")
+    # A size that is no stop: the slider stands beside it, also when it was moved in between.
+    for size, reads in (("70kB", "70kB"), ("50kB", "50kB"), ("70kB", "70kB")):
+        written.fill(size)
+        written.press("Enter")
+        expect(page.locator("body")).not_to_have_class(re.compile("busy"))
+        expect(slider).to_have_attribute("aria-valuetext", reads)
+
+
+@pytest.mark.thorough
+def test_the_plan_is_that_of_the_slider_although_an_earlier_question_arrives_late(
+    home: Site, visit: Visit, layered: str
+) -> None:
+    page = visit(home, f"?repo={layered}&size=100kB")
+    settled(page)
+    late: list[object] = []
+
+    def hold(route: Route) -> None:
+        if not late:
+            late.append(route)
+            page.wait_for_timeout(1500)
+        route.continue_()
+
+    page.get_by_label("Largest file").focus()
+    page.route("**/queue/join*", hold)
+    page.locator("#size-slider").focus()  # leaves the field, which asks
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#summary")).to_contain_text("1 file → 10")
+    settled(page)
+    page.wait_for_timeout(1000)
+    assert late
+    expect(page.locator("#summary")).to_contain_text("1 file → 10")
+    expect(page.locator("#size-slider")).to_have_attribute("aria-valuetext", "50kB")
 
 
 # --- A job --------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_a_program_sees_and_writes_what_its_token_allows_and_no_more(
     assert at_home.inspect(HIDDEN, asks())["tensors"] == 14
     with pytest.raises(gr.Error):
         on_space.inspect(HIDDEN, asks())
-    with pytest.raises(gr.Error, match="This needs a login"):
+    with pytest.raises(gr.Error, match="Jobs need a login"):
         on_space.shard(SMALL, "alice/not-theirs", asks())
     assert rooms.waiting("alice") == rooms.waiting("bob") == []
 

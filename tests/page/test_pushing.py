@@ -326,5 +326,5 @@ def test_the_token_of_a_space_is_lent_to_nobody(space: Site) -> None:
     space.hub.api().create_repo("alice/private-thing", private=True, exist_ok=True)
     for endpoint, more in (("inspect", ["", ""]), ("plan", ["1GB", "size", "natural", "keep", "", "", False])):
         _, said = call(space, endpoint, ["alice/private-thing", *more], {})
-        assert "does not exist, or you may not see it" in said
+        assert "does not exist, or you have no access to it" in said
     assert "Plans need no login" in greeting(space, {})

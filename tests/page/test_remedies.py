@@ -58,7 +58,7 @@ def test_an_error_whose_hint_names_an_option_has_a_remedy_and_the_page_shows_no_
 
 def test_a_finding_whose_hint_names_an_option_has_words_of_the_page() -> None:
     of_terminal = [each for each in made() if each.of == "Finding" and any(map(OPTION.search, each.hints))]
-    assert len(of_terminal) == 5
+    assert len(of_terminal) == 6
     for each in of_terminal:
         for hint in each.hints:
             finding = Finding("info", each.about, "It is so.", hint)

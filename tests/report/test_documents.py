@@ -60,15 +60,15 @@ def test_digests_stand_in_the_order_of_the_plan(folder: Path) -> None:
         (tensor.name for tensor in shard.tensors), "0" * 64)) for shard in cast.shards}  # fmt: skip
     made = digests_json(cast, "a plan", by_file)["made"]
     assert made == {t.name: sentence(t) for t in cast.tensors if t.dtype == "BF16"} and "cast(F32" in min(made.values())
-    read = parse_digests(json.dumps(told).encode())
+    read = parse_digests(json.dumps(told).encode(), "acme/copy")
     assert (read.hash, list(read.tensors)) == ("BLAKE3", list(told["tensors"]))
     first, *others = told["tensors"].values()
     first["sha256"] = first.pop("blake3")
     with pytest.raises(SourceError, match="is not valid"):  # of both hashes
-        parse_digests(json.dumps(told).encode())
+        parse_digests(json.dumps(told).encode(), "acme/copy")
     for other in others:
         other["sha256"] = other.pop("blake3")
-    older = parse_digests(json.dumps(told).encode())
+    older = parse_digests(json.dumps(told).encode(), "acme/copy")
     assert (older.hash, older.tensors) == ("SHA-256", read.tensors)
 
 

@@ -145,7 +145,7 @@ def test_choices_that_contradict_each_other_are_wrong_usage_before_anything_is_a
         list(job.shard("alice/none", MADE, Options("60kB", **options), endpoint=NOWHERE, **choices))
     assert refused.value.hint
     if "rank" in options:
-        assert refused.value.message == "The part of one rank is not a whole model for a repo."
+        assert refused.value.message == "The part of one rank is not a complete model, so it cannot be a repo."
 
 
 @pytest.mark.parametrize("rank", [0, 1])

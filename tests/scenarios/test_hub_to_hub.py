@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_refused(hub: Server, checkpoint: Path, name: str
         ("alice/no-such-model", "The repo alice/no-such-model does not exist", "Check the name"),
         (hidden, f"The repo {hidden} does not exist", "Check the name"),
         (closed, f"{closed} is gated", "Accept its terms"),
-        (f"{closed}@no-such-branch", "no such revision", "branch"),
+        (f"{closed}@no-such-branch", "has no revision 'no-such-branch'", "branch"),
     ):
         with pytest.raises(SourceError, match=says) as refusal:
             shard(hub, place, name)

@@ -53,7 +53,7 @@ def kept(events: Iterator[Event]) -> int:
 @pytest.mark.parametrize(
     ("vanish", "says"),
     [
-        (lambda hub: hub.api().super_squash_history(SOURCE), "no such revision"),
+        (lambda hub: hub.api().super_squash_history(SOURCE), "has no revision '"),
         (lambda hub: hub.api().delete_repo(SOURCE), "does not exist"),
     ],
     ids=["rewritten history", "deleted repo"],

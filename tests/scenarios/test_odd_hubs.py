@@ -119,7 +119,7 @@ def test_what_the_client_itself_refuses_is_not_asked_again_and_again_nor_blamed_
         with pytest.raises(ShardingError) as refusal:
             job.inspect(SOURCE, endpoint=hub.address, token=token)
     assert (waited, hub.log) == ([], [])
-    assert "refuses to ask" in refusal.value.message
+    assert "cannot be sent" in refusal.value.message
     assert "proxy" not in refusal.value.hint
     assert token not in str(refusal.value)
 

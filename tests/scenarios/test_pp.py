@@ -320,7 +320,7 @@ def test_a_rank_is_one_of_a_pipeline(strategy: str, rank: int) -> None:
 
 
 def test_a_part_goes_into_no_hub(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a whole model"):
+    with pytest.raises(UsageError, match="not a complete model"):
         list(job.shard(str(tmp_path), "alice/part", Options(strategy="pp:2", rank=0)))
 
 

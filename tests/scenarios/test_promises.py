@@ -191,7 +191,7 @@ def test_what_is_staged_of_a_folder_that_has_changed_unseen_is_made_again(
 @pytest.mark.parametrize(
     ("size", "why"),
     [
-        ("20kB", "meanwhile .new or changed: |that the job writes to is gone"),
+        ("20kB", "meanwhile .new or changed: |is gone, but the job writes to it"),
         ("60kB", "holds an unfinished job of another plan"),
     ],
     ids=["the same plan", "another plan"],

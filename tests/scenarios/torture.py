@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -116,6 +117,8 @@ def _forked(source: Path, out: Path, seconds: float | None) -> bool:
             for _ in job.shard(str(source), str(out), "100kB"):
                 pass
             status = 0
+        except Exception:
+            traceback.print_exc()  # nothing else says it once the process is gone
         finally:
             os._exit(status)
     if seconds is not None:
@@ -138,10 +141,10 @@ def torture_hub(hub: Server, source: str, name: str, place: Path, kills: int, mo
             name, noted, whole = f"{base}-{tally.finished}", set(), False
         to_kill = tally.kills < kills
         kept, new, killed = _run(hub, source, name, place, moments if to_kill else None)
-        assert noted <= kept or not kept | new, f"lost {noted - kept}"
+        assert kept is None or noted <= kept, f"lost {noted - kept}"
         noted = staged(hub, name)
         tally.kills += killed
-        tally.again += len(kept | new) - len(noted) if killed and noted else 0
+        tally.again += len(kept | new) - len(noted) if killed and noted and kept is not None else 0
         whole = _shown_whole(hub, name)
         if whole and killed:  # after the commit on main, before the staging branch was gone
             _run(hub, source, name, place, None)
@@ -154,8 +157,11 @@ def torture_hub(hub: Server, source: str, name: str, place: Path, kills: int, mo
 
 def _run(
     hub: Server, source: str, name: str, place: Path, moments: random.Random | None
-) -> tuple[set[str], set[str], bool]:
-    """Run a job, killed in its transfer or while it publishes; return the shards it kept and finished, and its end."""
+) -> tuple[set[str] | None, set[str], bool]:
+    """Run a job, killed in its transfer or while it publishes; return the shards it kept and finished, and its end.
+
+    What it kept is None if it was killed before it had said all of that.
+    """
     home = tempfile.mkdtemp(prefix="home", dir=place)
     command = [sys.executable, "-m", "sharding", "shard", source, name, "--max-shard-size", "1MB", "--events"]
     env = {**environment(), "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HOME": home}
@@ -163,7 +169,7 @@ def _run(
     new: set[str] = set()
     shards_before_kill = moments.randrange(3) if moments else -1
     publishes = bool(moments and moments.random() < 0.3)
-    killed = False
+    killed = has_moved = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout
         while line := process.stdout.readline():
@@ -172,12 +178,13 @@ def _run(
             if event["event"] == "shard-finished":
                 (kept if event["kept"] else new).add(event["file"])
             moved = event["event"] != "planned" and len(new) == shards_before_kill
+            has_moved |= bool(new) or event.get("stage") in ("transfer", "verify") or event["event"] == "verified"
             if moments and not killed and (event["event"] == "verified" if publishes else moved):
                 time.sleep(moments.random() * 0.3)
                 killed = process.poll() is None
                 process.kill()
         process.communicate()
-    return kept, new, killed
+    return kept if has_moved else None, new, killed
 
 
 def staged(hub: Server, name: str) -> set[str]:

@@ -303,7 +303,7 @@ def test_weights_that_would_be_loaded_instead_of_the_copy_are_not_left_beside_it
     events = job.shard(str(checkpoint), str(out), "60kB")
     next(event for event in events if isinstance(event, ShardFinished))
     (out / name).write_bytes(b"other weights")
-    with pytest.raises(DestinationError, match=f"loaders would load them instead: {name}"):
+    with pytest.raises(DestinationError, match=f"files that this tool did not write: {name}"):
         finish(events)
     assert (out / name).read_bytes() == b"other weights"
     finish(job.shard(str(checkpoint), str(out), "60kB", overwrite=True))

@@ -71,7 +71,7 @@ def test_what_would_be_loaded_instead_is_looked_for_in_the_folder_of_every_compo
     source, out = write_pipeline(tmp_path / "in"), tmp_path / "out"
     finish(job.shard(str(source), str(tmp_path / "whole"), "500B"))
     if PIPELINE[name]:
-        with pytest.raises(DestinationError, match=f"loaders would load them instead: {name}") as refusal:
+        with pytest.raises(DestinationError, match=f"files that this tool did not write: {name}") as refusal:
             run(source, out, "meanwhile", out / name)
         assert "--overwrite" in refusal.value.hint
         assert shown(out) == {name: b"mine"}

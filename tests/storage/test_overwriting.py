@@ -135,7 +135,7 @@ def test_beside_each_component_of_a_pipeline_nothing_is_left_that_would_be_loade
     for path, data in mine.items():
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).write_bytes(data)
-    with pytest.raises(DestinationError, match=f"loaders would load them instead: {rival}"):
+    with pytest.raises(DestinationError, match=f"files that this tool did not write: {rival}"):
         finish(events)
     assert {path: data for path, data in listing(out).items() if not path.endswith(".part")} == mine
     (out / rival).unlink()

@@ -74,11 +74,30 @@ def test_a_job_that_dies_before_any_step_is_discarded_without_a_trace(place: Pla
             place.assert_discarded()
 
 
-@pytest.mark.parametrize("place", usually("shards"), indirect=True)
-def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for(place: Place) -> None:
+def half_published(place: Place) -> int:
+    """The step before which the last of the shards gets its name: most of the result is there then, and not shown."""
     place.again()
     named = [(number, step.to) for number, step in enumerate(steps_of(place.publish)) if step.kind == "rename"]
-    middle = max(number for number, to in named if to and to.suffix == ".safetensors")  # with much that is half-made
+    return max(number for number, to in named if to and to.suffix == ".safetensors")
+
+
+def test_a_job_that_dies_again_while_it_ends_what_was_half_published_is_finished_by_the_next(place: Place) -> None:
+    middle = half_published(place)
+    die(place, middle)
+    for number, step in enumerate(steps_of(place.publish)):
+        with naming(number, step):
+            die(place, middle)
+            with recorded(dies_at=number) as recorder:
+                place.publish()
+            assert recorder.is_reached
+            place.assert_whole_or_unfinished()
+            place.publish()
+            place.assert_finished()
+
+
+@pytest.mark.parametrize("place", usually("shards"), indirect=True)
+def test_a_discard_that_dies_before_any_step_is_ended_by_the_next_or_made_up_for(place: Place) -> None:
+    middle = half_published(place)
     die(place, middle)
     for number, step in enumerate(steps_of(place.discard)):
         for go_on, assert_ended in ((place.discard, place.assert_discarded), (place.publish, place.assert_finished)):

@@ -150,13 +150,15 @@ def test_an_earlier_result_ceases_to_be_one_before_anything_of_it_goes(place: Pl
     if not place.old:
         assert not removed
         return
-    assert {path for _, path in removed} == set(place.old) - set(place.mine)
-    ranks = [(shows(place, path), is_weights(path), path != REPORT_NAME) for _, path in removed]
-    assert ranks == sorted(ranks, reverse=True)  # the report last: it names what is still to go
+    # The report stays, because it names what is still to go. The new one takes its place.
+    assert {path for _, path in removed} == set(place.old) - {*place.mine, REPORT_NAME}
+    ranks = [(shows(place, path), is_weights(path)) for _, path in removed]
+    assert ranks == sorted(ranks, reverse=True)
     for (number, path), (later, _) in zip(removed, removed[1:], strict=False):
         if shows(place, path) and not shows(place, name_in(place, steps[later].path)):
             assert is_synced(steps, (place.out / path).parent, number, later), path
-    first, _ = renames(place, steps)[0]
+    first, report = renames(place, steps)[0]
+    assert report == REPORT_NAME
     for number, path in removed:
         assert is_synced(steps, (place.out / path).parent, number, first), path
 

@@ -82,7 +82,7 @@ def test_verify_compares_a_copy_with_the_cast_source(tmp_path: Path) -> None:
     assert verified(dtype="bf16").verification.identical
     assert not verified(dtype="fp16").verification.identical
     assert not verified().verification.identical
-    with pytest.raises(UsageError, match="Stored digests"):
+    with pytest.raises(UsageError, match="The stored digests"):
         verified(dtype="bf16", quick=True)
 
 

@@ -37,7 +37,9 @@ def test_a_damaged_file_cannot_be_opened(written: tuple[Path, Shard], damage: Ca
     path, shard = written
     path.write_bytes(damage(path.read_bytes()))
     (found,) = check_structure(path, shard, METADATA)
-    assert found.tensor == "model.safetensors" and found.problem.startswith("safetensors cannot open it: ")
+    assert found.tensor == "model.safetensors" and found.problem.startswith(
+        "safetensors cannot open model.safetensors: "
+    )
 
 
 def test_a_file_that_is_gone_cannot_be_opened(written: tuple[Path, Shard]) -> None:

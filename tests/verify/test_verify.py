@@ -98,7 +98,9 @@ def test_digests_of_an_older_result_are_compared_with_their_like_alone(checkpoin
     (verified,) = job.verify(str(older), str(another), quick=True)
     assert isinstance(verified, Verified) and verified.verification.identical
     for pair in ((older, newer), (newer, older)):
-        with pytest.raises(Refused, match="BLAKE3 digests, the other SHA-256") as refusal:
+        with pytest.raises(
+            Refused, match="has SHA-256 digests and .* has BLAKE3 digests|has BLAKE3 digests and .* has SHA-256 digests"
+        ) as refusal:
             list(job.verify(*map(str, pair), quick=True))
         assert refusal.value.exit_status == 3 and "Leave out --quick" in refusal.value.hint
     *_, verified = job.verify(str(older), str(newer))
@@ -112,7 +114,7 @@ def test_digests_that_are_none_are_refused(checkpoint: Path, tmp_path: Path, cha
     out = tmp_path / "out"
     finish(job.shard(str(checkpoint), str(out), "60kB"))
     (out / "sharding_digests.json").write_bytes(change)
-    with pytest.raises(SourceError, match=r"sharding_digests\.json is not valid"):
+    with pytest.raises(SourceError, match=r"sharding_digests\.json of .* is not valid"):
         list(job.verify(str(out), str(out), quick=True))
 
 
@@ -142,7 +144,7 @@ def test_digests_of_other_weights_are_refused(checkpoint: Path, tmp_path: Path, 
 def test_stored_digests_say_nothing_of_a_cast(checkpoint: Path, tmp_path: Path) -> None:
     finish(job.shard(str(checkpoint), str(tmp_path / "out"), "60kB"))
     for choice in ({"dtype": "bf16"}, {"dequantize": True}):
-        with pytest.raises(UsageError, match="cannot check a cast"):
+        with pytest.raises(UsageError, match="because a cast changes the bytes"):
             list(job.verify(str(tmp_path / "out"), str(tmp_path / "out"), quick=True, **choice))  # type: ignore[arg-type]
 
 

@@ -1,11 +1,12 @@
 """Talk to a Hub: one client per token, errors in plain words, and retries for failures that may pass."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from sharding import __version__
 from sharding.core.errors import DestinationError, Remedy, ShardingError
@@ -240,8 +241,8 @@ class Hub:
     def _unanswered(self, error: Exception, repo_id: str, family: type[ShardingError]) -> ShardingError:
         """Return a `family` error for a request that was never sent or never answered."""
         if refuses_argument(error):
-            hint = "Check the address of the Hub, the token, and the names of files and branches."
-            return family(f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: {error}.", hint)
+            hint = "Check HF_ENDPOINT, your token, and the names of files and branches."
+            return family(f"The request to {self.endpoint} about {repo_id} cannot be sent: {error}.", hint)
         hint = f"Check the network. {GO_ON}"
         return family(f"{self.endpoint} cannot be reached: {error or type(error).__name__}.", hint)
 
@@ -265,26 +266,32 @@ class Hub:
             raise family(f"{repo_id} is gated.", hint, remedy) from error
         except errors.RevisionNotFoundError as error:
             if family is DestinationError:
-                message = f"A branch of {repo_id} that the job writes to is gone."
+                branch = _asked_for(error, repo_id)[0]
+                name = f"The branch {branch!r}" if branch else "A branch"
+                message = f"{name} of {repo_id} is gone, but the job writes to it."
                 raise family(message, "Somebody has deleted it. Start the same job again.") from error
-            raise family(f"{repo_id} has no such revision.", "Name a branch, a tag or a commit that it has.") from error
+            revision, hint = _asked_for(error, repo_id)[0], "Name a branch, a tag or a commit that it has."
+            missing = f"revision {revision!r}" if revision else "such revision"
+            raise family(f"{repo_id} has no {missing}.", hint) from error
         except errors.EntryNotFoundError as error:
-            raise family(f"{repo_id} lists a file that is gone.", "The repo may have changed. Start again.") from error
+            path, hint = _asked_for(error, repo_id)[1], "The repo may have changed. Start the same job again."
+            missing = f"the file {path!r}" if path else "a file that it listed"
+            raise family(f"{repo_id} no longer has {missing}.", hint) from error
         except errors.RepositoryNotFoundError as error:
             hint, remedy = "Check the name.", None
             if not self.is_signed_in:
                 hint, remedy = f"Check the name. If the repo is private, sign in. {SIGN_IN}", Remedy("sign_in")
-            raise family(f"The repo {repo_id} does not exist, or you may not see it.", hint, remedy) from error
+            raise family(f"The repo {repo_id} does not exist, or you have no access to it.", hint, remedy) from error
         except errors.HfHubHTTPError as error:
             raise _explain(error, repo_id, family) from error
         except errors.HFValidationError as error:
-            raise family(f"{repo_id!r} is not a valid repo name.", "Write owner/name.") from error
+            raise family(f"{repo_id!r} is not the name of a repo.", "Write owner/name.") from error
         except errors.OfflineModeIsEnabled as error:
             hint = "Unset HF_HUB_OFFLINE, or choose a folder as source and destination."
             raise family("HF_HUB_OFFLINE is set, so this tool cannot use a Hub.", hint) from error
         except httpx2.LocalProtocolError:
-            hint = "Check the token. It may have characters that are not allowed."
-            message = f"The Hub's client refuses to ask {self.endpoint} about {repo_id}: the request is not valid."
+            hint = "Check your token. It may contain characters that are not allowed."
+            message = f"The request to {self.endpoint} about {repo_id} cannot be sent: a header is not valid."
             raise family(message, hint) from None  # its own message quotes the header, and so the token
         except (ValueError, httpx2.RequestError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
             if isinstance(error, ValueError) and not refuses_argument(error):
@@ -325,6 +332,16 @@ _BY_STATUS = {
     413: ("It is larger than the Hub accepts", "Free some storage on the Hub, or choose a smaller shard size."),
     429: ("The Hub asks you to slow down", "Wait a few minutes, then start the same job again."),
 }
+
+
+_ASKED = r"/(?:revision|resolve|tree|commits?|preupload|paths-info|xet-[a-z]+-token)/([^/?]+)(?:/([^?]+))?"
+"""The end of a request's address about a repo: the revision, and the path of a file for some requests."""
+
+
+def _asked_for(error: Any, repo_id: str) -> tuple[str, str]:
+    """Return the revision and the path that the Hub could not find; "" for what its request does not name."""
+    match = re.search(re.escape(f"/{repo_id}") + _ASKED, error.response.request.url.raw_path.decode())
+    return (unquote(match[1]), unquote(match[2] or "")) if match else ("", "")
 
 
 _PURPOSES = {

@@ -299,7 +299,7 @@ class HubDestination(StoreSink, Destination):
         repo_id = self.ref.repo_id
         if not self._repo.exists():
             if self.findings:
-                message = f"The repo {repo_id} does not exist, or {self._me.name} may not see it."
+                message = f"The repo {repo_id} does not exist, or {self._me.name} has no access to it."
                 raise DestinationError(message, "Check the name, and whether you use the right login.")
             return Discarded(found=False)
         staged = self._repo.branches().get(STAGING_BRANCH)

@@ -87,8 +87,8 @@ class MainBranch:
         self._rivals = rivals(ours, self._strangers) | _in_the_way({*ours, *beside}, self._strangers)
         if (there := sorted(self._rivals | self._strangers & {*ours, *beside})) and not self._overwrite:
             raise DestinationError(
-                f"The copy would replace files in {self._repo.repo_id} that somebody else wrote or changed, or loaders "
-                f"would load them instead: {name_some(there)}.",
+                f"{self._repo.repo_id} has files that somebody else wrote or changed: {name_some(there)}. The copy "
+                "would replace them, or loaders would load them instead of the copy.",
                 "Choose another name. Or add --overwrite and start the same job again.",
                 Remedy("overwrite"),
             )

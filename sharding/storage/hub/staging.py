@@ -62,15 +62,16 @@ class StagingBranch:
         if job is None or job.plan_id != plan_id:
             raise DestinationError(
                 f"{self._repo.repo_id} holds an unfinished job of another plan on its branch {STAGING_BRANCH}.",
-                "If it is running, wait for it. Else finish it, or choose another name. To discard it, add --restart.",
+                "If it is running, wait for it. If not, run it again with its own options, or choose another name. To "
+                " discard it, add --restart.",
                 Remedy("discard_unfinished"),
             )
         files = self._repo.files(head)
         paths = list(filter(self._is_record, files))
-        if sum(files[path].bytes for path in paths) > MAX_REPORT_BYTES:
+        if (size := sum(files[path].bytes for path in paths)) > MAX_REPORT_BYTES:
             raise DestinationError(
-                f"The records on the branch {STAGING_BRANCH} of {self._repo.repo_id} have more than "
-                f"{format_bytes(MAX_REPORT_BYTES)}. No job of this tool writes as many.",
+                f"The records on the branch {STAGING_BRANCH} of {self._repo.repo_id} take {format_bytes(size)}. The "
+                f"limit is {format_bytes(MAX_REPORT_BYTES)}. No job of this tool writes as many.",
                 "To discard them, add --restart.",
                 Remedy("discard_unfinished"),
             )

@@ -62,7 +62,7 @@ class XetShardWriter(ShardWriter):
         try:
             yield
         except PermissionError as error:
-            message = f"The login is no longer valid, or may not upload {self._file}."
+            message = f"The login is no longer valid, or has no permission to upload {self._file}."
             raise DestinationError(message, f"Sign in again. {GO_ON}", Remedy("sign_in")) from error
         except (RuntimeError, OSError) as error:
             raise DestinationError(f"The upload of {self._file} broke off: {error}.", GO_ON) from error
@@ -87,8 +87,10 @@ class LfsShardWriter(ShardWriter):
         try:
             self.bytes_written += self._part.write(data)
         except OSError as error:
-            hint = "Without Xet, one shard must fit there. Free some space, or choose a smaller shard size."
-            raise DestinationError(f"The temporary folder cannot be written: {error}.", hint) from error
+            hint = "Without Xet, one shard must fit there. Free some space, choose a smaller shard size, or set TMPDIR "
+            hint += "to a folder on a larger disk."
+            message = f"The temporary folder {tempfile.gettempdir()} cannot be written: {error}."
+            raise DestinationError(message, hint) from error
 
     @override
     def finish(self) -> str:
