@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.options import SINGLE_FILE, Options
-from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint
 from sharding.planning.dequantize import offer
 from sharding.planning.sizes import colab_size, usual_size
@@ -14,17 +13,12 @@ _WIDE = ("F32", "F64")
 """Dtypes that a cast to bf16 halves, or more."""
 
 
-class NotFor(Exception):
-    """The goal makes no sense for a model. The text says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A goal, under its `title`. `choose` returns the choices for a model, or raises NotFor. `then` is what to do next."""
+    """A goal, under its `title`. `choose` returns the choices for a model, or why there are none for it."""
 
     title: str
-    choose: Callable[[Checkpoint], Options]
-    then: str = ""
+    choose: Callable[[Checkpoint], Options | str]
 
 
 def _largest(checkpoint: Checkpoint) -> int:
@@ -51,9 +45,9 @@ def _slow(checkpoint: Checkpoint) -> Options:
     return Options(_usual(checkpoint))
 
 
-def _one_file(checkpoint: Checkpoint) -> Options:
+def _one_file(checkpoint: Checkpoint) -> Options | str:
     if len({tensor.folder for tensor in checkpoint.tensors}) > 1:
-        raise NotFor(
+        return (
             "This is a pipeline of several components. ComfyUI and kohya load one file only if it has another layout, "
             "which this tool does not write."
         )
@@ -64,22 +58,22 @@ def _two_machines(checkpoint: Checkpoint) -> Options:
     return Options(_usual(checkpoint), strategy="pp:2")
 
 
-def _half(checkpoint: Checkpoint) -> Options:
+def _half(checkpoint: Checkpoint) -> Options | str:
     if not _is_wide(checkpoint):
-        raise NotFor("Its weights are not in fp32, so bf16 does not make it smaller.")
+        return "Its weights are not in fp32, so bf16 does not make it smaller."
     return Options(_usual(checkpoint), dtype="bf16")
 
 
-def _unquantize(checkpoint: Checkpoint) -> Options:
+def _unquantize(checkpoint: Checkpoint) -> Options | str:
     offered = offer(checkpoint)
     if offered is None:
-        raise NotFor("Its weights are not quantized in FP8 or MXFP4.")
+        return "Its weights are not quantized in FP8 or MXFP4."
     return Options(usual_size(offered.bytes_after, _largest(checkpoint)), dequantize=True)
 
 
-def _training_run(checkpoint: Checkpoint) -> Options:
+def _training_run(checkpoint: Checkpoint) -> Options | str:
     if not needs_base(checkpoint):
-        raise NotFor("It is an ordinary model, not the files that a training run saved.")
+        return "It is an ordinary model, not the files that a training run saved."
     return Options(_usual(checkpoint))
 
 

@@ -1,4 +1,4 @@
-"""Set the colours and fonts of the page in Gradio's theme. All other styles are in `assets/style.css`."""
+"""Set the colours and fonts of the page in Gradio's theme. All other styles are in `assets/*.css`."""
 
 import gradio as gr
 
