@@ -104,7 +104,7 @@ def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]]) -> str:
 
 
 def summary_panel(
-    checkpoint: Checkpoint, plan: Plan, forecast: Forecast, choices: Mapping[str, Any], at: int = 0
+    checkpoint: Checkpoint, plan: Plan, forecast: Forecast, choices: Mapping[str, Any] | None = None, at: int = 0
 ) -> str:
     """Return one line with the files of the copy and the cost of the job.
 
@@ -113,7 +113,7 @@ def summary_panel(
     largest = max((shard.bytes for shard in plan.shards), default=0)
     return render(
         "summary",
-        choices=choices,
+        choices=choices or {},
         at=at,
         today=count(len(checkpoint.weight_files), "file"),
         after=f"{len(plan.shards):,}",
