@@ -68,6 +68,13 @@ document.addEventListener("input", (event) => {
 // The panel around the part receives the event and asks the server.
 const tell = (part, detail) => part.dispatchEvent(new CustomEvent("chosen", { bubbles: true, detail }));
 
+// A link shows what it opens and nothing else, until the server has laid out the page for it.
+const opens = window.location.search.match(/[?&](repo|job|result)=/)?.[1];
+document.addEventListener("DOMContentLoaded", () => opens && document.body.classList.add(`opens-${opens}`));
+function arrived() {
+  if (opens && document.querySelector("#plan, #run, #outcome")) document.body.classList.remove(`opens-${opens}`);
+}
+
 window.addEventListener("popstate", () => window.location.reload());
 
 // --- Choices that the visitor waits for
@@ -78,6 +85,15 @@ document.addEventListener("input", (event) => event.target.closest("#size, #mach
 document.addEventListener("click", (event) => {
   if (event.target.closest("#show, #examples button, #examples .gallery-item")) window.shardMyRepo.busy();
 });
+
+// --- Groups of radios
+
+// Gradio gives every radio a name of its own, so that arrow keys do not move the choice. The group's name heals that.
+function group(set) {
+  const radios = set.querySelectorAll("input[type=radio]");
+  for (const radio of radios) if (radio.name !== set.id) radio.name = set.id;
+  if (radios.length) set.setAttribute("aria-label", set.querySelector("[data-testid=block-info]")?.innerText ?? "");
+}
 
 // --- The slider of sizes
 
@@ -90,7 +106,6 @@ function show(slider, index, size) {
   const stop = stopsOf(slider)[index], panel = slider.closest(".slider");
   slider.value = index;
   slider.setAttribute("aria-valuetext", size ?? stop.size);
-  panel.querySelector("output").textContent = size ?? stop.size;
   panel.querySelector(".reason").textContent = size && size !== stop.size ? "" : stop.reason;
 }
 
@@ -126,7 +141,8 @@ let log = false;
 document.addEventListener("click", (event) => {
   if (event.target.closest("#log summary")) log = !event.target.closest("details").open;
 });
-const TITLE = "Shard My Repo";
+// The server has written the title of what the link opens into the head. Gradio puts its own in the tab.
+const TITLE = document.querySelector("meta[property='og:title']")?.content ?? "Shard My Repo";
 let heard = Date.now();
 
 const passed = (seconds) => {
@@ -153,12 +169,14 @@ setInterval(tick, 1000);
 // --- What the server has written
 
 // Watch for new nodes, and for the attributes that only the server changes. Others would call this again for ever.
-const told = ["data-finished", "data-percent", "data-active", "data-tick"];
+const told = ["data-finished", "data-percent", "data-active", "data-tick", "name"];
 new MutationObserver((changes) => {
   const parts = changes.flatMap((change) => [change.target, ...change.addedNodes]).filter((node) => node instanceof Element);
   const has = (what) => parts.some((part) => part.matches(what) || part.querySelector(what));
   if (has("#progress .job") || changes.some((change) => change.type === "attributes")) heard = Date.now();
   if (has("#progress .job, #job-map .map")) { colour(); tick(); }
+  document.querySelectorAll("fieldset[id]").forEach(group);
+  arrived();
   if (log) document.querySelector("#log details")?.setAttribute("open", "");
   document.querySelectorAll(".map[data-plays]").forEach(play);
   document.querySelectorAll("[data-press]").forEach(offer);

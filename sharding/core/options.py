@@ -192,8 +192,8 @@ class Options:
         "natural (2 before 10), stored (as in source) or transformers (as it saves)",
         metavar="ORDER",
         title="Order of the tensors",
-        info="Most tools write by layer. As transformers saves it gives the files of save_pretrained, even for models "
-        "whose weights it renames or fuses in memory.",
+        info="Most tools write by layer. The last choice gives the same files as save_pretrained, including models "
+        "that it renames in memory.",
         words={
             "natural": "By layer: 2 before 10",
             "stored": "As in today's files",

@@ -13,6 +13,7 @@ from sharding.page.answers import bound_answers
 from sharding.page.api import Endpoints
 from sharding.page.choices import fields_of_a_plan
 from sharding.page.form import Form, lay_out
+from sharding.page.hero import hero
 from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
 from sharding.page.result_link import Showing
@@ -34,9 +35,10 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
     """Return the page. It stores nothing about its visitors: everything that lasts is in the desk or on the Hub."""
     page = gr.Blocks(title="Shard My Repo", analytics_enabled=False, fill_width=True)
     with page:
-        form = lay_out(on_space=site.space is not None)
+        form = lay_out(on_space=site.space is not None, hero=hero())
         planning, running = Planning(desk, site, form), Running(desk, site, form)
-        arrived = page.load(patient(planning.arrive), None, _all(form), **_QUIET)
+        arrived = page.load(planning.arrive, None, _all(form), **_QUIET)
+        page.load(patient(planning.greet), None, [form.account, form.jobs, form.examples], **_QUIET)
         showing = Showing(desk, site, form)
         arrived.then(patient(showing.show), form.wanted, _result_parts(form), **_QUIET)
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
@@ -59,7 +61,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing: Pushing, running: Running) -> None:
     # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
-    plan: set[Block] = {*fields_of_a_plan(form), form.suggested, form.seen, form.stops}
+    plan: set[Block] = {*fields_of_a_plan(form), form.goal, form.suggested, form.aimed, form.seen, form.stops}
     target: set[Block] = {*name, form.visibility}
     order = {*plan, *target, form.permitted, form.measure, form.replace, form.replaced, form.plan_id}
 
@@ -79,7 +81,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     begin: dict[str, Any] = {"fn": planning.begin, "inputs": form.repo, "outputs": form.repo_message}
     begin |= {"trigger_mode": "always_last", **_QUIET}
     # A click on the button also leaves the field. Together they must ask once, not twice.
-    asked = gr.on([form.repo.input, form.show.click, form.base.submit, form.base.blur], **begin)
+    asked = gr.on([form.repo.input, form.show.click, form.goal.input, form.base.submit, form.base.blur], **begin)
     for chosen in (arrived.then(**begin), named.then(**begin), picked.then(**begin), asked):
         propose(chosen.then(patient(planning.see), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # Only what the visitor does, not what a link fills in. They run one after another, so the last choice wins.
@@ -93,7 +95,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
         patient(planning.place), [form.repo, form.budget], form.devices, **_QUIET
     )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
-        trigger(patient(pushing.check_name), name, form.name_message, **_QUIET)
+        trigger(patient(pushing.check_name), [*name, form.plan_id], [form.name_message, form.start], **_QUIET)
     for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input):
         trigger(pushing.tell_target, target, form.target, **_QUIET)
     started = form.start.click(patient(pushing.start), order, _all(form), **_QUIET)
@@ -113,6 +115,10 @@ def _first(sample: list[str]) -> str:
 def _plan_parts(form: Form) -> list[Block]:
     shown: list[Block] = [
         form.repo_message,
+        form.goal_hint,
+        form.aimed,
+        form.strategy,
+        form.dtype,
         form.base,
         form.examples,
         form.jobs,

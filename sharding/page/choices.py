@@ -64,6 +64,18 @@ def options_in(form: Form, values: Mapping[Any, Any]) -> Options:
     )
 
 
+def aimed(form: Form, options: Options) -> dict[Any, Any]:
+    """Return the values of the fields that a goal sets."""
+    kind, _, count = options.strategy.partition(":")
+    return {
+        form.size: size_label(str(options.max_shard_size)),
+        form.strategy: kind,
+        form.machines: int(count or FEWEST_MACHINES),
+        form.dtype: options.dtype,
+        form.dequantize: options.dequantize,
+    }
+
+
 def filled_in(form: Form, options: Options) -> dict[Any, Any]:
     """Return the fields filled in for `options`, except the size."""
     kind, _, count = options.strategy.partition(":")

@@ -10,6 +10,7 @@ import gradio as gr
 from markupsafe import Markup
 
 from sharding.core.options import OPTIONS
+from sharding.page.goals import GOALS, SAME
 from sharding.page.render import render
 from sharding.planning.devices import PRESETS
 
@@ -50,7 +51,10 @@ class Form:
 
     choose: gr.Column
     repo: gr.Dropdown
+    size: gr.Textbox
     show: gr.Button
+    goal: gr.Radio
+    goal_hint: gr.HTML
     repo_message: gr.HTML
     base: gr.Textbox
     examples: gr.Dataset
@@ -59,7 +63,6 @@ class Form:
 
     plan: gr.Column
     sizes: gr.HTML
-    size: gr.Textbox
     size_message: gr.HTML
     dequantize: gr.Checkbox
     picture: gr.HTML
@@ -117,16 +120,21 @@ class Form:
     proposed: gr.State
     suggested: gr.State
     plan_id: gr.State
+    aimed: gr.State
     stops: gr.State
     seen: gr.State
     replaced: gr.State
 
 
-def lay_out(on_space: bool) -> Form:
-    """Put every part in its place, inside the open `gr.Blocks`. Only a Space has the login button."""
+def lay_out(on_space: bool, hero: str = "") -> Form:
+    """Put every part in its place, inside the open `gr.Blocks`. Only a Space has the login button.
+
+    `hero` is the picture below the first step. The page shows it as long as there is no plan.
+    """
     parts: dict[str, Any] = {"account": _masthead(on_space)}
     with _step("choose") as parts["choose"]:
         _choose(parts)
+    _panel("hero", hero)
     with gr.Column(visible=False, elem_id="plan", elem_classes="step") as parts["plan"]:
         _plan(parts)
     with gr.Column(visible=False, elem_id="push") as parts["push"]:
@@ -156,6 +164,7 @@ def lay_out(on_space: bool) -> Form:
         "proposed": gr.State(("", "")),
         "suggested": gr.State(""),
         "plan_id": gr.State(""),
+        "aimed": gr.State(None),
         "stops": gr.State(()),
         "seen": gr.State(()),
         "replaced": gr.State(("", "")),
@@ -167,25 +176,35 @@ def _choose(parts: dict[str, Any]) -> None:
     with gr.Row(elem_classes="fields"):
         parts["repo"] = gr.Dropdown(
             [], value=None, label="Model", info="owner/name, or a link to it; @name for a branch, tag or commit",
-            allow_custom_value=True, elem_id="repo", scale=4,
+            allow_custom_value=True, elem_id="repo", scale=4, min_width=280,
+        )  # fmt: skip
+        parts["size"] = gr.Textbox(
+            "", label="Maximum file size", info="such as 300MB, or: one file", placeholder="chosen for the model",
+            elem_id="size", scale=1, min_width=210,
         )  # fmt: skip
         parts["show"] = gr.Button("Show the plan", size="md", elem_id="show", scale=0, min_width=170)
+    with gr.Row(elem_classes="goals"):
+        parts["goal"] = gr.Radio(
+            [(goal.title, name) for name, goal in GOALS.items()], value=None, label="What is it for?", elem_id="goal",
+            elem_classes="chips",
+        )  # fmt: skip
+        _panel("compare", render("compare_link", link=f"?goal={SAME}"))
+    parts["goal_hint"] = _panel("goal-hint")
     parts["repo_message"] = _panel("repo-message")
     parts["base"] = gr.Textbox(
         "", label="The model that was trained", visible=False, elem_id="base",
         info="The checkpoint has no configuration, tokenizer or licence. They are taken from the model you name here.",
     )  # fmt: skip
-    parts["examples"] = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
+    parts["examples"] = gr.Dataset(
+        components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples", visible=False
+    )
     parts["jobs"] = _panel("jobs")
     parts["facts"] = _panel("facts")
 
 
 def _plan(parts: dict[str, Any]) -> None:
-    with gr.Row(elem_classes="fields sizing"):
-        parts["sizes"] = _panel("sizes", scale=4)
-        parts["size"] = gr.Textbox(
-            "", label="Largest file", info="such as 300MB, or: one file", elem_id="size", scale=1, min_width=180
-        )
+    _panel("plan-heading", '<h2 class="sr">The plan</h2>')
+    parts["sizes"] = _panel("sizes")
     parts["size_message"] = _panel("size-message")
     parts["dequantize"] = gr.Checkbox(visible=False, elem_id="dequantize")
     parts["picture"] = _panel("picture", js_on_load=_CHOSEN)
@@ -217,7 +236,7 @@ def _advanced(parts: dict[str, Any]) -> None:
                 parts["name"] = gr.Textbox("", label="Name of the new repo", elem_id="name", scale=2)
             parts["name_message"] = _panel("name-message")
             parts["visibility"] = gr.Radio(
-                [PUBLIC, PRIVATE], value=PUBLIC, label="Who may see it", elem_id="visibility",
+                [PUBLIC, PRIVATE], value=PUBLIC, label="Visibility", elem_id="visibility",
                 info="A private copy can be made public later, on its page on the Hub.",
             )  # fmt: skip
             parts["permitted"] = gr.Checkbox(visible=False, elem_id="permitted")

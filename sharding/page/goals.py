@@ -6,19 +6,31 @@ from dataclasses import dataclass
 from sharding.checkpoint.trained import needs_base
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import Checkpoint
-from sharding.planning.dequantize import offer
+from sharding.planning.dequantize import ordinary
 from sharding.planning.sizes import colab_size, usual_size
 
 _WIDE = ("F32", "F64")
 """Dtypes that a cast to bf16 halves, or more."""
 
+SAME = "is-this-copy-the-same"
+"""The goal of somebody who compares two repos, in a link. It has a form of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A goal, under its `title`. `choose` returns the choices for a model, or why there are none for it."""
+    """A goal, under its `title`. `words` say what it sets.
+
+    `choose` returns the choices for a model, or the reason why the goal makes no sense for it.
+    """
 
     title: str
+    words: str
     choose: Callable[[Checkpoint], Options | str]
+
+
+def has_components(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint is a pipeline of several components with weights."""
+    return len({tensor.folder for tensor in checkpoint.tensors}) > 1
 
 
 def _largest(checkpoint: Checkpoint) -> int:
@@ -35,9 +47,8 @@ def _is_wide(checkpoint: Checkpoint) -> bool:
 
 
 def _colab(checkpoint: Checkpoint) -> Options:
-    # A T4 computes in fp16, and has no bf16.
     if _is_wide(checkpoint):
-        return Options(_usual(checkpoint), dtype="fp16")
+        return Options(_usual(checkpoint), dtype="fp16")  # a T4 has no bf16
     return Options(colab_size(checkpoint.total_bytes, _largest(checkpoint)) or _usual(checkpoint))
 
 
@@ -46,10 +57,10 @@ def _slow(checkpoint: Checkpoint) -> Options:
 
 
 def _one_file(checkpoint: Checkpoint) -> Options | str:
-    if len({tensor.folder for tensor in checkpoint.tensors}) > 1:
+    if has_components(checkpoint):
         return (
-            "This is a pipeline of several components. ComfyUI and kohya load one file only if it has another layout, "
-            "which this tool does not write."
+            "This is a pipeline of several components. ComfyUI and kohya load a single file of another layout, "
+            "which this page does not write. Each component can be one file: choose a size above its own."
         )
     return Options(SINGLE_FILE)
 
@@ -60,15 +71,15 @@ def _two_machines(checkpoint: Checkpoint) -> Options:
 
 def _half(checkpoint: Checkpoint) -> Options | str:
     if not _is_wide(checkpoint):
-        return "Its weights are not in fp32, so bf16 does not make it smaller."
+        return "Most of its weights are not in fp32, so bf16 does not halve it."
     return Options(_usual(checkpoint), dtype="bf16")
 
 
 def _unquantize(checkpoint: Checkpoint) -> Options | str:
-    offered = offer(checkpoint)
-    if offered is None:
+    after = ordinary(checkpoint)
+    if after is None or not after.dequantized:
         return "Its weights are not quantized in FP8 or MXFP4."
-    return Options(usual_size(offered.bytes_after, _largest(checkpoint)), dequantize=True)
+    return Options(_usual(after), dequantize=True)
 
 
 def _training_run(checkpoint: Checkpoint) -> Options | str:
@@ -78,12 +89,26 @@ def _training_run(checkpoint: Checkpoint) -> Options | str:
 
 
 GOALS: Mapping[str, Goal] = {
-    "free-colab": Goal("Free Colab", _colab),
-    "slow-connection": Goal("Slow connection", _slow),
-    "one-file": Goal("One file", _one_file),
-    "two-machines": Goal("Two machines", _two_machines),
-    "half-size": Goal("Half the size (bf16)", _half),
-    "unquantize": Goal("Unquantize", _unquantize),
-    "training-run": Goal("My training run", _training_run),
+    "free-colab": Goal(
+        "Free Colab",
+        "For a free machine with a T4: small files, and fp32 becomes fp16, because a T4 has no bf16.",
+        _colab,
+    ),
+    "slow-connection": Goal(
+        "Slow connection", "Small files. If a download breaks, you lose at most one of them.", _slow
+    ),
+    "one-file": Goal("One file", "One model.safetensors, as ComfyUI and kohya need it.", _one_file),
+    "two-machines": Goal(
+        "Two machines", "Each machine downloads and loads only its half of the layers.", _two_machines
+    ),
+    "half-size": Goal("Half the size (bf16)", "Weights in fp32 become bf16.", _half),
+    "unquantize": Goal(
+        "Unquantize",
+        "FP8 and MXFP4 weights become bf16, for training and for tools that cannot read them.",
+        _unquantize,
+    ),
+    "training-run": Goal(
+        "My training run", "The files that FSDP or torch.distributed saved become a model that loads.", _training_run
+    ),
 }
 """By the name in a link: `?goal=one-file`."""

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.environment import page_hosts, space_hosts
 from sharding.page.door import Door
+from sharding.page.preview import Preview
 from sharding.page.site import Site
 
 _HUB = "https://huggingface.co"
@@ -119,7 +120,7 @@ class Guard:
 
 
 def guarded(site: Site) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Return a lifespan that puts a `Guard` and a `Door` around the whole application when it starts.
+    """Return a lifespan that puts a `Guard`, a `Door` and a `Preview` around the whole application when it starts.
 
     Middleware passed to Gradio's `launch` would run inside of its sessions and its CORS.
     """
@@ -128,7 +129,8 @@ def guarded(site: Site) -> Callable[[Starlette], AbstractAsyncContextManager[Non
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         assert app.middleware_stack, "a lifespan starts once the application is complete"
-        app.middleware_stack = Guard(Door(app.middleware_stack), on_space=site.space is not None, hosts=hosts)
+        page = Preview(app.middleware_stack, site.picture)
+        app.middleware_stack = Guard(Door(page), on_space=site.space is not None, hosts=hosts)
         yield
 
     return lifespan

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 from sharding.core.errors import UsageError
 from sharding.core.options import Options, of_tool
+from sharding.page.goals import GOALS, SAME
 
 _LONGEST = 300
 _OF_A_COPY = {one.name for one in fields(Options)} - {"max_shard_size"}
@@ -21,12 +22,14 @@ _SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
 class Wish:
     """What a link opens: the form filled in, a job, or the result in a repo.
 
+    `goal` is a name in `page.goals`, or "".
     `repo` can name a revision ("owner/name@v2"). `sized` is false if the link gives no size, so that the one in
     `options` is only the default. `to` is the repo to write, or "" if the page is to propose one.
     """
 
     repo: str = ""
     options: Options = Options()
+    goal: str = ""
     sized: bool = True
     to: str = ""
     private: bool = False
@@ -54,6 +57,7 @@ def read_wish(query: Mapping[str, str]) -> Wish:
     return Wish(
         repo=f"{repo}@{revision}" if repo and revision and "@" not in repo else repo,
         options=options,
+        goal=fields.get("goal", "") if fields.get("goal", "") in {*GOALS, SAME} else "",
         sized="max_shard_size" in taken,
         to=fields.get("to", ""),
         private=fields.get("private") == "true",
@@ -73,6 +77,7 @@ def query_of(wish: Wish) -> str:
     else:
         source = wish.repo
         pairs = {"repo": source} if source else {}
+        pairs |= {"goal": wish.goal} if wish.goal else {}
         pairs |= {"size": str(wish.options.max_shard_size)} if source and wish.sized else {}
         asked = {name: getattr(wish.options, name) for name in _USUAL}
         pairs |= {name: value for name, value in asked.items() if source and value != _USUAL[name]}

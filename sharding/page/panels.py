@@ -72,7 +72,7 @@ def facts_panel(inspection: Inspection, card: SourceCard) -> str:
         f"{parameters(inspection.total_parameters)} parameters",
         f"{format_bytes(inspection.total_bytes)} of {dtypes}",
         f"licence {card.license}" if card.license else "no licence stated",
-        "gated" if card.gated else "private" if card.private else "open to all",
+        "gated" if card.gated else "private" if card.private else "not gated",
         "a commit on no known branch" if "unreached-commit" in codes else "",
     ]
     return render("facts", card=card, facts=[*filter(None, [inspection.architecture, *facts])])
@@ -86,10 +86,11 @@ def overview_panel(overview: Overview, card: SourceCard) -> str:
 
 def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
     """Return the slider of sizes. It stands at `size`, or next to it if `size` is not one of the stops."""
-    marks = [{"size": size_label(stop.size), "reason": stop.reason} for stop in stops]
     at = stop_for(stops, size)
     reason = stops[at].reason if stops[at].size == size else ""
-    return render("sizes", stops=marks, at=at, size=size_label(size), reason=reason)
+    drawn = [{"size": size_label(stop.size), "reason": stop.reason} for stop in stops]
+    marks = {index: size_label(stop.size) for index, stop in enumerate(stops) if stop.stands_out}
+    return render("sizes", stops=drawn, marks=marks, at=at, size=size_label(size), reason=reason)
 
 
 def map_panel(model_map: ModelMap, plays: bool = False) -> str:

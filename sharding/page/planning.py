@@ -8,12 +8,13 @@ import gradio as gr
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, TooManyTensors, VariantMissing
-from sharding.core.options import Options
+from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.choices import (
+    aimed,
     base_in,
     fields_of_a_plan,
     filled_in,
@@ -24,6 +25,7 @@ from sharding.page.choices import (
     source_in,
 )
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
+from sharding.page.goals import GOALS, has_components
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
     changes_nothing,
@@ -52,6 +54,7 @@ from sharding.report.report import summarize_source
 _MOST_VARIANTS = 24
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, although the original is private"
+_EACH_ONE = "A pipeline cannot become one file here. Each of its components gets one file."
 _SIGN_IN = "Sign in to push. Plans need no login."
 _NO_LOGIN = "Nobody is signed in on this machine."
 
@@ -65,16 +68,10 @@ class Planning:
         self._site = site
         self._form = form
 
-    def arrive(self, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Fill in the form from the link, and greet a visitor who is signed in."""
+    def arrive(self, request: gr.Request) -> dict[Any, Any]:
+        """Fill in the form from the link. It asks no Hub, so that what the link names opens at once."""
         wish, form = read_wish(dict(request.query_params)), self._form
-        greeting, jobs = self._greet(request, login)
-        update: dict[Any, Any] = {
-            form.account: greeting,
-            form.advanced: gr.Accordion(open=False),
-            form.jobs: jobs,
-            form.examples: gr.Dataset(samples=[[name] for name in self._examples()]),
-        }
+        update: dict[Any, Any] = {form.advanced: gr.Accordion(open=False)}
         if wish.repo:  # otherwise the visitor may be typing already
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo),
@@ -82,6 +79,9 @@ class Planning:
                 form.variants: _variants([wish.options.variant], value=wish.options.variant),
                 **filled_in(form, wish.options),
             }
+        if wish.goal in GOALS:
+            update |= {form.goal: wish.goal, form.goal_hint: _hint(wish.goal)}
+            update |= {form.aimed: wish.goal if wish.sized else ""}
         owner, _, name = wish.to.partition("/")
         if wish.repo and owner and name:
             update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner), form.name: name}
@@ -94,8 +94,20 @@ class Planning:
                 form.outcome: gr.Column(visible=bool(wish.result)),
                 form.job: wish.job,
                 form.wanted: wish.result,
+                form.result: render("skeleton", repo_id=wish.result) if wish.result else "",
             }
         return update
+
+    def greet(self, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+        """Greet a visitor who is signed in, list their jobs, and offer models to try."""
+        greeting, jobs = self._greet(request, login)
+        opens = read_wish(dict(request.query_params))
+        found = () if opens.repo or opens.job or opens.result else self._examples()
+        return {
+            self._form.account: greeting,
+            self._form.jobs: "" if opens.repo else jobs,
+            self._form.examples: gr.Dataset(samples=[[name] for name in found], visible=bool(found)),
+        }
 
     def suggest(self, typed: gr.KeyUpData, request: gr.Request, login: gr.OAuthToken | None) -> Any:
         """Suggest repos whose names match the text typed so far."""
@@ -116,7 +128,7 @@ class Planning:
         form, token = self._form, self._site.token(request, login)
         source, variant, base = source_in(form, values), values[form.variant], base_in(form, values)
         if not source:
-            return {**self._hidden(), form.repo_message: ""}
+            return {**self._hidden(), form.repo_message: "", form.goal_hint: _hint(values[form.goal])}
         of_ranks = False
         try:
             checkpoint, taken, remark = self._read(source, variant, token)
@@ -130,7 +142,7 @@ class Planning:
         except ShardingError as error:
             facts = self._counted(source, variant, base, token, request) if isinstance(error, TooManyTensors) else ""
             hidden = {**self._hidden(), form.repo_message: problem(error), form.base: gr.Textbox(visible=of_ranks)}
-            return {**hidden, form.facts: facts}
+            return {**hidden, form.facts: facts, form.query: query_of(Wish(source, sized=False))}
         # The variant asked for is not set again: the visitor may have chosen another one in the meantime.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
         hides = card.gated or card.private
@@ -138,23 +150,27 @@ class Planning:
         loads = checkpoint.is_plain_model
         largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
         size, usual = size_in(form, values), usual_size(checkpoint.total_bytes, largest)
-        if size in ("", values[form.suggested]):  # not the visitor's own
-            size = usual
-        label = size_label(size)
-        seen = {**values, form.variant: taken, form.size: label}
+        is_own = size not in ("", values[form.suggested])
+        set_by_goal, hint = self._aim(values, checkpoint, is_own)
+        label = size_label(size if is_own else usual)
+        seen = {**values, form.variant: taken, form.size: label, **set_by_goal}
         quantized = offer(checkpoint)
-        seen[form.dequantize] = bool(quantized and values[form.dequantize])
+        seen[form.dequantize] = bool(quantized and seen[form.dequantize])
         return {
             form.repo_message: remark,
             form.base: gr.Textbox(visible=True) if of_ranks else gr.Textbox("", visible=False),
-            form.dequantize: _offered(quantized),
+            form.goal_hint: hint,
+            form.aimed: values[form.goal],
+            form.strategy: set_by_goal.get(form.strategy, gr.Radio()),
+            form.dtype: set_by_goal.get(form.dtype, gr.Radio()),
+            form.dequantize: _offered(quantized, **({"value": seen[form.dequantize]} if set_by_goal else {})),
             form.examples: gr.Dataset(visible=False),
             form.jobs: "",
             form.variants: _variants({taken, *checkpoint.other_variants}, **another),
             form.variant: gr.Textbox(**another),
             form.facts: facts_panel(summarize_source(checkpoint), card),
-            form.size: gr.Textbox(label) if label != values[form.size] else gr.Textbox(),
-            form.suggested: usual,
+            form.size: gr.Textbox(seen[form.size]) if seen[form.size] != values[form.size] else gr.Textbox(),
+            form.suggested: size_in(form, seen) if set_by_goal else usual,
             form.machine: gr.Column(visible=loads),
             form.devices: "",
             **{part: gr.Column(visible=True) for part in (form.plan, form.push)},
@@ -162,8 +178,23 @@ class Planning:
             form.visibility: PRIVATE if hides else gr.Radio(),
             form.permitted: gr.Checkbox(value=False, visible=hides, label=promise),
             **self._draw(seen, token, request, plays=True),
+            **({form.machines: _machines(seen[form.machines], seen[form.strategy])} if set_by_goal else {}),
             form.seen: self._choices(seen, checkpoint),
         }
+
+    def _aim(self, values: Mapping[Any, Any], checkpoint: Checkpoint, is_own: bool) -> tuple[dict[Any, Any], str]:
+        """Return the fields that the chosen goal sets, and the words below the goals.
+
+        Sizes of the visitor's own (`is_own`) stay, unless the goal is new.
+        """
+        name = values[self._form.goal]
+        if name not in GOALS:
+            return {}, ""
+        chosen = GOALS[name].choose(checkpoint)
+        if isinstance(chosen, str):
+            return {}, message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
+        applies = not is_own or name != values[self._form.aimed]
+        return aimed(self._form, chosen) if applies else {}, _hint(name)
 
     def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
         """Return the panel of a model that is too large to plan here."""
@@ -213,10 +244,11 @@ class Planning:
         may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
         loads = checkpoint.is_plain_model and not options.dequantize
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
-        stops, chosen = size_stops(size, largest), str(options.max_shard_size)
+        parts = has_components(checkpoint)
+        stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)
         return {
-            form.size_message: "",
+            form.size_message: message(_EACH_ONE, "", "warning") if parts and chosen == SINGLE_FILE else "",
             **shown,
             **({} if stops == values[form.stops] else {form.stops: stops, form.sizes: sizes_panel(stops, chosen)}),
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
@@ -227,12 +259,13 @@ class Planning:
             form.start: gr.Button(variant="secondary" if changes_nothing(checkpoint, plan) else "primary"),
             form.shards: shards_panel(plan, forecast),
             form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
-            form.query: query_of(Wish(source, replace(options, allow_overflow=allowed))),
+            form.query: query_of(Wish(source, replace(options, allow_overflow=allowed), values[form.goal] or "")),
         }
 
     def _choices(self, values: Mapping[Any, Any], checkpoint: Checkpoint) -> tuple[Any, ...]:
         """Return everything that the shown model and plan depend on."""
-        return checkpoint.source, *(values[field] for field in fields_of_a_plan(self._form))
+        form = self._form
+        return checkpoint.source, values[form.goal], *(values[field] for field in fields_of_a_plan(form))
 
     def _plan(
         self, options: Options, values: Mapping[Any, Any], token: str | None, request: gr.Request
@@ -293,12 +326,22 @@ class Planning:
         return render("account", name=who.name, page=page), jobs_panel(self._desk.jobs_of(who.name))
 
 
-def _offered(quantized: Offer | None) -> gr.Checkbox:
+def _hint(goal: str | None) -> str:
+    """Return the words below the goals: what the chosen one sets."""
+    return message(GOALS[goal].words) if goal and goal in GOALS else ""
+
+
+def _machines(count: int, strategy: str) -> gr.Number:
+    return gr.Number(value=count, visible=strategy == PIPELINE)
+
+
+def _offered(quantized: Offer | None, **value: Any) -> gr.Checkbox:
     """Return the checkbox to dequantize, visible if the repo is quantized in a way that allows it."""
     if quantized is None:
         return gr.Checkbox(value=False, visible=False)
     before, after = format_bytes(quantized.bytes_before), format_bytes(quantized.bytes_after)
     return gr.Checkbox(
+        **value,
         visible=True,
         label=f"Dequantize: {before} → {after}",
         info=f"The weights are quantized with {quantized.words}. Tick this for a copy with ordinary weights in bf16, "

@@ -17,8 +17,9 @@ from sharding.page.remedies import SIGN_IN
 from sharding.page.render import render
 from sharding.page.site import Site, person
 from sharding.storage.hub.lookup import propose_name
+from sharding.storage.names import new_repo_id
 
-_NEEDS_LOGIN = ("Pushing needs a login.", "Your choices are kept.")
+_NEEDS_LOGIN = ("Sign in to push.", "Your choices are kept.")
 
 
 class Pushing:
@@ -69,20 +70,22 @@ class Pushing:
         return {form.target: render("target", repo_id=whole, private=values[form.visibility] == PRIVATE)}
 
     def check_name(
-        self, namespace: str | None, name: str, request: gr.Request, login: gr.OAuthToken | None
+        self, namespace: str | None, name: str, plan_id: str, request: gr.Request, login: gr.OAuthToken | None
     ) -> dict[Any, Any]:
-        """Show a message if the name is taken."""
+        """Show a message if the name is taken. Without a name that the Hub accepts, nothing can start."""
         form, token = self._form, self._site.token(request, login)
         wanted = f"{namespace}/{name.strip()}"
         if not (namespace and name.strip() and token):
-            return {form.name_message: ""}
+            return {form.name_message: "", form.start: gr.Button(interactive=False)}
+        fine = {form.name_message: "", form.start: gr.Button(interactive=bool(plan_id))}
         try:
+            new_repo_id(wanted, self._site.endpoint)
             free = self._desk.lookup.free_name(wanted, token)
             if free == wanted or self._desk.unfinished(wanted, token):
-                return {form.name_message: ""}
+                return fine
         except ShardingError as error:
-            return {form.name_message: problem(error)}
-        return {form.name_message: _taken(wanted, free)}
+            return {form.name_message: problem(error), form.start: gr.Button(interactive=False)}
+        return {**fine, form.name_message: _taken(wanted, free)}
 
     def start(self, values: Mapping[Any, Any], request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Hand the job to the desk and show its progress. If it is refused, show the reason beside the button."""

@@ -21,7 +21,7 @@ class Help:
 
 SIGN_IN = Remedy("sign_in")
 
-_OF_THE_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|hf auth login|HF_TOKEN")
+_OF_THE_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|hf auth login|HF_TOKEN|HF_ENDPOINT|[Rr]un again")
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?]) ")
 _NOTHING = Help()
 

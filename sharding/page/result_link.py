@@ -18,7 +18,7 @@ from sharding.page.site import Site, person
 from sharding.report.fetch import Result
 from sharding.verify.trust import Trust
 
-_NEEDS_LOGIN = "Reading every byte needs a login."
+_NEEDS_LOGIN = "Sign in to check every byte."
 
 
 class Showing:
@@ -47,7 +47,7 @@ class Showing:
         return {
             **self._panels(result, trust, wanted, request),
             form.result_map: map_panel(map_of_copy(*self._both(result, token), result.report.plan.stages)),
-            form.check: gr.Button(visible=checkable, interactive=token is not None),
+            form.check: gr.Button(visible=checkable and token is not None),
             form.check_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
         }
 
@@ -57,7 +57,7 @@ class Showing:
         try:
             who = person(self._desk, token)
             if who is None or token is None:
-                raise Refused(_NEEDS_LOGIN, "Sign in first.", SIGN_IN)
+                raise Refused("Checking every byte needs a login.", _NEEDS_LOGIN, SIGN_IN)
             taken = self._desk.submit_check(wanted, who, token)
         except ShardingError as error:
             return {form.check_message: problem(error)}
@@ -97,6 +97,6 @@ class Showing:
         link = self._site.address(request) + query_of(Wish(result=place))
         page = f"{endpoint}/{result.repo_id}"
         return {
-            self._form.result: result_panel(report, result.repo_id, page, link, trust),
-            self._form.result_details: details_panel(report, result.repo_id, source, trust),
+            self._form.result: result_panel(report, trust),
+            self._form.result_details: details_panel(report, result.repo_id, page, link, source, trust),
         }

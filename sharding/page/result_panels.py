@@ -6,30 +6,23 @@ from sharding.core.text import count, source_name
 from sharding.page.panels import files_of
 from sharding.page.render import render
 from sharding.report.schema import Report
-from sharding.report.snippets import how_to_check, loading_snippets, pipeline_snippets
+from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
 from sharding.verify.trust import Level, Trust
 
 _KNOWN: tuple[Level, ...] = ("made-here", "read-now")
 """Levels at which this page has read every byte itself."""
 
 
-def result_panel(report: Report, repo_id: str, page: str, link: str, trust: Trust) -> str:
+def result_panel(report: Report, trust: Trust) -> str:
     """Return the head of a result, in words for the level of `trust`, which is not "contradicted"."""
-    source = report.source
-    load = loading_snippets(repo_id, source.architecture, source.library, source.variant, source.weights_name)
-    load = {**pipeline_snippets(report, repo_id), **load}
     return render(
         "result",
         report=report,
-        repo_id=repo_id,
-        page=page,
-        link=link,
         trust=trust,
         is_known=trust.level in _KNOWN,
         can_check=can_check(report, trust),
         verdict=_verdict(report, trust.level),
         infinite=sum(report.overflowed.values()),
-        snippets={**load, **how_to_check(report, repo_id)},
     )
 
 
@@ -38,14 +31,19 @@ def can_check(report: Report, trust: Trust) -> bool:
     return trust.level == "fits" and not report.needs_folder
 
 
-def details_panel(report: Report, repo_id: str, source_link: str | None, trust: Trust) -> str:
-    """Return the other facts of a report: files, cost of loading, how the copy was made.
+def details_panel(report: Report, repo_id: str, page: str, link: str, source_link: str | None, trust: Trust) -> str:
+    """Return how to use a result at `page`, its `link`, and the facts of its report: files, cost, how it was made.
 
     Unless the copy was made here, they are shown as the word of its report.
     """
-    comparison = report.comparison
+    source, comparison = report.source, report.comparison
+    load = loading_snippets(repo_id, source.architecture, source.library, source.variant, source.weights_name)
+    snippets = {**pipeline_snippets(report, repo_id), **load, **download_snippet(report, repo_id)}
     return render(
         "details",
+        page=page,
+        link=link,
+        snippets={**snippets, **how_to_check(report, repo_id)},
         report=report,
         repo_id=repo_id,
         source_link=source_link,
@@ -71,6 +69,6 @@ def _verdict(report: Report, level: Level) -> str:
         case "unreached":
             return "Of a commit that is on no known branch"
         case "fits":
-            return f"Fits together with {source}{cast}"
+            return f"Matches the structure of {source}{cast}; bytes not checked yet"
         case _:
             return f"Claims to be {source}{cast}"

@@ -173,8 +173,8 @@ class Running:
         return {
             **update,
             form.outcome: gr.Column(visible=True),
-            form.result: result_panel(report, repo_id, self._repo_page(repo_id), link, trust),
-            form.result_details: details_panel(report, repo_id, source, trust),
+            form.result: result_panel(report, trust),
+            form.result_details: details_panel(report, repo_id, self._repo_page(repo_id), link, source, trust),
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> dict[Any, Any]:

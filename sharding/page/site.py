@@ -54,6 +54,11 @@ class Site:
             return f"{_PUBLIC_HUB}/spaces/{self.space}"
         return f"http://{request.headers.get('host', 'localhost')}/"
 
+    @property
+    def picture(self) -> str:
+        """The address of the picture in previews of links, "" off a Space."""
+        return f"{_PUBLIC_HUB}/spaces/{self.space}/resolve/main/assets/result.png" if self.space else ""
+
     def examples(self, desk: Desk) -> tuple[str, ...]:
         """Return a few models to try: well-known ones, or samples on a Hub that is not huggingface.co."""
         return EXAMPLES if self.endpoint == _PUBLIC_HUB else tuple(desk.lookup.search("samples/")[: len(EXAMPLES)])

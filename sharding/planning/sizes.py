@@ -22,22 +22,23 @@ _LINK_BITS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class SizeStop:
-    """A size as you write it ("200MB", SINGLE_FILE), and a reason to choose it; "" if there is none."""
+    """A size as you write it ("200MB", SINGLE_FILE), and what it means. It `stands_out` for a special reason."""
 
     size: str
     reason: str = ""
+    stands_out: bool = False
 
 
-def size_stops(total_bytes: int, largest_bytes: int = 0) -> tuple[SizeStop, ...]:
-    """Return sizes for a model of `total_bytes`, the smallest first and a single file last.
+def size_stops(total_bytes: int, largest_bytes: int = 0, *, single_file: bool = True) -> tuple[SizeStop, ...]:
+    """Return sizes for a model of `total_bytes`, the smallest first and a single file last, if that is possible.
 
     None is below `largest_bytes`, the size of the largest tensor: a file would be larger than its limit.
 
-    >>> [stop.size for stop in size_stops(14_500_000_000) if stop.reason]
+    >>> [stop.size for stop in size_stops(14_500_000_000) if stop.stands_out]
     ['200MB', '4GB', 'single-file']
     """
     usual, colab = usual_size(total_bytes, largest_bytes), colab_size(total_bytes, largest_bytes)
-    reasons = {SINGLE_FILE: "One model.safetensors, as ComfyUI and kohya need it."}
+    reasons = {SINGLE_FILE: "One model.safetensors, as ComfyUI and kohya need it."} if single_file else {}
     if colab:
         reasons[colab] = (
             "Free Colab has about 12 GB for weights. Without memory mapping, as on mounted drives, loading needs "
@@ -46,10 +47,12 @@ def size_stops(total_bytes: int, largest_bytes: int = 0) -> tuple[SizeStop, ...]
     if total_bytes > _FAT_BYTES:
         reasons[_FAT] = "USB sticks and cards formatted as FAT32 cannot hold a file above 4.29 GB."
     if usual != SINGLE_FILE:
-        again = duration(parse_bytes(usual) * 8 / _LINK_BITS)
-        reasons[usual] = f"A download that breaks off repeats at most one file: {again} at 10 Mbit/s."
-    sizes = {size for size in (*_nice(total_bytes), *reasons) if _bytes_of(size) >= largest_bytes}
-    return tuple(SizeStop(size, reasons.get(size, "")) for size in sorted(sizes, key=_bytes_of))
+        reasons[usual] = _lost_at_most(usual)
+    sizes = {size for size in (*_nice(total_bytes), *reasons) if _bytes_of(size) >= largest_bytes} or {SINGLE_FILE}
+    return tuple(
+        SizeStop(size, reasons.get(size) or _lost_at_most(size), size in reasons)
+        for size in sorted(sizes, key=_bytes_of)
+    )
 
 
 def stop_for(stops: Sequence[SizeStop], size: str) -> int:
@@ -76,6 +79,11 @@ def usual_size(total_bytes: int, largest_bytes: int = 0) -> str:
     if not fitting:
         return nice[0] if nice and largest_bytes else SINGLE_FILE
     return min(fitting[-1], max(_USUAL, fitting[0], key=_bytes_of), key=_bytes_of)
+
+
+def _lost_at_most(size: str) -> str:
+    again = duration(parse_bytes(size) * 8 / _LINK_BITS)
+    return f"If a download breaks, you lose at most one file ({again} at 10 Mbit/s)."
 
 
 def _nice(total_bytes: int) -> list[str]:

@@ -191,6 +191,37 @@ def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
     return {name: text for name, text in snippets.items() if text}
 
 
+_PLACES = (
+    ("UNet", "diffusion_models"),
+    ("Transformer2DModel", "diffusion_models"),
+    ("Autoencoder", "vae"),
+    ("ControlNet", "controlnet"),
+    ("CLIPVision", "clip_vision"),
+    ("CLIPText", "text_encoders"),
+    ("T5Encoder", "text_encoders"),
+)
+"""Parts of names of classes, and the folder in which ComfyUI looks for their weights, below `models`."""
+
+
+def download_snippet(report: Report, place: str) -> Mapping[str, str]:
+    """Return the command that downloads the result at `place`, and for a single file the folder that it belongs in.
+
+    The folders are those that ComfyUI looks in (`folder_paths.py`).
+    """
+    name = place.partition("@")[0].rpartition("/")[2]
+    repo, _, revision = place.partition("@")
+    at = f" --revision {shlex.quote(revision)}" if revision else ""
+    whole = f"hf download {shlex.quote(repo)}{at} --local-dir {shlex.quote(name)}\n"
+    if len(report.plan.shards) > 1:
+        return {"download": whole}
+    (shard,) = report.plan.shards
+    file = f"hf download {shlex.quote(repo)} {shlex.quote(shard.file)}{at} --local-dir"
+    known = [folder for part, folder in _PLACES if part in (report.source.architecture or "")]
+    single = [f"# ComfyUI looks for it here:\n{file} ComfyUI/models/{known[0]}"] if known else []
+    single += [f"# kohya and other tools take the path of one file:\n{file} {shlex.quote(name)}"]
+    return {"download": "\n\n".join([f"# The whole repo:\n{whole.rstrip()}", *single]) + "\n"}
+
+
 def how_to_check(report: Report, place: str) -> Mapping[str, str]:
     """Return the command that compares the result at `place` with its source byte by byte.
 

@@ -161,6 +161,8 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
     'me/Mistral-7B-v0.1-sharded-200MB'
     >>> propose_name("me", "mistralai/Mistral-7B-v0.1", Options("200 MB", dtype="fp16"))
     'me/Mistral-7B-v0.1-fp16-sharded-200MB'
+    >>> propose_name("me", "mistralai/Mistral-7B-v0.1", Options("1GB", strategy="pp:2"))
+    'me/Mistral-7B-v0.1-pp2-sharded-1GB'
     """
     variant, dtype = options.variant, options.dtype
     size = SINGLE_FILE if options.is_single_file else f"sharded-{''.join(str(options.max_shard_size).split())}"
@@ -169,7 +171,8 @@ def propose_name(namespace: str, source: str, options: Options) -> str:
         model = parse_repo(source, "")[0].split("/")[-1]
     which = f"-{variant}" if re.fullmatch(r"[^\W_]\w{0,19}", variant, re.ASCII) else ""
     cast = "" if dtype in ("keep", variant) else f"-{dtype}"
-    end = f"{which}{cast}-{size}"
+    machines = f"-{options.strategy.replace(':', '')}" if options.strategy.startswith("pp:") else ""
+    end = f"{which}{cast}{machines}-{size}"
     return f"{namespace}/{model[: _LONGEST_NAME - len(namespace) - len(end) - 1]}{end}"
 
 

@@ -1,0 +1,89 @@
+"""Give each link to the page the title and preview of what it opens."""
+
+import re
+from collections.abc import Callable
+from html import escape
+
+from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sharding.page.goals import GOALS
+from sharding.page.links import Wish, read_wish
+
+NAME = "Shard My Repo"
+_HOME = "Get a model in the form you need: smaller files, one file, another dtype. Every tensor is proved identical."
+_OTHERS = re.compile(rb'<meta\s+(?:property="og:|name="twitter:)[^>]*>\s*', re.ASCII)
+_HEAD = b"<head>"
+
+
+class Preview:
+    """An ASGI application around the page's own. It changes nothing but the head of the page itself.
+
+    A preview holds only what its link says. It asks no Hub, so it reveals nothing of a private repo.
+    """
+
+    def __init__(self, app: ASGIApp, image: str = "") -> None:
+        """Pass requests on to `app`. `image` is the address of the picture in previews."""
+        self._app = app
+        self._image = image
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and write the preview into the answer if that is the page."""
+        if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        title, text = preview_of(read_wish(dict(QueryParams(scope["query_string"]))))
+        await self._app(scope, receive, _rewriting(send, lambda page: with_preview(page, title, text, self._image)))
+
+
+def preview_of(wish: Wish) -> tuple[str, str]:
+    """Return the title and the description of what a link opens.
+
+    >>> preview_of(Wish(result="me/model"))[0]
+    'me/model · Shard My Repo'
+    """
+    if wish.result:
+        return f"{wish.result} · {NAME}", "A copy of a model. See what is proved of it, and have every byte checked."
+    if wish.repo:
+        return f"{wish.repo} · {NAME}", "The plan for a copy: its files, what the job takes, and where the model fits."
+    if wish.goal in GOALS:
+        return f"{GOALS[wish.goal].title} · {NAME}", GOALS[wish.goal].words
+    return NAME, _HOME
+
+
+def with_preview(page: bytes, title: str, text: str, image: str = "") -> bytes:
+    """Return the HTML of a page with this preview instead of any other. Only the first `<head>` counts."""
+    metas = {"og:type": "website", "og:site_name": NAME, "og:title": title, "og:description": text}
+    metas |= {"og:image": image} if image else {}
+    tags = "".join(f'<meta property="{name}" content="{escape(value)}" />' for name, value in metas.items())
+    tags += f'<meta name="twitter:card" content="{"summary_large_image" if image else "summary"}" />'
+    tags += f'<meta name="description" content="{escape(text)}" /><title>{escape(title)}</title>'
+    before, head, after = page.partition(_HEAD)
+    return before + head + tags.encode() + _OTHERS.sub(b"", after) if head else page
+
+
+def _rewriting(send: Send, rewrite: Callable[[bytes], bytes]) -> Send:
+    """Return a `send` that rewrites the body of a whole HTML answer, and passes on any other as it is."""
+    start: Message | None = None
+    body = bytearray()
+
+    async def answer(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            is_page = message["status"] == 200 and headers.get("content-type", "").startswith("text/html")
+            if is_page and "content-encoding" not in headers:
+                start = message
+                return
+        if start is None:
+            await send(message)
+            return
+        body.extend(message.get("body", b""))
+        if message.get("more_body"):
+            return
+        rewritten = rewrite(bytes(body))
+        MutableHeaders(scope=start)["content-length"] = str(len(rewritten))
+        await send(start)
+        await send({"type": "http.response.body", "body": rewritten})
+
+    return answer
