@@ -430,6 +430,9 @@ UNFETCHED_BYTES = 32_000_000
 UNFETCHED_SECONDS = 120.0
 """Longest time that the page keeps answers that nobody fetches."""
 
+QUIET_SECONDS = 60.0
+"""Time after the last answer at which the page's stream of answers ends."""
+
 OVERVIEW_SECONDS = 30.0
 """Longest time to count a checkpoint that is too large for the page. A million tensors take half of it."""
 

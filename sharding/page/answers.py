@@ -14,15 +14,19 @@ from typing import Any
 
 import orjson
 from gradio import queueing
+from gradio.data_classes import PredictBodyInternal
 from gradio.queueing import Queue
 from gradio.server_messages import EventMessage, HeartbeatMessage, ProcessCompletedMessage
 from gradio.state_holder import SessionState
 from pydantic import BaseModel
+from starlette.requests import Request
 
 from sharding.core.errors import shortened
-from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
+from sharding.core.limits import MAX_SESSIONS_KEPT, QUIET_SECONDS, UNFETCHED_BYTES, UNFETCHED_SECONDS
 
 _PRINTED_LINES = 200
+_STAYS_OPEN = "stays open"
+"""Stands among the unfinished calls of a browser's session, so that Gradio does not end its stream."""
 
 
 class _Answer(ProcessCompletedMessage):
@@ -48,7 +52,7 @@ class Session(asyncio.Queue[EventMessage]):
         super().__init__()
         self.bytes, self.listeners, self._sizes = 0, 0, deque[int]()
         self._added, self._clock, self._is_over = added, clock, is_over
-        self.since = clock()
+        self.since = self.answered = clock()
 
     def put_nowait(self, item: EventMessage) -> None:
         """Add a message. A long error in it is shortened."""
@@ -73,6 +77,8 @@ class Session(asyncio.Queue[EventMessage]):
         finally:
             self.listeners -= 1
         self.bytes, self.since = self.bytes - self._sizes.popleft(), self._clock()
+        if not isinstance(message, HeartbeatMessage):
+            self.answered = self.since
         if isinstance(message, HeartbeatMessage) and self.empty() and self._is_over():
             return ProcessCompletedMessage(event_id="over", output={"error": "This call has ended."}, success=False)
         return message
@@ -101,6 +107,9 @@ class Sessions(OrderedDict[str, Any]):
         running = [event for events in self._queue.active_jobs for event in events or ()]
         if any(event.session_hash == session and event.alive for event in (*waiting, *running)):
             return False
+        stays_open = _STAYS_OPEN in self._queue.pending_event_ids_session.get(session, ())
+        if stays_open and self._clock() - self[session].answered < QUIET_SECONDS:
+            return False
         self._queue.pending_event_ids_session[session] = set()
         return True
 
@@ -124,7 +133,25 @@ def bound_answers(queue: Queue) -> None:
     """
     queueing.traceback = SimpleNamespace(print_exc=_print_error)  # type: ignore[attr-defined, assignment]
     queue.pending_messages_per_session = Sessions(queue)  # type: ignore[assignment]
+    _keep_streams_open(queue)
     SessionState._update_value_in_config = lambda *_: None  # type: ignore[method-assign]
+
+
+def _keep_streams_open(queue: Queue) -> None:
+    """Keep the stream of a browser open between its calls.
+
+    Gradio alone ends the stream after each last call, and the page opens another for the next call. If a visitor acts
+    just then, the page takes the old stream for open. It then never hears the answer, and waits for ever.
+    """
+    push = queue.push
+
+    async def and_stay_open(body: PredictBodyInternal, request: Request, username: str | None) -> tuple[Any, ...]:
+        taken = await push(body, request, username)
+        if body.session_hash in queue.pending_event_ids_session and "sec-fetch-mode" in request.headers:
+            queue.pending_event_ids_session[body.session_hash].add(_STAYS_OPEN)
+        return taken
+
+    queue.push = and_stay_open  # type: ignore[method-assign]
 
 
 def _print_error() -> None:

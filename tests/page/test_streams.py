@@ -1,0 +1,89 @@
+"""The stream of a browser stays open between its calls; that of a program ends with its last call."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from gradio import queueing
+from gradio.server_messages import HeartbeatMessage, ProcessCompletedMessage
+from gradio.state_holder import SessionState
+
+from sharding.core.limits import QUIET_SECONDS
+from sharding.page.answers import Sessions, bound_answers
+from tests.conftest import in_a_loop
+from tests.page.conftest import Site, ask
+
+BROWSER = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
+
+
+def plan(space: Site, session: str, headers: dict[str, str]) -> str:
+    """Ask for the plan of a repo that is not there. Return the id of the call."""
+    config = ask(space, "GET", "/config", {}).json()
+    number = next(each["id"] for each in config["dependencies"] if each["api_name"] == "plan")
+    data = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False]
+    wish = {"data": data, "fn_index": number, "session_hash": session}
+    return str(ask(space, "POST", "/gradio_api/queue/join", headers, wish).json()["event_id"])
+
+
+def messages(stream: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in stream.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_the_answer_to_the_next_call_comes_on_the_stream_that_a_browser_has_open(space: Site) -> None:
+    address = f"{space.address}/gradio_api/queue/data?session_hash=browser"
+    ended = []
+    first = plan(space, "browser", BROWSER)
+    with httpx.stream("GET", address, headers=BROWSER, timeout=60) as stream:
+        for message in messages(stream):
+            assert message["msg"] != "close_stream"
+            if message["msg"] == "process_completed":
+                ended.append(message["event_id"])
+                if len(ended) == 2:
+                    break
+                second = plan(space, "browser", BROWSER)
+    assert ended == [first, second]
+
+
+def test_the_stream_of_a_program_ends_with_its_last_call(space: Site) -> None:
+    call = plan(space, "program", {})
+    with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=program", timeout=60) as stream:
+        heard = list(messages(stream))
+    assert [message["event_id"] for message in heard if message["msg"] == "process_completed"] == [call]
+    assert heard[-1]["msg"] == "close_stream"
+
+
+@pytest.mark.parametrize("is_browser", [True, False])
+def test_a_stream_ends_when_all_is_quiet(monkeypatch: pytest.MonkeyPatch, is_browser: bool) -> None:
+    queue: Any = SimpleNamespace(pending_event_ids_session={}, event_queue_per_concurrency_id={}, active_jobs=[])
+    clock = SimpleNamespace(now=0.0)
+    for part, name in ((SessionState, "_update_value_in_config"), (queueing, "traceback")):
+        monkeypatch.setattr(part, name, getattr(part, name))  # what is replaced in Gradio comes back
+
+    async def push(body: Any, request: Any, username: str | None) -> tuple[Any, ...]:
+        queue.pending_event_ids_session.setdefault(body.session_hash, set()).add("call")
+        return True, "call", "success"
+
+    async def heard() -> list[str]:
+        queue.push = push
+        bound_answers(queue)
+        sessions = queue.pending_messages_per_session = Sessions(queue, clock=lambda: clock.now)
+        sessions["one"] = asyncio.Queue()
+        await queue.push(
+            SimpleNamespace(session_hash="one"), SimpleNamespace(headers=BROWSER if is_browser else {}), None
+        )
+        sessions["one"].put_nowait(ProcessCompletedMessage(event_id="call", output={}, success=True))
+        kinds = [(await sessions["one"].get()).msg]
+        queue.pending_event_ids_session["one"].discard("call")
+        for clock.now in (1.0, QUIET_SECONDS - 1, QUIET_SECONDS + 1):
+            sessions["one"].put_nowait(HeartbeatMessage())
+            kinds.append((await sessions["one"].get()).msg)
+        return [str(kind.value) for kind in kinds]
+
+    after = ["heartbeat", "heartbeat", "process_completed"] if is_browser else ["process_completed"] * 3
+    assert in_a_loop(heard()) == ["process_completed", *after]
