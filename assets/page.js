@@ -68,11 +68,11 @@ document.addEventListener("input", (event) => {
 // The panel around the part receives the event and asks the server.
 const tell = (part, detail) => part.dispatchEvent(new CustomEvent("chosen", { bubbles: true, detail }));
 
-// A link shows what it opens and nothing else, until the server has laid out the page for it.
-const opens = window.location.search.match(/[?&](repo|job|result)=/)?.[1];
-document.addEventListener("DOMContentLoaded", () => opens && document.body.classList.add(`opens-${opens}`));
+// A link shows what it opens and nothing else, until the server has laid out the page for it. The class comes with
+// the page.
+const opens = document.body.className.match(/opens-\w+/)?.[0];
 function arrived() {
-  if (opens && document.querySelector("#plan, #run, #outcome")) document.body.classList.remove(`opens-${opens}`);
+  if (opens && document.querySelector("#plan, #run, #outcome")) document.body.classList.remove(opens);
 }
 
 window.addEventListener("popstate", () => window.location.reload());

@@ -1,4 +1,4 @@
-"""Give each link to the page the title and preview of what it opens."""
+"""Write into the page what its link opens: the title, the preview, and what to hide until it is laid out."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from sharding.page.links import Wish, read_wish
 NAME = "Shard My Repo"
 _HOME = "Get a model in the form you need: smaller files, one file, another dtype. Every tensor is proved identical."
 _OTHERS = re.compile(rb'<meta\s+(?:property="og:|name="twitter:)[^>]*>\s*', re.ASCII)
-_HEAD = b"<head>"
+_HEAD, _BODY = b"<head>", b"<body"
 
 
 class Preview:
@@ -32,8 +32,8 @@ class Preview:
         if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
-        title, text = preview_of(read_wish(dict(QueryParams(scope["query_string"]))))
-        await self._app(scope, receive, _rewriting(send, lambda page: with_preview(page, title, text, self._image)))
+        wish = read_wish(dict(QueryParams(scope["query_string"])))
+        await self._app(scope, receive, _rewriting(send, lambda page: opening(page, wish, self._image)))
 
 
 def preview_of(wish: Wish) -> tuple[str, str]:
@@ -51,15 +51,22 @@ def preview_of(wish: Wish) -> tuple[str, str]:
     return NAME, _HOME
 
 
-def with_preview(page: bytes, title: str, text: str, image: str = "") -> bytes:
-    """Return the HTML of a page with this preview instead of any other. Only the first `<head>` counts."""
+def opening(page: bytes, wish: Wish, image: str = "") -> bytes:
+    """Return the HTML of the page for `wish`: with its preview instead of any other, and a class on the body.
+
+    The class tells the styles what to hide until the page is laid out.
+    """
+    title, text = preview_of(wish)
     metas = {"og:type": "website", "og:site_name": NAME, "og:title": title, "og:description": text}
     metas |= {"og:image": image} if image else {}
     tags = "".join(f'<meta property="{name}" content="{escape(value)}" />' for name, value in metas.items())
     tags += f'<meta name="twitter:card" content="{"summary_large_image" if image else "summary"}" />'
     tags += f'<meta name="description" content="{escape(text)}" /><title>{escape(title)}</title>'
     before, head, after = page.partition(_HEAD)
-    return before + head + tags.encode() + _OTHERS.sub(b"", after) if head else page
+    inside, body, rest = _OTHERS.sub(b"", after).rpartition(_BODY)
+    kind = "job" if wish.job else "result" if wish.result else "repo" if wish.repo else ""
+    marked = f'{_BODY.decode()} class="opens-{kind}"'.encode() if kind else _BODY
+    return before + head + tags.encode() + inside + marked + rest if body else page
 
 
 def _rewriting(send: Send, rewrite: Callable[[bytes], bytes]) -> Send:
