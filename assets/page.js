@@ -95,6 +95,13 @@ function group(set) {
   if (radios.length) set.setAttribute("aria-label", set.querySelector("[data-testid=block-info]")?.innerText ?? "");
 }
 
+// --- Lists of suggestions
+
+// Gradio opens a list again at any key, and so also at the Tab that leaves its field.
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Tab" && event.target.matches?.("input[role=combobox]")) event.stopPropagation();
+}, true);
+
 // --- The slider of sizes
 
 let sliding = 0;
