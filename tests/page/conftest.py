@@ -320,8 +320,8 @@ def call(site: Site, endpoint: str, arguments: list[Any], headers: Headers) -> t
 def arrival(site: Site) -> dict[str, Any]:
     """What the page asks when a visitor arrives: it greets those it knows."""
     config = ask(site, "GET", "/config", {}).json()
-    arrive = next(fn["id"] for fn in config["dependencies"] if fn["targets"] and fn["targets"][0][1] == "load")
-    return {"data": [], "fn_index": arrive, "session_hash": copy_name("session"), "trigger_id": None}
+    greet = next(fn["id"] for fn in config["dependencies"] if fn["api_name"] == "greet")
+    return {"data": [], "fn_index": greet, "session_hash": copy_name("session"), "trigger_id": None}
 
 
 def greeting(site: Site, headers: Headers) -> str:
