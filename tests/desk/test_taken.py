@@ -14,6 +14,7 @@ from sharding import job
 from sharding.core.errors import DestinationError, Refused
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
+from sharding.planning.plan import identify_plan
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
@@ -41,6 +42,18 @@ def trained(hub: InHouse, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
     path = folder / "run/shard-00001-model-00001-of-00001.safetensors"
     save_file(tensors, path, {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(info)})
     return push(hub, folder / "run", "alice/run"), base
+
+
+# --- The plan that was shown, or none ----------------------------------------------------------------------
+
+
+def test_a_job_runs_the_plan_that_was_shown_or_is_refused(desk: Desk, stage: Stage, small: str, name: str) -> None:
+    shown = identify_plan(desk.plan(small, SIZE)[1])
+    with pytest.raises(Refused, match="have changed since this plan was made"):
+        desk.submit(JobRequest(small, name, Options("90kB"), expect=shown), *AS_ALICE)
+    assert desk.jobs_of("alice") == []
+    desk.submit(JobRequest(small, name, SIZE, expect=shown), *AS_ALICE)
+    assert len(desk.jobs_of("alice")) == 1
 
 
 # --- One job a person, and one writer a repo ------------------------------------------------------------------
