@@ -69,16 +69,20 @@ def test_what_fits_together_is_no_proof_until_every_byte_was_read(
     name = publish(hub, result)
     page = visit(space, f"?result={name}")
     said = headline(page, "fits")
-    expect(said).to_contain_text(f"Fits together with {small}@")
+    expect(said).to_contain_text(f"Matches the structure of {small}@")
+    expect(said).to_contain_text("bytes not checked yet")
     assert "good" not in (said.get_attribute("class") or "")
     expect(page.locator("#result")).to_contain_text("this page has not checked that")
-    expect(page.locator("#result")).to_contain_text(f"shard-my-repo verify {small}@")
+    expect(page.locator("#result-details")).to_contain_text(f"shard-my-repo verify {small}@")
     expect(page.locator("#result-details")).to_contain_text("How it was made, as its report says")
     expect(page.locator("#result-details")).to_contain_text("The proof, as its report says: ")
-    expect(page.locator("#check")).to_be_disabled()
+    # The first screen has the check, or the way to it.
+    expect(page.locator("#check-message")).to_contain_text("Sign in to check every byte.")
+    expect(page.locator("#check-message button")).to_be_in_viewport()
     assert api_result(space, name)["trust"]["level"] == "fits"
 
     become(page, space, "bob")
+    expect(page.locator("#check")).to_be_in_viewport()
     page.locator("#check:not([disabled])").click()
     expect(page.locator("#result")).to_contain_text("Not checked: code, configuration, tokenizer,")
     page.get_by_role("link", name="Show the result").click()
