@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
@@ -28,12 +28,16 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan, RepoRef
 from sharding.desk.forecast import (
     Forecast,
-    bytes_per_second,
+    Rates,
+    Work,
+    correction,
+    expected_seconds,
     forecast,
-    measure_hashing,
     seconds_left,
     seconds_until_start,
+    work_of,
 )
+from sharding.desk.gauge import this_machine
 from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id
@@ -45,6 +49,7 @@ from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import identify_plan
 from sharding.report.fetch import Result, read_result
+from sharding.storage.hub.answer_times import ANSWER_TIMES
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
 from sharding.verify.trust import Trust
@@ -124,13 +129,17 @@ class Desk:
         A second plan of the same repo, with another size for example, reads nothing. `session` identifies a caller
         without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
         """
+        this_machine()  # is measured while the headers are read
         return self._models.plan(source, options, token, session)
 
-    def forecast(self, plan: Plan) -> Forecast:
-        """Return the expected cost of a job with `plan` on this machine."""
+    def forecast(self, checkpoint: Checkpoint, plan: Plan) -> Forecast:
+        """Return the expected cost of the job that makes `plan` from `checkpoint` on this machine."""
         with self._lock:
             finished = list(self._finished)
-        return forecast(plan.total_bytes, finished, self._hashed_per_second)
+        return forecast(work_of(checkpoint, plan), self._rates(), finished)
+
+    def _rates(self) -> Rates:
+        return Rates(this_machine().result(), ANSWER_TIMES.median(self._settings.endpoint) or 0.0)
 
     def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
         """Return which block of `source` goes on which device, as `job.devices` does, but only for repos.
@@ -138,10 +147,6 @@ class Desk:
         Raises UsageError, SourceError and Refused, as `plan` does.
         """
         return self._models.devices(source, budget, token, session)
-
-    @cached_property
-    def _hashed_per_second(self) -> float:
-        return measure_hashing()
 
     def submit(self, request: JobRequest, who: Person, token: str) -> str:
         """Accept a job of `who`, whose token is `token`. Return its id.
@@ -166,13 +171,23 @@ class Desk:
         job.check_request(asked, endpoint=self._settings.endpoint, token=token)
         options = replace(request.options, base=base)
         request = replace(request, source=pinned, destination=destination, options=options)
-        size, unreached = plan.total_bytes, checkpoint.unreached
-        return self._queue_up(request, new_job_id(destination), who, size, token, unreached)
+        size, unreached, work = plan.total_bytes, checkpoint.unreached, work_of(checkpoint, plan)
+        return self._queue_up(request, new_job_id(destination), who, size, work, token, unreached)
 
     def _queue_up(
-        self, request: JobRequest, job_id: str, who: Person, size: int, token: str, unreached: tuple[str, ...]
+        self,
+        request: JobRequest,
+        job_id: str,
+        who: Person,
+        size: int,
+        work: Work,
+        token: str,
+        unreached: tuple[str, ...],
     ) -> str:
-        record = JobRecord(job_id, who.name, request, size, self._clock(), unreached=unreached)
+        expected = expected_seconds(work, self._rates())
+        record = JobRecord(
+            job_id, who.name, request, size, self._clock(), expected_seconds=expected, unreached=unreached
+        )
         with self._lock:
             self._refuse_busy(who.name, request.destination)
             if self.queue_length >= MAX_ACTIVE_JOBS:
@@ -200,7 +215,9 @@ class Desk:
         options = Options(dtype=plan.dtype, variant=source.variant, base=base, dequantize=bool(plan.dequantized))
         request = JobRequest(original, copy, options, kind="verify")
         unreached = (*read[0].unreached, *read[1].unreached)
-        return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token, unreached)
+        files = (len(checkpoint.weight_files) for checkpoint in read)
+        work = Work(max(checkpoint.total_bytes for checkpoint in read), *files)
+        return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, work, token, unreached)
 
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
         """Return the result in `place`, and how far you can trust it. Raises SourceError."""
@@ -359,8 +376,8 @@ class Desk:
         if taken.record.state != "queued":
             return status_of(taken.record, taken.history)
         before = list(takewhile(lambda other: other is not taken, self._active()))
-        rate, now = bytes_per_second(self._finished), self._clock()
-        left = [seconds_left(other.record, other.history.progress, rate, now) for other in before]
+        factor, now = correction(self._finished), self._clock()
+        left = [seconds_left(other.record, other.history.progress, factor, now) for other in before]
         return status_of(
             taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
         )

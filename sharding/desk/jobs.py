@@ -55,7 +55,9 @@ class JobRecord:
 
     `process` is the id and the start time of its process, which together are unique. `result` is the commit
     ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
-    the two differ. `unreached` is that of the `Checkpoint`, or of both checkpoints that were compared.
+    the two differ. `expected_seconds` is the time that measured rates let expect when the job was handed in. `seconds`
+    is the time of a job that was done whole. Neither counts a comparison of loads. `unreached` is that of the
+    `Checkpoint`, or of both checkpoints that were compared.
     """
 
     id: str
@@ -71,6 +73,7 @@ class JobRecord:
     remedy: Remedy | None = None
     remark: str = ""
     result: str = ""
+    expected_seconds: float | None = None
     seconds: float | None = None
     peak_anon_bytes: int | None = None
     disk_bytes_written: int | None = None

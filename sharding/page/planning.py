@@ -214,7 +214,7 @@ class Planning:
         loads = checkpoint.is_plain_model and not options.dequantize
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         stops, chosen = size_stops(size, largest), str(options.max_shard_size)
-        allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)
+        allowed, forecast = options.allow_overflow and may, self._desk.forecast(checkpoint, plan)
         return {
             form.size_message: "",
             **shown,
