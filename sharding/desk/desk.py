@@ -171,25 +171,14 @@ class Desk:
         job.check_request(asked, endpoint=self._settings.endpoint, token=token)
         options = replace(request.options, base=base)
         request = replace(request, source=pinned, destination=destination, options=options)
-        size, unreached, work = plan.total_bytes, checkpoint.unreached, work_of(checkpoint, plan)
-        return self._queue_up(request, new_job_id(destination), who, size, work, token, unreached)
+        expected = expected_seconds(work_of(checkpoint, plan), self._rates())
+        record = JobRecord(new_job_id(destination), who.name, request, plan.total_bytes, self._clock())
+        record = replace(record, expected_seconds=expected, unreached=checkpoint.unreached)
+        return self._queue_up(record, token)
 
-    def _queue_up(
-        self,
-        request: JobRequest,
-        job_id: str,
-        who: Person,
-        size: int,
-        work: Work,
-        token: str,
-        unreached: tuple[str, ...],
-    ) -> str:
-        expected = expected_seconds(work, self._rates())
-        record = JobRecord(
-            job_id, who.name, request, size, self._clock(), expected_seconds=expected, unreached=unreached
-        )
+    def _queue_up(self, record: JobRecord, token: str) -> str:
         with self._lock:
-            self._refuse_busy(who.name, request.destination)
+            self._refuse_busy(record.owner, record.request.destination)
             if self.queue_length >= MAX_ACTIVE_JOBS:
                 hint = "Try again later. Or duplicate this Space: your own has no other visitors."
                 raise Refused(f"The queue is full: it has {MAX_ACTIVE_JOBS} jobs.", hint)
@@ -214,10 +203,11 @@ class Desk:
         self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         options = Options(dtype=plan.dtype, variant=source.variant, base=base, dequantize=bool(plan.dequantized))
         request = JobRequest(original, copy, options, kind="verify")
+        largest, files = max(one.total_bytes for one in read), [len(one.weight_files) for one in read]
+        expected = expected_seconds(Work(largest, *files), self._rates())
+        record = JobRecord(new_job_id(result.repo_id), who.name, request, read[1].total_bytes, self._clock())
         unreached = (*read[0].unreached, *read[1].unreached)
-        files = (len(checkpoint.weight_files) for checkpoint in read)
-        work = Work(max(checkpoint.total_bytes for checkpoint in read), *files)
-        return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, work, token, unreached)
+        return self._queue_up(replace(record, expected_seconds=expected, unreached=unreached), token)
 
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
         """Return the result in `place`, and how far you can trust it. Raises SourceError."""
@@ -227,6 +217,14 @@ class Desk:
             return self.inspect(source, variant, token, base)
 
         return result, judge_result(result, inspect, self._shelf.records())
+
+    def seconds_of(self, result: Result) -> float | None:
+        """Return the time of the whole job that made `result` here, or None if no record of it is kept."""
+        commit = f"{result.repo_id}@{result.revision}"
+        made = (
+            record for record in self._shelf.records() if record.result == commit and record.request.kind == "shard"
+        )
+        return next((record.whole_seconds for record in made), None)
 
     def status(self, job_id: str, viewer: str | None) -> JobStatus | None:
         """Return the status of a job, or None if `viewer` has no job with this id."""

@@ -44,7 +44,7 @@ class History:
         added = parse_event(event)
         if isinstance(added, Verification):
             self._verified_at = seconds
-        elif isinstance(added, ComparisonSummary):
+        elif isinstance(added, Probed | ComparisonSummary):
             self.comparing_seconds = seconds - self._verified_at
         if line := self._add(added):
             self.say(line, seconds)

@@ -79,6 +79,11 @@ class JobRecord:
     disk_bytes_written: int | None = None
     unreached: tuple[str, ...] = ()
 
+    @property
+    def whole_seconds(self) -> float | None:
+        """The time from the start of the job to its end, with any comparison. None until it has ended."""
+        return None if self.started is None or self.ended is None else self.ended - self.started
+
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
@@ -115,6 +120,11 @@ class JobStatus:
     remedy: Remedy | None
     remark: str
     unreached: tuple[str, ...]
+
+    @property
+    def whole_seconds(self) -> float | None:
+        """The time from the start of the job to its end, with any comparison. None until it has ended."""
+        return None if self.started is None or self.ended is None else self.ended - self.started
 
 
 def new_job_id(destination: str) -> str:

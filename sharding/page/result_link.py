@@ -98,5 +98,7 @@ class Showing:
         page = f"{endpoint}/{result.repo_id}"
         return {
             self._form.result: result_panel(report, result.repo_id, page, link, trust),
-            self._form.result_details: details_panel(report, result.repo_id, source, trust),
+            self._form.result_details: details_panel(
+                report, result.repo_id, source, trust, self._desk.seconds_of(result)
+            ),
         }

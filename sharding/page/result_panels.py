@@ -38,10 +38,13 @@ def can_check(report: Report, trust: Trust) -> bool:
     return trust.level == "fits" and not report.needs_folder
 
 
-def details_panel(report: Report, repo_id: str, source_link: str | None, trust: Trust) -> str:
+def details_panel(
+    report: Report, repo_id: str, source_link: str | None, trust: Trust, seconds: float | None = None
+) -> str:
     """Return the other facts of a report: files, cost of loading, how the copy was made.
 
-    Unless the copy was made here, they are shown as the word of its report.
+    Unless the copy was made here, they are shown as the word of its report. `seconds` is the time of the whole job,
+    None if this page did not run it. A report counts only copying and checking, because it is published with the copy.
     """
     comparison = report.comparison
     return render(
@@ -50,6 +53,7 @@ def details_panel(report: Report, repo_id: str, source_link: str | None, trust: 
         repo_id=repo_id,
         source_link=source_link,
         is_ours=trust.level == "made-here",
+        seconds=seconds,
         new=files_of(report.plan),
         picture=Markup(comparison.picture) if comparison and comparison.picture else None,
     )

@@ -174,7 +174,7 @@ class Running:
             **update,
             form.outcome: gr.Column(visible=True),
             form.result: result_panel(report, repo_id, self._repo_page(repo_id), link, trust),
-            form.result_details: details_panel(report, repo_id, source, trust),
+            form.result_details: details_panel(report, repo_id, source, trust, status.whole_seconds),
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> dict[Any, Any]:
