@@ -18,8 +18,6 @@ from harness.shapes import SHAPES, build_shape
 from rich import box
 from rich.table import Table
 
-from sharding.core.text import time_range
-
 _RESULT = "alice/result"
 _NEEDED_BYTES = 3_000_000_000
 
@@ -57,7 +55,7 @@ def main() -> None:
                     f"{SHAPES[name].title}, {told['bytes'] / 1e9:.1f} GB",
                     f"{1000 * answer:.0f} ms",
                     f"{told['source_files']:,} to {told['files']:,}",
-                    time_range(told["lower"], told["upper"]),
+                    str(told["shown"]),
                     f"{told['seconds']:.0f} s",
                     f"{fresh:.2f}",
                     f"{later[0]:.2f}..{later[-1]:.2f}" if later else "",

@@ -11,6 +11,7 @@ from huggingface_hub import HfApi, get_token
 
 from sharding.core.environment import hub_endpoint
 from sharding.core.options import Options
+from sharding.core.text import time_range
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.planning.sizes import usual_size
 from sharding.storage.hub.answers import person_of
@@ -32,6 +33,7 @@ def main() -> None:
         told = {
             "lower": forecast.lower_seconds,
             "upper": forecast.upper_seconds,
+            "shown": time_range(forecast.lower_seconds, forecast.upper_seconds),
             "bytes": plan.total_bytes,
             "tensors": len(plan.tensors),
             "source_files": len(checkpoint.weight_files),

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding import job
 from sharding.core.events import Progress
 from sharding.core.limits import HUB_JOB_ANON_BYTES
 from sharding.core.options import Options
 from sharding.core.text import time_range
+from sharding.desk import Desk
 from sharding.desk.forecast import (
     Forecast,
     Rates,
@@ -24,6 +26,9 @@ from sharding.desk.forecast import (
 )
 from sharding.desk.gauge import Machine, measure_machine, this_machine
 from sharding.desk.jobs import JobRecord, JobRequest, State
+from sharding.storage.hub.answer_times import AnswerTimes
+from tests.desk.conftest import ALICE
+from tests.inhouse import InHouse
 
 NOON = 12 * 3600.0
 RATES = Rates(Machine(1.0, 200e6), 0.05)
@@ -145,6 +150,22 @@ def test_only_jobs_that_were_done_whole_count() -> None:
     assert correction(finished[:2]) == 15
     assert correction(others) is correction([]) is None
     assert forecast(WORK, RATES, [*others, *finished]) == forecast(WORK, RATES, finished)
+
+
+def test_a_desk_takes_the_answers_of_its_hub_into_account(
+    hub: InHouse, desk: Desk, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*rules: str) -> Forecast:
+        times = AnswerTimes()  # of these questions alone
+        monkeypatch.setattr("sharding.storage.hub.guard.ANSWER_TIMES", times)
+        monkeypatch.setattr("sharding.desk.desk.ANSWER_TIMES", times)
+        with hub.failing(*rules):
+            job.inspect(f"{hub.address}/{small}", endpoint=hub.address, token=ALICE)
+        return desk.forecast(*desk.plan(small, Options("60kB"), ALICE))
+
+    quick, slow = asked(), asked("delay:0.5@GET /api/models")
+    assert slow.lower_seconds - quick.lower_seconds > 10
+    assert slow.lower_seconds >= 40 * 0.5 / sqrt(2)
 
 
 # --- The queue ------------------------------------------------------------------------------------------------

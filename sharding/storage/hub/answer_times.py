@@ -1,7 +1,7 @@
 """Remember how long a Hub took to answer, from the requests that this process has made anyway."""
 
 from collections import deque
-from statistics import median
+from statistics import median_low
 from threading import Lock
 
 from sharding.core.limits import ANSWERS_REMEMBERED
@@ -21,10 +21,13 @@ class AnswerTimes:
             self._seconds.setdefault(endpoint, deque(maxlen=ANSWERS_REMEMBERED)).append(seconds)
 
     def median(self, endpoint: str) -> float | None:
-        """Return the median time in seconds of the Hub at `endpoint`, or None if it has not answered yet."""
+        """Return the median time in seconds of the Hub at `endpoint`, or None if it has not answered yet.
+
+        Of two it is the shorter: the first answer often waits for a new connection.
+        """
         with self._lock:
             seconds = self._seconds.get(endpoint.rstrip("/"))
-            return median(seconds) if seconds else None
+            return median_low(seconds) if seconds else None
 
 
 ANSWER_TIMES = AnswerTimes()
