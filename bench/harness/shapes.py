@@ -62,11 +62,11 @@ def _write_mistral(folder: Path) -> None:
 
 
 def _write_llama(folder: Path) -> None:
-    _write(folder, *_llama(80, 4096, 14_336, 512, 64_128, "LlamaForCausalLM"), files=30)
+    _write(folder, *_llama(80, 2048, 7168, 256, 32_064, "LlamaForCausalLM"), files=30)
 
 
 def _write_qwen(folder: Path) -> None:
-    hidden, inner, vocabulary, layers, experts = 1024, 768, 75_968, 48, 128
+    hidden, inner, vocabulary, layers, experts = 1024, 384, 75_968, 48, 128
     config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": layers}
     sizes = {"hidden_size": hidden, "moe_intermediate_size": inner, "vocab_size": vocabulary, "num_experts": experts}
     tensors = [Tensor("model.embed_tokens.weight", (vocabulary, hidden))]
@@ -141,8 +141,8 @@ def _write_sdxl(folder: Path) -> None:
 
 SHAPES: Mapping[str, Shape] = {
     "mistral": Shape("Mistral-7B", _write_mistral),
-    "llama": Shape("Llama-70B", _write_llama, "half the width, so a quarter of the bytes"),
-    "qwen": Shape("Qwen3-30B-A3B", _write_qwen, "half the width, so half the bytes"),
+    "llama": Shape("Llama-70B", _write_llama, "a quarter of the width, so a sixteenth of the bytes"),
+    "qwen": Shape("Qwen3-30B-A3B", _write_qwen, "half of both widths, so a quarter of the bytes"),
     "sdxl": Shape("SDXL", _write_sdxl, "fp32, as its plain files"),
     "many": Shape("3,000 files", _write_many),
 }

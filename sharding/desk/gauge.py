@@ -45,18 +45,17 @@ def measure_machine() -> Machine | None:
             child_command("sharding.desk.gauge"), capture_output=True, env=child_environment(), timeout=GAUGE_SECONDS
         )
         seconds = time.monotonic() - started
-        gauge_seconds, cpu_seconds_per_byte = _GAUGED.validate_json(done.stdout)
+        gauge_seconds, thread_seconds_per_byte = _GAUGED.validate_json(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValidationError):
         return None
     cores = min(THREADS, os.cpu_count() or 1)
-    return Machine(max(seconds - gauge_seconds, 0.0), cores / cpu_seconds_per_byte)
+    return Machine(max(seconds - gauge_seconds, 0.0), cores / thread_seconds_per_byte)
 
 
 def seconds_per_byte(count: int) -> float:
-    """Return the processor time for a byte of a job, from `count` bytes that hf-xet stores in a temporary folder.
+    """Return what a byte of a job takes in one thread, from `count` bytes that hf-xet stores in a temporary folder.
 
-    Half of them are random, which nothing packs, and half are zeros, which take the least. Weights lie between. Counts
-    processor time, because another visitor may need the processor just now.
+    Half of them are random, which nothing packs, and half are zeros, which take the least. Weights lie between.
     """
     from hf_xet import XetFileInfo
 
@@ -67,7 +66,7 @@ def seconds_per_byte(count: int) -> float:
     size, digest, sha256 = BATCH_BYTES * len(batches), new_tensor_hash(), hashlib.sha256()
     with tempfile.TemporaryDirectory(prefix="gauge-") as folder:
         session, store = xet_session(), f"local://{folder}"
-        started = time.process_time()
+        started = _now()
         commit = session.new_upload_commit(endpoint=store)
         stream = commit.start_upload_stream(name="gauge")
         for batch in batches:
@@ -75,19 +74,24 @@ def seconds_per_byte(count: int) -> float:
             stream.write(batch)
         stored = stream.finish().xet_info
         commit.wait_to_finish()
-        stored_at = time.process_time()
+        stored_at = _now()
         group = session.new_download_stream_group(endpoint=store)
         for start in range(0, size, HUB_BATCH_BYTES):
             info = XetFileInfo(stored.hash, size)
             for chunk in group.download_stream(info, start, min(size, start + HUB_BATCH_BYTES)):
                 digest.update(chunk)
                 sha256.update(chunk)
-        read_at = time.process_time()
+        read_at = _now()
     return (stored_at - started + 2 * (read_at - stored_at)) / size
 
 
+def _now() -> float:
+    """Return the mean of the clock and the processor time. If the machine is busy now, it may be less so later."""
+    return (time.monotonic() + time.process_time()) / 2
+
+
 def main() -> None:
-    """Print how long measuring took, and the processor time for a byte, both in seconds."""
+    """Print how long measuring took, and what a byte takes in one thread, both in seconds."""
     from sharding import job  # noqa: F401 - a job imports it, so its time belongs to the start
 
     started = time.monotonic()
