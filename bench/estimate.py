@@ -1,7 +1,6 @@
 """Estimates of time against the time that jobs take: five well-known models, fresh and after a job of another model."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.hubs import HubState, filled
-from harness.processes import ROOT
+from harness.processes import ROOT, Others
 from harness.results import tell
 from harness.scratch import benchmark_arguments, scratch
 from harness.shapes import SHAPES, build_shape
@@ -24,9 +23,13 @@ _NEEDED_BYTES = 3_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The estimate for a model by a fresh desk, the time of its job, and the estimates after jobs of other models."""
+    """The estimate for a model by a fresh desk, the time of its job, and the estimates after jobs of other models.
+
+    `others_cores` is what everybody else on the machine used during the job.
+    """
 
     told: Mapping[str, Any]
+    others_cores: float
     later: tuple[Mapping[str, Any], ...]
 
     def ratio(self, estimate: Mapping[str, Any]) -> float:
@@ -40,7 +43,9 @@ def main() -> None:
     parser.add_argument("--answers", type=float, nargs="+", default=[0, 0.05], help="seconds that the Hub waits")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     arguments = parser.parse_args()
-    table = Table("model", "Hub waits", "files", "estimate", "took", "took / middle", "after another", box=box.MARKDOWN)
+    table = Table(
+        "model", "Hub waits", "files", "estimate", "took", "took / middle", "after another", "others", box=box.MARKDOWN
+    )
     outside = 0
     with scratch(arguments.folder, _NEEDED_BYTES) as folder:
         for name in arguments.models:
@@ -59,6 +64,7 @@ def main() -> None:
                     f"{told['seconds']:.0f} s",
                     f"{fresh:.2f}",
                     f"{later[0]:.2f}..{later[-1]:.2f}" if later else "",
+                    f"{outcome.others_cores:.1f} cores",
                 )
         facts = [
             "Headers of these models, and holes for the weights. "
@@ -68,10 +74,10 @@ def main() -> None:
             + ".",
             "Each job is Hub to Hub, in the size that the page suggests. Its time is from Start to the end. The Hub "
             "waits so long before every answer.",
-            "The estimate is that of a desk that has done no job. The last column is took / middle of the estimates of "
+            'The estimate is that of a desk that has done no job. "After another" is took / middle of the estimates of '
             "fresh processes that found one finished job, in turn one of each other model.",
+            "Others: what everybody else on the machine used during the job. No estimate can foresee that.",
             f"Outside of 0.5 to 2: {outside}.",
-            f"Load average at the end: {os.getloadavg()[0]:.1f}.",
         ]
         tell("Estimates of time", table, facts, folder, ("huggingface_hub", "hf-xet"))
 
@@ -80,10 +86,12 @@ def _outcomes(folder: Path, full: Path, answer: float, names: list[str]) -> dict
     """Do the job of each model on a Hub that waits `answer` seconds; return what was estimated and what it took."""
     options = [f"--fault=delay:{answer}@."] if answer else []
     state = HubState(folder / "served", full, options)
-    desks, told = {name: folder / f"desk-{answer}-{name}" for name in names}, {}
+    desks, told, others = {name: folder / f"desk-{answer}-{name}" for name in names}, {}, {}
     for name in names:
+        meter = Others()
         with state() as around:
             told[name] = _ask(around.environment, name, desks[name], _RESULT)
+        others[name] = meter.cores()
     with state() as around:
         later = {
             name: tuple(
@@ -91,7 +99,7 @@ def _outcomes(folder: Path, full: Path, answer: float, names: list[str]) -> dict
             )
             for name in names
         }
-    return {name: Outcome(told[name], later[name]) for name in names}
+    return {name: Outcome(told[name], others[name], later[name]) for name in names}
 
 
 def _ask(environment: Mapping[str, str] | None, name: str, desk: Path, *destination: str) -> Mapping[str, Any]:
