@@ -23,7 +23,7 @@ from sharding.desk.jobs import JobRecord
 _SPREAD = sqrt(2)
 """How far the ends of a range are from its middle: the upper end is twice the lower."""
 
-_STEPS = ((20, 1), (120, 5), (600, 30), (7200, 60), (inf, 600))
+_STEPS = ((20, 1), (60, 2), (120, 5), (240, 10), (600, 30), (7200, 60), (inf, 600))
 """Upper ends, and what a range below each is rounded to. All in seconds."""
 
 
@@ -80,7 +80,7 @@ def expected_seconds(work: Work, rates: Rates) -> float:
 
 def forecast(work: Work, rates: Rates, finished: Iterable[JobRecord]) -> Forecast:
     """Return the expected cost of a job, from measured `rates`, and from how long the `finished` jobs here took."""
-    done = _done(finished)
+    done = [record for record in finished if record.factor is not None]
     factor = correction(done)
     middle = expected_seconds(work, rates) * (1.0 if factor is None else factor)
     lower, upper = _range_around(middle)
@@ -100,7 +100,7 @@ def _range_around(middle: float) -> tuple[float, float]:
     """Return the ends of the range around `middle`, in seconds that read well. The upper is at most twice the lower.
 
     >>> _range_around(85), _range_around(700), _range_around(0.2)
-    ((90, 120), (540, 960), (1, 1))
+    ((70, 120), (540, 960), (1, 1))
     """
     lower, upper = middle / _SPREAD, middle * _SPREAD
     step = next(step for end, step in _STEPS if upper < end)
@@ -122,12 +122,8 @@ def _basis(rates: Rates) -> str:
 
 def correction(finished: Iterable[JobRecord]) -> float | None:
     """Return how many times as long as expected the jobs took that were done, as a median. None if there are none."""
-    factors = [record.seconds / record.expected_seconds for record in _done(finished)]  # type: ignore[operator]
+    factors = [record.factor for record in finished if record.factor is not None]
     return median(factors) if factors else None
-
-
-def _done(finished: Iterable[JobRecord]) -> list[JobRecord]:
-    return [record for record in finished if record.state == "done" and record.seconds and record.expected_seconds]
 
 
 def seconds_left(record: JobRecord, progress: Progress | None, factor: float | None, now: float) -> float | None:

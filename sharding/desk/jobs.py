@@ -80,6 +80,13 @@ class JobRecord:
     unreached: tuple[str, ...] = ()
 
     @property
+    def factor(self) -> float | None:
+        """How many times as long as expected the job took. None unless it was done whole."""
+        if self.state == "done" and self.seconds and self.expected_seconds:
+            return self.seconds / self.expected_seconds
+        return None
+
+    @property
     def whole_seconds(self) -> float | None:
         """The time from the start of the job to its end, with any comparison. None until it has ended."""
         return None if self.started is None or self.ended is None else self.ended - self.started
