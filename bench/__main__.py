@@ -19,6 +19,7 @@ _COMMANDS = (
     "link.py",
     "pipeline.py",
     "latency.py",
+    "estimate.py",
     "backpressure.py",
     "loading.py --pairs 3",
     "page.py --seconds 30",

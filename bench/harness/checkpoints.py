@@ -76,7 +76,7 @@ def _write_llama(folder: Path, weight_bytes: int, dtype: str) -> None:
     random = np.random.default_rng(0)
     for name, part in files.items():
         with open(folder / name, "wb") as stream:
-            _write_header(stream, part)
+            write_header(stream, part)
             left_bytes = sum(tensor.bytes for tensor in part)
             while left_bytes:
                 chunk_bytes = min(left_bytes, _CHUNK_BYTES)
@@ -88,7 +88,7 @@ def _write_llama(folder: Path, weight_bytes: int, dtype: str) -> None:
                 left_bytes -= chunk_bytes
         with safe_open(folder / name, framework="np") as file:
             assert sorted(file.keys()) == [tensor.name for tensor in part]
-    _write_index(folder, files)
+    write_index(folder, files)
 
 
 _SIDE = 128
@@ -116,7 +116,7 @@ def _write_quantized(folder: Path, kind: str, weight_bytes: int) -> None:
     # As safetensors 0.8 lays out tensors of several dtypes.
     tensors.sort(key=lambda tensor: (-_BYTES[tensor.dtype], tensor.name))
     with open(folder / "model.safetensors", "wb") as stream:
-        _write_header(stream, tensors)
+        write_header(stream, tensors)
         for tensor in tensors:
             _write_numbers(stream, tensor)
 
@@ -201,13 +201,13 @@ def _write_sparse(folder: Path, files: int, tensors: int, width: int, filled: bo
         )
     for name, part in parts.items():
         with open(folder / name, "wb") as stream:
-            _write_header(stream, part)
+            write_header(stream, part)
             if not filled:
                 stream.truncate(stream.tell() + sum(tensor.bytes for tensor in part))
                 continue
             for tensor in part:
                 stream.write(os.urandom(tensor.bytes))
-    _write_index(folder, parts)
+    write_index(folder, parts)
 
 
 def _expert(layer: int, number: int, width: int) -> Tensor:
@@ -217,7 +217,7 @@ def _expert(layer: int, number: int, width: int) -> Tensor:
     return Tensor(f"model.layers.{layer}.mlp.experts.{number // 3}.{projection}_proj.weight", shape)
 
 
-def _write_header(stream: BinaryIO, tensors: Iterable[Tensor]) -> None:
+def write_header(stream: BinaryIO, tensors: Iterable[Tensor]) -> None:
     """Write length and header as safetensors 0.8 does: compact JSON, padded with spaces to a multiple of 8."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end_byte = 0
@@ -229,7 +229,8 @@ def _write_header(stream: BinaryIO, tensors: Iterable[Tensor]) -> None:
     stream.write(len(text).to_bytes(8, "little") + text)
 
 
-def _write_index(folder: Path, files: Mapping[str, Iterable[Tensor]]) -> None:
+def write_index(folder: Path, files: Mapping[str, Iterable[Tensor]]) -> None:
+    """Write the index that says which file has which tensor."""
     tensors = [tensor for part in files.values() for tensor in part]
     metadata = {
         "total_parameters": sum(tensor.parameters for tensor in tensors),

@@ -90,6 +90,19 @@ def run(command: tuple[str, ...], *, limit_bytes: int | None = None, surrounding
         )
 
 
+class Others:
+    """What everybody else on the machine uses from now on. Our own processes must have ended when it is asked."""
+
+    def __init__(self) -> None:
+        """Start to count."""
+        self._cpu, self._busy, self._started = _cpu_seconds(), _busy_seconds(), time.perf_counter()
+
+    def cores(self) -> float:
+        """Return how many cores they used since the start, on average."""
+        busy, ours = _busy_seconds() - self._busy, _cpu_seconds() - self._cpu
+        return max(0.0, busy - ours) / (time.perf_counter() - self._started)
+
+
 class _Sampler:
     """A context that samples the anonymous memory of a process and its descendants a hundred times a second."""
 

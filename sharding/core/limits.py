@@ -257,6 +257,9 @@ ANSWER_TIMEOUT_SECONDS = 100
 LONGEST_WAIT_SECONDS = 300
 """Longest wait that a server may ask for with Retry-After. The Hub counts requests in windows of five minutes."""
 
+ANSWERS_REMEMBERED = 64
+"""Answers of a Hub whose times are remembered. A plan takes about ten."""
+
 MAX_TOKEN_BYTES = 10_000
 """Largest file of a saved login. A token of an application has a thousand characters or two."""
 
@@ -348,6 +351,21 @@ SILENT_SECONDS = 30 * 60
 HUB_JOB_ANON_BYTES = 427_000_000
 """Measured peak of anonymous memory in a job between two Hub repos. The job copied 3 GB in shards of 1 GB over a slow
 upload, and the Hub's store had none of the bytes before."""
+
+HUB_JOB_BYTES_PER_SECOND = 250_000_000
+"""Rate of a job between two Hub repos on two cores of another machine, for a machine that cannot be measured."""
+
+JOB_ANSWERS = 40
+"""Requests of a job that wait for one another, as a Hub's log counts them: the login, both repos, branches, commits."""
+
+SHARD_ANSWERS = 2
+"""Requests of a job that wait for one another, for each file that it writes."""
+
+GAUGED_BYTES = 32 << 20
+"""Bytes that are stored and read to measure this machine. They take half a second."""
+
+GAUGE_SECONDS = 20.0
+"""Longest time to measure this machine. A sound one takes one to two seconds."""
 
 JOBS_REMEMBERED = 100
 """Finished jobs that forecasts of cost are based on."""

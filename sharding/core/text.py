@@ -207,6 +207,21 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
 
 
+def time_range(lower: float, upper: float) -> str:
+    """Return the range between two times, each in seconds, in one unit if that is clear.
+
+    >>> time_range(70, 140), time_range(150, 300), time_range(4200, 8400), time_range(7, 7)
+    ('70 to 140 s', '2.5 to 5 min', '1 h 10 min to 2 h 20 min', '7 s')
+    """
+    if upper >= 7200:
+        ends = [duration(lower), duration(upper)]
+    elif upper >= 240:
+        ends = [f"{lower / 60:.3g}", f"{upper / 60:.3g} min"]
+    else:
+        ends = [f"{lower:.0f}", f"{upper:.0f} s"]
+    return ends[1] if lower == upper else " to ".join(ends)
+
+
 def share(part: float, total: float) -> str:
     """Return a share in per cent.
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
@@ -28,12 +28,16 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan, RepoRef
 from sharding.desk.forecast import (
     Forecast,
-    bytes_per_second,
+    Rates,
+    Work,
+    correction,
+    expected_seconds,
     forecast,
-    measure_hashing,
     seconds_left,
     seconds_until_start,
+    work_of,
 )
+from sharding.desk.gauge import this_machine
 from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id
@@ -45,6 +49,7 @@ from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import identify_plan
 from sharding.report.fetch import Result, read_result
+from sharding.storage.hub.answer_times import ANSWER_TIMES
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
 from sharding.verify.trust import Trust
@@ -124,13 +129,17 @@ class Desk:
         A second plan of the same repo, with another size for example, reads nothing. `session` identifies a caller
         without a `token`. Raises UsageError, SourceError, and Refused if too many slow questions are waiting.
         """
+        this_machine()  # is measured while the headers are read
         return self._models.plan(source, options, token, session)
 
-    def forecast(self, plan: Plan) -> Forecast:
-        """Return the expected cost of a job with `plan` on this machine."""
+    def forecast(self, checkpoint: Checkpoint, plan: Plan) -> Forecast:
+        """Return the expected cost of the job that makes `plan` from `checkpoint` on this machine."""
         with self._lock:
             finished = list(self._finished)
-        return forecast(plan.total_bytes, finished, self._hashed_per_second)
+        return forecast(work_of(checkpoint, plan), self._rates(), finished)
+
+    def _rates(self) -> Rates:
+        return Rates(this_machine().result(), ANSWER_TIMES.median(self._settings.endpoint) or 0.0)
 
     def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
         """Return which block of `source` goes on which device, as `job.devices` does, but only for repos.
@@ -138,10 +147,6 @@ class Desk:
         Raises UsageError, SourceError and Refused, as `plan` does.
         """
         return self._models.devices(source, budget, token, session)
-
-    @cached_property
-    def _hashed_per_second(self) -> float:
-        return measure_hashing()
 
     def submit(self, request: JobRequest, who: Person, token: str) -> str:
         """Accept a job of `who`, whose token is `token`. Return its id.
@@ -166,15 +171,14 @@ class Desk:
         job.check_request(asked, endpoint=self._settings.endpoint, token=token)
         options = replace(request.options, base=base)
         request = replace(request, source=pinned, destination=destination, options=options)
-        size, unreached = plan.total_bytes, checkpoint.unreached
-        return self._queue_up(request, new_job_id(destination), who, size, token, unreached)
+        expected = expected_seconds(work_of(checkpoint, plan), self._rates())
+        record = JobRecord(new_job_id(destination), who.name, request, plan.total_bytes, self._clock())
+        record = replace(record, expected_seconds=expected, unreached=checkpoint.unreached)
+        return self._queue_up(record, token)
 
-    def _queue_up(
-        self, request: JobRequest, job_id: str, who: Person, size: int, token: str, unreached: tuple[str, ...]
-    ) -> str:
-        record = JobRecord(job_id, who.name, request, size, self._clock(), unreached=unreached)
+    def _queue_up(self, record: JobRecord, token: str) -> str:
         with self._lock:
-            self._refuse_busy(who.name, request.destination)
+            self._refuse_busy(record.owner, record.request.destination)
             if self.queue_length >= MAX_ACTIVE_JOBS:
                 hint = "Try again later. Or duplicate this Space: your own has no other visitors."
                 raise Refused(f"The queue is full: it has {MAX_ACTIVE_JOBS} jobs.", hint)
@@ -199,8 +203,11 @@ class Desk:
         self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         options = Options(dtype=plan.dtype, variant=source.variant, base=base, dequantize=bool(plan.dequantized))
         request = JobRequest(original, copy, options, kind="verify")
+        largest, files = max(one.total_bytes for one in read), [len(one.weight_files) for one in read]
+        expected = expected_seconds(Work(largest, *files), self._rates())
+        record = JobRecord(new_job_id(result.repo_id), who.name, request, read[1].total_bytes, self._clock())
         unreached = (*read[0].unreached, *read[1].unreached)
-        return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token, unreached)
+        return self._queue_up(replace(record, expected_seconds=expected, unreached=unreached), token)
 
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
         """Return the result in `place`, and how far you can trust it. Raises SourceError."""
@@ -210,6 +217,14 @@ class Desk:
             return self.inspect(source, variant, token, base)
 
         return result, judge_result(result, inspect, self._shelf.records())
+
+    def seconds_of(self, result: Result) -> float | None:
+        """Return the time of the whole job that made `result` here, or None if no record of it is kept."""
+        commit = f"{result.repo_id}@{result.revision}"
+        made = (
+            record for record in self._shelf.records() if record.result == commit and record.request.kind == "shard"
+        )
+        return next((record.whole_seconds for record in made), None)
 
     def status(self, job_id: str, viewer: str | None) -> JobStatus | None:
         """Return the status of a job, or None if `viewer` has no job with this id."""
@@ -359,8 +374,8 @@ class Desk:
         if taken.record.state != "queued":
             return status_of(taken.record, taken.history)
         before = list(takewhile(lambda other: other is not taken, self._active()))
-        rate, now = bytes_per_second(self._finished), self._clock()
-        left = [seconds_left(other.record, other.history.progress, rate, now) for other in before]
+        factor, now = correction(self._finished), self._clock()
+        left = [seconds_left(other.record, other.history.progress, factor, now) for other in before]
         return status_of(
             taken.record, taken.history, len(before), seconds_until_start(left, self._settings.jobs_at_once)
         )

@@ -1,80 +1,143 @@
-"""Estimate the cost of a job on this machine, from the jobs that were done here before."""
+"""Estimate the cost of a job on this machine, from what was measured here and the jobs that were done before."""
 
-import hashlib
 import heapq
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil, floor, inf, sqrt
 from statistics import median
 
 from sharding.core.events import Progress
-from sharding.core.limits import BATCH_BYTES, HUB_JOB_ANON_BYTES
+from sharding.core.limits import (
+    HUB_JOB_ANON_BYTES,
+    HUB_JOB_BYTES_PER_SECOND,
+    JOB_ANSWERS,
+    RANGES_AT_ONCE,
+    SHARD_ANSWERS,
+    THREADS,
+)
 from sharding.core.text import count, format_bytes
+from sharding.core.values import Checkpoint, Plan
+from sharding.desk.gauge import Machine
 from sharding.desk.jobs import JobRecord
 
-_HASHED_BYTES = 16 * BATCH_BYTES
+_SPREAD = sqrt(2)
+"""How far the ends of a range are from its middle: the upper end is twice the lower."""
+
+_STEPS = ((20, 1), (60, 2), (120, 5), (240, 10), (600, 30), (7200, 60), (inf, 600))
+"""Upper ends, and what a range below each is rounded to. All in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The size of a job: the bytes of its source or its copy, whichever has more, and the weight files of both."""
+
+    bytes: int
+    source_files: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What was measured before a job: the machine (None: it could not be measured), and the Hub's time to answer."""
+
+    machine: Machine | None
+    answer_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected cost of a job. If `at_least`, `seconds` is a lower bound. `basis` explains the estimate."""
+    """The expected cost of a job. Its time lies between `lower_seconds` and `upper_seconds`, at most twice as much.
 
-    seconds: float
-    at_least: bool
+    `basis` says in plain words what the estimate rests on.
+    """
+
+    lower_seconds: float
+    upper_seconds: float
     peak_anon_bytes: int
     disk_bytes: int
     basis: str
 
 
-def forecast(total_bytes: int, finished: Iterable[JobRecord], hashed_per_second: float) -> Forecast:
-    """Return the expected cost of a job of `total_bytes`, from the `finished` jobs of this machine.
+def work_of(checkpoint: Checkpoint, plan: Plan) -> Work:
+    """Return the size of the job that makes `plan` from `checkpoint`."""
+    return Work(max(checkpoint.total_bytes, plan.total_bytes), len(checkpoint.weight_files), len(plan.shards))
 
-    Before the first job is done, the time follows from `hashed_per_second`, the bytes that SHA-256 takes in here.
+
+def expected_seconds(work: Work, rates: Rates) -> float:
+    """Return the time of a job as `rates` alone let expect it: its start, its requests one after another, its bytes.
+
+    The header of a source file is read twice: side by side with others, and once more to verify the copy.
+
+    >>> rates = Rates(Machine(start_seconds=1.0, bytes_per_second=200e6), answer_seconds=0.05)
+    >>> round(expected_seconds(Work(14_500_000_000, source_files=2, files=66), rates), 1)
+    82.2
     """
-    done = [record for record in finished if record.state == "done" and record.seconds]
-    rate = bytes_per_second(done)
-    if rate is None:
-        basis = (
-            "No job has been done here yet, so the time counts only SHA-256. It runs at "
-            f"{format_bytes(hashed_per_second)}/s in one thread on this machine. A job hashes every byte twice, in two "
-            "threads at best. The network takes more time. Memory and disk were measured on another machine."
-        )
-        return Forecast(total_bytes / hashed_per_second, True, HUB_JOB_ANON_BYTES, 0, basis)
+    machine = rates.machine or Machine(0.0, HUB_JOB_BYTES_PER_SECOND)
+    headers = work.source_files * (1 / RANGES_AT_ONCE + 1 / THREADS)
+    answers = JOB_ANSWERS + SHARD_ANSWERS * work.files + headers
+    return machine.start_seconds + answers * rates.answer_seconds + work.bytes / machine.bytes_per_second
+
+
+def forecast(work: Work, rates: Rates, finished: Iterable[JobRecord]) -> Forecast:
+    """Return the expected cost of a job, from measured `rates`, and from how long the `finished` jobs here took."""
+    done = [record for record in finished if record.factor is not None]
+    factor = correction(done)
+    middle = expected_seconds(work, rates) * (1.0 if factor is None else factor)
+    lower, upper = _range_around(middle)
+    if factor is None:
+        return Forecast(lower, upper, HUB_JOB_ANON_BYTES, 0, _basis(rates))
     return Forecast(
-        seconds=total_bytes / rate,
-        at_least=False,
+        lower,
+        upper,
         peak_anon_bytes=max(record.peak_anon_bytes or 0 for record in done),
         disk_bytes=max(record.disk_bytes_written or 0 for record in done),
-        basis=f"From {count(len(done), 'job')} done here lately, at a median rate of {format_bytes(rate)}/s. "
-        "Memory and disk are the most that any job took.",
+        basis=f"The time follows from {count(len(done), 'job')} done here lately, and from the number of files and "
+        "bytes of this one. Memory and disk are the most that any job took. A comparison of loads takes extra time.",
     )
 
 
-def measure_hashing() -> float:
-    """Return how many bytes per second SHA-256 takes in here, on one core. Takes a few hundredths of a second."""
-    block = bytes(BATCH_BYTES)
-    digest = hashlib.sha256()
-    started = time.perf_counter()
-    for _ in range(_HASHED_BYTES // BATCH_BYTES):
-        digest.update(block)
-    return _HASHED_BYTES / (time.perf_counter() - started)
+def _range_around(middle: float) -> tuple[float, float]:
+    """Return the ends of the range around `middle`, in seconds that read well. The upper is at most twice the lower.
+
+    >>> _range_around(85), _range_around(700), _range_around(0.2)
+    ((70, 120), (540, 960), (1, 1))
+    """
+    lower, upper = middle / _SPREAD, middle * _SPREAD
+    step = next(step for end, step in _STEPS if upper < end)
+    lower = max(ceil(lower / step), 1) * step
+    return lower, max(floor(upper / step) * step, lower)
 
 
-def bytes_per_second(finished: Iterable[JobRecord]) -> float | None:
-    """Return the median rate of the jobs that were done, over all their phases, or None if there are none."""
-    rates = [record.bytes / record.seconds for record in finished if record.seconds and record.state == "done"]
-    return median(rates) if rates else None
+def _basis(rates: Rates) -> str:
+    machine = rates.machine
+    here = "This machine copies" if machine else "This machine could not be measured. Another one copied"
+    rate = format_bytes(machine.bytes_per_second if machine else HUB_JOB_BYTES_PER_SECOND)
+    answers = f"{1000 * rates.answer_seconds:.0f} ms"
+    return (
+        f"No job has been done here yet, so the time follows from two measurements. {here} {rate} a second. The Hub "
+        f"answers within {answers}. A slower network takes longer, and so does a comparison of loads. Memory and disk "
+        "were measured on another machine."
+    )
 
 
-def seconds_left(record: JobRecord, progress: Progress | None, rate: float | None, now: float) -> float | None:
+def correction(finished: Iterable[JobRecord]) -> float | None:
+    """Return how many times as long as expected the jobs took that were done, as a median. None if there are none."""
+    factors = [record.factor for record in finished if record.factor is not None]
+    return median(factors) if factors else None
+
+
+def seconds_left(record: JobRecord, progress: Progress | None, factor: float | None, now: float) -> float | None:
     """Return how many seconds a job still needs, or None if that is unknown.
 
-    There are two estimates: from the rate of its current phase, and from the `rate` of whole jobs. The longer counts.
+    There are two estimates: from the rate of its current phase, and from the time that was expected of it, times the
+    `factor` of earlier jobs. The longer counts.
     """
-    whole = record.bytes / rate if rate else None
+    expected = record.expected_seconds
+    whole = None if expected is None else expected * (1.0 if factor is None else factor)
     if record.started is None:
         return whole
-    known = [progress.seconds_left if progress else None, whole and max(whole - (now - record.started), 0.0)]
+    ahead = None if whole is None else max(whole - (now - record.started), 0.0)
+    known = [progress.seconds_left if progress else None, ahead]
     return max((seconds for seconds in known if seconds is not None), default=None)
 
 

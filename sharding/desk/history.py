@@ -17,7 +17,10 @@ from sharding.report.schema import Json, Report
 
 
 class History:
-    """What the events of a job have reported so far. The attributes are those of `jobs.JobStatus`."""
+    """What the events of a job have reported so far. The attributes are those of `jobs.JobStatus`.
+
+    `comparing_seconds` is the time from the proof to the end of a comparison of loads, 0 if there is none.
+    """
 
     def __init__(self, events: Iterable[tuple[float, Json]] = ()) -> None:
         """Start with `events`, each with the time at which it arrived, in seconds since 1970."""
@@ -30,13 +33,20 @@ class History:
         self.published: Published | None = None
         self.error: tuple[str, str] | None = None
         self.remedy: Remedy | None = None
+        self.comparing_seconds = 0.0
+        self._verified_at = 0.0
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         for seconds, event in events:
             self.take(event, seconds)
 
     def take(self, event: Json, seconds: float) -> None:
         """Add an event that arrived at the time `seconds`. Raises ValueError if it is not an event of a job."""
-        if line := self._add(parse_event(event)):
+        added = parse_event(event)
+        if isinstance(added, Verification):
+            self._verified_at = seconds
+        elif isinstance(added, Probed | ComparisonSummary):
+            self.comparing_seconds = seconds - self._verified_at
+        if line := self._add(added):
             self.say(line, seconds)
 
     def say(self, line: str, seconds: float) -> None:

@@ -55,7 +55,9 @@ class JobRecord:
 
     `process` is the id and the start time of its process, which together are unique. `result` is the commit
     ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
-    the two differ. `unreached` is that of the `Checkpoint`, or of both checkpoints that were compared.
+    the two differ. `expected_seconds` is the time that measured rates let expect when the job was handed in. `seconds`
+    is the time of a job that was done whole. Neither counts a comparison of loads. `unreached` is that of the
+    `Checkpoint`, or of both checkpoints that were compared.
     """
 
     id: str
@@ -71,10 +73,23 @@ class JobRecord:
     remedy: Remedy | None = None
     remark: str = ""
     result: str = ""
+    expected_seconds: float | None = None
     seconds: float | None = None
     peak_anon_bytes: int | None = None
     disk_bytes_written: int | None = None
     unreached: tuple[str, ...] = ()
+
+    @property
+    def factor(self) -> float | None:
+        """How many times as long as expected the job took. None unless it was done whole."""
+        if self.state == "done" and self.seconds and self.expected_seconds:
+            return self.seconds / self.expected_seconds
+        return None
+
+    @property
+    def whole_seconds(self) -> float | None:
+        """The time from the start of the job to its end, with any comparison. None until it has ended."""
+        return None if self.started is None or self.ended is None else self.ended - self.started
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +127,11 @@ class JobStatus:
     remedy: Remedy | None
     remark: str
     unreached: tuple[str, ...]
+
+    @property
+    def whole_seconds(self) -> float | None:
+        """The time from the start of the job to its end, with any comparison. None until it has ended."""
+        return None if self.started is None or self.ended is None else self.ended - self.started
 
 
 def new_job_id(destination: str) -> str:

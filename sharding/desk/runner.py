@@ -69,18 +69,19 @@ class Runner:
         """Record how `job` ended, and forget its token."""
         resumed = any(shard.kept for shard in job.history.shards)
         cost = job.history.report.resources if job.history.report and not resumed else None
+        ended = self._clock()
         with self._lock:
             job.token = ""
             record = replace(
                 job.record,
                 state=state,
-                ended=self._clock(),
+                ended=ended,
                 process=None,
                 error=error,
                 remedy=job.history.remedy if error and error == job.history.error else None,
                 remark=remark,
                 result=_result(job) if state == "done" else _differing(job) if state == "failed" else "",
-                seconds=cost.seconds if cost else None,
+                seconds=ended - (job.record.started or ended) - job.history.comparing_seconds if cost else None,
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
             )

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from sharding.core.errors import Remedy, ShardingError
-from sharding.core.text import count, duration, format_bytes, parameters
+from sharding.core.text import count, format_bytes, parameters, time_range
 from sharding.core.values import Checkpoint, Finding, Plan, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.forecast import Forecast
@@ -29,7 +29,7 @@ MOST_ROWS = 200
 
 _MOST_JOBS = 8
 _MOST_TENSORS = 400
-_A_MOMENT = 3.0
+_A_MOMENT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ def log_panel(status: JobStatus) -> str:
 
 
 def _time(forecast: Forecast) -> str:
-    if forecast.seconds < _A_MOMENT:
+    if forecast.upper_seconds <= _A_MOMENT:
         return "a few seconds"
-    return f"{'at least' if forecast.at_least else 'about'} {duration(forecast.seconds)}"
+    return f"about {time_range(forecast.lower_seconds, forecast.upper_seconds)}"
 
 
 def files_of(plan: Plan | PlanSummary) -> Files:

@@ -246,7 +246,7 @@ class Planning:
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         parts = has_components(checkpoint)
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
-        allowed, forecast = options.allow_overflow and may, self._desk.forecast(plan)
+        allowed, forecast = options.allow_overflow and may, self._desk.forecast(checkpoint, plan)
         return {
             form.size_message: message(_EACH_ONE, "", "warning") if parts and chosen == SINGLE_FILE else "",
             **shown,

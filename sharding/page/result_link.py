@@ -13,7 +13,7 @@ from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import map_panel, message, problem, tensors_of
 from sharding.page.remedies import SIGN_IN
-from sharding.page.result_panels import can_check, details_panel, result_panel
+from sharding.page.result_panels import Places, can_check, details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.report.fetch import Result
 from sharding.verify.trust import Trust
@@ -95,8 +95,8 @@ class Showing:
             source = f"{endpoint}/{report.source.repo_id}/tree/{report.source.revision}"
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
-        page = f"{endpoint}/{result.repo_id}"
+        places = Places(result.repo_id, f"{endpoint}/{result.repo_id}", link, source)
         return {
             self._form.result: result_panel(report, trust),
-            self._form.result_details: details_panel(report, result.repo_id, page, link, source, trust),
+            self._form.result_details: details_panel(report, places, trust, self._desk.seconds_of(result)),
         }

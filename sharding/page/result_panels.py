@@ -1,5 +1,7 @@
 """Turn the report of a result into panels that claim no more than is known. Pure."""
 
+from dataclasses import dataclass
+
 from markupsafe import Markup
 
 from sharding.core.text import count, source_name
@@ -31,23 +33,33 @@ def can_check(report: Report, trust: Trust) -> bool:
     return trust.level == "fits" and not report.needs_folder
 
 
-def details_panel(report: Report, repo_id: str, page: str, link: str, source_link: str | None, trust: Trust) -> str:
-    """Return how to use a result at `page`, its `link`, and the facts of its report: files, cost, how it was made.
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a result is: its `repo_id`, its `page` on the Hub, its `link` to this page, and the page of its `source`."""
 
-    Unless the copy was made here, they are shown as the word of its report.
+    repo_id: str
+    page: str
+    link: str
+    source: str | None
+
+
+def details_panel(report: Report, places: Places, trust: Trust, seconds: float | None = None) -> str:
+    """Return how to use a result, its link, and the facts of its report: files, cost of loading, how it was made.
+
+
+    Unless the copy was made here, they are shown as the word of its report. `seconds` is the time of the whole job,
+    None if this page did not run it. A report counts only copying and checking, because it is published with the copy.
     """
     source, comparison = report.source, report.comparison
-    load = loading_snippets(repo_id, source.architecture, source.library, source.variant, source.weights_name)
-    snippets = {**pipeline_snippets(report, repo_id), **load, **download_snippet(report, repo_id)}
+    load = loading_snippets(places.repo_id, source.architecture, source.library, source.variant, source.weights_name)
+    snippets = {**pipeline_snippets(report, places.repo_id), **load, **download_snippet(report, places.repo_id)}
     return render(
         "details",
-        page=page,
-        link=link,
-        snippets={**snippets, **how_to_check(report, repo_id)},
+        places=places,
+        snippets={**snippets, **how_to_check(report, places.repo_id)},
         report=report,
-        repo_id=repo_id,
-        source_link=source_link,
         is_ours=trust.level == "made-here",
+        seconds=seconds,
         new=files_of(report.plan),
         picture=Markup(comparison.picture) if comparison and comparison.picture else None,
     )

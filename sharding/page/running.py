@@ -22,7 +22,7 @@ from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.remedies import SIGN_IN
 from sharding.page.render import render
-from sharding.page.result_panels import details_panel, result_panel
+from sharding.page.result_panels import Places, details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.storage.hub.answers import Person
 from sharding.verify.trust import Trust, lowered
@@ -168,13 +168,13 @@ class Running:
             return update  # neither words nor links of a success
         report, repo_id = status.report, status.request.destination
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
-        link = address + query_of(Wish(result=repo_id))
+        places = Places(repo_id, self._repo_page(repo_id), address + query_of(Wish(result=repo_id)), source)
         trust = lowered(_OWN, report.verification.unreached)
         return {
             **update,
             form.outcome: gr.Column(visible=True),
             form.result: result_panel(report, trust),
-            form.result_details: details_panel(report, repo_id, self._repo_page(repo_id), link, source, trust),
+            form.result_details: details_panel(report, places, trust, status.whole_seconds),
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> dict[Any, Any]:

@@ -68,10 +68,11 @@ def test_so_many_jobs_run_side_by_side_as_the_settings_say(settings: Settings, s
             return status.state, status.position, status.seconds_until_start
 
         assert start("c") == ("queued", 2, 10.0)
-        assert start("d") == ("queued", 3, None)  # how long the third takes nobody knows
+        follows = start("d")  # the third is expected to take a few seconds
+        assert follows[:2] == ("queued", 3) and follows[2] and 10 < follows[2] <= 30
         stage("of-b").exit()
         state(desk, ids["c"], "running", "c")
-        assert start("a")[0] == "running" and start("d") == ("queued", 2, None)
+        assert start("a")[0] == "running" and start("d")[:2] == ("queued", 2)
         stage("of-a").exit()
         state(desk, ids["d"], "running", "d")
         for who in ("c", "d"):

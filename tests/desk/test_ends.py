@@ -16,6 +16,17 @@ from tests.inhouse import InHouse
 
 SIZE = Options("60kB")
 
+PROBED = {
+    "event": "probed",
+    "side": "original",
+    "round": 0,
+    "rounds": 3,
+    "cost": {
+        **{"outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "cache": "warm"},
+        **{"memory_limited_by": None, "seconds": {}, "peak_anon_bytes": 1, "peak_file_bytes": 1, "peak_total_bytes": 2},
+    },
+}
+
 
 def children() -> set[int]:
     """The processes that this one has started and that have not ended."""
@@ -202,14 +213,39 @@ def test_a_forecast_counts_whole_jobs_only(
     said = told["report"]["resources"]
     assert {who for who, record in costs.items() if record.seconds is not None} == {"whole"}
     whole = costs["whole"]
-    assert (whole.seconds, whole.peak_anon_bytes) == (said["seconds"], said["peak_anon_bytes"])
-    plan = desk.plan(small, Options("60kB"))[1]
-    until(lambda: not desk.forecast(plan).at_least)
-    assert "From 1 job done" in desk.forecast(plan).basis
-    assert desk.forecast(plan).seconds == pytest.approx(said["seconds"])
+    assert (whole.seconds, whole.peak_anon_bytes) == (whole.whole_seconds, said["peak_anon_bytes"])
+    planned = desk.plan(small, Options("60kB"))
+    until(lambda: "from 1 job done" in desk.forecast(*planned).basis)
     desk.close()
     with Desk(settings) as later:
-        assert later.forecast(plan).seconds == pytest.approx(said["seconds"])
+        assert "from 1 job done" in later.forecast(*planned).basis
+
+
+def test_the_time_of_a_job_counts_all_of_it_and_a_forecast_all_but_the_comparison(
+    hub: InHouse, settings: Settings, stage: Stage, small: str, told: dict[str, Any]
+) -> None:
+    now = [1000.0]
+    with Desk(settings, clock=lambda: now[0]) as desk:
+        job_id, destination = hand_in(desk, small, "a")
+        actor = stage(destination)
+        state(desk, job_id, "running", "a")
+
+        def after(seconds: float, event: dict[str, Any]) -> None:
+            now[0] += seconds
+            lines = len(seen(desk, job_id).log)
+            actor.say(event)
+            until(lambda: len(seen(desk, job_id).log) > lines)
+
+        after(3, told["verified"])
+        after(40, PROBED)
+        after(60, PROBED)
+        after(7, told["published"])
+        actor.say(told["report"])
+        actor.exit()
+        status = state(desk, job_id, "done", "a")
+        record = desk.jobs_of("a")[0]
+        assert status.whole_seconds == record.whole_seconds == 110
+        assert record.seconds == 10
 
 
 # --- Cancelling -----------------------------------------------------------------------------------------------

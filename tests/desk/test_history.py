@@ -12,7 +12,6 @@ from sharding.core.events import Planned
 from sharding.core.limits import LOG_LINES
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, FileEntry, RepoRef
-from sharding.desk.forecast import bytes_per_second, forecast, measure_hashing, seconds_left, seconds_until_start
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.planning.plan import plan_shards
@@ -142,10 +141,7 @@ def test_the_weight_map_is_left_out_since_the_shards_say_it() -> None:
     assert json.dumps(to_json(status_of(record(6, None), history))).count('"wte"') == 1
 
 
-# --- Forecasts -------------------------------------------------------------------------------------------
-
-
-def record(size: int, seconds: float | None, state: str = "done", peak: int = 1, disk: int = 0) -> JobRecord:
+def record(size: int, seconds: float | None, state: str = "done") -> JobRecord:
     return JobRecord(
         "id",
         "alice",
@@ -154,69 +150,4 @@ def record(size: int, seconds: float | None, state: str = "done", peak: int = 1,
         NOON,
         state,  # type: ignore[arg-type]
         seconds=seconds,
-        peak_anon_bytes=peak,
-        disk_bytes_written=disk,
     )
-
-
-@pytest.mark.parametrize(
-    ("left", "slots", "expected"),
-    [([], 1, 0), ([5.0], 1, 5), ([5.0, 7.0], 1, 12), ([5.0, 7.0], 2, 5), ([5.0], 2, 0), ([5.0, None], 1, None)],
-)
-def test_a_job_starts_when_those_before_it_leave_a_place(
-    left: list[float | None], slots: int, expected: float | None
-) -> None:
-    assert seconds_until_start(left, slots) == expected
-
-
-def test_a_forecast_rests_on_the_jobs_that_were_done_here() -> None:
-    finished = [record(100, 1, peak=5), record(100, 2, peak=9, disk=3), record(900, 3), record(1, None, "cancelled")]
-    expected = forecast(1000, finished, 1e9)
-    assert (expected.seconds, expected.at_least) == (10, False)
-    assert (expected.peak_anon_bytes, expected.disk_bytes) == (9, 3)
-    assert "From 3 jobs done" in expected.basis
-
-
-def test_the_rate_of_jobs_is_that_of_those_that_were_done() -> None:
-    """Not of those that failed, nor of those whose time says nothing of the whole."""
-    finished = [record(100, 1), record(100, 2), record(900, 3)]
-    others = [record(10_000, 1, state) for state in ("failed", "cancelled", "interrupted")] + [record(10_000, None)]
-    assert bytes_per_second(finished) == bytes_per_second([*others, *finished, *others]) == 100
-    assert bytes_per_second(finished[:2]) == 75
-    assert bytes_per_second(others) is bytes_per_second([]) is None
-    assert forecast(1000, [*others, *finished], 1e9) == forecast(1000, finished, 1e9)
-
-
-@pytest.mark.parametrize(
-    ("started", "own", "rate", "expected"),
-    [
-        (None, None, 10.0, 10.0),  # it waits
-        (None, None, None, None),
-        (NOON, None, None, None),
-        (NOON, None, 10.0, 7.0),
-        (NOON, 5.0, 10.0, 7.0),
-        (NOON, 8.0, 10.0, 8.0),
-        (NOON, 8.0, None, 8.0),
-        (NOON, 0.0, 100.0, 0.0),  # longer than all others have taken
-        (NOON, None, 100.0, 0.0),
-        (NOON, 2.0, 100.0, 2.0),
-    ],
-)
-def test_the_time_left_is_the_longer_of_two_estimates_and_never_below_nothing(
-    started: float | None, own: float | None, rate: float | None, expected: float | None
-) -> None:
-    progress = replace(History([(NOON, dict(PROGRESS))]).progress, seconds_left=own)  # type: ignore[type-var]
-    running = replace(record(100, None, "running"), started=started)
-    assert seconds_left(running, progress if started else None, rate, NOON + 3) == expected
-    if own is None:
-        assert seconds_left(running, None, rate, NOON + 3) == expected
-
-
-def test_before_the_first_job_a_forecast_says_that_it_is_a_lower_bound_and_why() -> None:
-    expected = forecast(1000, [record(1, None, "failed")], 100.0)
-    assert (expected.seconds, expected.at_least) == (10, True)
-    assert "No job has been done here yet" in expected.basis
-
-
-def test_hashing_is_measured() -> None:
-    assert measure_hashing() > 1e6

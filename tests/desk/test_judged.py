@@ -130,3 +130,22 @@ def test_a_check_that_came_to_no_end_says_nothing_of_a_result(desk: Desk, stage:
     state(desk, job_id, "failed")
     assert desk.jobs_of("alice")[0].result == ""
     assert desk.judge(copy, ALICE)[1].level == "fits"
+
+
+def test_the_time_of_a_result_is_that_of_the_job_here_that_made_this_commit(
+    hub: InHouse, settings: Settings, small: str, copy: str
+) -> None:
+    """A check of it, and a job that made another commit, say nothing of it."""
+    source, result = (f"{repo}@{hub.api().model_info(repo).sha}" for repo in (small, copy))
+    asked = JobRequest(source, copy, SIZE)
+    made = JobRecord(new_job_id(copy), "alice", asked, 1, 5.0, "done", 6.0, 116.0, result=result)
+    checked = replace(made, id=new_job_id(copy), request=replace(asked, destination=result, kind="verify"), ended=9.0)
+    other = replace(made, id=new_job_id(copy), result=f"{copy}@{'0' * 40}", ended=7.0)
+    with Desk(settings) as desk:
+        wanted = desk.judge(copy, ALICE)[0]
+        shelf = desk._shelf
+        for record in (checked, other):
+            shelf.save(record)
+        assert desk.seconds_of(wanted) is None
+        shelf.save(made)
+        assert desk.seconds_of(wanted) == 110.0

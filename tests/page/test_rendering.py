@@ -54,7 +54,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-FORECAST = Forecast(75.0, True, 10**8, 0, "As measured.")
+FORECAST = Forecast(150, 300, 10**8, 0, "As measured.")
 
 
 def said(line: str) -> History:
@@ -119,9 +119,17 @@ def test_what_would_change_nothing_is_said_to() -> None:
     whole = panels.summary_panel(one, plan_shards(one.tensors, Options(20), Component(is_whole=True)), FORECAST)
     assert "takes one file, whatever the size" in " ".join(Tags(whole).text.split())
     other = Tags(panels.summary_panel(source, plan_shards(source.tensors, Options(30)), FORECAST)).text
-    assert "2 files → 1, largest 30 B · at least 1 min 15 s · no disk" in " ".join(other.split())
+    assert "2 files → 1, largest 30 B · about 2.5 to 5 min · no disk" in " ".join(other.split())
     cast = replace(source, tensors=tuple(tensor._replace(dtype="I8") for tensor in source.tensors))
     assert "Nothing" not in panels.summary_panel(cast, plan_shards(source.tensors, Options(20)), FORECAST)
+
+
+def test_a_short_job_takes_a_few_seconds_and_a_longer_one_a_range() -> None:
+    source = checkpoint({"model-00001-of-00002.safetensors": 10, "model-00002-of-00002.safetensors": 20})
+    plan = plan_shards(source.tensors, Options(30))
+    for ends, expected in (((1, 2), "· a few seconds ·"), ((50, 100), "· about 50 to 100 s ·")):
+        panel = panels.summary_panel(source, plan, replace(FORECAST, lower_seconds=ends[0], upper_seconds=ends[1]))
+        assert expected in " ".join(Tags(panel).text.split())
 
 
 def test_the_slider_stands_at_the_size_and_gives_its_reasons() -> None:
@@ -232,7 +240,7 @@ def test_the_details_of_a_plan_say_what_it_will_take() -> None:
             panels.shards_panel(plan_shards([stored_tensor("w", "U8", (1,), "f", 0, 1)], Options(1)), FORECAST)
         ).text.split()
     )
-    assert "at least 1 min 15 s" in text and "100.0 MB" in text and "As measured." in text
+    assert "about 2.5 to 5 min" in text and "100.0 MB" in text and "As measured." in text
 
 
 def test_of_three_thousand_remarks_a_dozen_is_listed_and_the_rest_counted() -> None:
@@ -269,6 +277,16 @@ def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:
     html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(200_000))), plays=True)
     assert html.count("data-n=") > 300
     assert len(html.encode()) < 200_000
+
+
+def test_the_time_of_a_result_is_that_of_the_whole_job_where_this_page_ran_it(tmp_path: Path) -> None:
+    report = reshard(in_two_files(tmp_path / "in"), tmp_path / "out")
+    report = replace(report, resources=replace(report.resources, seconds=8.2))
+    ours = details_panel(report, "a/b", None, Trust("made-here", ()), 110.0)
+    shared = details_panel(report, "a/b", None, Trust("claims", ()))
+    told = [dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", html)) for html in (ours, shared)]
+    assert [facts.get("Time") for facts in told] == ["1 min 50 s", None]
+    assert [facts["Copying and checking"] for facts in told] == ["8 s", "8 s"]
 
 
 def test_the_details_of_a_result_count_the_machines_that_made_it(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Pat
     assert f"- Stage 2 also needs `{file}`: {shared}" in card
     plan = planned(source, "pp:2")
     for html in (
-        panels.shards_panel(plan, Forecast(1.0, True, 1, 0, "")),
+        panels.shards_panel(plan, Forecast(1, 2, 1, 0, "")),
         details_panel(parse_report(told), "me/copy", None, Trust("claims", ())),
     ):
         assert f"and {file}, whose model.embed_tokens.weight is also lm_head.weight" in html

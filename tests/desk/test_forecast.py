@@ -1,0 +1,228 @@
+"""Estimates of time are narrow ranges that grow with the work, follow what was measured, and learn from jobs."""
+
+from dataclasses import replace
+from math import sqrt
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding import job
+from sharding.core.events import Progress
+from sharding.core.limits import HUB_JOB_ANON_BYTES
+from sharding.core.options import Options
+from sharding.core.text import time_range
+from sharding.desk import Desk
+from sharding.desk.forecast import (
+    Forecast,
+    Rates,
+    Work,
+    correction,
+    expected_seconds,
+    forecast,
+    seconds_left,
+    seconds_until_start,
+)
+from sharding.desk.gauge import Machine, measure_machine, this_machine
+from sharding.desk.jobs import JobRecord, JobRequest, State
+from sharding.storage.hub.answer_times import AnswerTimes
+from tests.desk.conftest import ALICE
+from tests.inhouse import InHouse
+
+NOON = 12 * 3600.0
+RATES = Rates(Machine(1.0, 200e6), 0.05)
+WORK = Work(14_500_000_000, 2, 66)
+
+works = st.builds(Work, bytes=st.integers(1, 10**13), source_files=st.integers(1, 5000), files=st.integers(1, 5000))
+machines = st.none() | st.builds(Machine, start_seconds=st.floats(0, 20), bytes_per_second=st.floats(1e5, 1e10))
+rates = st.builds(Rates, machine=machines, answer_seconds=st.floats(0, 30))
+factors = st.lists(st.floats(0.01, 100), max_size=5)
+
+
+def record(
+    seconds: float | None, expected: float | None = 1.0, state: State = "done", peak: int = 1, disk: int = 0
+) -> JobRecord:
+    """A job that took `seconds`, of which `expected` were expected."""
+    asked = JobRequest("a/b", "c/d", Options("1MB"))
+    costs = {"expected_seconds": expected, "seconds": seconds, "peak_anon_bytes": peak, "disk_bytes_written": disk}
+    return JobRecord("id", "alice", asked, 100, NOON, state, **costs)  # type: ignore[arg-type]
+
+
+def middle(estimate: Forecast) -> float:
+    return (estimate.lower_seconds + estimate.upper_seconds) / 2
+
+
+# --- The range ------------------------------------------------------------------------------------------------
+
+
+@given(works, rates, factors)
+def test_the_upper_end_of_an_estimate_is_at_most_twice_the_lower(work: Work, rates: Rates, taken: list[float]) -> None:
+    estimate = forecast(work, rates, [record(seconds) for seconds in taken])
+    assert 1 <= estimate.lower_seconds <= estimate.upper_seconds <= 2 * estimate.lower_seconds
+
+
+@given(works, rates, factors)
+def test_a_range_surrounds_what_is_expected(work: Work, rates: Rates, taken: list[float]) -> None:
+    """Rounding takes away at most a fifth at either end, or a second."""
+    expected = expected_seconds(work, rates) * (median(taken) if taken else 1)
+    estimate = forecast(work, rates, [record(seconds) for seconds in taken])
+    assert estimate.lower_seconds <= max(1.3 * expected / sqrt(2), expected / sqrt(2) + 1)
+    assert estimate.upper_seconds >= min(expected * sqrt(2) / 1.3, expected * sqrt(2) - 1)
+    assert estimate.lower_seconds >= expected / sqrt(2) and estimate.upper_seconds <= max(expected * sqrt(2), 1)
+
+
+@given(works, works, rates, factors)
+def test_more_bytes_or_files_never_take_less_time(one: Work, other: Work, rates: Rates, taken: list[float]) -> None:
+    done = [record(seconds) for seconds in taken]
+    more = Work(*(max(getattr(one, name), getattr(other, name)) for name in ("bytes", "source_files", "files")))
+    less, estimate = forecast(one, rates, done), forecast(more, rates, done)
+    assert less.lower_seconds <= estimate.lower_seconds and less.upper_seconds <= estimate.upper_seconds
+
+
+@pytest.mark.parametrize(
+    "more",
+    [replace(WORK, bytes=2 * WORK.bytes), replace(WORK, source_files=3000), replace(WORK, files=1000)],
+    ids=["bytes", "files of the source", "files of the copy"],
+)
+def test_each_part_of_the_work_counts(more: Work) -> None:
+    assert expected_seconds(more, RATES) > 1.3 * expected_seconds(WORK, RATES)
+
+
+@given(works, rates, st.floats(0.01, 30))
+def test_a_hub_that_answers_slowly_makes_a_job_longer(work: Work, rates: Rates, more: float) -> None:
+    slower = replace(rates, answer_seconds=rates.answer_seconds + more)
+    assert expected_seconds(work, slower) - expected_seconds(work, rates) > 40 * more
+
+
+def test_a_slow_machine_makes_a_job_longer() -> None:
+    slow = expected_seconds(WORK, replace(RATES, machine=Machine(1.0, 100e6)))
+    assert slow - expected_seconds(WORK, RATES) == pytest.approx(WORK.bytes / 200e6)
+
+
+@pytest.mark.parametrize("seconds", [1, 7, 19, 21, 119, 121, 599, 601, 7199, 7201, 10**6])
+def test_a_range_reads_as_two_numbers_with_one_unit_and_says_no_more_than_is_known(seconds: float) -> None:
+    estimate = forecast(Work(1, 1, 1), Rates(Machine(0.0, 1 / seconds), 0.0), [])
+    text = time_range(estimate.lower_seconds, estimate.upper_seconds)
+    digits = [word for word in text.split() if word[0].isdigit()]
+    assert 1 <= len(digits) <= 4 and all(len(word.replace(".", "")) <= 3 for word in digits)
+
+
+# --- What it rests on -----------------------------------------------------------------------------------------
+
+
+def test_before_the_first_job_an_estimate_follows_from_what_was_measured_and_says_so() -> None:
+    estimate = forecast(WORK, RATES, [record(1000, 1, "failed"), record(None), record(5, None)])
+    assert estimate.lower_seconds <= expected_seconds(WORK, RATES) <= estimate.upper_seconds
+    assert (estimate.peak_anon_bytes, estimate.disk_bytes) == (HUB_JOB_ANON_BYTES, 0)
+    assert "No job has been done here yet" in estimate.basis
+    assert "200.0 MB a second" in estimate.basis and "within 50 ms" in estimate.basis
+
+
+def test_a_machine_that_cannot_be_measured_counts_as_another_one_and_the_estimate_says_so() -> None:
+    estimate = forecast(WORK, Rates(None, 0.05), [])
+    assert "could not be measured. Another one copied 250.0 MB a second" in estimate.basis
+    assert estimate.lower_seconds <= 14_500 / 250 <= estimate.upper_seconds
+
+
+def test_an_estimate_learns_from_the_jobs_that_were_done_here() -> None:
+    finished = [record(30, 10, peak=5), record(20, 10, peak=9, disk=3), record(900, 10)]
+    estimate = forecast(WORK, RATES, finished)
+    expected = 3 * expected_seconds(WORK, RATES)
+    assert estimate.lower_seconds <= expected <= estimate.upper_seconds
+    assert middle(estimate) == pytest.approx(expected, rel=0.15)
+    assert (estimate.peak_anon_bytes, estimate.disk_bytes) == (9, 3)
+    assert "3 jobs done here lately" in estimate.basis
+
+
+@given(st.lists(st.floats(30, 3000), min_size=1, max_size=9))
+def test_the_estimate_for_the_same_job_again_is_the_median_time_that_it_took(taken: list[float]) -> None:
+    expected = expected_seconds(WORK, RATES)
+    estimate = forecast(WORK, RATES, [record(seconds, expected) for seconds in taken])
+    assert middle(estimate) == pytest.approx(median(taken), rel=0.2)
+
+
+def test_only_jobs_that_were_done_whole_count() -> None:
+    finished = [record(10), record(20), record(90)]
+    states: tuple[State, ...] = ("failed", "cancelled", "interrupted")
+    others = [record(10_000, 1, state) for state in states] + [record(None), record(10_000, None)]
+    assert correction(finished) == correction([*others, *finished, *others]) == 20
+    assert correction(finished[:2]) == 15
+    assert correction(others) is correction([]) is None
+    assert forecast(WORK, RATES, [*others, *finished]) == forecast(WORK, RATES, finished)
+
+
+def test_a_desk_takes_the_answers_of_its_hub_into_account(
+    hub: InHouse, desk: Desk, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*rules: str) -> Forecast:
+        times = AnswerTimes()  # of these questions alone
+        monkeypatch.setattr("sharding.storage.hub.guard.ANSWER_TIMES", times)
+        monkeypatch.setattr("sharding.desk.desk.ANSWER_TIMES", times)
+        with hub.failing(*rules):
+            job.inspect(f"{hub.address}/{small}", endpoint=hub.address, token=ALICE)
+        return desk.forecast(*desk.plan(small, Options("60kB"), ALICE))
+
+    quick, slow = asked(), asked("delay:0.5@GET /api/models")
+    assert slow.lower_seconds - quick.lower_seconds > 10
+    assert slow.lower_seconds >= 40 * 0.5 / sqrt(2)
+
+
+# --- The queue ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left", "slots", "expected"),
+    [([], 1, 0), ([5.0], 1, 5), ([5.0, 7.0], 1, 12), ([5.0, 7.0], 2, 5), ([5.0], 2, 0), ([5.0, None], 1, None)],
+)
+def test_a_job_starts_when_those_before_it_leave_a_place(
+    left: list[float | None], slots: int, expected: float | None
+) -> None:
+    assert seconds_until_start(left, slots) == expected
+
+
+@pytest.mark.parametrize(
+    ("started", "own", "expected", "factor", "left"),
+    [
+        (None, None, 10.0, None, 10.0),  # it waits
+        (None, None, 5.0, 2.0, 10.0),
+        (None, None, None, 2.0, None),
+        (NOON, None, None, None, None),
+        (NOON, None, 10.0, None, 7.0),
+        (NOON, 5.0, 5.0, 2.0, 7.0),
+        (NOON, 8.0, 10.0, None, 8.0),
+        (NOON, 8.0, None, None, 8.0),
+        (NOON, 0.0, 1.0, None, 0.0),  # longer than all others have taken
+        (NOON, None, 1.0, None, 0.0),
+        (NOON, 2.0, 1.0, None, 2.0),
+    ],
+)
+def test_the_time_left_is_the_longer_of_two_estimates_and_never_below_nothing(
+    started: float | None, own: float | None, expected: float | None, factor: float | None, left: float | None
+) -> None:
+    progress = Progress("transfer", 1, 2, seconds_left=own)
+    running = replace(record(None, expected, "running"), started=started)
+    assert seconds_left(running, progress if started else None, factor, NOON + 3) == left
+    if own is None:
+        assert seconds_left(running, None, factor, NOON + 3) == left
+
+
+# --- This machine ---------------------------------------------------------------------------------------------
+
+
+def test_this_machine_is_measured_once_in_a_process_of_its_own() -> None:
+    machine = this_machine().result()
+    assert machine and machine.bytes_per_second > 1e6 and machine.start_seconds > 0
+    assert this_machine() is this_machine()
+
+
+@pytest.mark.parametrize("said", ["", "[1.0]", "nonsense"])
+def test_a_machine_whose_measurement_breaks_off_is_not_known(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.desk.gauge.child_command", lambda *_: ["echo", said])
+    assert measure_machine() is None
+
+
+def test_a_measurement_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharding.desk.gauge.child_command", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr("sharding.desk.gauge.GAUGE_SECONDS", 0.05)
+    assert measure_machine() is None
