@@ -37,7 +37,7 @@ from sharding.desk.forecast import (
 from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id
-from sharding.desk.judgement import judge_result
+from sharding.desk.judgement import judge_likeness, judge_result
 from sharding.desk.models import Models
 from sharding.desk.overview import Overview
 from sharding.desk.process import kill_stray
@@ -47,6 +47,7 @@ from sharding.planning.plan import identify_plan
 from sharding.report.fetch import Result, read_result
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
+from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust
 
 
@@ -198,9 +199,34 @@ class Desk:
         read = self.inspect(original, source.variant, token, base), self.inspect(copy, "", token)
         self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         options = Options(dtype=plan.dtype, variant=source.variant, base=base, dequantize=bool(plan.dequantized))
-        request = JobRequest(original, copy, options, kind="verify")
+        request = JobRequest(original, copy, options, kind="verify", of_result=True)
         unreached = (*read[0].unreached, *read[1].unreached)
         return self._queue_up(request, new_job_id(result.repo_id), who, read[1].total_bytes, token, unreached)
+
+    def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
+        """Accept a job that reads every byte of two repos and compares every tensor. Return its id.
+
+        It reads the original as `compare` does: cast or dequantized, if that gives the dtypes of the copy. Raises
+        Refused as `submit` does, and SourceError.
+        """
+        likeness = self._models.compare(original, copy, variant, token, None)
+        options = Options(dtype=likeness.dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
+        pinned = pinned_name(likeness.original), pinned_name(likeness.copy)
+        sizes = [self.inspect(place, of, token).total_bytes for place, of in zip(pinned, (variant, ""), strict=True)]
+        self._refuse_large(sum(sizes) // 2, who)
+        request = JobRequest(*pinned, options, kind="verify")
+        job_id = new_job_id(likeness.copy.repo_id)
+        return self._queue_up(request, job_id, who, sizes[1], token, likeness.unreached)
+
+    def compare(
+        self, original: str, copy: str, token: str | None, session: str | None = None, variant: str = ""
+    ) -> tuple[Likeness, Trust]:
+        """Return how alike two repos are, without reading weights, and how far you can rely on that.
+
+        `variant` is that of the original. Raises UsageError, SourceError and Refused, as `plan` does.
+        """
+        likeness = self._models.compare(original, copy, variant, token, session)
+        return likeness, judge_likeness(likeness, self._shelf.records())
 
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
         """Return the result in `place`, and how far you can trust it. Raises SourceError."""
