@@ -51,7 +51,7 @@ class Stack:
 def level_of(difference: Difference) -> int:
     """Return the strength of the colour for a tensor that differs.
 
-    >>> level_of(Difference("w", 0.1, 0.01, 0.999, 0.0)), level_of(Difference("w", note="only in the first"))
+    >>> level_of(Difference("w", 0.1, 0.01, 0.9999, 0.0)), level_of(Difference("w", note="only in the first"))
     (2, 5)
     """
     if difference.equal is None:

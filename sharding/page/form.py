@@ -57,6 +57,14 @@ class Form:
     jobs: gr.HTML
     facts: gr.HTML
 
+    same: gr.Column
+    original: gr.Textbox
+    copied: gr.Textbox
+    compare: gr.Button
+    likeness: gr.HTML
+    read: gr.Button
+    read_message: gr.HTML
+
     plan: gr.Column
     sizes: gr.HTML
     size: gr.Textbox
@@ -120,6 +128,7 @@ class Form:
     stops: gr.State
     seen: gr.State
     replaced: gr.State
+    compared: gr.State
 
 
 def lay_out(on_space: bool) -> Form:
@@ -127,6 +136,8 @@ def lay_out(on_space: bool) -> Form:
     parts: dict[str, Any] = {"account": _masthead(on_space)}
     with _step("choose") as parts["choose"]:
         _choose(parts)
+    with _step("same", visible=False) as parts["same"]:
+        _same(parts)
     with gr.Column(visible=False, elem_id="plan", elem_classes="step") as parts["plan"]:
         _plan(parts)
     with gr.Column(visible=False, elem_id="push") as parts["push"]:
@@ -159,6 +170,7 @@ def lay_out(on_space: bool) -> Form:
         "stops": gr.State(()),
         "seen": gr.State(()),
         "replaced": gr.State(("", "")),
+        "compared": gr.State(()),
     }
     return Form(**parts)
 
@@ -178,6 +190,20 @@ def _choose(parts: dict[str, Any]) -> None:
     parts["examples"] = gr.Dataset(components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples")
     parts["jobs"] = _panel("jobs")
     parts["facts"] = _panel("facts")
+
+
+def _same(parts: dict[str, Any]) -> None:
+    _panel("same-heading", render("heading", title="Is this copy the same?"))
+    with gr.Row(elem_classes="fields"):
+        info = "owner/name, or a link to it; @name for a branch, tag or commit"
+        parts["original"] = gr.Textbox("", label="Original", info=info, elem_id="original", scale=3)
+        parts["copied"] = gr.Textbox("", label="Copy", info=info, elem_id="copied", scale=3)
+        parts["compare"] = gr.Button("Compare", size="md", elem_id="compare", scale=0, min_width=150)
+    parts["likeness"] = _panel("likeness")
+    parts["read"] = gr.Button(
+        "Read every byte of both", variant="primary", visible=False, size="md", elem_id="read", scale=0
+    )
+    parts["read_message"] = _panel("read-message")
 
 
 def _plan(parts: dict[str, Any]) -> None:
