@@ -106,13 +106,12 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
 def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running) -> None:
     names: list[Block] = [form.original, form.copied]
     shown: list[Block] = [form.likeness, form.read, form.read_message]
-    begin: dict[str, Any] = {"fn": comparing.begin, "inputs": names, "outputs": shown, **_QUIET}
-    opened = page.load(patient(comparing.arrive), None, [form.choose, form.same, *names, form.likeness], **_QUIET)
-    asked = gr.on([form.compare.click, form.original.submit, form.copied.submit], trigger_mode="always_last", **begin)
-    for chosen in (opened.then(**begin), asked):
-        compared = chosen.then(
-            patient(comparing.compare), names, [*shown, form.compared, form.query], trigger_mode="always_last", **_QUIET
-        )
+    opened = page.load(patient(comparing.arrive), None, [form.choose, form.same, *names, *shown], **_QUIET)
+    triggers = [form.compare.click, form.original.submit, form.copied.submit]
+    asked = gr.on(triggers, comparing.begin, names, shown, trigger_mode="always_last", **_QUIET)
+    verdict: list[Block] = [*shown, form.compare, form.compared, form.query]
+    for chosen in (opened, asked):
+        compared = chosen.then(patient(comparing.compare), names, verdict, trigger_mode="always_last", **_QUIET)
         compared.then(None, form.query, js=_SHOW_ADDRESS)
     parts: list[Block] = [form.same, form.read_message, form.run, form.job, form.query]
     _follow(form, form.read.click(patient(comparing.read), form.compared, parts, **_QUIET), running)

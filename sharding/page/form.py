@@ -196,9 +196,9 @@ def _same(parts: dict[str, Any]) -> None:
     _panel("same-heading", render("heading", title="Is this copy the same?"))
     with gr.Row(elem_classes="fields"):
         info = "owner/name, or a link to it; @name for a branch, tag or commit"
-        parts["original"] = gr.Textbox("", label="Original", info=info, elem_id="original", scale=3)
-        parts["copied"] = gr.Textbox("", label="Copy", info=info, elem_id="copied", scale=3)
-        parts["compare"] = gr.Button("Compare", size="md", elem_id="compare", scale=0, min_width=150)
+        parts["original"] = gr.Textbox("", label="Original", info=info, max_lines=1, elem_id="original", scale=3)
+        parts["copied"] = gr.Textbox("", label="Copy", info=info, max_lines=1, elem_id="copied", scale=3)
+        parts["compare"] = gr.Button("Compare", variant="primary", size="md", elem_id="compare", scale=0, min_width=150)
     parts["likeness"] = _panel("likeness")
     parts["read"] = gr.Button(
         "Read every byte of both", variant="primary", visible=False, size="md", elem_id="read", scale=0

@@ -89,8 +89,7 @@ def _headline(status: JobStatus) -> tuple[str, str]:
             return "Interrupted", f"{reason} Resume keeps the finished files and goes on from there.".strip()
         case "failed":
             text, hint = status.error or ("", "")
-            differ = status.request.kind == "verify" and status.verification and status.verification.mismatches
-            return "They differ" if differ else "Failed", f"{text} {without_options(hint)}".strip()
+            return "They differ" if differs(status) else "Failed", f"{text} {without_options(hint)}".strip()
 
 
 def _phase(status: JobStatus) -> str:
@@ -98,6 +97,12 @@ def _phase(status: JobStatus) -> str:
         return "Reading the headers"
     is_reading = status.request.kind == "verify" and status.progress.phase != "numbers"
     return _CHECKING if is_reading else _PHASES[status.progress.phase]
+
+
+def differs(status: JobStatus) -> bool:
+    """Return whether a job has read both repos and found a difference. Reading these commits again would not help."""
+    proof = status.verification
+    return status.request.kind == "verify" and proof is not None and not proof.identical
 
 
 def _mismatches(status: JobStatus) -> list[Mismatch]:

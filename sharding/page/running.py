@@ -16,7 +16,7 @@ from sharding.desk.jobs import ACTIVE
 from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import Form
-from sharding.page.job_panels import heading_of, job_panel
+from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.remedies import SIGN_IN
@@ -161,7 +161,7 @@ class Running:
             ),
             form.resume: gr.Button(
                 "Resume" if status.state == "interrupted" else "Retry",
-                visible=status.state in ("interrupted", "failed"),
+                visible=status.state in ("interrupted", "failed") and not differs(status),
             ),
         }
         if status.request.kind == "verify" and status.state == "done":

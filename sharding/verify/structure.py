@@ -68,7 +68,8 @@ class Likeness:
 
     `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy. `dequantized` says how
     the original is quantized, if it must be dequantized for that. `tensors` counts those of the original after both.
-    `in_same_files` of them are in files with equal hashes, so their bytes are equal. `claims` is never a proof.
+    `in_same_files` of them are in files with equal hashes, so their bytes are equal. `bytes` are those of the tensors
+    of both. `claims` is never a proof.
     """
 
     verdict: Verdict
@@ -78,6 +79,7 @@ class Likeness:
     dtype: TargetDtype
     dequantized: str
     tensors: int
+    bytes: int
     in_same_files: int
     mismatches: tuple[Contrast, ...]
     unreached: tuple[str, ...]
@@ -124,6 +126,7 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
         dtype=reading.dtype,
         dequantized=reading.dequantized,
         tensors=len(reading.tensors),
+        bytes=original.total_bytes + copy.total_bytes,
         in_same_files=same,
         mismatches=(*contrasts, *beside),
         unreached=tuple(dict.fromkeys((*original.unreached, *copy.unreached))),
@@ -167,7 +170,15 @@ def _readings(original: Checkpoint, copy: Mapping[str, Tensor]) -> Iterator[_Rea
             after = dequantized(original)
         except (SourceError, UsageError):
             return
-    yield _Reading({tensor.name: tensor for tensor in after.tensors}, target, after.dequantized)
+    reading = _Reading({tensor.name: tensor for tensor in after.tensors}, target, after.dequantized)
+    name = BY_OPTION[target].name
+    is_cast = any(_was_cast(tensor, copy.get(tensor.name), name) for tensor in after.tensors)
+    if is_cast or after.dequantized:
+        yield reading
+
+
+def _was_cast(was: Tensor, now: Tensor | None, dtype: str) -> bool:
+    return now is not None and was.dtype in CASTABLE and was.dtype != dtype == now.dtype
 
 
 def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
@@ -205,7 +216,8 @@ def _expected(tensor: Tensor, now: Tensor | None, dtype: TargetDtype) -> TensorD
     """Return what the copy should have for `tensor`. A cast to `dtype` may leave it in fp32."""
     after = tensor.dtype
     if dtype != "keep" and after in CASTABLE:
-        after = now.dtype if now and now.dtype == _KEPT else BY_OPTION[dtype].name
+        target = BY_OPTION[dtype].name
+        after = _KEPT if now and now.dtype == _KEPT and tensor.dtype != target else target
     return TensorDigest(after, tensor.shape, "")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError, VariantMissing
+from sharding.core.text import format_bytes
 from sharding.desk import Desk
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of, read_wish
@@ -18,6 +19,10 @@ from sharding.verify.trust import Trust
 GOAL = "is-this-copy-the-same"
 """The goal in a link that opens this section: `?goal=is-this-copy-the-same`."""
 
+_INTRODUCTION = (
+    "This compares the names, shapes and dtypes of tensors, and the hashes of files. It reads no weights. "
+    "Public repos need no login."
+)
 _NEEDS_LOGIN = "Reading every byte needs a login."
 _KNOWN = ("made-here", "read-now", "contradicted")
 """Levels at which every byte has been read, unless the headers differ."""
@@ -37,17 +42,18 @@ class Comparing:
         form, query = self._form, dict(request.query_params)
         wish = read_wish(query)
         if not (wish.compare or wish.against or query.get("goal") == GOAL):
-            return {form.likeness: ""}
-        return {**self.open(), form.original: wish.compare, form.copied: wish.against}
+            return {form.same: gr.skip()}
+        names = {form.original: wish.compare, form.copied: wish.against}
+        return {**self.open(), **names, **self.begin(wish.compare, wish.against)}
 
     def open(self) -> dict[Any, Any]:
         """Show the section instead of the form of a plan."""
         return {self._form.choose: gr.Column(visible=False), self._form.same: gr.Column(visible=True)}
 
     def begin(self, original: str, copied: str) -> dict[Any, Any]:
-        """Say that the headers are being read. That takes a second or two. With one name, say that both are needed."""
+        """Say that the headers are being read, which takes a second or two. Without two names, say what happens."""
         form, names = self._form, [(name or "").strip() for name in (original, copied)]
-        waiting = ""
+        waiting = message(_INTRODUCTION)
         if all(names):
             waiting = message("Reading the headers of both repos …")
         elif any(names):
@@ -69,8 +75,9 @@ class Comparing:
         names = [f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy)]
         return {
             form.likeness: likeness_panel(likeness, trust, self._site.endpoint),
-            form.read: gr.Button(visible=can_read, interactive=token is not None),
+            form.read: gr.Button(_read_words(likeness), visible=can_read, interactive=token is not None),
             form.read_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if can_read and token is None else "",
+            form.compare: gr.Button(variant="secondary" if can_read else "primary"),
             form.compared: (*names, likeness.variant),
             form.query: query_of(Wish(compare=original, against=copied)),
         }
@@ -101,3 +108,7 @@ class Comparing:
             return self._desk.compare(original, copied, token, session)
         except VariantMissing as error:
             return self._desk.compare(original, copied, token, session, error.there[0])
+
+
+def _read_words(likeness: Likeness) -> str:
+    return f"Read every byte of both ({format_bytes(likeness.bytes)})"

@@ -35,7 +35,7 @@ class Rung:
     failed: int = 0
 
 
-_FITS, _READ = 2, 3
+_CLAIMED, _FITS, _READ = 1, 2, 3
 
 
 def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
@@ -89,7 +89,7 @@ def differences_panel(status: JobStatus, names: Iterable[str]) -> str:
     return render(
         "differences",
         heat=Markup(draw_heat(names, differences)),
-        rung=Rung(_FITS if all(one.equal is not None for one in differences) else 0, _READ),
+        rung=Rung(_FITS if all(one.equal is not None for one in differences) else _CLAIMED, _READ),
         headline=_headline(differences, proof.tensors if proof else 0),
         rows=[(one, _shown(one)) for one in worst[:_MOST_SHOWN]],
         more=max(len(worst) - _MOST_SHOWN, 0),
@@ -127,7 +127,7 @@ def _rung(likeness: Likeness, is_read: bool, was_read: bool) -> Rung:
         return Rung(_READ)
     if was_read:
         return Rung(_FITS, _READ)
-    return Rung(0, _FITS) if likeness.verdict == "different" else Rung(_FITS)
+    return Rung(_CLAIMED, _FITS) if likeness.verdict == "different" else Rung(_FITS)
 
 
 def _facts(likeness: Likeness) -> Iterable[str]:
