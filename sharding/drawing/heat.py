@@ -23,7 +23,7 @@ _LIGHT = ("#e1e6e8", "#c3e4e0", "#7cc3ba", "#2b9187", "#0a534d")
 _DARK = ("#273136", "#1c4643", "#22746c", "#36b3a5", "#a5efe6")
 
 _MOST_STACKS, _MOST_PARTS, _MOST_COLUMNS = 6, 28, 128
-_WIDTH, _LABEL, _ROW, _WIDEST = 960.0, 236.0, 20.0, 40.0
+_WIDTH, _LABEL, _LEGEND_WIDTH, _ROW, _WIDEST = 1040.0, 236.0, 760.0, 20.0, 40.0
 _LABEL_CHARACTERS = 32
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -95,7 +95,10 @@ def draw_heat(names: Iterable[str], differences: Sequence[Difference]) -> str:
         drawn += _draw_stack(stack, y)
         y += 26 + _ROW * len(stack.rows) + 18
     drawn += _draw_legend(y + 4)
-    head = f'<svg class="heat" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:.0f} {y + 30:.0f}" role="img">'
+    widest = max((_LABEL + len(stack.columns) * _size(stack) for stack in stacks), default=0.0)
+    width, height = max(widest, _LEGEND_WIDTH), y + 30
+    place = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
+    head = f'<svg class="heat" xmlns="http://www.w3.org/2000/svg" {place} role="img">'
     return "\n".join(
         [head, f"<title>{escape(title)}</title>", f"<style>{_style()}</style>", _PATTERN, *drawn, "</svg>", ""]
     )
@@ -145,8 +148,13 @@ def in_words(difference: Difference) -> str:
     return f"{angle}{largest}, {100 * difference.equal:.3g}% equal"
 
 
+def _size(stack: Stack) -> float:
+    """Return the width of a cell."""
+    return min((_WIDTH - _LABEL) / len(stack.columns), _WIDEST)
+
+
 def _draw_stack(stack: Stack, y: float) -> Iterator[str]:
-    size = min((_WIDTH - _LABEL) / max(len(stack.columns), 1), _WIDEST)
+    size = _size(stack)
     yield f'<text class="name" x="0" y="{y + 14:.0f}">{escape(_short(stack.name or "outside of layers"))}</text>'
     every = max(ceil(30 / size), 1) if len(stack.columns) > 1 else 1
     for column, title in enumerate(stack.columns):

@@ -19,13 +19,14 @@ from sharding.verify.trust import Trust
 GOAL = "is-this-copy-the-same"
 """The goal in a link that opens this section: `?goal=is-this-copy-the-same`."""
 
-_INTRODUCTION = (
-    "This compares the names, shapes and dtypes of tensors, and the hashes of files. It reads no weights. "
-    "Public repos need no login."
+_INTRODUCTION = message(
+    "Name two repos.",
+    "This page compares the names, shapes and dtypes of their tensors, and the hashes of their files. It reads no "
+    "weights. Public repos need no login.",
 )
 _NEEDS_LOGIN = "Reading every byte needs a login."
-_KNOWN = ("made-here", "read-now", "contradicted")
-"""Levels at which every byte has been read, unless the headers differ."""
+_READ = ("made-here", "read-now")
+"""Levels at which every byte has been read and nothing differs. Differences can be read again, to see their numbers."""
 
 
 class Comparing:
@@ -53,7 +54,7 @@ class Comparing:
     def begin(self, original: str, copied: str) -> dict[Any, Any]:
         """Say that the headers are being read, which takes a second or two. Without two names, say what happens."""
         form, names = self._form, [(name or "").strip() for name in (original, copied)]
-        waiting = message(_INTRODUCTION)
+        waiting = _INTRODUCTION
         if all(names):
             waiting = message("Reading the headers of both repos …")
         elif any(names):
@@ -70,8 +71,7 @@ class Comparing:
             likeness, trust = self._compared(original, copied, token, request.session_hash)
         except ShardingError as error:
             return {form.likeness: problem(error), form.compared: ()}
-        is_known = likeness.verdict != "different" and trust.level in _KNOWN
-        can_read = likeness.have_common and not is_known
+        can_read = likeness.have_common and trust.level not in _READ
         names = [f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy)]
         return {
             form.likeness: likeness_panel(likeness, trust, self._site.endpoint),

@@ -43,6 +43,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     is_read = trust.level in ("made-here", "read-now")
     was_read = trust.level == "contradicted" and likeness.verdict != "different"
     headline = sentence_of(likeness)
+    reasons = [reason for reason in trust.reasons if reason != headline]
     if is_read:
         how = (
             ""
@@ -59,7 +60,7 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
         headline=headline,
         tone="good" if is_read else "bad" if trust.level == "contradicted" else "",
         rung=_rung(likeness, is_read, was_read),
-        facts=[*_facts(likeness), *(reason for reason in trust.reasons if reason != sentence_of(likeness))],
+        facts=[*([] if is_read else _facts(likeness)), *reasons],
         counts=_counts(likeness.mismatches),
         rows=likeness.mismatches[:_MOST_SHOWN],
         more=max(len(likeness.mismatches) - _MOST_SHOWN, 0),
