@@ -111,7 +111,7 @@ def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running
     asked = gr.on(triggers, comparing.begin, names, shown, trigger_mode="always_last", **_QUIET)
     verdict: list[Block] = [*shown, form.compare, form.compared, form.query]
     for chosen in (opened, asked):
-        compared = chosen.then(patient(comparing.compare), names, verdict, trigger_mode="always_last", **_QUIET)
+        compared = chosen.then(patient(comparing.show), names, verdict, trigger_mode="always_last", **_QUIET)
         compared.then(None, form.query, js=_SHOW_ADDRESS)
     parts: list[Block] = [form.same, form.read_message, form.run, form.job, form.query]
     _follow(form, form.read.click(patient(comparing.read), form.compared, parts, **_QUIET), running)

@@ -61,7 +61,7 @@ class Comparing:
             waiting = message("Name the original and the copy.")
         return {form.likeness: waiting, form.read: gr.Button(visible=False), form.read_message: ""}
 
-    def compare(self, original: str, copied: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
+    def show(self, original: str, copied: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
         """Show what is known of both repos without reading weights."""
         form, token = self._form, self._site.token(request, login)
         original, copied = (original or "").strip(), (copied or "").strip()
