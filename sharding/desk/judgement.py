@@ -34,9 +34,7 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
     held = inspect(copy)
     trust = judge(result.report, result.files, held, original, why_not)
     if trust.level != "contradicted":
-        ours = [record for record in records if (record.result, record.request.source) == (copy, pinned)]
-        # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly.
-        for record in sorted(ours, key=lambda record: record.state == "done")[:1]:
+        for record in _decisive(records, pinned, copy):
             now = (*held.unreached, *(original.unreached if original else ()))
             return lowered(_own(record), (*record.unreached, *now))
     return lowered(trust, result.report.verification.unreached)  # the report may name commits, of its base for example
@@ -50,16 +48,19 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
     """
     original, copy = (f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy))
     reading = likeness.dtype, likeness.variant, bool(likeness.dequantized), ""
-    ours = [
-        record
-        for record in records
-        if (record.result, record.request.source) == (copy, original) and _reading(record.request.options) == reading
-    ]
-    for record in sorted(ours, key=lambda record: record.state == "done")[:1]:
+    alike = (record for record in records if _reading(record.request.options) == reading)
+    for record in _decisive(alike, original, copy):
         if likeness.verdict != "different" or record.state != "done":
             return lowered(_own(record), (*record.unreached, *likeness.unreached))
     level: Level = "contradicted" if likeness.verdict == "different" else "fits"
     return lowered(Trust(level, (sentence_of(likeness),)), likeness.unreached)
+
+
+def _decisive(records: Iterable[JobRecord], original: str, copy: str) -> list[JobRecord]:
+    """Return the record that counts for these commits of an original and its copy, or none."""
+    ours = [record for record in records if (record.result, record.request.source) == (copy, original)]
+    # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly.
+    return sorted(ours, key=lambda record: record.state == "done")[:1]
 
 
 def _reading(options: Options) -> tuple[str, str, bool, str]:

@@ -151,7 +151,18 @@ def test_what_differs_is_named_and_fits_a_phone_in_both_themes(
             table = page.locator("#likeness .scroll")
             assert table.evaluate("(it) => it.scrollWidth <= it.clientWidth"), width
     assert not page.complaints  # type: ignore[attr-defined]
-    assert violations(page, axe()) == []
+
+
+def test_axe_finds_no_serious_violation(home: Site, visit: Visit, small: str, other: str) -> None:
+    script = axe()
+    page = visit(home, f"?compare={small}&with={other}")
+    verdict(page).to_contain_text("Not the same")
+    for theme in ("light", "dark"):
+        in_theme(page, theme)  # type: ignore[arg-type]
+        assert violations(page, script) == []
+    page.locator("#read").click()
+    page.locator("#outcome svg.heat").wait_for()
+    assert violations(page, script) == []
 
 
 def test_two_names_are_needed_and_an_error_stands_where_the_verdict_would(home: Site, visit: Visit, small: str) -> None:
