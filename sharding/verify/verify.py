@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import Refused, UsageError
+from sharding.core.errors import Refused, Remedy, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
@@ -22,9 +22,11 @@ from sharding.verify.beside import compare_beside, compare_listed
 from sharding.verify.differences import compare_numbers
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
-from sharding.verify.stored_digests import READ_ALL, WITHOUT_QUICK, stored_digests
+from sharding.verify.stored_digests import stored_digests
 
 _T = TypeVar("_T")
+_WITHOUT_QUICK = "Leave out --quick to read and compare the weights."
+_READ = Remedy("read_every_byte")
 
 
 def verify(
@@ -57,9 +59,9 @@ def verify(
     dtype, how = options.dtype, ""
     if quick and dtype != "keep":
         message = "The stored digests cannot be compared, because a cast changes the bytes."
-        raise UsageError(message, WITHOUT_QUICK, READ_ALL)
+        raise UsageError(message, _WITHOUT_QUICK, _READ)
     if quick and numeric:
-        raise UsageError("The stored digests hold no numbers to compare.", WITHOUT_QUICK, READ_ALL)
+        raise UsageError("The stored digests hold no numbers to compare.", _WITHOUT_QUICK, _READ)
     meter = Meter()
     hub = Hub(endpoint or hub_endpoint(), token)
     sources = [open_source(original, hub, base), open_source(copy, hub)]
@@ -110,7 +112,7 @@ def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], 
     original, copy = (side.hash for side in stored)
     if original != copy:
         message = f"The original has {original} digests and the copy has {copy} digests. They cannot be compared."
-        raise Refused(message, WITHOUT_QUICK, READ_ALL)
+        raise Refused(message, _WITHOUT_QUICK, _READ)
     first, second = (side.tensors for side in stored)
     method, size = "stored digests were compared, no weights were read", checkpoints[1].total_bytes
     differ, (ours, theirs) = compare_listed(checkpoints)

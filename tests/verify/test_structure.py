@@ -148,10 +148,19 @@ def test_one_tensor_in_another_dtype_is_no_cast(original: Checkpoint, write: Cal
     assert [one.tensor for one in likeness.mismatches] == ["layers.3.weight"]
     mixed = {**random_tensors(), "layers.3.weight": random_tensors()["layers.3.weight"].astype(np.float64)}
     assert compare_structure(original, write("mixed", mixed)).verdict == "different"
+    # Nor is a tensor that became wider while the others became narrower.
+    layers = [f"layers.{n}.weight" for n in range(12)]
+    before = {name: np.ones(3, np.float16 if name == layers[3] else np.float32) for name in layers}
+    after = {name: np.ones(3, np.float32 if name == layers[3] else np.float16) for name in layers}
+    likeness = compare_structure(write("before", before), write("after", after))
+    assert (likeness.verdict, [one.tensor for one in likeness.mismatches]) == ("different", [layers[3]])
 
 
 def test_a_dequantized_copy_is_named_and_a_tensor_that_it_lacks_too(tmp_path: Path) -> None:
     folder = quantized.save_fp8("qwen3", tmp_path / "fp8")
+    *_, _ = job.shard(str(folder), str(tmp_path / "wide"), Options("1MB", dequantize=True, dtype="fp32"))
+    likeness = compare_structure(stated(folder), stated(tmp_path / "wide"))
+    assert (likeness.verdict, likeness.dtype) == ("converted", "fp32")
     *_, _ = job.shard(str(folder), str(tmp_path / "copy"), Options("1MB", dequantize=True))
     first, second = stated(folder), stated(tmp_path / "copy")
     likeness = compare_structure(first, second)
