@@ -43,7 +43,7 @@ def main() -> None:
             max_threads=MAX_CALLS,
             state_session_capacity=MAX_SESSIONS_KEPT,
             theme=theme(),
-            css_paths=[ASSETS / "style.css", ASSETS / "map.css"],
+            css_paths=[ASSETS / "style.css", ASSETS / "map.css", ASSETS / "same.css"],
             head="".join(f"<script>{(ASSETS / name).read_text()}</script>" for name in ("page.js", "map.js")),
             favicon_path=ASSETS / "logo.svg",
             footer_links=["api"],

@@ -3,9 +3,9 @@ window.shardMyRepo = {
   address(query) {
     if (!query || query === window.location.search) return;
     // "Back" leads from a job to its plan. Among choices only the last one is kept.
-    const kind = (search) => (search.match(/^\?(repo|job|result)=/) ?? [])[1];
-    // A plan that arrives after the job has started must not replace its address.
-    if (kind(query) === "repo" && kind(window.location.search) === "job") return;
+    const kind = (search) => (search.match(/^\?(repo|job|result|compare)=/) ?? [])[1];
+    // A plan or a comparison that arrives after the job has started must not replace its address.
+    if (["repo", "compare"].includes(kind(query)) && kind(window.location.search) === "job") return;
     const goes = kind(query) !== kind(window.location.search) && kind(window.location.search);
     window.history[goes ? "pushState" : "replaceState"](window.history.state, "", query);
     // A Space is in a frame. The Hub copies the address from it.

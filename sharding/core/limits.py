@@ -61,6 +61,9 @@ MAX_SHOWN_REPORT_VALUES = 220_000
 """Most JSON values in such a report: enough for 100,000 tensors in a thousand files. The limit is needed because a
 million zeros take little space in a file and much memory."""
 
+MAX_SHOWN_DIGESTS_VALUES = 1_000_000
+"""Most JSON values in the stored digests that the page reads from a stranger's repo: enough for 100,000 tensors."""
+
 MAX_METADATA_BYTES = 500_000
 """Longest metadata of a model card. Evaluation results fill hundreds of kilobytes, and more takes long to parse."""
 

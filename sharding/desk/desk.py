@@ -41,7 +41,7 @@ from sharding.desk.gauge import this_machine
 from sharding.desk.history import status_of
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id
-from sharding.desk.judgement import judge_result
+from sharding.desk.judgement import judge_likeness, judge_result
 from sharding.desk.models import Models
 from sharding.desk.overview import Overview
 from sharding.desk.process import kill_stray
@@ -52,6 +52,7 @@ from sharding.report.fetch import Result, read_result
 from sharding.storage.hub.answer_times import ANSWER_TIMES
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
+from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust
 
 
@@ -200,14 +201,44 @@ class Desk:
         original, copy = f"{source.repo_id}@{source.revision}", f"{result.repo_id}@{result.revision}"
         base = pinned_name(source.base) if source.base and source.base.kind == "hub" else ""
         read = self.inspect(original, source.variant, token, base), self.inspect(copy, "", token)
-        self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         options = Options(dtype=plan.dtype, variant=source.variant, base=base, dequantize=bool(plan.dequantized))
-        request = JobRequest(original, copy, options, kind="verify")
+        request = JobRequest(original, copy, options, kind="verify", of_result=True)
+        unreached = (*read[0].unreached, *read[1].unreached)
+        return self._queue_up(self._reading(request, read, unreached, who), token)
+
+    def _reading(
+        self, request: JobRequest, read: tuple[Checkpoint, Checkpoint], unreached: tuple[str, ...], who: Person
+    ) -> JobRecord:
+        """Return the record of a job that reads both checkpoints. Raises Refused if they are too large."""
+        self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         largest, files = max(one.total_bytes for one in read), [len(one.weight_files) for one in read]
         expected = expected_seconds(Work(largest, *files), self._rates())
-        record = JobRecord(new_job_id(result.repo_id), who.name, request, read[1].total_bytes, self._clock())
-        unreached = (*read[0].unreached, *read[1].unreached)
-        return self._queue_up(replace(record, expected_seconds=expected, unreached=unreached), token)
+        job_id = new_job_id(request.destination.partition("@")[0])
+        record = JobRecord(job_id, who.name, request, read[1].total_bytes, self._clock())
+        return replace(record, expected_seconds=expected, unreached=unreached)
+
+    def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:
+        """Accept a job that reads every byte of two repos and compares every tensor. Return its id.
+
+        It reads the original as `compare` does: cast or dequantized, if that gives the dtypes of the copy. Raises
+        Refused as `submit` does, and SourceError.
+        """
+        likeness = self._models.compare(original, copy, variant, token, None)
+        options = Options(dtype=likeness.dtype, variant=likeness.variant, dequantize=bool(likeness.dequantized))
+        pinned = pinned_name(likeness.original), pinned_name(likeness.copy)
+        read = self.inspect(pinned[0], variant, token), self.inspect(pinned[1], "", token)
+        request = JobRequest(*pinned, options, kind="verify")
+        return self._queue_up(self._reading(request, read, likeness.unreached, who), token)
+
+    def compare(
+        self, original: str, copy: str, token: str | None, session: str | None = None, variant: str = ""
+    ) -> tuple[Likeness, Trust]:
+        """Return how alike two repos are, without reading weights, and how far you can rely on that.
+
+        `variant` is that of the original. Raises UsageError, SourceError and Refused, as `plan` does.
+        """
+        likeness = self._models.compare(original, copy, variant, token, session)
+        return likeness, judge_likeness(likeness, self._shelf.records())
 
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
         """Return the result in `place`, and how far you can trust it. Raises SourceError."""

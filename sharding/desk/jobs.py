@@ -43,10 +43,12 @@ class Settings:
 class JobRequest(Request):
     """What a visitor asks for, with repos of the Hub only.
 
-    A job of the kind "verify" reads every byte of a result and of its source. Its destination is the result's commit.
+    A job of the kind "verify" reads every byte of two repos. Its destination is the second, at a commit. `of_result`
+    says that the second is a result, whose report names the first.
     """
 
     kind: Literal["shard", "verify"] = "shard"
+    of_result: bool = False
 
 
 @dataclass(frozen=True, slots=True)

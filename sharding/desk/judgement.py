@@ -1,14 +1,16 @@
-"""Judge how far you can trust a result: by this desk's own records if there are some, else by its report."""
+"""Judge how far you can trust a result or a copy: by this desk's own records if there are some."""
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from sharding.core.errors import SourceError
+from sharding.core.options import Options
 from sharding.core.text import unchecked_sentence
 from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord
 from sharding.report.fetch import Result
-from sharding.verify.trust import Trust, judge, lowered
+from sharding.verify.structure import Likeness, sentence_of
+from sharding.verify.trust import Level, Trust, judge, lowered
 
 
 def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: Iterable[JobRecord]) -> Trust:
@@ -32,12 +34,37 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
     held = inspect(copy)
     trust = judge(result.report, result.files, held, original, why_not)
     if trust.level != "contradicted":
-        ours = [record for record in records if (record.result, record.request.source) == (copy, pinned)]
-        # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly.
-        for record in sorted(ours, key=lambda record: record.state == "done")[:1]:
+        for record in _decisive(records, pinned, copy):
             now = (*held.unreached, *(original.unreached if original else ()))
             return lowered(_own(record), (*record.unreached, *now))
     return lowered(trust, result.report.verification.unreached)  # the report may name commits, of its base for example
+
+
+def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
+    """Return how far you can rely on a copy that is compared with an original.
+
+    A record counts only if it is about these commits, and reads the original in the same way: as it is, cast or
+    dequantized. What headers show is never more than "fits".
+    """
+    original, copy = (f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy))
+    reading = likeness.dtype, likeness.variant, bool(likeness.dequantized), ""
+    alike = (record for record in records if _reading(record.request.options) == reading)
+    for record in _decisive(alike, original, copy):
+        if likeness.verdict != "different" or record.state != "done":
+            return lowered(_own(record), (*record.unreached, *likeness.unreached))
+    level: Level = "contradicted" if likeness.verdict == "different" else "fits"
+    return lowered(Trust(level, (sentence_of(likeness),)), likeness.unreached)
+
+
+def _decisive(records: Iterable[JobRecord], original: str, copy: str) -> list[JobRecord]:
+    """Return the record that counts for these commits of an original and its copy, or none."""
+    ours = [record for record in records if (record.result, record.request.source) == (copy, original)]
+    # A record of a difference wins, whatever its date: the other jobs read other bytes, or read them wrongly.
+    return sorted(ours, key=lambda record: record.state == "done")[:1]
+
+
+def _reading(options: Options) -> tuple[str, str, bool, str]:
+    return options.dtype, options.variant, options.dequantize, options.base
 
 
 def _own(record: JobRecord) -> Trust:

@@ -3,12 +3,19 @@
 import ctypes
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
 from sharding import job
+from sharding.core.errors import SourceError
 from sharding.core.hints import Hints
-from sharding.core.limits import LARGE_PLAN_TENSORS, QUESTION_SECONDS
+from sharding.core.limits import (
+    LARGE_PLAN_TENSORS,
+    MAX_SHOWN_DIGESTS_VALUES,
+    MAX_SHOWN_REPORT_BYTES,
+    QUESTION_SECONDS,
+)
 from sharding.core.options import Options
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.header_cache import Headers, fingerprint
@@ -17,7 +24,11 @@ from sharding.desk.questions import Questions
 from sharding.model_class.architecture import hints_for
 from sharding.planning.devices import DevicePlan
 from sharding.planning.planned import planned
+from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
+from sharding.storage.locate import open_source
+from sharding.verify.stored_digests import stored_digests
+from sharding.verify.structure import Claims, Likeness, claims_of, compare_structure
 
 
 class Models:
@@ -64,6 +75,32 @@ class Models:
             return self._large.ask(key, caller, make, weight=None) if is_large else make()
 
         return checkpoint, planned(checkpoint, options, partial(self.hints, caller=caller), run)
+
+    def compare(self, original: str, copy: str, variant: str, token: str | None, session: str | None) -> Likeness:
+        """Return how alike two repos are, without reading weights. `variant` is that of the original.
+
+        Reads what `inspect` reads, and the stored digests if only the bytes are unknown. Raises as `plan` does.
+        """
+        sides = self.inspect(original, variant, token, ""), self.inspect(copy, "", token, "")
+        likeness = compare_structure(*sides)
+        if likeness.verdict != "same-structure":
+            return likeness
+        places = [f"{side.source.repo_id}@{side.source.revision}" for side in sides]
+        key = "claims", *places, variant, fingerprint(token)
+        ask = partial(self._claims, sides, places, token)
+        return replace(likeness, claims=self._large.ask(key, _caller(token, session), ask))
+
+    def _claims(self, sides: tuple[Checkpoint, Checkpoint], places: list[str], token: str | None) -> Claims | None:
+        """Return how the digests compare that both repos store, None if one stores none that can be used."""
+        found = []
+        for side, place in zip(sides, places, strict=True):
+            source = open_source(self._link(place), Hub(self._endpoint, token))
+            try:
+                found.append(stored_digests(source, side, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_DIGESTS_VALUES))
+            except SourceError:
+                return None
+        first, second = found
+        return claims_of(first.tensors, second.tensors) if first.hash == second.hash else None
 
     def hints(self, checkpoint: Checkpoint, options: Options, caller: str) -> Hints:
         """Return the result of `hints_for`, cached by weights, dtype and ranks. Raises as `plan` does."""

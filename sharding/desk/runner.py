@@ -162,8 +162,8 @@ class Runner:
 
 def command_of(request: JobRequest) -> list[str]:
     """Return the command line of a job."""
-    words = request.words(request.kind)
-    return [request.kind, *words, "--events", "--", request.source, request.destination]
+    numeric = ["--numeric"] if request.kind == "verify" else []
+    return [request.kind, *request.words(request.kind), *numeric, "--events", "--", request.source, request.destination]
 
 
 def _result(job: ActiveJob) -> str:
@@ -192,10 +192,9 @@ def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
         if job.record.request.kind == "verify":
             first = verification.mismatches[0]
             number = count(len(verification.mismatches), "tensor")
-            return (
-                f"The copy differs from its source in {number}. The first is {first.tensor}: {first.problem}.",
-                "Do not use the copy.",
-            )
+            of_result = job.record.request.of_result
+            other, hint = ("its source", "Do not use the copy.") if of_result else ("the original", "")
+            return f"The copy differs from {other} in {number}. The first is {first.tensor}: {first.problem}.", hint
         return "The copy is not identical to the source, so it was not published.", "Start the job again."
     how = f"was killed (signal {-status})" if status < 0 else f"ended with status {status}"
     return f"The job's process {how}{f': {last_words}' if last_words else ''}.", RESUME

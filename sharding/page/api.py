@@ -30,7 +30,7 @@ class Endpoints:
 
     def add(self) -> None:
         """Add the endpoints to the page that is being built."""
-        for endpoint in (self.inspect, self.plan, self.shard, self.status, self.result):
+        for endpoint in (self.inspect, self.plan, self.shard, self.status, self.result, self.compare):
             answer = patient(endpoint)
             answer.__signature__ = inspect.signature(endpoint)  # type: ignore[attr-defined] # as bound: without self
             api(answer, api_name=endpoint.__name__, concurrency_limit=None)
@@ -148,6 +148,28 @@ class Endpoints:
                 "trust": to_json(trust),
                 "report": to_json(result.report) if trust.level != "contradicted" else None,
             }
+
+    def compare(self, original: str, copy: str, request: gr.Request, variant: str = "") -> Json:
+        """Compare two model checkpoints without reading weights: names, shapes and dtypes of tensors, hashes of files.
+
+        Call it to find out whether a copy can be the same model. A public repo needs no login. For a private or gated
+        repo, send a token that can read it in the header `Authorization: Bearer hf_...`.
+
+        It answers with an object. `verdict` is "different", "converted" (cast to `dtype`, or dequantized),
+        "same-structure" or "same-files" (the Hub states the same hashes). `mismatches` lists each tensor that differs.
+        `in_same_files` counts the tensors whose bytes are equal because their files have equal hashes. `claims`
+        compares digests that both repos store: anybody can write these, so they prove nothing. `trust` has a `level`
+        and the `reasons` for it. Only at "made-here" and "read-now" has this page read every byte of both.
+
+        Args:
+            original: the repo to compare with, as "owner/name", "owner/name@revision" or a link to it
+            copy: the repo that may be a copy, in the same form
+            variant: which weights of the original to compare, such as fp16
+        """
+        with _api_errors(original, copy, variant):
+            token = self._site.token(request)
+            likeness, trust = self._desk.compare(original, copy, token, _session(request), variant)
+            return {**to_json(likeness), "trust": to_json(trust)}
 
     def _caller(self, request: gr.Request) -> tuple[Person, str]:
         token = self._site.token(request)

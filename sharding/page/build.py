@@ -18,6 +18,7 @@ from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
 from sharding.page.result_link import Showing
 from sharding.page.running import Running
+from sharding.page.same.comparing import Comparing
 from sharding.page.site import Site
 
 _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
@@ -48,6 +49,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         form.cancel.click(patient(running.cancel), form.job, _job_parts(form), **_QUIET)
         _follow(form, form.resume.click(patient(running.resume), form.job, _job_parts(form), **_QUIET), running)
         _follow(form, form.check.click(patient(showing.check), form.wanted, _check_parts(form), **_QUIET), running)
+        _compare(form, page, Comparing(desk, site, form), running)
         Endpoints(desk, site).add()
     for function in page.fns.values():
         if function.name == "_check_login_status":  # of the login button, which offers it to programs
@@ -101,6 +103,20 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     started = form.start.click(patient(pushing.start), order, _all(form), **_QUIET)
     started.then(None, js=_STARTED)
     _follow(form, started, running)
+
+
+def _compare(form: Form, page: gr.Blocks, comparing: Comparing, running: Running) -> None:
+    names: list[Block] = [form.original, form.copied]
+    shown: list[Block] = [form.likeness, form.read, form.read_message]
+    opened = page.load(patient(comparing.arrive), None, [form.choose, form.same, *names, *shown], **_QUIET)
+    triggers = [form.compare.click, form.original.submit, form.copied.submit]
+    asked = gr.on(triggers, comparing.begin, names, shown, trigger_mode="always_last", **_QUIET)
+    verdict: list[Block] = [*shown, form.compare, form.compared, form.query]
+    for chosen in (opened, asked):
+        compared = chosen.then(patient(comparing.show), names, verdict, trigger_mode="always_last", **_QUIET)
+        compared.then(None, form.query, js=_SHOW_ADDRESS)
+    parts: list[Block] = [form.same, form.read_message, form.run, form.job, form.query]
+    _follow(form, form.read.click(patient(comparing.read), form.compared, parts, **_QUIET), running)
 
 
 def _follow(form: Form, after: Dependency, running: Running) -> None:

@@ -61,6 +61,14 @@ class Form:
     jobs: gr.HTML
     facts: gr.HTML
 
+    same: gr.Column
+    original: gr.Textbox
+    copied: gr.Textbox
+    compare: gr.Button
+    likeness: gr.HTML
+    read: gr.Button
+    read_message: gr.HTML
+
     plan: gr.Column
     sizes: gr.HTML
     size_message: gr.HTML
@@ -124,6 +132,7 @@ class Form:
     stops: gr.State
     seen: gr.State
     replaced: gr.State
+    compared: gr.State
 
 
 def lay_out(on_space: bool, hero: str = "") -> Form:
@@ -135,6 +144,8 @@ def lay_out(on_space: bool, hero: str = "") -> Form:
     with _step("choose") as parts["choose"]:
         _choose(parts)
     _panel("hero", hero)
+    with _step("same", visible=False) as parts["same"]:
+        _same(parts)
     with gr.Column(visible=False, elem_id="plan", elem_classes="step") as parts["plan"]:
         _plan(parts)
     with gr.Column(visible=False, elem_id="push") as parts["push"]:
@@ -168,6 +179,7 @@ def lay_out(on_space: bool, hero: str = "") -> Form:
         "stops": gr.State(()),
         "seen": gr.State(()),
         "replaced": gr.State(("", "")),
+        "compared": gr.State(()),
     }
     return Form(**parts)
 
@@ -200,6 +212,20 @@ def _choose(parts: dict[str, Any]) -> None:
     )
     parts["jobs"] = _panel("jobs")
     parts["facts"] = _panel("facts")
+
+
+def _same(parts: dict[str, Any]) -> None:
+    _panel("same-heading", render("heading", title="Is this copy the same?"))
+    with gr.Row(elem_classes="fields"):
+        info = "owner/name, or a link to it; @name for a branch, tag or commit"
+        parts["original"] = gr.Textbox("", label="Original", info=info, max_lines=1, elem_id="original", scale=3)
+        parts["copied"] = gr.Textbox("", label="Copy", info=info, max_lines=1, elem_id="copied", scale=3)
+        parts["compare"] = gr.Button("Compare", variant="primary", size="md", elem_id="compare", scale=0, min_width=150)
+    parts["likeness"] = _panel("likeness")
+    parts["read"] = gr.Button(
+        "Read every byte of both", variant="primary", visible=False, size="md", elem_id="read", scale=0
+    )
+    parts["read_message"] = _panel("read-message")
 
 
 def _plan(parts: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from sharding.core.errors import Remedy
 from sharding.core.text import count, duration, format_bytes
+from sharding.core.values import Mismatch
 from sharding.desk import JobStatus
 from sharding.page.links import Wish, query_of
 from sharding.page.remedies import help_with, without_options
@@ -37,7 +38,8 @@ class Bar:
 
 def heading_of(status: JobStatus) -> str:
     """Return the heading of a job."""
-    return render("heading", title="Checking a result" if status.request.kind == "verify" else "Making the copy")
+    checking = "Checking a result" if status.request.of_result else "Comparing two repos"
+    return render("heading", title=checking if status.request.kind == "verify" else "Making the copy")
 
 
 def job_panel(status: JobStatus, source_link: str, link: str) -> str:
@@ -58,7 +60,7 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         finished=_runs(status),
         shards=len(status.planned.plan.shards) if status.planned else 0,
         help=help_with(status.remedy),
-        mismatches=status.verification.mismatches if status.verification and status.state == "failed" else (),
+        mismatches=_mismatches(status),
         again=_form_of(status) if status.state in ("cancelled", "failed") and not is_check else None,
         overflowing=_form_of(status, with_overflow=True) if status.remedy == _OVERFLOW else None,
         is_check=is_check,
@@ -87,13 +89,29 @@ def _headline(status: JobStatus) -> tuple[str, str]:
             return "Interrupted", f"{reason} Resume keeps the finished files and goes on from there.".strip()
         case "failed":
             text, hint = status.error or ("", "")
-            return "Failed", f"{text} {without_options(hint)}".strip()
+            return "They differ" if differs(status) else "Failed", f"{text} {without_options(hint)}".strip()
 
 
 def _phase(status: JobStatus) -> str:
     if status.progress is None:
         return "Reading the headers"
-    return _CHECKING if status.request.kind == "verify" else _PHASES[status.progress.phase]
+    is_reading = status.request.kind == "verify" and status.progress.phase != "numbers"
+    return _CHECKING if is_reading else _PHASES[status.progress.phase]
+
+
+def differs(status: JobStatus) -> bool:
+    """Return whether a job has read both repos and found a difference. Reading these commits again would not help."""
+    proof = status.verification
+    return status.request.kind == "verify" and proof is not None and not proof.identical
+
+
+def _mismatches(status: JobStatus) -> list[Mismatch]:
+    """Return the mismatches of a failed job, without those that `differences_panel` shows with their numbers."""
+    proof = status.verification
+    if proof is None or status.state != "failed":
+        return []
+    numbers = {difference.tensor for difference in proof.differences or ()}
+    return [mismatch for mismatch in proof.mismatches if mismatch.tensor not in numbers]
 
 
 def _form_of(status: JobStatus, with_overflow: bool = False) -> str:

@@ -20,11 +20,12 @@ _SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a link opens: the form filled in, a job, or the result in a repo.
+    """What a link opens: the form filled in, a job, the result in a repo, or a comparison of two repos.
 
     `goal` is a name in `page.goals`, or "".
     `repo` can name a revision ("owner/name@v2"). `sized` is false if the link gives no size, so that the one in
-    `options` is only the default. `to` is the repo to write, or "" if the page is to propose one.
+    `options` is only the default. `to` is the repo to write, or "" if the page is to propose one. `compare` is the
+    original of a comparison, `against` the copy.
     """
 
     repo: str = ""
@@ -35,6 +36,8 @@ class Wish:
     private: bool = False
     job: str = ""
     result: str = ""
+    compare: str = ""
+    against: str = ""
 
 
 def read_wish(query: Mapping[str, str]) -> Wish:
@@ -63,6 +66,8 @@ def read_wish(query: Mapping[str, str]) -> Wish:
         private=fields.get("private") == "true",
         job=fields.get("job", ""),
         result=fields.get("result", ""),
+        compare=fields.get("compare", ""),
+        against=fields.get("with", ""),
     )
 
 
@@ -71,9 +76,13 @@ def query_of(wish: Wish) -> str:
 
     >>> query_of(Wish(repo="me/model", options=Options("300MB"))), query_of(Wish(result="me/model@v2"))
     ('?repo=me/model&size=300MB', '?result=me/model@v2')
+    >>> query_of(Wish(compare="me/model", against="me/copy"))
+    '?compare=me/model&with=me/copy'
     """
     if wish.job or wish.result:
         pairs = {"job": wish.job} if wish.job else {"result": wish.result}
+    elif wish.compare or wish.against:
+        pairs = {"compare": wish.compare, "with": wish.against}
     else:
         source = wish.repo
         pairs = {"repo": source} if source else {}

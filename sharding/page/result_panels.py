@@ -35,7 +35,7 @@ def can_check(report: Report, trust: Trust) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a result is: its `repo_id`, its `page` on the Hub, its `link` to this page, and the page of its `source`."""
+    """Where a result is: its `repo_id` and `page` on the Hub, its `link` to this page, and the page of its `source`."""
 
     repo_id: str
     page: str

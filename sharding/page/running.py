@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,19 +11,17 @@ import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import MAX_WATCHERS, VIEW_SECONDS
-from sharding.core.text import unchecked_sentence
-from sharding.core.values import UNCHECKED
 from sharding.desk import Desk, JobRequest, JobStatus, destination_of
 from sharding.desk.jobs import ACTIVE
 from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.form import Form
-from sharding.page.job_panels import heading_of, job_panel
+from sharding.page.job_panels import differs, heading_of, job_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.remedies import SIGN_IN
-from sharding.page.render import render
 from sharding.page.result_panels import Places, details_panel, result_panel
+from sharding.page.same.panels import differences_panel, outcome_panel
 from sharding.page.site import Site, person
 from sharding.storage.hub.answers import Person
 from sharding.verify.trust import Trust, lowered
@@ -82,6 +81,8 @@ class Running:
                 if now.planned and not is_drawn:
                     update |= await patient(self._drawn)(now, token)
                     is_drawn = True
+                if now.state == "failed" and now.verification and now.verification.differences:
+                    update |= await patient(self._differences)(now, token)
                 yield update
             if now.state not in ACTIVE:
                 return
@@ -106,8 +107,11 @@ class Running:
             wanted = self._interrupted(job, who, token) if who and token else None
             if who is None or token is None or wanted is None:
                 raise _NOT_YOURS
-            if wanted.kind == "verify":
+            if wanted.kind == "verify" and wanted.of_result:
                 again = self._desk.submit_check(wanted.destination, who, token)
+            elif wanted.kind == "verify":
+                places = wanted.source, wanted.destination, wanted.options.variant
+                again = self._desk.submit_comparison(*places, who, token)
             else:
                 again = self._desk.submit(wanted, who, token)
         except ShardingError as error:
@@ -157,13 +161,12 @@ class Running:
             ),
             form.resume: gr.Button(
                 "Resume" if status.state == "interrupted" else "Retry",
-                visible=status.state in ("interrupted", "failed"),
+                visible=status.state in ("interrupted", "failed") and not differs(status),
             ),
         }
         if status.request.kind == "verify" and status.state == "done":
-            link = query_of(Wish(result=status.request.destination))
-            checked = render("checked", link=link, unchecked=unchecked_sentence(UNCHECKED), unreached=status.unreached)
-            return {**update, form.outcome: gr.Column(visible=True), form.result: checked, form.result_details: ""}
+            shown = {form.result: outcome_panel(status), form.result_details: ""}
+            return {**update, form.outcome: gr.Column(visible=True), **shown}
         if status.report is None or status.state != "done":
             return update  # neither words nor links of a success
         report, repo_id = status.report, status.request.destination
@@ -186,6 +189,14 @@ class Running:
         except ShardingError:
             return {}
         return {self._form.job_map: map_panel(map_of_plan(checkpoint, plan))}
+
+    def _differences(self, status: JobStatus, token: str | None) -> dict[Any, Any]:
+        """Show by how much the tensors differ that a job has compared. Only the headers name those that do not."""
+        asked, form, names = status.request, self._form, set[str]()
+        with suppress(ShardingError):
+            names = {tensor.name for tensor in self._desk.inspect(asked.destination, "", token).tensors}
+        shown = {form.result: differences_panel(status, names), form.result_details: ""}
+        return {form.outcome: gr.Column(visible=True), **shown}
 
     def _repo_page(self, source: str) -> str:
         repo_id, _, revision = source.partition("@")

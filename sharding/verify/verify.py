@@ -4,27 +4,25 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from sharding.checkpoint.documents import read_small
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import Refused, Remedy, SourceError, UsageError
+from sharding.core.errors import Refused, Remedy, UsageError
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
 from sharding.core.options import Options, TargetDtype
 from sharding.core.repo import Repo
-from sharding.core.text import count, source_name
+from sharding.core.text import count
 from sharding.core.values import UNCHECKED, Checkpoint, Verification
-from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.order import natural_key
 from sharding.planning.planned import planned
-from sharding.report.digests import Stored, parse_digests
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
 from sharding.verify.beside import compare_beside, compare_listed
 from sharding.verify.differences import compare_numbers
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
+from sharding.verify.stored_digests import stored_digests
 
 _T = TypeVar("_T")
 _WITHOUT_QUICK = "Leave out --quick to read and compare the weights."
@@ -107,7 +105,10 @@ def verify(
 
 def _compare_stored(sources: Sequence[Repo], checkpoints: Sequence[Checkpoint], meter: Meter) -> Verification:
     """Return how the digests compare that this tool has stored with both. Raises SourceError, Refused."""
-    stored = [_stored_digests(source, checkpoint) for source, checkpoint in zip(sources, checkpoints, strict=True)]
+    stored = [
+        stored_digests(source, checkpoint, MAX_REPORT_BYTES)
+        for source, checkpoint in zip(sources, checkpoints, strict=True)
+    ]
     original, copy = (side.hash for side in stored)
     if original != copy:
         message = f"The original has {original} digests and the copy has {copy} digests. They cannot be compared."
@@ -145,16 +146,3 @@ def _progress_of_both(work: Generator[Progress, None, _T], before: int, total: i
         done = min(before + passed + last, total)
         left = (total - done) / progress.bytes_per_second if progress.bytes_per_second else None
         yield replace(progress, bytes_done=done, bytes_total=total, seconds_left=left)
-
-
-def _stored_digests(source: Repo, checkpoint: Checkpoint) -> Stored:
-    name = source_name(source.ref.kind, source.ref.repo_id)
-    files = {file.path: file for file in source.files}
-    if DIGESTS_NAME not in files:
-        raise SourceError(f"{name} has no {DIGESTS_NAME}.", _WITHOUT_QUICK, _READ)
-    stored = parse_digests(read_small(source, files[DIGESTS_NAME], MAX_REPORT_BYTES), name)
-    headers = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
-    if headers != {name: (digest.dtype, digest.shape) for name, digest in stored.tensors.items()}:
-        message = f"{DIGESTS_NAME} of {name} does not describe the weights beside it."
-        raise SourceError(message, _WITHOUT_QUICK, _READ)
-    return stored

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
-ENDPOINTS = {"/inspect", "/plan", "/shard", "/status", "/result"}
+ENDPOINTS = {"/inspect", "/plan", "/shard", "/status", "/result", "/compare"}
 Connect = Callable[..., Client]
 
 
@@ -55,7 +55,7 @@ def finish(client: Client, job: str) -> dict[str, Any]:
             return status
 
 
-def test_the_endpoints_are_five_and_take_no_token(connect: Connect) -> None:
+def test_the_endpoints_are_six_and_take_no_token(connect: Connect) -> None:
     described = connect().view_api(return_format="dict", print_info=False)["named_endpoints"]  # type: ignore[index]
     assert set(described) == ENDPOINTS
     names = {parameter["parameter_name"] for endpoint in described.values() for parameter in endpoint["parameters"]}

@@ -1,0 +1,1 @@
+"""Answer "Is this copy the same?" for any two repos."""

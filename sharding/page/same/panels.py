@@ -1,0 +1,179 @@
+"""Turn what is known of a copy into panels that claim no more. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from sharding.core.text import count, unchecked_sentence
+from sharding.core.values import UNCHECKED, Difference, RepoRef
+from sharding.desk import JobStatus
+from sharding.drawing.heat import distance_of, draw_heat, level_of
+from sharding.page.links import Wish, query_of
+from sharding.page.render import render
+from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
+from sharding.verify.trust import Trust
+
+_MOST_SHOWN = 100
+"""The most rows of a table of tensors. Nobody reads more, and `diff --json` has all."""
+
+_KINDS: Mapping[Kind, str] = {
+    "missing": "only in the original",
+    "added": "only in the copy",
+    "shape": "with another shape",
+    "dtype": "with another dtype",
+    "file": "in files beside the weights",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """How far the ladder of proofs is climbed: the last step that is `reached`, and the one that `failed`, if any."""
+
+    reached: int
+    failed: int = 0
+
+
+_CLAIMED, _FITS, _READ = 1, 2, 3
+
+
+def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
+    """Return the verdict on two repos: a sentence, the ladder of proofs, and what differs."""
+    is_read = trust.level in ("made-here", "read-now")
+    was_read = trust.level == "contradicted" and likeness.verdict != "different"
+    headline = sentence_of(likeness)
+    reasons = [reason for reason in trust.reasons if reason != headline]
+    if is_read:
+        how = (
+            ""
+            if likeness.dtype == "keep"
+            else f", {'dequantized' if likeness.dequantized else 'cast'} to {likeness.dtype}"
+        )
+        headline = f"The same: all {count(likeness.tensors, 'tensor')} are identical{how}."
+    elif was_read:
+        headline = "Not the same, although names, shapes and dtypes are."
+    return render(
+        "same",
+        likeness=likeness,
+        pages=[_page(side, endpoint) for side in (likeness.original, likeness.copy)],
+        headline=headline,
+        tone="good" if is_read else "bad" if trust.level == "contradicted" else "",
+        rung=_rung(likeness, is_read, was_read),
+        facts=[*([] if is_read else _facts(likeness)), *reasons],
+        counts=_counts(likeness.mismatches),
+        rows=likeness.mismatches[:_MOST_SHOWN],
+        more=max(len(likeness.mismatches) - _MOST_SHOWN, 0),
+        command=_command(likeness),
+    )
+
+
+def outcome_panel(status: JobStatus) -> str:
+    """Return the panel of a job that has read every byte of two repos and found them identical."""
+    asked = status.request
+    comparison = query_of(Wish(compare=asked.source, against=asked.destination))
+    return render(
+        "checked",
+        link=query_of(Wish(result=asked.destination)) if asked.of_result else comparison,
+        of_result=asked.of_result,
+        unchecked=unchecked_sentence(UNCHECKED),
+        unreached=status.unreached,
+        rung=Rung(_READ),
+    )
+
+
+def differences_panel(status: JobStatus, names: Iterable[str]) -> str:
+    """Return by how much the tensors of two repos differ, for a job that has read both. `names` are all tensors."""
+    proof = status.verification
+    differences = (proof.differences if proof else None) or ()
+    worst = sorted(differences, key=lambda one: (-level_of(one), -distance_of(one), one.tensor))
+    return render(
+        "differences",
+        heat=Markup(draw_heat(names, differences)),
+        rung=Rung(_FITS if all(one.equal is not None for one in differences) else _CLAIMED, _READ),
+        headline=_headline(differences, proof.tensors if proof else 0),
+        rows=[(one, _shown(one)) for one in worst[:_MOST_SHOWN]],
+        more=max(len(worst) - _MOST_SHOWN, 0),
+        link=query_of(Wish(compare=status.request.source, against=status.request.destination)),
+    )
+
+
+def _headline(differences: Iterable[Difference], tensors: int) -> str:
+    differences = [*differences]
+    return f"{count(len(differences), 'tensor')} of {tensors:,} differ{'s' if len(differences) == 1 else ''}."
+
+
+def _shown(difference: Difference) -> dict[str, str]:
+    """Return the numbers of a row as text."""
+    numbers = {"largest": difference.largest_abs, "mean": difference.mean_abs}
+    shown = {name: "" if number is None else f"{number:.3g}" for name, number in numbers.items()}
+    shown["cosine"] = "" if difference.cosine is None else f"{difference.cosine:.6f}"
+    shown["equal"] = "" if difference.equal is None else _percent(difference.equal)
+    return shown
+
+
+def _percent(part: float) -> str:
+    """Return a share in per cent. Only all is "100%", and only none is "0%".
+
+    >>> _percent(1.0), _percent(0.99999), _percent(0.5), _percent(0.0)
+    ('100%', '99.99%', '50%', '0%')
+    """
+    if part in (0.0, 1.0):
+        return f"{100 * part:.0f}%"
+    return f"{min(max(100 * part, 0.01), 99.99):.4g}%"
+
+
+def _rung(likeness: Likeness, is_read: bool, was_read: bool) -> Rung:
+    if is_read:
+        return Rung(_READ)
+    if was_read:
+        return Rung(_FITS, _READ)
+    return Rung(_CLAIMED, _FITS) if likeness.verdict == "different" else Rung(_FITS)
+
+
+def _facts(likeness: Likeness) -> Iterable[str]:
+    if likeness.original == likeness.copy:
+        yield "Both names lead to the same commit of the same repo."
+    total = count(likeness.tensors, "tensor")
+    if likeness.verdict == "same-files":
+        yield f"The Hub states the same SHA-256 for the weight files of both. They hold {total}."
+    elif likeness.in_same_files:
+        yield f"{likeness.in_same_files:,} of {total} are in files with the same SHA-256, so their bytes are equal."
+    elif likeness.verdict == "same-structure":
+        yield f"Both have {total}. Their files are cut differently or differ, so their hashes say nothing."
+    if likeness.verdict == "converted":
+        how = f"The original is quantized ({likeness.dequantized})" if likeness.dequantized else "The dtypes differ"
+        yield f"{how}. Reading every byte converts the original to {likeness.dtype} first, and compares the results."
+    if claims := likeness.claims:
+        say = f"say that {count(len(claims.differing), 'tensor')} differ" if claims.differing else "are all equal"
+        yield (
+            f"Claimed: the digests of tensors that both repos store {say}. Whoever uploaded them may have written any "
+            "digests, so that proves nothing."
+        )
+    if likeness.variant:
+        yield f"Compared with the variant {likeness.variant} of the original."
+
+
+def _counts(mismatches: Iterable[Contrast]) -> list[str]:
+    """Return how many tensors differ in which way, such as "3 with another dtype (F32 → F16)"."""
+    kinds = Counter(one.kind for one in mismatches)
+    changes = Counter(
+        f"{one.original.partition(' ')[0]} → {one.copy.partition(' ')[0]}" for one in mismatches if one.kind == "dtype"
+    )
+    names = ", ".join(change for change, _ in changes.most_common(2))
+    return [
+        f"{kinds[kind]:,} {words}{f' ({names})' if kind == 'dtype' else ''}"
+        for kind, words in _KINDS.items()
+        if kinds[kind]
+    ]
+
+
+def _page(side: RepoRef, endpoint: str) -> str:
+    return f"{endpoint}/{side.repo_id}/tree/{side.revision}"
+
+
+def _command(likeness: Likeness) -> str:
+    sides = (f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy))
+    return " ".join(
+        ["shard-my-repo diff", *sides, *([f"--variant {likeness.variant}"] if likeness.variant else []), "--json"]
+    )

@@ -1,0 +1,266 @@
+"""Compare two checkpoints by what is known without reading weights: headers, and hashes that a Hub states. Pure.
+
+Headers say which tensors there are. They do not say which numbers these hold. A file with the SHA-256 of another file
+holds the same bytes, so the tensors in both are the same.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sharding.core.dtypes import BY_OPTION, CASTABLE
+from sharding.core.errors import SourceError, UsageError
+from sharding.core.options import TargetDtype
+from sharding.core.text import count
+from sharding.core.values import Checkpoint, RepoRef, Tensor, TensorDigest
+from sharding.planning.cast import refuse_cast
+from sharding.planning.dequantize import dequantized
+from sharding.planning.order import natural_key
+from sharding.recipes.stored import Stored
+from sharding.verify.beside import compare_listed
+from sharding.verify.digests import compare
+
+Verdict = Literal["different", "converted", "same-structure", "same-files"]
+"""What is known of a copy without reading weights.
+
+- different: it has other tensors than the original.
+- converted: it has the names and shapes of the original, cast or dequantized. The numbers are unknown.
+- same-structure: it has the names, shapes and dtypes of the original. Some numbers are unknown.
+- same-files: the Hub states for all its weight files the SHA-256 of files of the original.
+"""
+
+Kind = Literal["missing", "added", "shape", "dtype", "file"]
+"""How a tensor differs. A "file" holds weights that lie beside the checkpoint, such as an adapter."""
+
+_KEPT = "F32"
+"""A cast may leave tensors in this dtype, because their model class needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A tensor or file that differs, and the `problem` in the words of `verify`.
+
+    `original` and `copy` are its dtype and shape there, such as "F32 [2, 3]", or "" if it is missing. `note` says more.
+    """
+
+    tensor: str
+    kind: Kind
+    problem: str
+    original: str = ""
+    copy: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What the digests say that two results store. Whoever uploaded a result may have written any digests.
+
+    `equal` counts the tensors with equal digests. `differing` names the others.
+    """
+
+    equal: int
+    differing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How alike two checkpoints are, as far as it is known without reading weights.
+
+    `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy. `dequantized` says how
+    the original is quantized, if it must be dequantized for that. `tensors` counts those of the original after both.
+    `in_same_files` of them are in files with equal hashes, so their bytes are equal. `bytes` are those of the tensors
+    of both. `claims` is never a proof.
+    """
+
+    verdict: Verdict
+    original: RepoRef
+    copy: RepoRef
+    variant: str
+    dtype: TargetDtype
+    dequantized: str
+    tensors: int
+    bytes: int
+    in_same_files: int
+    mismatches: tuple[Contrast, ...]
+    unreached: tuple[str, ...]
+    claims: Claims | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the structure fits, and the bytes of some tensors are unknown."""
+        return self.verdict in ("converted", "same-structure")
+
+    @property
+    def have_common(self) -> bool:
+        """Whether both have tensors of the same name, so that there are bytes to compare."""
+        return sum(one.kind == "missing" for one in self.mismatches) < self.tensors
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A way to read the original: as it is, cast, or dequantized and cast."""
+
+    tensors: Mapping[str, Tensor]
+    dtype: TargetDtype = "keep"
+    dequantized: str = ""
+
+
+def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
+    """Return how alike two checkpoints are. If the copy differs, the reading with the fewest differences counts."""
+    now = {tensor.name: tensor for tensor in copy.tensors}
+    readings = [(reading, _contrasts(reading, now)) for reading in _readings(original, now)]
+    reading, contrasts = min(readings, key=lambda pair: len(pair[1]))
+    same = 0 if reading.dtype != "keep" else _in_same_files(original, copy)
+    beside, are_known = _beside(original, copy)
+    if contrasts or beside:
+        verdict: Verdict = "different"
+    elif reading.dtype != "keep":
+        verdict = "converted"
+    else:
+        verdict = "same-files" if same == len(reading.tensors) and are_known else "same-structure"
+    return Likeness(
+        verdict=verdict,
+        original=original.source,
+        copy=copy.source,
+        variant=original.variant,
+        dtype=reading.dtype,
+        dequantized=reading.dequantized,
+        tensors=len(reading.tensors),
+        bytes=original.total_bytes + copy.total_bytes,
+        in_same_files=same,
+        mismatches=(*contrasts, *beside),
+        unreached=tuple(dict.fromkeys((*original.unreached, *copy.unreached))),
+    )
+
+
+def sentence_of(likeness: Likeness) -> str:
+    """Return what is known in one or two sentences, which claim no more."""
+    match likeness.verdict:
+        case "different":
+            if not likeness.have_common:
+                return "These are different models: no tensor of one is in the other."
+            number = count(len(likeness.mismatches), "tensor")
+            return f"Not the same: the copy differs from the original in {number}."
+        case "converted":
+            how = "dequantized" if likeness.dequantized else "cast"
+            return f"Same names and shapes, {how} to {likeness.dtype}. Bytes not checked yet."
+        case "same-structure":
+            return "Same names, shapes and dtypes. Bytes not checked yet."
+        case "same-files":
+            return "The same files, by the hashes that the Hub states. Bytes not read yet."
+
+
+def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDigest]) -> Claims:
+    """Return how the stored digests of two checkpoints with the same structure compare."""
+    differing = tuple(mismatch.tensor for mismatch in compare(original, copy))
+    return Claims(len(original) - len(differing), differing)
+
+
+def _readings(original: Checkpoint, copy: Mapping[str, Tensor]) -> Iterator[_Reading]:
+    """Yield the original as it is, and as a cast to the dtype of the copy if it can be cast."""
+    yield _Reading({tensor.name: tensor for tensor in original.tensors})
+    target = _target(copy.values())
+    if target is None:
+        return
+    try:
+        refuse_cast(original)
+        after = original
+    except SourceError:
+        try:
+            after = dequantized(original)
+        except (SourceError, UsageError):
+            return
+    reading = _Reading({tensor.name: tensor for tensor in after.tensors}, target, after.dequantized)
+    name = BY_OPTION[target].name
+    is_cast = any(_was_cast(tensor, copy.get(tensor.name), name) for tensor in after.tensors)
+    if is_cast or after.dequantized:
+        yield reading
+
+
+def _was_cast(was: Tensor, now: Tensor | None, dtype: str) -> bool:
+    return now is not None and was.dtype in CASTABLE and was.dtype != dtype == now.dtype
+
+
+def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
+    """Return the dtype to which all of `tensors` may have been cast, None if there is none."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor.dtype in CASTABLE}
+    targets: list[TargetDtype] = [option for option, dtype in BY_OPTION.items() if dtypes <= {dtype.name, _KEPT}]  # type: ignore[misc]
+    exact = [option for option in targets if BY_OPTION[option].name in dtypes]
+    return min(exact, key=lambda option: BY_OPTION[option].name == _KEPT, default=None)
+
+
+def _contrasts(reading: _Reading, copy: Mapping[str, Tensor]) -> list[Contrast]:
+    """Return the tensors in which `copy` differs from the original that is read like this, in natural order."""
+    expected = {
+        tensor.name: _expected(tensor, copy.get(tensor.name), reading.dtype) for tensor in reading.tensors.values()
+    }
+    there = {tensor.name: TensorDigest(tensor.dtype, tensor.shape, "") for tensor in copy.values()}
+    mismatches = sorted(compare(expected, there), key=lambda mismatch: natural_key(mismatch.tensor))
+    if not mismatches:
+        return []
+    places = [_by_place(side.values(), other) for side, other in ((reading.tensors, copy), (copy, reading.tensors))]
+    found = []
+    for mismatch in mismatches:
+        was, now = reading.tensors.get(mismatch.tensor), copy.get(mismatch.tensor)
+        kind: Kind = "shape"
+        if was is None or now is None:
+            kind = "missing" if was else "added"
+        elif was.shape == now.shape:
+            kind = "dtype"
+        note = _tied(was, places[0]) if was and not now else _tied(now, places[1]) if now and not was else ""
+        found.append(Contrast(mismatch.tensor, kind, mismatch.problem, _form(was), _form(now), note))
+    return found
+
+
+def _expected(tensor: Tensor, now: Tensor | None, dtype: TargetDtype) -> TensorDigest:
+    """Return what the copy should have for `tensor`. A cast to `dtype` may leave it in fp32."""
+    after = tensor.dtype
+    if dtype != "keep" and after in CASTABLE:
+        target = BY_OPTION[dtype].name
+        after = _KEPT if now and now.dtype == _KEPT and tensor.dtype != target else target
+    return TensorDigest(after, tensor.shape, "")
+
+
+def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[Stored, str]:
+    """Return the names of the tensors that are also in `common`, by the place of their bytes."""
+    return {
+        tensor.recipe: tensor.name
+        for tensor in tensors
+        if tensor.name in common and isinstance(tensor.recipe, Stored) and tensor.bytes
+    }
+
+
+def _tied(tensor: Tensor, places: Mapping[Stored, str]) -> str:
+    other = places.get(tensor.recipe) if isinstance(tensor.recipe, Stored) else None
+    return f"tied: its bytes are those of {other}, which both have" if other else ""
+
+
+def _form(tensor: Tensor | None) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}" if tensor else ""
+
+
+def _in_same_files(original: Checkpoint, copy: Checkpoint) -> int:
+    """Return how many tensors of the original are in a file whose SHA-256 is that of their file in the copy.
+
+    They must lie at the same place in it.
+    """
+    was, now = _evidence(original), _evidence(copy)
+    return sum(now.get(name) == place for name, place in was.items())
+
+
+def _evidence(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:
+    """Return the SHA-256 of its file and the range in it, for each tensor that is stored in one file with a hash."""
+    hashes = {(file.source, file.at): file.sha256 for file in checkpoint.weight_files}
+    found = {}
+    for tensor in checkpoint.tensors:
+        recipe = tensor.recipe
+        if isinstance(recipe, Stored) and (sha256 := hashes.get((recipe.source, recipe.file))):
+            found[tensor.name] = sha256, recipe.start_byte, recipe.end_byte
+    return found
+
+
+def _beside(original: Checkpoint, copy: Checkpoint) -> tuple[list[Contrast], bool]:
+    """Return the weight files beside both that differ, and whether the hashes of all others are known to be equal."""
+    mismatches, (ours, theirs) = compare_listed((original, copy))
+    are_known = all(file.sha256 and file.sha256 == theirs[path].sha256 for path, file in ours.items())
+    return [Contrast(mismatch.tensor, "file", mismatch.problem) for mismatch in mismatches], are_known

@@ -1,0 +1,210 @@
+"""Any two repos compared at a desk: without reading weights, by reading every byte, and by what it remembers."""
+
+import json
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from sharding import job
+from sharding.core.errors import Refused, SourceError
+from sharding.core.options import Options
+from sharding.desk import Desk, JobRequest, Settings
+from sharding.verify.structure import Claims
+from tests.conftest import random_tensors, write_checkpoint
+from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push
+from tests.hubs import download, propose
+from tests.inhouse import InHouse
+from tests.localhub.conftest import Server
+
+
+@pytest.fixture
+def same(hub: Server, small: str, name: str, tmp_path: Path) -> str:
+    """The same files in another repo."""
+    return push(hub, download(hub, small, tmp_path / "same"), f"{name}-same")
+
+
+@pytest.fixture
+def cut(hub: Server, small: str, name: str) -> str:
+    """A sharded copy that no desk has made."""
+    *_, _ = job.shard(small, f"{name}-cut", "70kB", endpoint=hub.address, token=ALICE)
+    return f"{name}-cut"
+
+
+def changed(hub: Server, small: str, name: str, folder: Path) -> str:
+    """A copy with two tensors of other numbers."""
+    download(hub, small, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["layers.3.weight"] = tensors["layers.3.weight"] * np.float32(1.5)
+    tensors["layers.7.weight"] = tensors["layers.7.weight"][::-1].copy()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return push(hub, folder, f"{name}-changed")
+
+
+def test_equal_files_are_known_by_the_hashes_that_the_hub_states(desk: Desk, small: str, same: str) -> None:
+    likeness, trust = desk.compare(small, same, None)
+    assert (likeness.verdict, trust.level) == ("same-files", "fits")
+    assert likeness.original.repo_id == small and likeness.copy.repo_id == same
+
+
+def test_a_sharded_copy_fits_until_every_byte_is_read(desk: Desk, settings: Settings, small: str, cut: str) -> None:
+    likeness, trust = desk.compare(small, cut, None)
+    assert (likeness.verdict, trust.level) == ("same-structure", "fits")
+    done = end(desk, desk.submit_comparison(small, cut, "", *AS_ALICE))
+    assert (done.state, done.error, done.request.of_result) == ("done", None, False)
+    assert desk.compare(small, cut, None)[1].level == "read-now"
+    # The other way round, nobody has read them.
+    assert desk.compare(cut, small, None)[1].level == "fits"
+    desk.close()
+    with Desk(settings) as later:
+        assert later.compare(small, cut, BOB)[1].level == "read-now"
+
+
+def test_a_job_says_by_how_much_tensors_differ(desk: Desk, hub: Server, small: str, name: str, tmp_path: Path) -> None:
+    copy = changed(hub, small, name, tmp_path / "copy")
+    assert desk.compare(small, copy, None)[1].level == "fits"
+    failed = end(desk, desk.submit_comparison(small, copy, "", *AS_ALICE))
+    assert failed.state == "failed" and failed.verification and failed.error
+    assert failed.error[0].startswith("The copy differs from the original in 2 tensors.")
+    differences = failed.verification.differences
+    assert differences and [one.tensor for one in differences] == ["layers.3.weight", "layers.7.weight"]
+    assert differences[0].cosine == pytest.approx(1) and differences[0].equal == 0
+    likeness, trust = desk.compare(small, copy, None)
+    assert (likeness.verdict, trust.level) == ("same-structure", "contradicted")
+    assert failed.error[0] in trust.reasons
+    *_, last = job.verify(small, copy, numeric=True, endpoint=hub.address)
+    assert last.verification.differences == differences  # type: ignore[union-attr]
+
+
+def test_a_cast_is_read_as_a_cast(desk: Desk, hub: Server, small: str, name: str, tmp_path: Path) -> None:
+    folder = download(hub, small, tmp_path / "plain")
+    (folder / "config.json").unlink()  # nothing for transformers to be asked about
+    source, cast = push(hub, folder, f"{name}-plain"), f"{name}-fp16"
+    *_, _ = job.shard(source, cast, Options("70kB", dtype="fp16"), endpoint=hub.address, token=ALICE)
+    likeness, trust = desk.compare(source, cast, None)
+    assert (likeness.verdict, likeness.dtype, trust.level) == ("converted", "fp16", "fits")
+    done = end(desk, desk.submit_comparison(source, cast, "", *AS_ALICE))
+    assert (done.state, done.request.options.dtype) == ("done", "fp16")
+    assert desk.compare(source, cast, None)[1].level == "read-now"
+
+
+def test_a_variant_is_compared_by_its_name(desk: Desk, hub: Server, variants: str, name: str) -> None:
+    *_, _ = job.shard(variants, name, Options("9kB", variant="fp16"), endpoint=hub.address, token=ALICE)
+    likeness, _ = desk.compare(variants, name, None, variant="fp16")
+    assert (likeness.verdict, likeness.variant) == ("same-structure", "fp16")
+    assert desk.compare(variants, name, None)[0].verdict == "converted"  # of the plain weights
+    done = end(desk, desk.submit_comparison(variants, name, "fp16", *AS_ALICE))
+    assert (done.state, done.request.options.variant) == ("done", "fp16")
+    assert desk.compare(variants, name, None, variant="fp16")[1].level == "read-now"
+    assert desk.compare(variants, name, None)[1].level == "fits"
+
+
+def test_what_was_made_here_is_known(desk: Desk, small: str, name: str) -> None:
+    assert end(desk, desk.submit(JobRequest(small, name, Options("70kB")), *AS_ALICE)).state == "done"
+    assert desk.compare(small, name, None)[1].level == "made-here"
+
+
+def test_stored_digests_are_a_claim_and_a_forged_one_lifts_nothing(
+    desk: Desk, hub: Server, small: str, cut: str, name: str, tmp_path: Path
+) -> None:
+    *_, _ = job.shard(small, f"{name}-other", "50kB", endpoint=hub.address, token=ALICE)
+    likeness, trust = desk.compare(cut, f"{name}-other", None)
+    assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", Claims(14, ()), "fits")
+    # Other numbers, beside the digests and the report of the true ones.
+    folder = download(hub, cut, tmp_path / "forged")
+    for path in folder.glob("*.safetensors"):
+        save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+    forged = push(hub, folder, f"{name}-forged")
+    likeness, trust = desk.compare(cut, forged, None)
+    assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", Claims(14, ()), "fits")
+    assert end(desk, desk.submit_comparison(cut, forged, "", *AS_ALICE)).state == "failed"
+    assert desk.compare(cut, forged, None)[1].level == "contradicted"
+
+
+@pytest.mark.parametrize(
+    "text", [b"{", b"[]", b'{"schema": 1, "plan_id": "", "shards": {}, "tensors": {}}', b"[" * 1_000_001]
+)
+def test_digests_that_describe_nothing_here_are_no_claim(
+    text: bytes, desk: Desk, hub: Server, small: str, cut: str, name: str, tmp_path: Path
+) -> None:
+    folder = download(hub, cut, tmp_path / "odd")
+    (folder / "sharding_digests.json").write_bytes(text)
+    (folder / "more.txt").write_bytes(blake2b(text).digest())
+    odd = push(hub, folder, f"{name}-odd-{len(text)}")
+    likeness, trust = desk.compare(small, odd, None)
+    assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", None, "fits")
+    likeness, _ = desk.compare(cut, odd, None)
+    assert likeness.claims is None
+
+
+def test_a_private_repo_of_somebody_else_is_as_one_that_does_not_exist(
+    desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
+) -> None:
+    private = push(hub, download(hub, small, tmp_path / "private"), f"{name}-private", private=True)
+    assert desk.compare(small, private, ALICE)[0].verdict == "same-files"  # which the desk now remembers
+    for token in (None, BOB):
+        for pair in ((small, private), (private, small)):
+            with pytest.raises(SourceError) as hidden:
+                desk.compare(*pair, token)
+            with pytest.raises(SourceError) as missing:
+                desk.compare(*(f"{name}-absent" if repo == private else repo for repo in pair), token)
+            assert hidden.value.message.replace(private, f"{name}-absent") == missing.value.message
+            assert hidden.value.hint == missing.value.hint
+    with pytest.raises(SourceError):
+        desk.submit_comparison(small, private, "", *AS_BOB)
+    assert desk.queue_length == 0
+
+
+def test_the_claims_of_a_private_repo_are_for_those_who_may_read_it(
+    desk: Desk, hub: Server, small: str, cut: str, name: str
+) -> None:
+    *_, _ = job.shard(small, f"{name}-own", "50kB", private=True, endpoint=hub.address, token=ALICE)
+    assert desk.compare(cut, f"{name}-own", ALICE)[0].claims == Claims(14, ())
+    for token in (None, BOB):
+        with pytest.raises(SourceError):
+            desk.compare(cut, f"{name}-own", token)
+
+
+def test_a_gated_repo_is_named_and_its_weights_are_not_compared(
+    desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
+) -> None:
+    gated = push(hub, download(hub, small, tmp_path / "gated"), f"{name}-gated")
+    hub.api(ALICE).update_repo_settings(gated, gated="auto")
+    with pytest.raises(SourceError, match="gated"):
+        desk.compare(small, gated, None)
+    assert desk.compare(small, gated, ALICE)[0].verdict == "same-files"
+
+
+def test_weights_of_a_pull_request_are_never_the_repos_own(
+    desk: Desk, hub: Server, small: str, name: str, tmp_path: Path
+) -> None:
+    other = write_checkpoint(tmp_path / "other", {"model.safetensors": random_tensors(seed=5)}, False)
+    place = f"{small}@{propose(hub, other, small)}"
+    copy = push(hub, other, f"{name}-of-it")
+    likeness, trust = desk.compare(place, copy, None)
+    assert (likeness.verdict, trust.level) == ("same-files", "unreached")
+    assert end(desk, desk.submit_comparison(place, copy, "", *AS_ALICE)).state == "done"
+    assert desk.compare(place, copy, None)[1].level == "unreached"
+
+
+def test_a_comparison_is_a_job_like_others(
+    desk: Desk, settings: Settings, hub: InHouse, large: str, small: str
+) -> None:
+    job_id = desk.submit_comparison(large, large, "", *AS_ALICE)
+    with pytest.raises(Refused, match="You have a job here already"):
+        desk.submit_comparison(small, small, "", *AS_ALICE)
+    assert desk.status(job_id, "bob") is None
+    assert end(desk, job_id).state == "done"
+    with Desk(Settings(settings.folder.parent / "limited", hub.address, max_job_bytes=1000)) as limited:
+        with pytest.raises(Refused, match="This shared machine accepts up to"):
+            limited.submit_comparison(small, small, "", *AS_ALICE)
+        assert limited.compare(small, small, None)[0].verdict == "same-files"
+
+
+def test_the_record_on_disk_is_read_back(settings: Settings, desk: Desk, small: str, same: str) -> None:
+    job_id = desk.submit_comparison(small, same, "", *AS_ALICE)
+    end(desk, job_id)
+    kept = json.loads((settings.folder / job_id.split("/")[0] / "job.json").read_text())
+    assert (kept["request"]["kind"], kept["request"]["of_result"]) == ("verify", False)

@@ -1,0 +1,286 @@
+""" "Is this copy the same?" for any two repos: in a real browser, over HTTP, and as panels."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page, expect
+from safetensors.numpy import load_file, save_file
+
+from sharding.core.values import Difference, RepoRef, Verification
+from sharding.desk.history import History, status_of
+from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.page.links import Wish, query_of, read_wish
+from sharding.page.same.panels import differences_panel, likeness_panel
+from sharding.verify.structure import Claims, Contrast, Likeness, Verdict, sentence_of
+from sharding.verify.trust import Level, Trust
+from tests.conftest import random_tensors, write_checkpoint
+from tests.hubs import download
+from tests.localhub.conftest import Server
+from tests.page.conftest import Site, become, call, copy_name, push
+from tests.page.test_for_everybody import axe, fits, in_theme, tab_to, violations
+from tests.page.test_rendering import EVIL, Tags
+
+Visit = Callable[..., Page]
+LONG_NAME = "model.layers.0." + "a-part-with-a-long-name." * 8 + "weight"
+
+
+@pytest.fixture(scope="module")
+def tuned(hub: Server, small: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A copy of `small` with other numbers in two tensors."""
+    folder = download(hub, small, tmp_path_factory.mktemp("in") / "tuned")
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name in {"layers.2.weight", "layers.9.weight"} & tensors.keys():
+            tensors[name] = tensors[name] + np.float32(0.5)
+        save_file(tensors, path, metadata={"format": "pt"})
+    return push(hub, folder, "bob/tuned")
+
+
+@pytest.fixture(scope="module")
+def other(hub: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A repo that differs from `small` in each way, with long names in it and in its own name."""
+    tensors = random_tensors()
+    tensors[LONG_NAME] = tensors.pop("layers.11.weight")
+    tensors["layers.2.weight"] = tensors["layers.2.weight"][:7]
+    tensors["norm.steps"] = tensors["norm.steps"].astype(np.int32)
+    folder = write_checkpoint(tmp_path_factory.mktemp("in") / "other", {"model.safetensors": tensors}, False)
+    return push(hub, folder, "bob/a-copy-with-a-name-that-is-as-long-as-names-of-repos-get-in-real-life-2026-11")
+
+
+def verdict(page: Page) -> Any:
+    return expect(page.locator("#likeness [role=status]"))
+
+
+def field(page: Page, name: str) -> Locator:
+    return page.locator(f"#{name} :is(input, textarea)")
+
+
+def compare(site: Site, *names: str, token: str = "", variant: str = "") -> tuple[str, dict[str, Any]]:
+    """Call the endpoint as anybody could; return what it said, and its answer if there is one."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    _, said = call(site, "compare", [*names, variant], headers)
+    answer = json.loads(said.partition("data: ")[2].partition("\n")[0])
+    return said, answer[0] if "event: complete" in said else {}
+
+
+def test_a_visitor_who_is_not_signed_in_gets_a_verdict_and_is_offered_to_read(
+    space: Site, visit: Visit, small: str, genuine: str
+) -> None:
+    page = visit(space, "?goal=is-this-copy-the-same")
+    expect(page.locator("#choose")).to_have_count(0)
+    tab_to(page, "Original")
+    page.keyboard.type(small)
+    tab_to(page, "Copy")
+    page.keyboard.type(genuine)
+    page.keyboard.press("Enter")
+    verdict(page).to_have_text("Same names, shapes and dtypes. Bytes not checked yet.")
+    assert page.locator("#likeness .good").count() == 0
+    expect(page.locator(".ladder .reached")).to_have_count(2)
+    expect(page.locator("#read")).to_be_disabled()
+    expect(page.locator("#read-message")).to_contain_text("needs a login")
+    expect(page).to_have_url(re.compile(f"\\?compare={small}&with={genuine}$"))
+    become(page, space, "alice")
+    verdict(page).to_contain_text("Bytes not checked yet")
+    expect(page.locator("#read")).to_be_enabled()
+
+
+def test_a_link_compares_and_back_leads_to_it_from_the_job_that_read_every_byte(
+    home: Site, visit: Visit, small: str, tuned: str
+) -> None:
+    page = visit(home, f"?compare={small}&with={tuned}")
+    verdict(page).to_contain_text("Bytes not checked yet")
+    tab_to(page, "Read every byte of both")
+    page.keyboard.press("Enter")
+    expect(page.locator("#progress .state")).to_have_text("They differ")
+    expect(page.locator("#same")).to_have_count(0)
+    outcome = page.locator("#outcome")
+    expect(outcome.locator(".state")).to_have_text("2 tensors of 14 differ.")
+    rows = outcome.get_by_role("rowheader")
+    assert sorted(rows.all_inner_texts()) == ["layers.2.weight", "layers.9.weight"]
+    expect(outcome.locator("tbody")).to_contain_text("0.5")
+    heat = outcome.locator("svg.heat")
+    expect(heat.locator("title").first).to_have_text("By how much the layers differ: 2 tensors of 14")
+    assert heat.locator("rect:not([rx]):not(.h0)").count() == 2
+    fills = {heat.locator(f"rect.h{level}").last.evaluate("(it) => getComputedStyle(it).fill") for level in range(5)}
+    assert len(fills) == 5
+    expect(page.locator("#resume")).to_have_count(0)
+    assert not page.complaints  # type: ignore[attr-defined]
+    page.go_back()
+    page.complaints.clear()  # type: ignore[attr-defined]  # a page that is left says that its stream broke off
+    verdict(page).to_have_text("Not the same, although names, shapes and dtypes are.")
+    expect(page).to_have_url(re.compile(r"\?compare="))
+    expect(page.locator("#likeness .bad")).to_have_count(1)
+
+
+def test_what_was_read_and_is_the_same_is_green_from_then_on(
+    home: Site, visit: Visit, small: str, hub: Server, tmp_path: Path
+) -> None:
+    copy = push(hub, download(hub, small, tmp_path / "copy"), f"bob/{copy_name('same')}")
+    page = visit(home, f"?compare={small}&with={copy}")
+    verdict(page).to_have_text("The same files, by the hashes that the Hub states. Bytes not read yet.")
+    assert page.locator("#likeness .good").count() == 0
+    page.locator("#read").click()
+    expect(page.locator("#outcome")).to_contain_text("Every tensor is identical.")
+    expect(page.locator("#outcome .ladder .reached")).to_have_count(3)
+    page.get_by_role("link", name="Show the comparison").click()
+    verdict(page).to_have_text("The same: all 14 tensors are identical.")
+    expect(page.locator("#likeness .good")).to_have_count(1)
+    expect(page.locator("#likeness")).to_contain_text("Not checked: code, configuration")
+    expect(page.locator("#read")).to_have_count(0)
+
+
+def test_what_differs_is_named_and_fits_a_phone_in_both_themes(
+    home: Site, visit: Visit, small: str, other: str
+) -> None:
+    page = visit(home, f"?compare={small}&with={other}")
+    verdict(page).to_have_text("Not the same: the copy differs from the original in 4 tensors.")
+    counts = "1 only in the original", "1 only in the copy", "1 with another shape", "1 with another dtype (I64 → I32)"
+    assert tuple(page.locator(".counts li").all_inner_texts()) == counts
+    cells = [row.inner_text().split("\t") for row in page.locator("#likeness tbody tr").all()]
+    assert ["layers.2.weight", "F32 [5000]", "F32 [7]"] in cells and [LONG_NAME, "—", "F32 [5000]"] in cells
+    for theme in ("light", "dark"):
+        in_theme(page, theme)  # type: ignore[arg-type]
+        for width in (360, 390, 1440):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert fits(page)
+            table = page.locator("#likeness .scroll")
+            assert table.evaluate("(it) => it.scrollWidth <= it.clientWidth"), width
+    assert not page.complaints  # type: ignore[attr-defined]
+
+
+def test_axe_finds_no_serious_violation(home: Site, visit: Visit, small: str, other: str) -> None:
+    script = axe()
+    page = visit(home, f"?compare={small}&with={other}")
+    verdict(page).to_contain_text("Not the same")
+    for theme in ("light", "dark"):
+        in_theme(page, theme)  # type: ignore[arg-type]
+        assert violations(page, script) == []
+    page.locator("#read").click()
+    page.locator("#outcome svg.heat").wait_for()
+    assert violations(page, script) == []
+
+
+def test_two_names_are_needed_and_an_error_stands_where_the_verdict_would(home: Site, visit: Visit, small: str) -> None:
+    page = visit(home, f"?compare={small}")
+    expect(field(page, "original")).to_have_value(small)
+    expect(page.locator("#likeness")).to_contain_text("Name the original and the copy.")
+    field(page, "copied").fill("bob/nothing-here")
+    page.locator("#compare").click()
+    expect(page.locator("#likeness").get_by_role("alert")).to_contain_text("bob/nothing-here does not exist")
+    assert page.locator("#read").count() == 0
+    field(page, "copied").fill("<img src=x onerror=\"document.title='owned'\">")
+    field(page, "copied").press("Enter")
+    expect(page.locator("#likeness").get_by_role("alert")).to_contain_text("<img")
+    assert page.locator("#likeness img").count() == 0 and page.title() == "Shard My Repo"
+
+
+def test_a_program_gets_every_difference_without_a_login(space: Site, small: str, genuine: str, other: str) -> None:
+    _, answer = compare(space, small, genuine)
+    assert (answer["verdict"], answer["mismatches"], answer["in_same_files"]) == ("same-structure", [], 0)
+    assert (answer["trust"]["level"], answer["original"]["repo_id"], answer["tensors"]) == ("fits", small, 14)
+    _, answer = compare(space, small, other)
+    assert answer["verdict"] == "different" and answer["trust"]["level"] == "contradicted"
+    assert {one["tensor"]: one["problem"] for one in answer["mismatches"]} == {
+        "layers.2.weight": "it is F32 [7] and should be F32 [5000]",
+        "layers.11.weight": "it is missing",
+        "norm.steps": "it is I32 [7] and should be I64 [7]",
+        LONG_NAME: "it is not in the original",
+    }
+    said, _ = compare(space, small, 5)  # type: ignore[arg-type]
+    assert "event: error" in said and "must be text" in said
+
+
+def test_a_variant_is_compared_by_its_name_over_http(space: Site, variants: str) -> None:
+    assert compare(space, variants, variants)[1]["verdict"] == "same-files"
+    answer = compare(space, variants, variants, variant="fp16")[1]
+    assert (answer["verdict"], answer["dtype"], answer["variant"]) == ("converted", "fp32", "fp16")
+
+
+def test_private_and_gated_repos_are_for_those_who_may_read_them(
+    space: Site, hub: Server, small: str, gated: str, tmp_path: Path
+) -> None:
+    private = f"bob/{copy_name('private')}"
+    hub.api("hf_bob").create_repo(private, private=True)
+    hub.api("hf_bob").upload_folder(repo_id=private, folder_path=download(hub, small, tmp_path / "private"))
+    assert compare(space, small, private, token="hf_bob")[1]["verdict"] == "same-files"
+    for token in ("", "hf_alice"):  # the Space has a secret HF_TOKEN of alice
+        for names in ((small, private), (private, small)):
+            hidden, missing = (
+                compare(space, *(name.replace(private, shown) for name in names), token=token)[0]
+                for shown in (private, f"{private}-absent")
+            )
+            assert "event: error" in hidden and hidden.replace(private, f"{private}-absent") == missing
+    said, _ = compare(space, small, gated)
+    assert "event: error" in said and "gated" in said
+    assert compare(space, small, gated, token="hf_bob")[1]["tensors"] == 14
+
+
+def test_a_link_to_a_comparison_is_read_back() -> None:
+    wish = Wish(compare="a/b@v1", against="c/d")
+    assert query_of(wish) == "?compare=a/b@v1&with=c/d"
+    assert read_wish({"compare": "a/b@v1", "with": "c/d"}) == Wish(compare="a/b@v1", against="c/d", sized=False)
+
+
+# --- Panels, without a browser
+
+
+def likeness(verdict: Verdict = "same-structure", **more: Any) -> Likeness:
+    sides = RepoRef("hub", "a/b", "1" * 40), RepoRef("hub", "c/d", "2" * 40)
+    values = {"variant": "", "dtype": "keep", "dequantized": "", "tensors": 500, "bytes": 10, "in_same_files": 0}
+    return Likeness(verdict, *sides, **{**values, "mismatches": (), "unreached": (), **more})
+
+
+def panel(of: Likeness, level: Level = "fits", *reasons: str) -> str:
+    return likeness_panel(of, Trust(level, (sentence_of(of), *reasons)), "http://hub")
+
+
+@pytest.mark.parametrize("verdict", ["different", "converted", "same-structure", "same-files"])
+@pytest.mark.parametrize("level", ["fits", "unreached", "contradicted", "claims"])
+def test_only_what_this_page_has_read_is_green(verdict: Verdict, level: Level) -> None:
+    claimed = likeness(verdict, claims=Claims(500, ()), in_same_files=500 if verdict == "same-files" else 0)
+    html = panel(claimed, level)
+    assert "good" not in html and html.count('class="reached"') <= 2
+
+
+@pytest.mark.parametrize("level", ["made-here", "read-now"])
+def test_what_it_has_read_is_green_and_the_whole_ladder_is_lit(level: Level) -> None:
+    html = panel(likeness(), level)
+    assert "good" in html and html.count('class="reached"') == 3
+    assert "The same: all 500 tensors are identical." in html
+
+
+def test_stored_digests_are_called_a_claim() -> None:
+    assert "are all equal" in panel(likeness(claims=Claims(500, ()))) and "proves nothing" in panel(
+        likeness(claims=Claims(500, ()))
+    )
+    assert "say that 2 tensors differ" in panel(likeness(claims=Claims(498, ("a", "b"))))
+
+
+def test_thousands_of_differences_are_counted_and_names_are_text() -> None:
+    mismatches = tuple(Contrast(f"{EVIL}{n}", "dtype", EVIL, f"{EVIL} [1]", f"{EVIL} [1]", EVIL) for n in range(3000))
+    html = panel(likeness("different", mismatches=mismatches), "contradicted", EVIL)
+    tags = Tags(html)
+    assert tags.seen.count("tr") == 102 and "and 2,900 more" in tags.text
+    assert not {"img", "script"} & set(tags.seen) and "<img src=x" in tags.text
+    assert "shard-my-repo diff a/b@1111" in tags.text
+
+
+def test_a_reading_with_thousands_of_differences_shows_the_strongest() -> None:
+    differences = tuple(Difference(f"layers.{n}.{EVIL}", 0.5, 0.1, n / 3000, 0.25) for n in range(3000))
+    gone = (Difference("gone", note="only in the first"),)
+    proof = Verification(3001, 10, 1.0, "", (), differences=(*differences, *gone))
+    history = History()
+    history.verification = proof
+    record = JobRecord("x", "alice", JobRequest("a/b@1", "c/d@2", kind="verify"), 10, 0.0, "failed")
+    html = differences_panel(status_of(record, history), ["layers.0.other.weight"])
+    tags = Tags(html)
+    assert tags.seen.count("tr") == 102 and "and 2,901 more" in tags.text
+    assert not {"img", "script"} & set(tags.seen)
+    shown = re.findall(r"layers\.(\d+)\.<img", tags.text.split("strongest first")[1])
+    assert shown[:3] == ["0", "1", "2"] and "only in the first" in tags.text
+    assert "?compare=a/b@1&amp;with=c/d@2" in html

@@ -1,0 +1,220 @@
+"""What is known of a copy without reading weights, and what is not."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sharding import job
+from sharding.core.events import Verified
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, TensorDigest, Verification
+from sharding.verify.structure import Claims, Contrast, Likeness, claims_of, compare_structure, sentence_of
+from tests import quantized
+from tests.conftest import random_tensors, write_checkpoint
+
+Tensors = Mapping[str, np.ndarray]
+
+
+def stated(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, with the hashes that a Hub would state."""
+    checkpoint = job.inspect(str(folder))
+    hashed = tuple(
+        replace(file, sha256=sha256((folder / file.path).read_bytes()).hexdigest()) for file in checkpoint.weight_files
+    )
+    return replace(checkpoint, weight_files=hashed)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Checkpoint]:
+    """Write a checkpoint with these tensors, in these files."""
+
+    def write(name: str, tensors: Tensors, files: int = 1) -> Checkpoint:
+        names = list(tensors)
+        parts = {
+            f"model-{n + 1:05}-of-{files:05}.safetensors": {name: tensors[name] for name in names[n::files]}
+            for n in range(files)
+        }
+        write_checkpoint(tmp_path / name, parts if files > 1 else {"model.safetensors": tensors}, files > 1)
+        return stated(tmp_path / name)
+
+    return write
+
+
+@pytest.fixture
+def original(write: Callable[..., Checkpoint]) -> Checkpoint:
+    return write("original", random_tensors())
+
+
+def verified(original: Path, copy: Path, **options: str) -> Verification:
+    *_, last = job.verify(str(original), str(copy), **options)  # type: ignore[arg-type]
+    assert isinstance(last, Verified)
+    return last.verification
+
+
+def test_equal_files_are_the_same_by_their_hashes(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
+    likeness = compare_structure(original, write("copy", random_tensors()))
+    assert (likeness.verdict, likeness.in_same_files, likeness.tensors) == ("same-files", 14, 14)
+    assert likeness.mismatches == () and "Bytes not read" in sentence_of(likeness)
+
+
+def test_files_without_a_hash_prove_nothing(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
+    copy = write("copy", random_tensors())
+    unstated = tuple(replace(file, sha256=None) for file in copy.weight_files)
+    for one, other in ((original, replace(copy, weight_files=unstated)), (replace(copy, weight_files=unstated),) * 2):
+        likeness = compare_structure(one, other)
+        assert (likeness.verdict, likeness.in_same_files) == ("same-structure", 0)
+
+
+def test_a_sharded_copy_has_the_structure_and_its_numbers_are_unknown(
+    original: Checkpoint, write: Callable[..., Checkpoint]
+) -> None:
+    for seed in (0, 1):  # the same numbers, and others
+        likeness = compare_structure(original, write(f"copy-{seed}", random_tensors(seed=seed), 3))
+        assert (likeness.verdict, likeness.in_same_files) == ("same-structure", 0)
+        assert sentence_of(likeness) == "Same names, shapes and dtypes. Bytes not checked yet."
+
+
+def test_tensors_in_equal_files_count_and_others_do_not(write: Callable[..., Checkpoint]) -> None:
+    other = random_tensors()
+    other["layers.1.weight"] = other["layers.1.weight"] + 1
+    likeness = compare_structure(write("a", random_tensors(), 2), write("b", other, 2))
+    assert (likeness.verdict, likeness.in_same_files) == ("same-structure", 7)
+
+
+def test_a_file_of_another_name_counts_by_its_hash(original: Checkpoint, tmp_path: Path) -> None:
+    files = {"model.bf16.safetensors": random_tensors()}
+    write_checkpoint(tmp_path / "renamed", files, False)
+    copy = job.inspect(str(tmp_path / "renamed"), variant="bf16")
+    hashed = tuple(replace(file, sha256=original.weight_files[0].sha256) for file in copy.weight_files)
+    assert compare_structure(original, replace(copy, weight_files=hashed)).verdict == "same-files"
+
+
+def test_every_kind_of_difference_is_named_as_verify_names_it(
+    original: Checkpoint, write: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    changed = random_tensors()
+    changed["layers.12.weight"] = changed.pop("layers.11.weight")
+    changed["layers.2.weight"] = changed["layers.2.weight"][:5]
+    changed["norm.steps"] = changed["norm.steps"].astype(np.int32)
+    likeness = compare_structure(original, write("copy", changed))
+    assert likeness.verdict == "different"
+    assert [(one.tensor, one.kind, one.original, one.copy) for one in likeness.mismatches] == [
+        ("layers.2.weight", "shape", "F32 [5000]", "F32 [5]"),
+        ("layers.11.weight", "missing", "F32 [5000]", ""),
+        ("layers.12.weight", "added", "", "F32 [5000]"),
+        ("norm.steps", "dtype", "I64 [7]", "I32 [7]"),
+    ]
+    assert sentence_of(likeness) == "Not the same: the copy differs from the original in 4 tensors."
+    read = {(one.tensor, one.problem) for one in verified(tmp_path / "original", tmp_path / "copy").mismatches}
+    assert {(one.tensor, one.problem) for one in likeness.mismatches} == read
+
+
+def test_two_models_without_a_common_name_are_different_models(
+    original: Checkpoint, write: Callable[..., Checkpoint]
+) -> None:
+    likeness = compare_structure(original, write("copy", {"other": np.ones(3)}))
+    assert not likeness.have_common and "different models" in sentence_of(likeness)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_cast_is_named_and_verify_with_it_finds_the_same_tensors(dtype: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "original", {"model.safetensors": random_tensors()}, False)
+    (tmp_path / "original/config.json").unlink()
+    *_, _ = job.shard(str(tmp_path / "original"), str(tmp_path / "copy"), Options("60kB", dtype=dtype))  # type: ignore[arg-type]
+    likeness = compare_structure(stated(tmp_path / "original"), stated(tmp_path / "copy"))
+    assert (likeness.verdict, likeness.dtype, likeness.in_same_files) == ("converted", dtype, 0)
+    assert sentence_of(likeness) == f"Same names and shapes, cast to {dtype}. Bytes not checked yet."
+    assert verified(tmp_path / "original", tmp_path / "copy", dtype=likeness.dtype).identical
+
+
+def test_a_cast_may_leave_tensors_in_fp32(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
+    changed = {name: tensor.astype(np.float16) for name, tensor in random_tensors().items()}
+    changed |= {"norm.steps": random_tensors()["norm.steps"], "layers.3.weight": random_tensors()["layers.3.weight"]}
+    likeness = compare_structure(original, write("copy", changed))
+    assert (likeness.verdict, likeness.dtype) == ("converted", "fp16")
+
+
+def test_one_tensor_in_another_dtype_is_no_cast(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
+    half = {name: tensor.astype(np.float16) for name, tensor in random_tensors().items()}
+    wide = {**half, "layers.3.weight": random_tensors()["layers.3.weight"]}
+    likeness = compare_structure(write("half", half), write("wide", wide))
+    assert (likeness.verdict, likeness.dtype) == ("different", "keep")
+    assert [one.tensor for one in likeness.mismatches] == ["layers.3.weight"]
+    mixed = {**random_tensors(), "layers.3.weight": random_tensors()["layers.3.weight"].astype(np.float64)}
+    assert compare_structure(original, write("mixed", mixed)).verdict == "different"
+    # Nor is a tensor that became wider while the others became narrower.
+    layers = [f"layers.{n}.weight" for n in range(12)]
+    before = {name: np.ones(3, np.float16 if name == layers[3] else np.float32) for name in layers}
+    after = {name: np.ones(3, np.float32 if name == layers[3] else np.float16) for name in layers}
+    likeness = compare_structure(write("before", before), write("after", after))
+    assert (likeness.verdict, [one.tensor for one in likeness.mismatches]) == ("different", [layers[3]])
+
+
+def test_a_dequantized_copy_is_named_and_a_tensor_that_it_lacks_too(tmp_path: Path) -> None:
+    folder = quantized.save_fp8("qwen3", tmp_path / "fp8")
+    *_, _ = job.shard(str(folder), str(tmp_path / "wide"), Options("1MB", dequantize=True, dtype="fp32"))
+    likeness = compare_structure(stated(folder), stated(tmp_path / "wide"))
+    assert (likeness.verdict, likeness.dtype) == ("converted", "fp32")
+    *_, _ = job.shard(str(folder), str(tmp_path / "copy"), Options("1MB", dequantize=True))
+    first, second = stated(folder), stated(tmp_path / "copy")
+    likeness = compare_structure(first, second)
+    assert (likeness.verdict, likeness.dtype) == ("converted", "bf16") and "fp8" in likeness.dequantized
+    short = replace(second, tensors=second.tensors[1:])
+    likeness = compare_structure(first, short)
+    assert likeness.verdict == "different"
+    assert [(one.tensor, one.kind) for one in likeness.mismatches] == [(second.tensors[0].name, "missing")]
+    # The other way round nothing is known that would make one of the other.
+    assert compare_structure(second, first).verdict == "different"
+
+
+def test_a_tied_weight_that_was_left_out_is_said_to_be_one(tmp_path: Path) -> None:
+    tied = torch.ones(4, 3)
+    folder = tmp_path / "tied"
+    folder.mkdir()
+    torch.save({"embed.weight": tied, "lm_head.weight": tied, "norm": torch.ones(2)}, folder / "pytorch_model.bin")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["X"]}))
+    copy = {"embed.weight": tied.numpy(), "norm": np.ones(2, np.float32)}
+    write_checkpoint(tmp_path / "copy", {"model.safetensors": copy}, False)
+    first, second = job.inspect(str(folder)), job.inspect(str(tmp_path / "copy"))
+    (one,) = compare_structure(first, second).mismatches
+    assert (one.tensor, one.kind) == ("lm_head.weight", "missing") and "embed.weight" in one.note
+    (one,) = compare_structure(second, first).mismatches
+    assert (one.tensor, one.kind) == ("lm_head.weight", "added") and "embed.weight" in one.note
+
+
+def test_weights_beside_a_model_count(tmp_path: Path) -> None:
+    sides = []
+    for name, adapter in (("a", b"one"), ("b", b"two"), ("c", b"one")):
+        folder = write_checkpoint(tmp_path / name, {"model.safetensors": random_tensors()}, False)
+        checkpoint = stated(folder)
+        beside = replace(
+            checkpoint.weight_files[0], path="adapter_model.bin", bytes=3, sha256=sha256(adapter).hexdigest()
+        )
+        sides.append(replace(checkpoint, copied_weights=(beside,)))
+    one, other, same = sides
+    likeness = compare_structure(one, other)
+    assert likeness.verdict == "different"
+    assert likeness.mismatches == (Contrast("adapter_model.bin", "file", "its bytes differ"),)
+    assert compare_structure(one, same).verdict == "same-files"
+    unstated = replace(same, copied_weights=(replace(same.copied_weights[0], sha256=None),))
+    assert compare_structure(one, unstated).verdict == "same-structure"
+
+
+def test_commits_on_no_branch_are_kept_of_both(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
+    one, other = replace(original, unreached=("a/b@1",)), replace(write("copy", random_tensors()), unreached=("c/d@2",))
+    assert compare_structure(one, other).unreached == ("a/b@1", "c/d@2")
+
+
+def test_stored_digests_are_claims_beside_the_verdict(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
+    one = {"a": TensorDigest("F32", (1,), "aa"), "b": TensorDigest("F32", (1,), "bb")}
+    assert claims_of(one, one) == Claims(2, ())
+    assert claims_of(one, {**one, "b": TensorDigest("F32", (1,), "xx")}) == Claims(1, ("b",))
+    likeness: Likeness = compare_structure(original, write("copy", random_tensors(), 2))
+    claimed = replace(likeness, claims=Claims(14, ()))
+    assert (claimed.verdict, sentence_of(claimed)) == ("same-structure", sentence_of(likeness))
