@@ -44,7 +44,9 @@ def main() -> None:
             state_session_capacity=MAX_SESSIONS_KEPT,
             theme=theme(),
             css_paths=[ASSETS / "style.css", ASSETS / "map.css"],
-            head="".join(f"<script>{(ASSETS / name).read_text()}</script>" for name in ("page.js", "map.js")),
+            head="".join(
+                f"<script>{(ASSETS / f'{name}.js').read_text()}</script>" for name in ("page", "map", "picture")
+            ),
             favicon_path=ASSETS / "logo.svg",
             footer_links=["api"],
             mcp_server=True,

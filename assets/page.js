@@ -160,7 +160,6 @@ new MutationObserver((changes) => {
   if (has("#progress .job") || changes.some((change) => change.type === "attributes")) heard = Date.now();
   if (has("#progress .job, #job-map .map")) { colour(); tick(); }
   if (log) document.querySelector("#log details")?.setAttribute("open", "");
-  document.querySelectorAll(".map[data-plays]").forEach(play);
   document.querySelectorAll("[data-press]").forEach(offer);
 }).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: told });
 

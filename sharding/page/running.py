@@ -185,7 +185,8 @@ class Running:
             checkpoint, plan = self._desk.plan(status.request.source, status.request.options, token)
         except ShardingError:
             return {}
-        return {self._form.job_map: map_panel(map_of_plan(checkpoint, plan))}
+        name = status.request.destination
+        return {self._form.job_map: map_panel(map_of_plan(checkpoint, plan), name, fits=False)}
 
     def _repo_page(self, source: str) -> str:
         repo_id, _, revision = source.partition("@")
