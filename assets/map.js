@@ -4,11 +4,12 @@ const FEW_FLOWS = 240; // up to so many are shown faintly all the time
 const FINE_PX = 3; // a stroke would wash out what is thinner
 const MOST_ZOOM = 32;
 const SIDES = ["today", "after"];
-const seen = new WeakMap();
+const mapParts = new WeakMap();
 
 // The data of a map and its rectangles, found once.
 function partsOf(map) {
-  if (!seen.has(map)) {
+  if (!mapParts.has(map)) {
+    if (!("built" in map.dataset)) addCells(map);
     const data = JSON.parse(map.dataset.map), files = {}, cells = {};
     for (const side of SIDES) files[side] = [...map.querySelectorAll(`.strip.${side} rect.file`)];
     cells.after = [...map.querySelectorAll(".strip.after rect[data-c]")];
@@ -16,9 +17,9 @@ function partsOf(map) {
     const known = cells.after.filter((cell) => cell.dataset.t);
     const twins = new Map(cells.today.flatMap((cell, index) => [[cell, known[index]], [known[index], cell]]));
     const hint = map.querySelector(".readout span").textContent;
-    seen.set(map, { data, files, cells, twins, hint, at: { side: "after", number: -1 }, zoom: 1, hits: [], hit: -1 });
+    mapParts.set(map, { data, files, cells, twins, hint, at: { side: "after", number: -1 }, zoom: 1, hits: [], hit: -1 });
   }
-  return seen.get(map);
+  return mapParts.get(map);
 }
 
 const make = (name, attributes) => {
@@ -34,13 +35,16 @@ const numberIn = (side, cell) => columnsOf(cell)[side === "today" ? 1 : 0];
 
 // --- Building what only the browser can measure
 
-function build(map) {
+function addCells(map) {
   // The cells of today are those of the copy, at other places.
   map.querySelector(".strip.today svg")?.append(...[...map.querySelectorAll("rect[data-t]")].map((cell) => {
     const [x, y, width, height] = cell.dataset.t.split(" "), { c, n } = cell.dataset;
-    return make("rect", { class: cell.getAttribute("class"), x, y, width, height, "data-c": c, "data-n": n });
+    return make("rect", { class: cell.classList[0], x, y, width, height, "data-c": c, "data-n": n });
   }));
   for (const strip of map.querySelectorAll(".strip svg")) strip.append(make("rect", { class: "cursor" }));
+}
+
+function buildMap(map) {
   const { data } = partsOf(map), ribbons = map.querySelector(".ribbons");
   map.dataset.built = "";
   if (ribbons) {
@@ -65,9 +69,10 @@ function build(map) {
     }), make("rect", { class: "cursor" }));
   }
   new ResizeObserver(() => lay(map)).observe(map.querySelector(".window"));
+  if (map.closest("#job-map")) colour();
 }
 
-new MutationObserver(() => document.querySelectorAll(".map:not([data-built])").forEach(build)).observe(document, {
+new MutationObserver(() => document.querySelectorAll(".map:not([data-built])").forEach(buildMap)).observe(document, {
   childList: true,
   subtree: true,
 });
@@ -90,12 +95,12 @@ function lay(map) {
   }
   for (const side of SIDES) {
     const row = map.querySelector(`.labels.${side}`);
-    if (row) label(map, row, side, files[side].map((file) => [file.x.baseVal.value * pixels, file.width.baseVal.value * pixels]));
+    if (row) labelFiles(map, row, side, files[side].map((file) => [file.x.baseVal.value * pixels, file.width.baseVal.value * pixels]));
   }
-  map.querySelectorAll(".components").forEach((list) => stack(list, sheet.clientWidth));
+  map.querySelectorAll(".components").forEach((list) => stackNames(list, sheet.clientWidth));
 }
 
-function label(map, row, side, places) {
+function labelFiles(map, row, side, places) {
   const columns = partsOf(map).data[side], style = getComputedStyle(row);
   const texts = columns.map(([, , , size, files, number]) => {
     const name = !number ? "" : files > 1 ? `${number}–${number + files - 1}` : `${number}`;
@@ -126,7 +131,7 @@ function label(map, row, side, places) {
 }
 
 // Names of brackets stand in as many rows as they need.
-function stack(list, width) {
+function stackNames(list, width) {
   const ends = [];
   for (const bracket of list.children) {
     const name = bracket.querySelector("span"), long = name.offsetWidth, start = bracket.offsetLeft;
@@ -160,7 +165,7 @@ function mark(map, side, number) {
 }
 
 // Outline a part, in both strips.
-function outline(map, ...cells) {
+function outlineCells(map, ...cells) {
   for (const cursor of map.querySelectorAll(".strip .cursor")) {
     const cell = cells.find((other) => other?.parentNode === cursor.parentNode);
     for (const name of ["x", "y", "width", "height"]) cursor.setAttribute(name, cell?.getAttribute(name) ?? 0);
@@ -173,10 +178,10 @@ function pointAt(map, side, cell) {
   const [after, today] = columnsOf(cell), from = columnOf(map, "today", today);
   say(map, `${cell.dataset.n}${from ? `, from ${titleOf(from)}` : ""} to ${titleOf(columnOf(map, "after", after))}`);
   mark(map, side, side === "today" ? today : after);
-  outline(map, cell, partsOf(map).twins.get(cell));
+  outlineCells(map, cell, partsOf(map).twins.get(cell));
 }
 
-function describe(map, side, number) {
+function describeFile(map, side, number) {
   const column = columnOf(map, side, number), [here, there] = side === "today" ? [0, 1] : [1, 0];
   const partners = partsOf(map).data.flows.filter((flow) => flow[here] === number);
   const other = columnOf(map, SIDES[there], partners[0]?.[there]);
@@ -190,16 +195,16 @@ function goTo(map, side, number) {
   const taken = Math.min(Math.max(number, 0), columns.length - 1);
   parts.at = { side, number: taken };
   mark(map, side, taken);
-  reveal(map, side, taken);
-  say(map, `${describe(map, side, taken)} Enter lists them.`);
+  revealFile(map, side, taken);
+  say(map, `${describeFile(map, side, taken)} Enter lists them.`);
 }
 
 // Nothing is pointed at any more. A file that was reached by keyboard stays marked.
-function rest(map) {
+function restOn(map) {
   const { hint, at, hits } = partsOf(map), strip = map.querySelector(`.strip.${at.side}`);
   say(map, hint);
-  outline(map);
-  if (hits.length) return show(map);
+  outlineCells(map);
+  if (hits.length) return showHits(map);
   mark(map, at.side, document.activeElement === strip ? at.number : -1);
 }
 
@@ -215,18 +220,18 @@ document.addEventListener("mouseover", (event) => {
   const map = rect.closest(".map"), { side } = rect.closest(".strip").dataset;
   if (!rect.classList.contains("file")) return pointAt(map, side, rect);
   const number = partsOf(map).files[side].indexOf(rect);
-  outline(map);
+  outlineCells(map);
   mark(map, side, number);
-  say(map, describe(map, side, number));
+  say(map, describeFile(map, side, number));
 });
 
 document.addEventListener("mouseout", (event) => {
   const strip = event.target.closest?.(".map .strip");
-  if (strip && !strip.contains(event.relatedTarget)) rest(strip.closest(".map"));
+  if (strip && !strip.contains(event.relatedTarget)) restOn(strip.closest(".map"));
 });
 
 document.addEventListener("focusout", (event) => {
-  if (event.target.matches?.(".map .strip")) rest(event.target.closest(".map"));
+  if (event.target.matches?.(".map .strip")) restOn(event.target.closest(".map"));
 });
 
 document.addEventListener("click", (event) => {
@@ -239,11 +244,11 @@ document.addEventListener("click", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || !event.target.matches?.(".map .strip")) return;
   const strip = event.target, map = strip.closest(".map");
-  const done = strip.matches(".grid") ? walkGrid(map, event.key) : walk(map, strip.dataset.side, event.key);
+  const done = strip.matches(".grid") ? walkGrid(map, event.key) : walkFiles(map, strip.dataset.side, event.key);
   if (done || zoomBy(map, event.key)) event.preventDefault();
 });
 
-function walk(map, side, key) {
+function walkFiles(map, side, key) {
   const { data, at } = partsOf(map), number = at.side === side ? at.number : -1;
   const to = { ArrowRight: number + 1, ArrowLeft: number - 1, Home: 0, End: Infinity }[key];
   const other = { ArrowUp: "today", ArrowDown: "after" }[key];
@@ -308,7 +313,7 @@ function walkGrid(map, key) {
 
 // --- Zoom
 
-function zoom(map, factor, at) {
+function zoomTo(map, factor, at) {
   const parts = partsOf(map), view = map.querySelector(".window"), sheet = map.querySelector(".sheet");
   const point = at ?? view.clientWidth / 2, share = (view.scrollLeft + point) / sheet.clientWidth;
   parts.zoom = Math.min(Math.max(parts.zoom * factor, 1), MOST_ZOOM);
@@ -323,12 +328,12 @@ function zoom(map, factor, at) {
 function zoomBy(map, key) {
   const factor = { "+": 2, "=": 2, "-": 0.5, 0: 0 }[key];
   if (factor === undefined || !map.querySelector(".finder")) return false;
-  zoom(map, factor);
-  if (partsOf(map).at.number >= 0) reveal(map, partsOf(map).at.side, partsOf(map).at.number);
+  zoomTo(map, factor);
+  if (partsOf(map).at.number >= 0) revealFile(map, partsOf(map).at.side, partsOf(map).at.number);
   return true;
 }
 
-function reveal(map, side, number) {
+function revealFile(map, side, number) {
   const view = map.querySelector(".window"), file = partsOf(map).files[side][number];
   const pixels = map.querySelector(".sheet").clientWidth / UNITS, start = file.x.baseVal.value * pixels;
   const end = start + file.width.baseVal.value * pixels;
@@ -339,43 +344,43 @@ function reveal(map, side, number) {
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest(".map [data-zoom]");
-  if (button) zoom(button.closest(".map"), button.dataset.zoom === "in" ? 2 : 0.5);
+  if (button) zoomTo(button.closest(".map"), button.dataset.zoom === "in" ? 2 : 0.5);
 });
 
 document.addEventListener("wheel", (event) => {
   const view = event.ctrlKey && event.target.closest?.(".map:has(.finder) .window");
   if (!view) return;
   event.preventDefault();
-  zoom(view.closest(".map"), event.deltaY < 0 ? 1.25 : 0.8, event.clientX - view.getBoundingClientRect().left);
+  zoomTo(view.closest(".map"), event.deltaY < 0 ? 1.25 : 0.8, event.clientX - view.getBoundingClientRect().left);
 }, { passive: false });
 
 // --- Search
 
-const order = new Intl.Collator("en", { numeric: true });
-const tokens = (name) => name.toLowerCase().split(/(\d+)/).filter(Boolean);
+const byNumber = new Intl.Collator("en", { numeric: true });
+const tokensOf = (name) => name.toLowerCase().split(/(\d+)/).filter(Boolean);
 
 // Whether a name lies between two others: "model-00012" between "model-00001-of-00300" and "model-00013-of-00300".
-function between(first, last, name) {
-  const [low, high, asked] = [first, last, name].map(tokens), length = Math.min(low.length, asked.length);
+function isBetween(first, last, name) {
+  const [low, high, asked] = [first, last, name].map(tokensOf), length = Math.min(low.length, asked.length);
   const [from, to, at] = [low, high, asked].map((parts) => parts.slice(0, length).join(""));
-  return length > 1 && low[0] === asked[0] && order.compare(from, at) <= 0 && order.compare(at, to) <= 0;
+  return length > 1 && low[0] === asked[0] && byNumber.compare(from, at) <= 0 && byNumber.compare(at, to) <= 0;
 }
 
 // The columns that hold what is asked for: a part of a name, or the number of a file.
-function find(map, text) {
+function findColumns(map, text) {
   const { data, cells } = partsOf(map), asked = text.trim().toLowerCase(), hits = [];
   if (!asked) return hits;
   const number = /^\d+$/.test(asked) ? Number(asked) : 0;
   for (const side of SIDES.toReversed()) {
     const numbers = new Set();
     data[side].forEach(([first, last, , , files, start], at) => {
-      const named = [first, last].some((name) => name.toLowerCase().includes(asked)) || between(first, last, asked);
+      const named = [first, last].some((name) => name.toLowerCase().includes(asked)) || isBetween(first, last, asked);
       if (number ? start && start <= number && number < start + files : named) numbers.add(at);
     });
     if (!number) {
       for (const cell of cells.after) {
         const title = cell.dataset.n.toLowerCase(), layers = title.match(/ tensors? in (\S+?)(?: to (\S+))?, /);
-        const held = title.includes(asked) || (layers && between(layers[1], layers[2] ?? layers[1], asked));
+        const held = title.includes(asked) || (layers && isBetween(layers[1], layers[2] ?? layers[1], asked));
         const at = held ? numberIn(side, cell) : -1;
         if (at >= 0) numbers.add(at);
       }
@@ -386,7 +391,7 @@ function find(map, text) {
 }
 
 // Show where the matches are.
-function show(map) {
+function showHits(map) {
   const { files, cells, hits } = partsOf(map);
   mark(map, "after", -1);
   for (const side of SIDES) {
@@ -399,12 +404,12 @@ function show(map) {
 document.addEventListener("input", (event) => {
   if (!event.target.matches(".map .finder input")) return;
   const map = event.target.closest(".map"), parts = partsOf(map), asked = event.target.value.trim();
-  Object.assign(parts, { hits: find(map, asked), hit: -1 });
-  show(map);
+  Object.assign(parts, { hits: findColumns(map, asked), hit: -1 });
+  showHits(map);
   const copy = parts.hits.filter(({ side }) => side === "after").length, today = parts.hits.length - copy;
   const places = `${copy} of the copy${today ? `, ${today} of today` : ""}`;
   say(map, !asked ? parts.hint : parts.hits.length ? `Columns that match: ${places}. Enter goes from one to the next.` : "No file or tensor has this name.");
-  if (parts.hits.length) reveal(map, parts.hits[0].side, parts.hits[0].number);
+  if (parts.hits.length) revealFile(map, parts.hits[0].side, parts.hits[0].number);
 });
 
 document.addEventListener("keydown", (event) => {
@@ -415,7 +420,7 @@ document.addEventListener("keydown", (event) => {
   parts.hit = (parts.hit + 1) % parts.hits.length;
   const { side, number } = parts.hits[parts.hit];
   goTo(map, side, number);
-  say(map, `${parts.hit + 1} of ${parts.hits.length}: ${describe(map, side, number)}`);
+  say(map, `${parts.hit + 1} of ${parts.hits.length}: ${describeFile(map, side, number)}`);
 });
 
 // --- A job: finished files are in colour, until the job is discarded.
@@ -433,4 +438,7 @@ function colour() {
   for (const cell of partsOf(map).cells.after) {
     cell.classList.toggle("waiting", !finished[numberIn("after", cell)]);
   }
+  map.querySelectorAll(".ribbons path").forEach((path, index) => {
+    path.classList.toggle("waiting", !finished[partsOf(map).data.flows[index][1]]);
+  });
 }

@@ -38,7 +38,7 @@ function shapes(svg, at) {
       const line = { stroke: style.stroke, "stroke-width": style.strokeWidth, "stroke-opacity": style.strokeOpacity };
       for (const [name, value] of Object.entries({ ...line, "vector-effect": "non-scaling-stroke" })) same.setAttribute(name, value);
     }
-    if (style.opacity !== "0") copy.append(same);
+    if (style.opacity !== "0" && style.display !== "none") copy.append(same);
   }
   return copy;
 }
@@ -68,7 +68,7 @@ function pictureOf(map) {
   }
 }
 
-function save(content, name) {
+function offerFile(content, name) {
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(content), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
@@ -77,14 +77,14 @@ function save(content, name) {
 async function savePicture(map, kind) {
   const { text, width, height } = pictureOf(map), name = `${map.dataset.file}.${kind}`;
   const svg = new Blob([text], { type: "image/svg+xml" });
-  if (kind === "svg") return save(svg, name);
+  if (kind === "svg") return offerFile(svg, name);
   const image = new Image(), address = URL.createObjectURL(svg);
   image.src = address;
   await image.decode();
   const canvas = Object.assign(document.createElement("canvas"), { width: 2 * width, height: 2 * height });
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
   URL.revokeObjectURL(address);
-  canvas.toBlob((content) => save(content, name));
+  canvas.toBlob((content) => offerFile(content, name));
 }
 
 document.addEventListener("click", (event) => {

@@ -9,8 +9,8 @@ from sharding.drawing.tensor_kinds import layer_of
 from sharding.planning.order import natural_key
 
 _EXPERT = re.compile(r"experts?[._](\d{1,6})\.")
-_MOST_RUNS = 1500
-"""Beyond so many runs of experts the files of a model are too mixed for a picture."""
+MOST_ROWS, MOST_EXPERTS, MOST_RUNS = 200, 1000, 1000
+"""Beyond these, a grid cannot be read, or it is too heavy for a page. Runs are many if files are mixed."""
 
 Place = tuple[int, int, int, int]
 """First and last column of the copy, first and last column of today (-1: none)."""
@@ -41,7 +41,7 @@ class ExpertGrid(NamedTuple):
 def expert_grid(tensors: Iterable[tuple[str, int, int, int]]) -> ExpertGrid | None:
     """Return the grid of a copy from the (name, column, column of today, bytes) of its tensors.
 
-    Return None if its experts are not separate tensors, or if they are too mixed for a picture.
+    Return None if its experts are not separate tensors, or if they are too many or too mixed for a picture.
     """
     layers: dict[str, dict[int, tuple[Place, int]]] = {}
     for name, column, today, size in tensors:
@@ -54,18 +54,11 @@ def expert_grid(tensors: Iterable[tuple[str, int, int, int]]) -> ExpertGrid | No
         place = min(first, column), max(last, column), min(first_today, today), max(last_today, today)
         experts[int(match[1])] = place, held + size
     most = max((max(experts) + 1 for experts in layers.values()), default=0)
-    missing: tuple[Place, int] = (-1, -1, -1, -1), 0
-    rows = tuple(
-        Row(
-            layer,
-            tuple(
-                Run(len(list(run)), *alike)
-                for alike, run in groupby(layers[layer].get(number, missing) for number in range(most))
-            ),
-        )
-        for layer in sorted(layers, key=natural_key)
-        if most <= _MOST_RUNS
-    )
-    if most < 2 or not rows or sum(len(row.runs) for row in rows) > _MOST_RUNS:
+    if not 2 <= most <= MOST_EXPERTS or len(layers) > MOST_ROWS:
         return None
-    return ExpertGrid(most, rows)
+    missing: tuple[Place, int] = (-1, -1, -1, -1), 0
+    rows = []
+    for layer in sorted(layers, key=natural_key):
+        alike = groupby(layers[layer].get(number, missing) for number in range(most))
+        rows.append(Row(layer, tuple(Run(len(list(run)), *shared) for shared, run in alike)))
+    return ExpertGrid(most, tuple(rows)) if sum(len(row.runs) for row in rows) <= MOST_RUNS else None

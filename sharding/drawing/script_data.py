@@ -32,7 +32,7 @@ def script_data(drawn: ModelMap) -> dict[str, Any]:
         },
         "flows": [
             [flow.today_column, flow.column, format_bytes(flow.bytes)]
-            + [round(side, 2) for side in (flow.today_x, flow.today_width, flow.x, flow.width)]
+            + [round(side, 1) for side in (flow.today_x, flow.today_width, flow.x, flow.width)]
             for flow in flows_of(drawn)
         ],
         "experts": [

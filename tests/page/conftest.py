@@ -28,7 +28,7 @@ from tests.conftest import ROOT, environment, random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
-PATIENCE_MS = 120_000
+PATIENCE_MS = 8_000
 """How long a browser waits for what must come; nothing is asserted about time."""
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -375,7 +375,7 @@ def copy_name(kind: str = "copy") -> str:
 
 def files(page: Page) -> Locator:
     """The files of the copy in the map of the plan: there are at most 240 apart."""
-    return page.locator("#picture rect.file.after")
+    return page.locator("#picture .strip.after rect.file")
 
 
 def advanced(page: Page) -> Page:

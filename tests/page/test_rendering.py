@@ -77,7 +77,7 @@ def test_names_from_a_repo_are_never_markup() -> None:
     plan = plan_shards(source.tensors, Options(10))
     card = SourceCard(EVIL, "0" * 40, "http://hub/me/it", EVIL, False, False)
     for html in (
-        panels.map_panel(map_of_plan(source, plan)),
+        panels.map_panel(map_of_plan(source, plan), EVIL, EVIL),
         panels.tensors_panel(EVIL, [(tensor, EVIL) for tensor in source.tensors]),
         panels.shards_panel(replace(plan, shards=(replace(plan.shards[0], file=EVIL),)), FORECAST),
         panels.facts_panel(summarize_source(source), card),
@@ -266,9 +266,40 @@ def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:
     )
     entries = tuple(FileEntry(file, 1) for file in dict.fromkeys(tensor.file for tensor in tensors))
     source = Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
-    html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(200_000))), plays=True)
+    html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(200_000))), "me/it")
     assert html.count("data-n=") > 300
     assert len(html.encode()) < 200_000
+
+
+def test_the_map_of_three_thousand_files_is_no_burden_and_holds_where_each_is() -> None:
+    tensors = tuple(
+        stored_tensor(
+            f"model.layers.{n}.mlp.up_proj.weight", "U8", (1000,), "model.safetensors", 1000 * n, 1000 * n + 1000
+        )
+        for n in range(3000)
+    )
+    entries = (FileEntry("model.safetensors", 3_000_000),)
+    source = Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
+    html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(1000))), "me/it", "1kB")
+    assert len(html.encode()) < 150_000
+    assert "each column stands for 13 files" in html and "Find a file or tensor" in html
+    few = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(100_000))), "me/it", "100kB")
+    assert "stands for" not in few and "Find a file or tensor" not in few
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "file"),
+    [
+        ("mistralai/Mistral-7B-v0.1", "300MB", "Mistral-7B-v0.1-300MB"),
+        ("gpt2", "one file", "gpt2-one-file"),
+        ("a/b", "", "b"),
+        ("../..", "/\x00", "map"),
+    ],
+)
+def test_a_saved_picture_is_called_after_the_model_and_the_size(name: str, size: str, file: str) -> None:
+    source = checkpoint({"a.safetensors": 10})
+    html = panels.map_panel(map_of_plan(source, plan_shards(source.tensors, Options(10))), name, size)
+    assert f'data-file="{file}"' in html
 
 
 def test_the_details_of_a_result_count_the_machines_that_made_it(tmp_path: Path) -> None:
