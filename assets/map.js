@@ -36,6 +36,7 @@ const numberIn = (side, cell) => columnsOf(cell)[side === "today" ? 1 : 0];
 // --- Building what only the browser can measure
 
 function addCells(map) {
+  if (map.querySelector(".cursor")) return;
   // The cells of today are those of the copy, at other places.
   map.querySelector(".strip.today svg")?.append(...[...map.querySelectorAll("rect[data-t]")].map((cell) => {
     const [x, y, width, height] = cell.dataset.t.split(" "), { c, n } = cell.dataset;
@@ -45,8 +46,11 @@ function addCells(map) {
 }
 
 function buildMap(map) {
-  const { data } = partsOf(map), ribbons = map.querySelector(".ribbons");
+  // Gradio turns the nodes of one map into those of the next, so what was found in them is out of date.
+  mapParts.delete(map);
+  const { data } = partsOf(map), ribbons = map.querySelector(".ribbons"), search = map.querySelector(".finder input");
   map.dataset.built = "";
+  if (search) search.value = "";
   if (ribbons) {
     ribbons.classList.toggle("few", data.flows.length <= FEW_FLOWS);
     ribbons.replaceChildren(...data.flows.map(([today, after, bytes, x, wide, to, width]) => {
@@ -68,13 +72,17 @@ function buildMap(map) {
       });
     }), make("rect", { class: "cursor" }));
   }
-  new ResizeObserver(() => lay(map)).observe(map.querySelector(".window"));
+  widths.observe(map.querySelector(".window"));
+  lay(map);
   if (map.closest("#job-map")) colour();
 }
+
+const widths = new ResizeObserver((changes) => changes.forEach(({ target }) => lay(target.closest(".map"))));
 
 new MutationObserver(() => document.querySelectorAll(".map:not([data-built])").forEach(buildMap)).observe(document, {
   childList: true,
   subtree: true,
+  attributeFilter: ["data-map"],
 });
 
 const pen = document.createElement("canvas").getContext("2d");

@@ -28,7 +28,7 @@ from tests.conftest import ROOT, environment, random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 
 NUMBERS = count()
-PATIENCE_MS = 8_000
+PATIENCE_MS = 120_000
 """How long a browser waits for what must come; nothing is asserted about time."""
 
 expect.set_options(timeout=PATIENCE_MS)
