@@ -437,6 +437,8 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map_and_when_it
     expect(page.locator("#progress pre")).to_have_text(f"{home.address}/?job={job}")
     expect(page).to_have_title(re.compile(r"^\d+% · Shard My Repo$"))
     expect(page.locator("#job-map .strip.after rect.waiting")).not_to_have_count(0)
+    expect(page.locator("#job-map .ribbons path.waiting")).not_to_have_count(0)
+    expect(page.locator("#job-map .strip.today rect.waiting")).to_have_count(0)
     expect(page.locator("#job-map .strip.after rect[data-c]:not(.waiting)")).not_to_have_count(0)
     meter = page.get_by_role("progressbar")
     expect(meter).to_have_attribute("aria-valuetext", re.compile(r"^\d+%: Writing the files$"))
