@@ -43,8 +43,10 @@ def main() -> None:
             max_threads=MAX_CALLS,
             state_session_capacity=MAX_SESSIONS_KEPT,
             theme=theme(),
-            css_paths=[ASSETS / "style.css", ASSETS / "map.css", ASSETS / "same.css"],
-            head="".join(f"<script>{(ASSETS / name).read_text()}</script>" for name in ("page.js", "map.js")),
+            css_paths=[ASSETS / f"{name}.css" for name in ("style", "map", "same")],
+            head="".join(
+                f"<script>{(ASSETS / f'{name}.js').read_text()}</script>" for name in ("page", "map", "picture")
+            ),
             favicon_path=ASSETS / "logo.svg",
             footer_links=["api"],
             mcp_server=True,

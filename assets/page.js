@@ -185,7 +185,6 @@ new MutationObserver((changes) => {
   document.querySelectorAll("fieldset[id]").forEach(group);
   arrived();
   if (log) document.querySelector("#log details")?.setAttribute("open", "");
-  document.querySelectorAll(".map[data-plays]").forEach(play);
   document.querySelectorAll("[data-press]").forEach(offer);
 }).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: told });
 

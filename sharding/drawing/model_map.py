@@ -5,12 +5,13 @@ A map has the same cells twice: at their place today, and at their place in the 
 neighbouring layers. Neighbouring files then become one column.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Checkpoint, Plan, Stage, Tensor
+from sharding.drawing.expert_grid import ExpertGrid, expert_grid
 from sharding.drawing.tensor_kinds import Kind, kind_of, layer_of
 from sharding.planning.order import natural_key
 from sharding.planning.schemes import PARTS
@@ -65,6 +66,7 @@ class Cell(NamedTuple):
     tensor: Tensor | None
     tensors: int
     layers: tuple[str, ...]
+    today_bytes: int
     bytes: int
     today: Box | None
     today_column: int
@@ -102,13 +104,14 @@ class Machine(NamedTuple):
 class ModelMap:
     """Cells, and the files that they are in today and in the copy. `today` is empty if the source is not known.
 
-    `machines` are the machines of a pipeline, if the copy was cut for one.
+    `machines` are the machines of a pipeline, if the copy was cut for one. `experts` are those of a mixture of experts.
     """
 
     cells: tuple[Cell, ...]
     today: tuple[Column, ...]
     after: tuple[Column, ...]
     machines: tuple[Machine, ...] = ()
+    experts: ExpertGrid | None = None
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -178,7 +181,8 @@ def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tupl
 
 def _map(placed: Sequence[tuple[Tensor, str]], files: Sequence[str], original: Checkpoint | None) -> ModelMap:
     files_today = [file.path for file in original.weight_files] if original else []
-    fine = _grouped(placed, files, files_today, original.tensors if original else ())
+    there = today_of(original.tensors if original else (), {tensor.name for tensor, _ in placed})
+    fine = _grouped(placed, files, files_today, there)
     # A tensor in pieces lies in many files. Today's files then become one column.
     step_today = len(files_today) if original and original.in_pieces else -(-len(files_today) // MOST_COLUMNS)
     groups, (step_today, step, _) = _few(fine, step_today or 1, len(files))
@@ -191,18 +195,33 @@ def _map(placed: Sequence[tuple[Tensor, str]], files: Sequence[str], original: C
         assert box, "every tensor of a copy is in one of its files"
         only = group.first if group.tensors == 1 else None
         layers = tuple(group.layers)
-        cells.append(Cell(kind, only, group.tensors, layers, group.bytes, box_today, was, box, column))
-    return ModelMap(tuple(cells), tuple(today), tuple(after))
+        sizes = group.today_bytes, group.bytes
+        cells.append(Cell(kind, only, group.tensors, layers, *sizes, box_today, was, box, column))
+    column_of, column_today = (
+        {file: index for index, column in enumerate(columns) for file in column.names} for columns in (after, today)
+    )
+    experts = expert_grid(
+        (
+            tensor.name,
+            column_of[file],
+            column_today.get(there[tensor.name][0], -1) if tensor.name in there else -1,
+            tensor.bytes,
+        )
+        for tensor, file in placed
+    )
+    return ModelMap(tuple(cells), tuple(today), tuple(after), experts=experts)
 
 
 def _grouped(
     placed: Sequence[tuple[Tensor, str]],
     files: Sequence[str],
     files_today: Sequence[str],
-    tensors_today: Iterable[Tensor],
+    there: Mapping[str, tuple[str, int]],
 ) -> _Groups:
-    """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few."""
-    there = today_of(tensors_today, {tensor.name for tensor, _ in placed})
+    """Return the tensors in groups with the same files, layer and kind; or each on its own, if there are few.
+
+    `there` is today's file and bytes of each tensor.
+    """
     number, number_today = ({file: index for index, file in enumerate(names)} for names in (files, files_today))
     apart = len(placed) <= MOST_CELLS
     if apart:

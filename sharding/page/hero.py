@@ -37,7 +37,7 @@ def hero() -> str:
         today=count(len(files), "file"),
         after=f"{len(plan.shards)}",
         tensors=len(tensors),
-        map=Markup(map_panel(map_of_plan(model, plan))),
+        map=Markup(map_panel(map_of_plan(model, plan), _NAME, _SIZE, fits=False)),
     )
 
 

@@ -1,5 +1,6 @@
 """Turn checkpoints, plans and errors into the panels of the page. Pure."""
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from sharding.desk import JobStatus
 from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import JobRecord
 from sharding.desk.overview import Overview
+from sharding.drawing.brackets import stretches
 from sharding.drawing.model_map import ModelMap, today_of
+from sharding.drawing.script_data import script_data
 from sharding.page.choices import size_label
 from sharding.page.links import Wish, query_of
 from sharding.page.remedies import help_with, in_page_words, without_options
 from sharding.page.render import render
 from sharding.planning.devices import DevicePlan
+from sharding.planning.fits import where_it_fits
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.schema import Inspection, PlanSummary
 from sharding.storage.hub.lookup import SourceCard
@@ -30,6 +34,9 @@ MOST_ROWS = 200
 _MOST_JOBS = 8
 _MOST_TENSORS = 400
 _A_MOMENT = 5.0
+_MANY = 40
+"""With more columns than this, a map can be searched and zoomed."""
+_UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +100,25 @@ def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
     return render("sizes", stops=drawn, marks=marks, at=at, size=size_label(size), reason=reason)
 
 
-def map_panel(model_map: ModelMap, plays: bool = False) -> str:
-    """Return the map of a checkpoint. If it `plays`, it moves from today's files to those of the copy."""
-    return render("map", map=model_map, plays=plays)
+def map_panel(model_map: ModelMap, name: str, size: str = "", fits: bool = True) -> str:
+    """Return the map of a checkpoint: today's files above the files of the copy, and where the copy `fits`.
+
+    `name` is that of the repo. A saved picture is called after it and the `size`.
+    """
+    files = [sum(column.files for column in columns) for columns in (model_map.today, model_map.after) if columns]
+    title = f"{name}: {' → '.join([count(files[0], 'file'), *(f'{number:,}' for number in files[1:])])}"
+    total = sum(column.bytes for column in model_map.after)
+    stages = [machine.bytes for machine in model_map.machines]
+    places = where_it_fits(total, stages) if fits and total else ()
+    return render(
+        "map",
+        map=model_map,
+        data=script_data(model_map),
+        title=title,
+        file=_UNSAFE.sub("-", "-".join(filter(None, [name.rpartition("/")[2], size]))).strip("-.") or "map",
+        fits=[(fit, list(stretches(model_map.after, fit.spans))) for fit in places],
+        is_many=max(len(model_map.today), len(model_map.after)) > _MANY,
+    )
 
 
 def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]]) -> str:

@@ -177,7 +177,7 @@ class Planning:
             form.advanced: gr.Accordion(visible=True),
             form.visibility: PRIVATE if hides else gr.Radio(),
             form.permitted: gr.Checkbox(value=False, visible=hides, label=promise),
-            **self._draw(seen, token, request, plays=True),
+            **self._draw(seen, token, request),
             **({form.machines: _machines(seen[form.machines], seen[form.strategy])} if set_by_goal else {}),
             form.seen: self._choices(seen, checkpoint),
         }
@@ -221,9 +221,7 @@ class Planning:
         placed = [(tensor, shard.file) for shard in plan.shards for tensor in shard.tensors]
         return {form.tensors: tensors_of(map_of_plan(checkpoint, plan), placed, checkpoint.tensors, chosen)}
 
-    def _draw(
-        self, values: Mapping[Any, Any], token: str | None, request: gr.Request, plays: bool = False
-    ) -> dict[Any, Any]:
+    def _draw(self, values: Mapping[Any, Any], token: str | None, request: gr.Request) -> dict[Any, Any]:
         form, source = self._form, source_in(self._form, values)
         # The field may already name another model, of which only the plan is drawn so far.
         shown: dict[Any, Any] = {
@@ -253,7 +251,7 @@ class Planning:
             **({} if stops == values[form.stops] else {form.stops: stops, form.sizes: sizes_panel(stops, chosen)}),
             form.overflow: gr.Checkbox(visible=True) if may else gr.Checkbox(value=False, visible=False),
             form.measure: gr.Checkbox(visible=True) if loads else gr.Checkbox(value=False, visible=False),
-            form.picture: map_panel(map_of_plan(checkpoint, plan), plays),
+            form.picture: map_panel(map_of_plan(checkpoint, plan), checkpoint.source.repo_id, size_label(chosen)),
             form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values), stop_for(stops, chosen)),
             form.plan_id: identify_plan(plan),
             form.start: gr.Button(variant="secondary" if changes_nothing(checkpoint, plan) else "primary"),

@@ -7,8 +7,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sharding.core import text as words
+from sharding.drawing.brackets import components
 from sharding.drawing.map_svg import NAMES, files_caption
-from sharding.drawing.model_map import HEIGHT, WIDTH, Box, ModelMap
+from sharding.drawing.model_map import HEIGHT, WIDTH, Box
 
 MOST_NAMED = 12
 """The most findings, names or differences that a page lists. It counts the rest: nobody reads three thousand."""
@@ -41,33 +42,19 @@ def _templates() -> Environment:
         "duration": words.duration,
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
-    templates.filters |= {
-        "from_left": lambda machine: f"{100 * machine.x / WIDTH:.2f}",
-        "wide": lambda machine: f"{100 * machine.width / WIDTH:.2f}",
-    }
+    templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"source_name": words.source_name}
     templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
-    templates.globals |= {"corners": _corners, "place": _place, "columns": _columns}
+    templates.globals |= {"place": _place, "corners": _corners, "components": components}
     return templates
 
 
 def _place(box: Box) -> Markup:
-    x, y, width, height = (f"{side:.1f}" for side in box)
-    return Markup(f'x="{x}" y="{y}" width="{width}" height="{height}"')
+    sides = zip(("x", "y", "width", "height"), box, strict=True)
+    return Markup(" ".join(f'{name}="{round(side, 1):g}"' for name, side in sides if name not in "xy" or side))
 
 
 def _corners(box: Box) -> str:
-    return " ".join(f"{side:.1f}" for side in box)
-
-
-def _columns(drawn: ModelMap) -> dict[str, Any]:
-    """Return the columns of a map for its script: title, tensors, bytes and number of files of each."""
-    return {
-        side: [
-            [column.title, words.count(column.tensors, "tensor"), words.format_bytes(column.bytes), column.files]
-            for column in columns
-        ]
-        for side, columns in (("today", drawn.today), ("after", drawn.after))
-    }
+    return " ".join(f"{round(side, 1):g}" for side in box)

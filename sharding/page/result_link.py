@@ -46,7 +46,9 @@ class Showing:
         checkable = can_check(result.report, trust)
         return {
             **self._panels(result, trust, wanted, request),
-            form.result_map: map_panel(map_of_copy(*self._both(result, token), result.report.plan.stages)),
+            form.result_map: map_panel(
+                map_of_copy(*self._both(result, token), result.report.plan.stages), result.repo_id
+            ),
             form.check: gr.Button(visible=checkable and token is not None),
             form.check_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
         }

@@ -188,7 +188,8 @@ class Running:
             checkpoint, plan = self._desk.plan(status.request.source, status.request.options, token)
         except ShardingError:
             return {}
-        return {self._form.job_map: map_panel(map_of_plan(checkpoint, plan))}
+        name = status.request.destination
+        return {self._form.job_map: map_panel(map_of_plan(checkpoint, plan), name, fits=False)}
 
     def _differences(self, status: JobStatus, token: str | None) -> dict[Any, Any]:
         """Show by how much the tensors differ that a job has compared. Only the headers name those that do not."""

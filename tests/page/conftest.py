@@ -375,7 +375,7 @@ def copy_name(kind: str = "copy") -> str:
 
 def files(page: Page) -> Locator:
     """The files of the copy in the map of the plan: there are at most 240 apart."""
-    return page.locator("#picture rect.file.after")
+    return page.locator("#picture .strip.after rect.file")
 
 
 def advanced(page: Page) -> Page:

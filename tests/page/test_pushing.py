@@ -87,8 +87,8 @@ def test_at_home_the_saved_login_is_used_and_my_jobs_lead_back_to_what_was_made(
     assert hub.api().model_info(f"alice/{name}").private is True
     assert asked_for(home, job)["compare"] is False  # nothing is loaded unless that is asked for
     # It has all its colours, and what was opened stays open.
-    expect(page.locator("#job-map rect[data-c]")).not_to_have_count(0)
-    expect(page.locator("#job-map rect.waiting")).to_have_count(0)
+    expect(page.locator("#job-map .strip.after rect[data-c]")).not_to_have_count(0)
+    expect(page.locator("#job-map .strip.after rect.waiting")).to_have_count(0)
     expect(page.locator("#log details")).to_have_attribute("open", "")
     page.go_back()
     expect(page).to_have_url(re.compile(f"repo={long}"))
@@ -252,7 +252,7 @@ def test_a_job_goes_on_in_a_closed_tab_is_a_place_in_the_queue_to_others_and_lea
     expect(again.locator("#progress .running")).to_be_visible()
     again.get_by_role("button", name="Cancel").click()
     expect(again.locator("#progress .cancelled")).to_contain_text("Nothing was published")
-    expect(again.locator("#job-map rect[data-c]:not(.waiting)")).to_have_count(0)
+    expect(again.locator("#job-map .strip.after rect[data-c]:not(.waiting)")).to_have_count(0)
     expect(again.locator("#progress .cancelled")).not_to_contain_text(
         re.compile("could not be removed|branch .* is still there")
     )

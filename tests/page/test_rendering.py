@@ -25,7 +25,7 @@ from sharding.page.form import Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import MOST_ROWS, files_of
 from sharding.page.render import MOST_NAMED
-from sharding.page.result_panels import details_panel, result_panel
+from sharding.page.result_panels import Places, details_panel, result_panel
 from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops
@@ -37,6 +37,7 @@ from tests.folders import reshard
 from tests.planning.tensors import in_ranks
 from tests.tensors import stored_tensor
 
+PLACES = Places("a/b", "", "", None)
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 
 
@@ -77,7 +78,7 @@ def test_names_from_a_repo_are_never_markup() -> None:
     plan = plan_shards(source.tensors, Options(10))
     card = SourceCard(EVIL, "0" * 40, "http://hub/me/it", EVIL, False, False)
     for html in (
-        panels.map_panel(map_of_plan(source, plan)),
+        panels.map_panel(map_of_plan(source, plan), EVIL, EVIL),
         panels.tensors_panel(EVIL, [(tensor, EVIL) for tensor in source.tensors]),
         panels.shards_panel(replace(plan, shards=(replace(plan.shards[0], file=EVIL),)), FORECAST),
         panels.facts_panel(summarize_source(source), card),
@@ -274,7 +275,7 @@ def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:
     )
     entries = tuple(FileEntry(file, 1) for file in dict.fromkeys(tensor.file for tensor in tensors))
     source = Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
-    html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(200_000))), plays=True)
+    html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(200_000))), "me/it")
     assert html.count("data-n=") > 300
     assert len(html.encode()) < 200_000
 
@@ -282,20 +283,51 @@ def test_the_map_of_a_thousand_layers_of_experts_is_no_burden() -> None:
 def test_the_time_of_a_result_is_that_of_the_whole_job_where_this_page_ran_it(tmp_path: Path) -> None:
     report = reshard(in_two_files(tmp_path / "in"), tmp_path / "out")
     report = replace(report, resources=replace(report.resources, seconds=8.2))
-    ours = details_panel(report, "a/b", None, Trust("made-here", ()), 110.0)
-    shared = details_panel(report, "a/b", None, Trust("claims", ()))
+    ours = details_panel(report, PLACES, Trust("made-here", ()), 110.0)
+    shared = details_panel(report, PLACES, Trust("claims", ()))
     told = [dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", html)) for html in (ours, shared)]
     assert [facts.get("Time") for facts in told] == ["1 min 50 s", None]
     assert [facts["Copying and checking"] for facts in told] == ["8 s", "8 s"]
 
 
+def test_the_map_of_three_thousand_files_is_no_burden_and_holds_where_each_is() -> None:
+    tensors = tuple(
+        stored_tensor(
+            f"model.layers.{n}.mlp.up_proj.weight", "U8", (1000,), "model.safetensors", 1000 * n, 1000 * n + 1000
+        )
+        for n in range(3000)
+    )
+    entries = (FileEntry("model.safetensors", 3_000_000),)
+    source = Checkpoint(RepoRef("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
+    html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(1000))), "me/it", "1kB")
+    assert len(html.encode()) < 150_000
+    assert "each column stands for 13 files" in html and "Find a file or tensor" in html
+    few = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(100_000))), "me/it", "100kB")
+    assert "stands for" not in few and "Find a file or tensor" not in few
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "file"),
+    [
+        ("mistralai/Mistral-7B-v0.1", "300MB", "Mistral-7B-v0.1-300MB"),
+        ("gpt2", "one file", "gpt2-one-file"),
+        ("a/b", "", "b"),
+        ("../..", "/\x00", "map"),
+    ],
+)
+def test_a_saved_picture_is_called_after_the_model_and_the_size(name: str, size: str, file: str) -> None:
+    source = checkpoint({"a.safetensors": 10})
+    html = panels.map_panel(map_of_plan(source, plan_shards(source.tensors, Options(10))), name, size)
+    assert f'data-file="{file}"' in html
+
+
 def test_the_details_of_a_result_count_the_machines_that_made_it(tmp_path: Path) -> None:
     report = reshard(in_two_files(tmp_path / "in"), tmp_path / "out")
     trust = Trust("claims", ())
-    assert "Machines" not in details_panel(report, "a/b", None, trust)
+    assert "Machines" not in details_panel(report, PLACES, trust)
     nodes = tuple(NodeCost(f"10.0.0.{n} (1a2b3c4d)", 3, 4, 5.0, 6) for n in range(2))
     many = replace(report, fleet=FleetCost("<ray> 2.60.0", nodes))
-    assert "2 with &lt;ray&gt; 2.60.0" in details_panel(many, "a/b", None, trust)
+    assert "2 with &lt;ray&gt; 2.60.0" in details_panel(many, PLACES, trust)
 
 
 def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine(tmp_path: Path) -> None:
@@ -304,17 +336,17 @@ def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine(tmp_path:
     kept = replace(report, source=source)
     plan, proof = (replace(value, dtype="fp16") for value in (report.plan, report.verification))
     cast = replace(kept, plan=plan, verification=proof)
-    shown = [result_panel(one, "a/copy", "", "", Trust("fits", ("It fits.",))) for one in (kept, cast)]
-    assert ["The button below does" in panel for panel in shown] == [True, False]
-    assert ["shard-my-repo verify" in panel for panel in shown] == [True, False]
+    trust = Trust("fits", ("It fits.",))
+    assert ["The button below checks it" in result_panel(one, trust) for one in (kept, cast)] == [True, False]
+    assert ["shard-my-repo verify" in details_panel(one, PLACES, trust) for one in (kept, cast)] == [True, False]
 
 
 def test_a_result_says_what_was_computed_and_what_became_infinite(tmp_path: Path) -> None:
     report, trust = reshard(in_two_files(tmp_path / "in"), tmp_path / "out"), Trust("made-here", ())
-    plain = Tags(result_panel(report, "a/copy", "", "", trust)).text
+    plain = Tags(result_panel(report, trust)).text
     assert "computed" not in plain and "infinite" not in plain
     plan, proof = (replace(value, dtype="fp16", dequantized="fp8, one scale") for value in (report.plan, report.verification))  # fmt: skip
     made = replace(report, plan=plan, verification=proof, overflowed={"a": 2, "b": 1})
-    text = " ".join(Tags(result_panel(made, "a/copy", "", "", trust)).text.split())
+    text = " ".join(Tags(result_panel(made, trust)).text.split())
     assert ", dequantized to fp16 (fp8, one scale)" in text and "Its numbers are computed, not copied" in text
     assert "3 numbers too large for fp16 became infinite, as allowed" in text

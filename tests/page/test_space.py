@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import yaml
@@ -47,9 +48,24 @@ def test_every_requirement_is_pinned() -> None:
 
 def test_what_the_page_brings_is_small() -> None:
     assert (
-        sum((ROOT / "assets" / name).stat().st_size for name in ("page.js", "map.js", "style.css", "map.css")) < 150_000
+        sum(
+            (ROOT / "assets" / name).stat().st_size
+            for name in ("page.js", "map.js", "picture.js", "style.css", "map.css")
+        )
+        < 150_000
     )
 
 
 def test_app_declares_one_gpu_function() -> None:
     assert (ROOT / "app.py").read_text().count("\n@spaces.GPU") == 1
+
+
+def test_no_two_scripts_of_the_page_declare_the_same_name() -> None:
+    """They share one scope, in which the last function of a name wins without a word."""
+    declared = [
+        name
+        for path in sorted((ROOT / "assets").glob("*.js"))
+        for name in re.findall(r"^(?:async )?(?:function\*?|const|let|var) (\w+)", path.read_text(), flags=re.M)
+    ]
+    assert len(declared) > 50
+    assert [name for name, times in Counter(declared).items() if times > 1] == []

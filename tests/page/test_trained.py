@@ -41,7 +41,7 @@ def test_the_base_is_asked_for_and_goes_with_the_copy(home: Site, visit: Visit, 
     page.get_by_label("Model", exact=True).fill(trained)
     page.get_by_label("Model", exact=True).press("Enter")
     expect(page.locator("#findings")).to_contain_text("There is no config.json and no tokenizer")
-    expect(page.locator("#picture .sides")).to_contain_text("Today 2 files")
+    expect(page.locator("#picture .sheet")).to_contain_text("Today 2 files")
     base.fill("bob/nothing-there")
     base.press("Enter")
     expect(page.locator("#repo-message")).to_contain_text("bob/nothing-there")
