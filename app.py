@@ -26,9 +26,9 @@ def main() -> None:
         import_gradio()
         from sharding.core.limits import MAX_CALLS, MAX_SESSIONS_KEPT
         from sharding.page.build import build
-        from sharding.page.door import MALFORMED, close_side_doors
         from sharding.page.form import ASSETS
-        from sharding.page.guard import guarded
+        from sharding.page.serving.door import MALFORMED, close_side_doors
+        from sharding.page.serving.guard import guarded
         from sharding.page.site import Site
         from sharding.page.theme import theme
 

@@ -9,7 +9,6 @@ from gradio.events import Dependency
 from sharding.core.limits import MAX_CALLS_WAITING
 from sharding.desk import Desk
 from sharding.desk.patience import patient
-from sharding.page.answers import bound_answers
 from sharding.page.api import Endpoints
 from sharding.page.choices import fields_of_a_plan
 from sharding.page.form import Form, lay_out
@@ -19,6 +18,7 @@ from sharding.page.pushing import Pushing
 from sharding.page.result_link import Showing
 from sharding.page.running import Running
 from sharding.page.same.comparing import Comparing
+from sharding.page.serving.answers import bound_answers
 from sharding.page.site import Site
 
 _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}

@@ -9,7 +9,7 @@ import pytest
 from gradio.server_messages import ProcessCompletedMessage
 
 from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
-from sharding.page.answers import Sessions
+from sharding.page.serving.answers import Sessions
 from tests.conftest import in_a_loop
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.limits import BODY_SECONDS, MAX_BODY_BYTES, MAX_TOOL_BYTES, MAX_TOOL_CALLS
-from sharding.page.door import MALFORMED, Door
+from sharding.page.serving.door import MALFORMED, Door
 from tests.conftest import in_a_loop
 
 TOOLS = ("/gradio_api/mcp/", "/gradio_api/mcp", "/gradio_api/mcp/http/", "/gradio_api/mcp/schema")
@@ -91,7 +91,7 @@ def test_a_request_that_does_not_arrive_is_given_up(
     method: str, path: str, parts: tuple[bytes, ...], length: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert BODY_SECONDS == 30
-    monkeypatch.setattr("sharding.page.door.BODY_SECONDS", 0.02)
+    monkeypatch.setattr("sharding.page.serving.door.BODY_SECONDS", 0.02)
     reached: list[str] = []
 
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +102,7 @@ def test_a_request_that_does_not_arrive_is_given_up(
 
 
 def test_an_answer_may_take_longer_than_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.page.door.BODY_SECONDS", 0.01)
+    monkeypatch.setattr("sharding.page.serving.door.BODY_SECONDS", 0.01)
 
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(0.05)

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from sharding.core.limits import MAX_BODY_BYTES, MAX_TOOL_CALLS
-from sharding.page.door import Door
+from sharding.page.serving.door import Door
 from tests.conftest import in_a_loop
 from tests.page.conftest import UNCERTIFIED, Site, ask, call
 

@@ -13,7 +13,7 @@ from sharding.core.text import source_name
 from sharding.core.values import RepoRef
 from sharding.drawing.map_svg import draw_plan
 from sharding.formats.model_card import parse_card
-from sharding.page.result_panels import details_panel, result_panel
+from sharding.page.result_panels import Places, details_panel, result_panel
 from sharding.report.card import Links, write_card
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import Level, Trust
@@ -40,8 +40,8 @@ def test_a_result_of_a_folder_never_stands_under_the_name_of_a_repo_alone(report
     levels: tuple[Level, ...] = ("made-here", "read-now", "fits", "claims")
     for level in levels:
         trust = Trust(level, ())
-        panels = text_of(result_panel(told, "a/copy", "", "", trust)) + text_of(
-            details_panel(told, "a/copy", None, trust)
+        panels = text_of(result_panel(told, trust)) + text_of(
+            details_panel(told, Places("a/copy", "", "", None), trust)
         )
         assert f"the folder {name}" in panels
         assert panels.count(name) == panels.count(f"the folder {name}"), level

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from sharding.page.guard import guarded
+from sharding.page.serving.guard import guarded
 from sharding.page.site import Site as Place
 from tests.conftest import in_a_loop
 from tests.hubs import exists

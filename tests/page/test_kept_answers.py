@@ -10,7 +10,7 @@ from gradio.server_messages import ProcessCompletedMessage
 from gradio.state_holder import SessionState
 
 from sharding.core.limits import MAX_SESSIONS_KEPT, UNFETCHED_BYTES, UNFETCHED_SECONDS
-from sharding.page.answers import Sessions, bound_answers
+from sharding.page.serving.answers import Sessions, bound_answers
 from tests.conftest import in_a_loop
 
 

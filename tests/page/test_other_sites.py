@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from sharding.page.guard import guarded
+from sharding.page.serving.guard import guarded
 from sharding.page.site import Site
 from tests.conftest import in_a_loop
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from sharding.page.links import Wish
-from sharding.page.preview import opening
+from sharding.page.serving.preview import opening
 from tests.page.conftest import Site, ask
 
 PAGE = b'<html><head><meta\n property="og:title" content="Gradio" /><meta name="twitter:card" content="x"/></head><body\nstyle="a">'

@@ -13,7 +13,7 @@ from gradio.server_messages import HeartbeatMessage, ProcessCompletedMessage
 from gradio.state_holder import SessionState
 
 from sharding.core.limits import QUIET_SECONDS
-from sharding.page.answers import Sessions, bound_answers
+from sharding.page.serving.answers import Sessions, bound_answers
 from tests.conftest import in_a_loop
 from tests.page.conftest import Site, ask
 

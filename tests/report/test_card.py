@@ -20,7 +20,7 @@ from sharding.desk.history import History
 from sharding.formats.model_card import parse_card
 from sharding.loading.costs import ClassicCost, Comparison, Prediction, Verdict
 from sharding.localhub.cards import find_errors, find_warnings, read_metadata
-from sharding.page.result_panels import details_panel
+from sharding.page.result_panels import Places, details_panel
 from sharding.report.card import TAGS, Links, write_card
 from sharding.report.comparison import summarize_comparison
 from sharding.report.events import event_json
@@ -173,7 +173,7 @@ def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_
         history.take(json.loads(json.dumps(event_json(event))), 0.0)
     assert history.loads == (4, 4)
     assert found["comparison"]["verdict"]["sentence"] in history.log[-3]
-    panel = details_panel(parse_report(json.dumps(found)), "me/copy", None, Trust("claims", ()))
+    panel = details_panel(parse_report(json.dumps(found)), Places("me/copy", "", "", None), Trust("claims", ()))
     assert found["comparison"]["verdict"]["sentence"] in unescape(panel)
     assert "<svg" in panel
     assert "Streaming with transfer and verification" in panel
@@ -187,7 +187,7 @@ def test_a_comparison_that_could_not_be_made_is_told_as_a_prediction(report: Rep
         ClassicCost(None, 2 * 10**9, 3 * 10**9, "The disk is full."),
     )  # fmt: skip
     told = replace(report, comparison=summarize_comparison(nothing_loaded))
-    panel = details_panel(told, "me/copy", None, Trust("claims", ()))
+    panel = details_panel(told, Places("me/copy", "", "", None), Trust("claims", ()))
     assert "Predicted, not measured" in panel
     assert "Its memory and disk are predictions: The disk is full." in " ".join(panel.split())
     assert "<svg" not in panel

@@ -59,7 +59,7 @@ def many_places(document: Json) -> None:
 
 SCRIPT = """
 import sys
-from sharding.page.result_panels import details_panel, result_panel
+from sharding.page.result_panels import Places, details_panel, result_panel
 from sharding.report.fetch import refuse_costly
 from sharding.report.schema import parse_report
 from sharding.verify.trust import Trust
@@ -71,7 +71,7 @@ small, large = (open(path, "rb").read() for path in sys.argv[1:])
 
 def shown(report):
     trust = Trust("claims", ())
-    return result_panel(report, "a/b", "", "", trust) + details_panel(report, "a/b", None, trust)
+    return result_panel(report, trust) + details_panel(report, Places("a/b", "", "", None), trust)
 
 shown(parse_report(small))  # all is imported now
 open("/proc/self/clear_refs", "w").write("5")  # forget the highest so far

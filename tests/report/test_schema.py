@@ -31,7 +31,7 @@ from sharding.core.values import (
     Verification,
 )
 from sharding.loading.costs import Cause, ClassicCost, Comparison, Kind, LoadCost, Moment, Prediction, Verdict
-from sharding.page.result_panels import details_panel
+from sharding.page.result_panels import Places, details_panel
 from sharding.planning.plan import plan_checkpoint
 from sharding.report.report import make_report
 from sharding.report.schema import Report, parse_report, to_json
@@ -257,7 +257,7 @@ def test_a_report_of_stages_that_an_earlier_version_made_is_read(document: dict[
     report = parse_report(json.dumps(changed))
     assert report.plan.strategy == "stages:2" and report.plan.pipeline is None
     assert to_json(report)["plan"]["stages"] == changed["plan"]["stages"]
-    html = details_panel(report, "me/copy", None, Trust("claims", ()))
+    html = details_panel(report, Places("me/copy", "", "", None), Trust("claims", ()))
     assert "The one in transformers cuts elsewhere and loads these files wrongly" in html
     assert f"and {files[0]}, whose embed.weight is also lm_head.weight" in html
 

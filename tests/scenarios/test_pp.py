@@ -24,7 +24,7 @@ from sharding.core.options import Options
 from sharding.demo import samples
 from sharding.desk.forecast import Forecast
 from sharding.page import panels
-from sharding.page.result_panels import details_panel
+from sharding.page.result_panels import Places, details_panel
 from sharding.report.schema import Report, parse_report
 from sharding.verify.trust import Trust
 from tests import models, quantized
@@ -197,7 +197,7 @@ def test_what_a_stage_also_needs_is_told_wherever_stages_are_shown(tmp_path: Pat
     plan = planned(source, "pp:2")
     for html in (
         panels.shards_panel(plan, Forecast(1, 2, 1, 0, "")),
-        details_panel(parse_report(told), "me/copy", None, Trust("claims", ())),
+        details_panel(parse_report(told), Places("me/copy", "", "", None), Trust("claims", ())),
     ):
         assert f"and {file}, whose model.embed_tokens.weight is also lm_head.weight" in html
     screen = StringIO()

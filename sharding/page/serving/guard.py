@@ -17,8 +17,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.environment import page_hosts, space_hosts
-from sharding.page.door import Door
-from sharding.page.preview import Preview
+from sharding.page.serving.door import Door
+from sharding.page.serving.preview import Preview
 from sharding.page.site import Site
 
 _HUB = "https://huggingface.co"
