@@ -166,8 +166,8 @@ def _is_call(body: bytes) -> bool:
     return session is None or (isinstance(session, str) and re.fullmatch(_NAME, session, re.ASCII) is not None)
 
 
-_PACKAGE, _AROUND = str(Path(__file__).parent.parent.parent), ("door.py", "guard.py")
-"""The folder of our code, and the files in it that every request passes through."""
+_PACKAGE, _AROUND = (str(Path(__file__).parents[up]) for up in (2, 0))
+"""The folder of our code, and the folder in it whose rooms every request passes through."""
 
 _OTHER_FORM = "This request does not have the form that the page's API describes."
 
@@ -175,7 +175,7 @@ _OTHER_FORM = "This request does not have the form that the page's API describes
 async def _malformed(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, (RequestValidationError, FnIndexInferError)):
         places = traceback.extract_tb(error.__traceback__)
-        if any(place.filename.startswith(_PACKAGE) and not place.filename.endswith(_AROUND) for place in places):
+        if any(place.filename.startswith(_PACKAGE) and not place.filename.startswith(_AROUND) for place in places):
             raise error  # a fault of this program
         # Gradio raises these for malformed requests. If it is a bug of Gradio, the log shows the place.
         kind, place = type(error).__name__, places[-1]
