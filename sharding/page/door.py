@@ -166,7 +166,7 @@ def _is_call(body: bytes) -> bool:
     return session is None or (isinstance(session, str) and re.fullmatch(_NAME, session, re.ASCII) is not None)
 
 
-_PACKAGE, _AROUND = str(Path(__file__).parent.parent), ("door.py", "guard.py")
+_PACKAGE, _AROUND = str(Path(__file__).parent.parent), ("door.py", "guard.py", "answers.py")
 """The folder of our code, and the files in it that every request passes through."""
 
 _OTHER_FORM = "This request does not have the form that the page's API describes."
