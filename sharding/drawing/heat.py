@@ -23,7 +23,7 @@ _LIGHT = ("#e1e6e8", "#c3e4e0", "#7cc3ba", "#2b9187", "#0a534d")
 _DARK = ("#273136", "#1c4643", "#22746c", "#36b3a5", "#a5efe6")
 
 _MOST_STACKS, _MOST_PARTS, _MOST_COLUMNS = 6, 28, 128
-_WIDTH, _LABEL, _LEGEND_WIDTH, _ROW, _WIDEST = 1040.0, 236.0, 760.0, 20.0, 40.0
+_WIDTH, _LABEL, _LEGEND_WIDTH, _ROW, _WIDEST = 1040.0, 236.0, 790.0, 20.0, 40.0
 _LABEL_CHARACTERS = 32
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 

@@ -109,6 +109,7 @@ def test_a_process_that_checks_is_told_what_the_result_is_of(options: Options) -
     assert (name, given) == ("verify", (SOURCE, f"{COPY}@f"))
     assert more == {
         "quick": False,
+        "numeric": True,
         "dtype": options.dtype,
         "variant": options.variant,
         "base": options.base,
