@@ -19,7 +19,7 @@ def test_a_plan_is_shown_at_once_without_a_login(space: Site, visit: Visit, smal
     page.get_by_role("button", name="Show the plan").click()
     expect(facts).to_contain_text("LlamaForCausalLM")
     expect(facts).to_contain_text("apache-2.0")
-    expect(facts).to_contain_text("open to all")
+    expect(facts).to_contain_text("not gated")
     expect(page.locator("#picture .sheet")).to_contain_text("Today 2 files, 240.1 kB")
     expect(page.locator("#summary")).to_contain_text("2 files → 6, largest 40.1 kB")
     expect(page.locator("#start")).to_be_disabled()
@@ -46,7 +46,7 @@ def test_changing_a_control_redraws_the_plan_and_nothing_else_and_what_is_wrong_
     space: Site, visit: Visit, small: str, gated: str
 ) -> None:
     page = visit(space, f"?repo={small}&size=100kB")
-    model, size = page.get_by_label("Model", exact=True), page.get_by_label("Largest file")
+    model, size = page.get_by_label("Model", exact=True), page.get_by_label("Maximum file size")
     expect(files(page)).to_have_count(3)
     page.evaluate("document.querySelector('#facts .repo').marked = true")
     size.fill("50kB")
@@ -88,7 +88,7 @@ def test_changing_a_control_redraws_the_plan_and_nothing_else_and_what_is_wrong_
 def test_a_link_fills_the_form_in(space: Site, visit: Visit, tiny: str) -> None:
     page = visit(space, f"?repo={tiny}@main&size=70kB&order=stored&strategy=pp:2&dtype=bf16")
     expect(page.get_by_label("Model", exact=True)).to_have_value(f"{tiny}@main")
-    expect(page.get_by_label("Largest file")).to_have_value("70kB")
+    expect(page.get_by_label("Maximum file size")).to_have_value("70kB")
     advanced(page)
     expect(page.get_by_label("As in today's files")).to_be_checked()
     expect(page.get_by_role("radio", name="For transformers on several machines")).to_be_checked()

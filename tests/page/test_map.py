@@ -296,8 +296,8 @@ def test_three_thousand_files_and_one_are_both_drawn_within_the_page(home: Site,
     page.keyboard.press("0")
     box = page.locator("#picture .strip.after").bounding_box()
     assert box and box["width"] == wide["width"]
-    page.get_by_label("Largest file").fill("one file")
-    page.get_by_label("Largest file").press("Enter")
+    page.get_by_label("Maximum file size").fill("one file")
+    page.get_by_label("Maximum file size").press("Enter")
     expect(files(page)).to_have_count(1)
     expect(search).to_have_count(0)
 
@@ -354,7 +354,7 @@ def test_the_slider_stands_at_what_each_model_suggests_and_a_size_of_ones_own_st
     home: Site, visit: Visit, layered: str, small: str
 ) -> None:
     page = visit(home, f"?repo={layered}")
-    slider, written = page.locator("#size-slider"), page.get_by_label("Largest file")
+    slider, written = page.locator("#size-slider"), page.get_by_label("Maximum file size")
     expect(written).to_have_value("100kB")
     expect(slider).to_have_attribute("aria-valuetext", "100kB")
     expect(page.locator("#size-reason")).to_contain_text("A download that breaks off")
@@ -409,7 +409,7 @@ def test_the_plan_is_that_of_the_slider_although_an_earlier_question_arrives_lat
             page.wait_for_timeout(1500)
         route.continue_()
 
-    page.get_by_label("Largest file").focus()
+    page.get_by_label("Maximum file size").focus()
     page.route("**/queue/join*", hold)
     page.locator("#size-slider").focus()  # leaves the field, which asks
     page.keyboard.press("ArrowLeft")

@@ -7,9 +7,11 @@ import gradio as gr
 import pytest
 
 from sharding.core.limits import ROUNDS
+from sharding.page.choices import options_in
 from sharding.page.form import PRIVATE, PUBLIC
 from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
+from sharding.planning.plan import identify_plan
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import exists, push, shard
 from tests.page.rooms import Rooms, asks, login, rooms_over, told
@@ -41,9 +43,11 @@ def pushing(rooms: Rooms) -> Iterator[Pushing]:
 
 
 def order(rooms: Rooms, source: str, destination: str, **values: object) -> dict[Any, Any]:
-    """The form with `source` and `destination` filled in, and else as it comes but for `values`."""
+    """The form with `source` and `destination` filled in, with its plan, and else as it comes but for `values`."""
     namespace, _, name = destination.partition("/")
-    return rooms.given(repo=source, size="60kB", namespace=namespace, name=name, **values)
+    given = rooms.given(repo=source, size="60kB", namespace=namespace, name=name, **values)
+    plan_id = identify_plan(rooms.desk.plan(source, options_in(rooms.form, given), "hf_alice")[1])
+    return {**given, rooms.form.plan_id: plan_id}
 
 
 # --- Replacing a copy ---------------------------------------------------------------------------------------

@@ -53,11 +53,16 @@ def test_a_link_has_one_title_and_one_preview(wish: Wish, title: str, body: str)
     assert all(len(values) == 1 for values in head.metas.values())
 
 
-def test_nothing_in_a_link_becomes_markup() -> None:
-    evil = '"><script>alert(1)</script>'
-    page = opening(PAGE, Wish(result=evil)).decode()
-    assert "<script" not in page
-    assert Head(page).metas["og:title"] == [f"{evil} · Shard My Repo"]
+@pytest.mark.parametrize(
+    "evil", ['"><script>alert(1)</script>', "You won! Call 123", "https://evil.example/a/b", 'a/b@"><b>']
+)
+@pytest.mark.parametrize("kind", ["result", "repo"])
+def test_no_text_that_is_no_repo_becomes_a_title_or_markup(evil: str, kind: str) -> None:
+    page = opening(PAGE, Wish(**{kind: evil})).decode()
+    assert "<script" not in page and "<b>" not in page
+    (title,) = Head(page).metas["og:title"]
+    assert title in ("Shard My Repo", f"{evil} · Shard My Repo")
+    assert title == "Shard My Repo" or evil.startswith("a/b@")
 
 
 def test_the_served_page_has_the_preview_of_its_link_and_asks_no_hub(space: Site) -> None:

@@ -28,7 +28,7 @@ def test_a_hostile_report_gets_one_clear_message(home: Site, visit: Visit, hub: 
     page = visit(home, f"?result={repo_id}")
     message = page.locator("#result").get_by_role("alert")
     expect(message).to_contain_text("is not a report of this tool")
-    assert page.title() == "Shard My Repo"
+    assert page.title() == "bob/hostile-script · Shard My Repo"
     assert not page.complaints  # type: ignore[attr-defined]
     # So does a link that names no repo at all.
     page.goto(f"{home.address}/?result=<script>document.title='owned'</script>")
@@ -50,7 +50,7 @@ def test_a_well_formed_report_with_markup_in_it_is_shown_as_text(
     page = visit(home, f"?result={with_report(hub, 'hostile-markup', json.dumps(report).encode())}")
     expect(page.locator("#result-details")).to_contain_text("<img src=x onerror")
     assert page.locator("#outcome :is(img, script)").count() == 0
-    assert page.title() == "Shard My Repo"
+    assert page.title() == "bob/hostile-markup · Shard My Repo"
 
 
 def test_a_report_alone_is_no_result(home: Site, hub: Server, genuine: str) -> None:

@@ -192,7 +192,7 @@ def done(rooms: Rooms, source: str, name: str, check: bool = False) -> str:
 
 def states(html: str) -> list[str]:
     """The classes of the headlines in a panel."""
-    return re.findall(r'<p class="(state[^"]*)"', html)
+    return re.findall(r'<h2 class="(state[^"]*)"', html)
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["copy", "check"])
@@ -220,12 +220,12 @@ def test_the_link_of_a_result_leads_to_the_commit_that_was_named(rooms: Rooms, t
     for site, address in ((rooms.site, "http://127.0.0.1:7860/"), (rooms.space, "https://huggingface.co/spaces/")):
         for wanted, count in counts.items():
             update = Showing(rooms.desk, site, form).show(wanted, asks(), None)
-            (link,) = set(re.findall(rf"{re.escape(address)}[^<\"]*\?result=([^<\"\s]+)", update[form.result]))
+            (link,) = set(re.findall(rf"{re.escape(address)}[^<\"]*\?result=([^<\"\s]+)", update[form.result_details]))
             assert link == wanted
             assert f"model-00001-of-0000{count}.safetensors" in update[form.result_details]
             assert states(update[form.result]) == ["state "]  # it fits, and nobody here has read it
     update = Showing(rooms.desk, rooms.site, form).show(f"{rooms.hub.address}/{name}", asks(), None)
-    assert f"?result={name}<" in update[form.result]
+    assert f"?result={name}<" in update[form.result_details]
     update = Showing(rooms.desk, rooms.site, form).show("", asks(), None)
     assert (update[form.result], update[form.result_map], update[form.result_details]) == ("", "", "")
 
@@ -235,9 +235,9 @@ def test_a_result_is_read_whole_on_a_click_by_who_has_a_login(rooms: Rooms, runn
     shard(rooms.hub, MODEL, name)
     here, on_space = (Showing(rooms.desk, site, form) for site in (rooms.site, rooms.space))
     offered = told(here.show(name, asks("bob"), None), form.check)
-    assert (offered["visible"], offered["interactive"]) == (True, True)
-    offered = told(on_space.show(name, asks(), None), form.check)
-    assert (offered["visible"], offered["interactive"]) == (True, False)
+    assert offered["visible"]
+    shown = on_space.show(name, asks(), None)
+    assert not told(shown, form.check)["visible"] and "Sign in to check every byte" in shown[form.check_message]
     assert "needs a login" in on_space.check(name, asks(), None)[form.check_message]
     assert rooms.waiting("alice") == rooms.waiting("bob") == []
     taken = here.check(name, asks("bob"), None)

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 
 from starlette.datastructures import MutableHeaders, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sharding.core.errors import ShardingError
 from sharding.page.goals import GOALS
 from sharding.page.links import Wish, read_wish
+from sharding.storage.names import parse_repo
 
 NAME = "Shard My Repo"
 _HOME = "Get a model in the form you need: smaller files, one file, another dtype. Every tensor is proved identical."
@@ -42,13 +45,21 @@ def preview_of(wish: Wish) -> tuple[str, str]:
     >>> preview_of(Wish(result="me/model"))[0]
     'me/model · Shard My Repo'
     """
-    if wish.result:
-        return f"{wish.result} · {NAME}", "A copy of a model. See what is proved of it, and have every byte checked."
-    if wish.repo:
-        return f"{wish.repo} · {NAME}", "The plan for a copy: its files, what the job takes, and where the model fits."
+    if result := _name_in(wish.result):
+        return f"{result} · {NAME}", "A copy of a model. See what is proved of it, and have every byte checked."
+    if repo := _name_in(wish.repo):
+        return f"{repo} · {NAME}", "The plan for a copy: its files, what the job takes, and where the model fits."
     if wish.goal in GOALS:
         return f"{GOALS[wish.goal].title} · {NAME}", GOALS[wish.goal].words
     return NAME, _HOME
+
+
+def _name_in(place: str) -> str:
+    """Return the repo that `place` names, with its revision if it names one, or "" for any other text."""
+    with suppress(ShardingError):
+        repo_id, revision = parse_repo(place, "")
+        return f"{repo_id}@{revision}" if revision else repo_id
+    return ""
 
 
 def opening(page: bytes, wish: Wish, image: str = "") -> bytes:
