@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 from math import sqrt
+from pathlib import Path
 from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding import job
 from sharding.core.events import Progress
 from sharding.core.limits import HUB_JOB_ANON_BYTES
 from sharding.core.options import Options
 from sharding.core.text import time_range
-from sharding.desk import Desk
+from sharding.desk import Desk, Settings
 from sharding.desk.forecast import (
     Forecast,
     Rates,
@@ -26,7 +26,6 @@ from sharding.desk.forecast import (
 )
 from sharding.desk.gauge import Machine, measure_machine, this_machine
 from sharding.desk.jobs import JobRecord, JobRequest, State
-from sharding.storage.hub.answer_times import AnswerTimes
 from tests.desk.conftest import ALICE
 from tests.inhouse import InHouse
 
@@ -153,18 +152,14 @@ def test_only_jobs_that_were_done_whole_count() -> None:
 
 
 def test_a_desk_takes_the_answers_of_its_hub_into_account(
-    hub: InHouse, desk: Desk, small: str, monkeypatch: pytest.MonkeyPatch
+    hub: InHouse, settings: Settings, small: str, tmp_path: Path
 ) -> None:
     def asked(*rules: str) -> Forecast:
-        times = AnswerTimes()  # of these questions alone
-        monkeypatch.setattr("sharding.storage.hub.guard.ANSWER_TIMES", times)
-        monkeypatch.setattr("sharding.desk.desk.ANSWER_TIMES", times)
-        with hub.failing(*rules):
-            job.inspect(f"{hub.address}/{small}", endpoint=hub.address, token=ALICE)
-        return desk.forecast(*desk.plan(small, Options("60kB"), ALICE))
+        with Desk(replace(settings, folder=tmp_path / str(len(rules)))) as desk, hub.failing(*rules):
+            return desk.forecast(*desk.plan(small, Options("60kB"), ALICE))
 
     quick, slow = asked(), asked("delay:0.5@GET /api/models")
-    assert slow.lower_seconds - quick.lower_seconds > 10
+    assert slow.lower_seconds - quick.lower_seconds > 5
     assert slow.lower_seconds >= 40 * 0.5 / sqrt(2)
 
 
