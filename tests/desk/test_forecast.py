@@ -64,7 +64,7 @@ def test_the_upper_end_of_an_estimate_is_at_most_twice_the_lower(work: Work, rat
 @given(works, rates, factors)
 def test_a_range_surrounds_what_is_expected(work: Work, rates: Rates, taken: list[float]) -> None:
     """Rounding takes away at most a fifth at either end, or a second."""
-    expected = expected_seconds(work, rates) * (median(taken) if taken else 1)
+    expected = expected_seconds(work, rates) * median([1.0, *taken])
     estimate = forecast(work, rates, [record(seconds) for seconds in taken])
     assert estimate.lower_seconds <= max(1.3 * expected / sqrt(2), expected / sqrt(2) + 1)
     assert estimate.upper_seconds >= min(expected * sqrt(2) / 1.3, expected * sqrt(2) - 1)
@@ -125,28 +125,32 @@ def test_a_machine_that_cannot_be_measured_counts_as_another_one_and_the_estimat
 
 
 def test_an_estimate_learns_from_the_jobs_that_were_done_here() -> None:
-    finished = [record(30, 10, peak=5), record(20, 10, peak=9, disk=3), record(900, 10)]
+    finished = [record(30, 10, peak=5), record(20, 10, peak=9, disk=3), record(900, 10), record(30, 10)]
     estimate = forecast(WORK, RATES, finished)
     expected = 3 * expected_seconds(WORK, RATES)
     assert estimate.lower_seconds <= expected <= estimate.upper_seconds
     assert middle(estimate) == pytest.approx(expected, rel=0.15)
     assert (estimate.peak_anon_bytes, estimate.disk_bytes) == (9, 3)
-    assert "3 jobs done here lately" in estimate.basis
+    assert "4 jobs done here lately" in estimate.basis
 
 
-@given(st.lists(st.floats(30, 3000), min_size=1, max_size=9))
-def test_the_estimate_for_the_same_job_again_is_the_median_time_that_it_took(taken: list[float]) -> None:
-    expected = expected_seconds(WORK, RATES)
-    estimate = forecast(WORK, RATES, [record(seconds, expected) for seconds in taken])
-    assert middle(estimate) == pytest.approx(median(taken), rel=0.2)
+@given(st.floats(30, 3000), st.integers(2, 9))
+def test_the_estimate_for_the_same_job_again_is_the_time_that_it_took(seconds: float, times: int) -> None:
+    done = record(seconds, expected_seconds(WORK, RATES))
+    assert middle(forecast(WORK, RATES, [done] * times)) == pytest.approx(seconds, rel=0.2)
+
+
+def test_a_single_job_counts_as_much_as_what_was_measured() -> None:
+    assert correction([record(3)]) == 2
+    assert correction([record(0.5)]) == 0.75
+    assert correction([record(3), record(3)]) == 3
 
 
 def test_only_jobs_that_were_done_whole_count() -> None:
-    finished = [record(10), record(20), record(90)]
+    finished = [record(10), record(20), record(20), record(90)]
     states: tuple[State, ...] = ("failed", "cancelled", "interrupted")
     others = [record(10_000, 1, state) for state in states] + [record(None), record(10_000, None)]
     assert correction(finished) == correction([*others, *finished, *others]) == 20
-    assert correction(finished[:2]) == 15
     assert correction(others) is correction([]) is None
     assert forecast(WORK, RATES, [*others, *finished]) == forecast(WORK, RATES, finished)
 
