@@ -260,8 +260,8 @@ ANSWER_TIMEOUT_SECONDS = 100
 LONGEST_WAIT_SECONDS = 300
 """Longest wait that a server may ask for with Retry-After. The Hub counts requests in windows of five minutes."""
 
-ANSWERS_REMEMBERED = 64
-"""Answers of a Hub whose times are remembered. A plan takes about ten."""
+ANSWERS_TIMED = 3
+"""Small questions to a Hub that are timed, one after another. The first may wait for a connection."""
 
 MAX_TOKEN_BYTES = 10_000
 """Largest file of a saved login. A token of an application has a thousand characters or two."""

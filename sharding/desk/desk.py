@@ -49,7 +49,6 @@ from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner
 from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import identify_plan
 from sharding.report.fetch import Result, read_result
-from sharding.storage.hub.answer_times import ANSWER_TIMES
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import Lookup
 from sharding.verify.structure import Likeness
@@ -137,10 +136,10 @@ class Desk:
         """Return the expected cost of the job that makes `plan` from `checkpoint` on this machine."""
         with self._lock:
             finished = list(self._finished)
-        return forecast(work_of(checkpoint, plan), self._rates(), finished)
+        return forecast(work_of(checkpoint, plan), self._rates(checkpoint.source.repo_id), finished)
 
-    def _rates(self) -> Rates:
-        return Rates(this_machine().result(), ANSWER_TIMES.median(self._settings.endpoint) or 0.0)
+    def _rates(self, repo_id: str) -> Rates:
+        return Rates(this_machine().result(), self.lookup.answer_seconds(repo_id) or 0.0)
 
     def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
         """Return which block of `source` goes on which device, as `job.devices` does, but only for repos.
@@ -172,7 +171,7 @@ class Desk:
         job.check_request(asked, endpoint=self._settings.endpoint, token=token)
         options = replace(request.options, base=base)
         request = replace(request, source=pinned, destination=destination, options=options)
-        expected = expected_seconds(work_of(checkpoint, plan), self._rates())
+        expected = expected_seconds(work_of(checkpoint, plan), self._rates(checkpoint.source.repo_id))
         record = JobRecord(new_job_id(destination), who.name, request, plan.total_bytes, self._clock())
         record = replace(record, expected_seconds=expected, unreached=checkpoint.unreached)
         return self._queue_up(record, token)
@@ -212,9 +211,9 @@ class Desk:
         """Return the record of a job that reads both checkpoints. Raises Refused if they are too large."""
         self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
         largest, files = max(one.total_bytes for one in read), [len(one.weight_files) for one in read]
-        expected = expected_seconds(Work(largest, *files), self._rates())
-        job_id = new_job_id(request.destination.partition("@")[0])
-        record = JobRecord(job_id, who.name, request, read[1].total_bytes, self._clock())
+        repo_id = request.destination.partition("@")[0]
+        expected = expected_seconds(Work(largest, *files), self._rates(repo_id))
+        record = JobRecord(new_job_id(repo_id), who.name, request, read[1].total_bytes, self._clock())
         return replace(record, expected_seconds=expected, unreached=unreached)
 
     def submit_comparison(self, original: str, copy: str, variant: str, who: Person, token: str) -> str:

@@ -121,9 +121,12 @@ def _basis(rates: Rates) -> str:
 
 
 def correction(finished: Iterable[JobRecord]) -> float | None:
-    """Return how many times as long as expected the jobs took that were done, as a median. None if there are none."""
+    """Return how many times as long as expected a job takes, by those that were done. None if there are none.
+
+    It is a median. The measured rates count like one more job: a single job may have been quick or slow by chance.
+    """
     factors = [record.factor for record in finished if record.factor is not None]
-    return median(factors) if factors else None
+    return median([1.0, *factors]) if factors else None
 
 
 def seconds_left(record: JobRecord, progress: Progress | None, factor: float | None, now: float) -> float | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError, UsageError
+from sharding.core.limits import ANSWERS_TIMED, CACHED_SECONDS
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.storage.hub.answers import Person, person_of
 from sharding.storage.hub.client import Hub
@@ -235,3 +236,31 @@ def test_a_proposed_name_is_one_that_a_hub_accepts() -> None:
     )
     assert propose_name("me", "gpt2", Options("1GB", variant="-x, é")) == "me/gpt2-sharded-1GB"
     assert len(propose_name("me", f"a/{'x' * 200}", Options("1GB"))) == 96
+
+
+def test_a_hubs_time_to_answer_is_the_shortest_of_a_few(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = iter((9.0, 0.25, 5.0))
+    now = [100.0]
+
+    def refs(hub: Hub, repo_id: str) -> None:
+        now[0] += next(spent)
+
+    monkeypatch.setattr("sharding.storage.hub.lookup.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(Hub, "refs", refs)
+    assert lookup.answer_seconds("alice/pear") == 0.25
+
+
+def test_the_time_of_an_answer_is_kept_for_some_minutes(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    now = [100.0]
+    monkeypatch.setattr("sharding.storage.hub.lookup.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(Hub, "refs", lambda _, repo_id: asked.append(repo_id))
+    for seconds, times in ((0, 1), (CACHED_SECONDS, 1), (CACHED_SECONDS + 1, 2)):
+        now[0] = 100 + seconds
+        lookup.answer_seconds("alice/pear")
+        assert len(asked) == times * ANSWERS_TIMED
+
+
+def test_a_refusal_is_an_answer_and_a_hub_that_is_away_has_no_time(lookup: Lookup) -> None:
+    assert lookup.answer_seconds("alice/hidden-apple") is not None
+    assert Lookup("http://127.0.0.1:9").answer_seconds("alice/pear") is None

@@ -29,7 +29,6 @@ from sharding.core.limits import (
     MAX_PAGES,
 )
 from sharding.core.text import format_bytes
-from sharding.storage.hub.answer_times import ANSWER_TIMES
 from sharding.storage.hub.private import replace_client_factory, watch_connections
 from sharding.storage.hub.retry import UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
 
@@ -38,9 +37,6 @@ _MARK = "X-Shard-My-Repo-Hub"
 
 _OF_HUB, _OF_FILE = "shard_my_repo_hub", "shard_my_repo_file"
 """The marks of a request here: the endpoint of its Hub, and whether its answer is a file. Redirects keep both."""
-
-_SENT = "shard_my_repo_sent"
-"""The mark for when a request was sent. Each redirect gets its own."""
 
 _BUSY = (408, 429, 500, 502, 503, 504)
 
@@ -128,7 +124,6 @@ def _ask(request: httpx2.Request) -> None:
         path = request.url.path.removeprefix(httpx2.URL(endpoint).path.rstrip("/"))
         is_file = request.method == "GET" and "/resolve/" in path and not path.startswith("/api/")
         request.extensions |= {_OF_HUB: endpoint, _OF_FILE: is_file}
-    request.extensions[_SENT] = time.monotonic()
     endpoint = request.extensions.get(_OF_HUB)
     if endpoint:  # some methods of the client ask for no limit
         waits = {"connect": None, "read": None, "write": None} | request.extensions.get("timeout", {})
@@ -150,8 +145,6 @@ def _hear(response: httpx2.Response) -> None:
         return
     if spent := _SPENT.get():
         spent.request = f"{request.method} {request.url.path}"
-        if endpoint:  # headers are read many at a time, and so belong to no question: each waits for the others
-            ANSWER_TIMES.note(endpoint, time.monotonic() - request.extensions[_SENT])
     encoding = response.headers.get("Content-Encoding", "identity")
     if is_file and encoding != "identity":  # its bytes are counted as they arrive
         raise OddAnswer(f"sends a file encoded as {encoding[:20]!r}, although this tool asked for plain bytes")

@@ -9,7 +9,7 @@ from threading import Lock
 from urllib.parse import quote
 
 from sharding.core.errors import DestinationError, ShardingError, SourceError
-from sharding.core.limits import PERSON_SECONDS, REACHED_COMMITS, REACHED_REFS
+from sharding.core.limits import ANSWERS_TIMED, CACHED_SECONDS, PERSON_SECONDS, REACHED_COMMITS, REACHED_REFS
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.values import RepoRef
 from sharding.storage.hub.answers import Person, parsed, person_of
@@ -41,6 +41,7 @@ class Lookup:
         self._endpoint = endpoint
         self._lock = Lock()
         self._people: dict[str, tuple[float, Person]] = {}
+        self._timed: tuple[float, float] | None = None
 
     def link(self, text: str) -> str:
         """Return the address on this Hub of the repo and revision that a user typed or pasted.
@@ -86,6 +87,33 @@ class Lookup:
             self._people.pop(key, None)
             self._people[key] = (now, person)
         return person
+
+    def answer_seconds(self, repo_id: str) -> float | None:
+        """Return how soon the Hub answers a small question about `repo_id`, as timed in the last few minutes.
+
+        The shortest of a few answers counts, because the others wait for a connection, or for other work here. Returns
+        None if the Hub does not answer.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if self._timed and now - self._timed[0] <= CACHED_SECONDS:
+                return self._timed[1]
+        try:
+            seconds = min(self._time_an_answer(repo_id) for _ in range(ANSWERS_TIMED))
+        except SourceError:
+            return None
+        with self._lock:
+            self._timed = now, seconds
+        return seconds
+
+    def _time_an_answer(self, repo_id: str) -> float:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        hub, started = Hub(self._endpoint, None), time.monotonic()
+        # A refusal is an answer too. So this needs no login.
+        with hub.explained(repo_id, SourceError), suppress(HfHubHTTPError):
+            hub.refs(repo_id)
+        return time.monotonic() - started
 
     def card(self, source: str, token: str | None = None) -> SourceCard:
         """Return the Hub's description of `source`. Raises SourceError if the token may see no such repo."""
