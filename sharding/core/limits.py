@@ -355,6 +355,9 @@ HUB_JOB_ANON_BYTES = 427_000_000
 """Measured peak of anonymous memory in a job between two Hub repos. The job copied 3 GB in shards of 1 GB over a slow
 upload, and the Hub's store had none of the bytes before."""
 
+CLASSIC_TIMES = 2.3
+"""How many times as long loading and saving takes as streaming: 2.1 to 2.6 in bench/RESULTS.md, without a network."""
+
 HUB_JOB_BYTES_PER_SECOND = 250_000_000
 """Rate of a job between two Hub repos on two cores of another machine, for a machine that cannot be measured."""
 

@@ -236,6 +236,7 @@ def _plan(parts: dict[str, Any]) -> None:
     parts["picture"] = _panel("picture", js_on_load=_CHOSEN)
     parts["tensors"] = _panel("tensors")
     parts["findings"] = _panel("findings")
+    parts["shards"] = _panel("shards")
 
 
 def _advanced(parts: dict[str, Any]) -> None:
@@ -271,7 +272,6 @@ def _advanced(parts: dict[str, Any]) -> None:
         info="For a fair comparison in the card. It takes minutes more, and disk space for both on this machine.",
         elem_id="measure",
     )
-    parts["shards"] = _panel("shards")
     with gr.Column(elem_id="machine") as parts["machine"]:
         with gr.Row(elem_classes="fields"):
             parts["budget"] = gr.Dropdown(

@@ -12,6 +12,7 @@ from sharding.core.errors import Remedy, ShardingError
 from sharding.core.text import count, format_bytes, parameters, time_range
 from sharding.core.values import Checkpoint, Finding, Plan, Tensor
 from sharding.desk import JobStatus
+from sharding.desk.classic import ClassicForecast
 from sharding.desk.forecast import Forecast
 from sharding.desk.jobs import JobRecord
 from sharding.desk.overview import Overview
@@ -158,9 +159,9 @@ def changes_nothing(checkpoint: Checkpoint, plan: Plan) -> bool:
     }
 
 
-def shards_panel(plan: Plan, forecast: Forecast) -> str:
-    """Return the table of shards, and the cost of the job on this machine."""
-    return render("plan", new=files_of(plan), plan=plan, forecast=forecast, time=_time(forecast))
+def shards_panel(plan: Plan, forecast: Forecast, classic: ClassicForecast | None = None) -> str:
+    """Return the cost of the job on this machine beside that of loading and saving, and the table of shards."""
+    return render("plan", new=files_of(plan), plan=plan, forecast=forecast, classic=classic, time=_time(forecast))
 
 
 def findings_panel(findings: Sequence[Finding]) -> str:

@@ -12,6 +12,7 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk import Desk
+from sharding.desk.classic import classic_forecast
 from sharding.drawing.model_map import map_of_plan
 from sharding.page.choices import (
     aimed,
@@ -255,7 +256,7 @@ class Planning:
             form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values), stop_for(stops, chosen)),
             form.plan_id: identify_plan(plan),
             form.start: gr.Button(variant="secondary" if changes_nothing(checkpoint, plan) else "primary"),
-            form.shards: shards_panel(plan, forecast),
+            form.shards: shards_panel(plan, forecast, classic_forecast(checkpoint, plan, forecast)),
             form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed), values[form.goal] or "")),
         }
