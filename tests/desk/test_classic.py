@@ -1,0 +1,43 @@
+"""What loading and saving would take is predicted for models that transformers loads, and for no others."""
+
+from dataclasses import replace
+
+import pytest
+
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, Component, FileEntry, RepoRef
+from sharding.desk.classic import classic_forecast
+from sharding.desk.forecast import Forecast
+from sharding.planning.plan import plan_shards
+from tests.tensors import stored_tensor
+
+FORECAST = Forecast(60.0, 120.0, 10**8, 0, "As measured.")
+TENSORS = tuple(
+    stored_tensor(f"w{n}", "F32", (1000,), "model.safetensors", 4000 * n, 4000 * n + 4000) for n in range(10)
+)
+MODEL = Checkpoint(
+    RepoRef("hub", "a/b", "0" * 40), TENSORS, (Component(),), (FileEntry("model.safetensors", 40_000),), (), ()
+)
+
+
+def test_loading_and_saving_holds_the_model_twice_on_the_disk_and_takes_longer() -> None:
+    classic = classic_forecast(MODEL, plan_shards(TENSORS, Options(8000)), FORECAST)
+    assert classic
+    assert classic.disk_bytes == 80_000  # what is downloaded, and the copy
+    assert classic.mapped_bytes == 40_000
+    assert classic.upper_seconds == 2 * classic.lower_seconds > FORECAST.upper_seconds
+
+
+def test_a_cast_takes_memory_of_its_own() -> None:
+    plain, cast = (
+        classic_forecast(MODEL, plan_shards(TENSORS, Options(8000, dtype=dtype)), FORECAST)
+        for dtype in ("keep", "bf16")
+    )
+    assert plain and cast
+    assert cast.peak_anon_bytes - plain.peak_anon_bytes == 20_000
+
+
+@pytest.mark.parametrize("change", [{"library": "diffusers"}, {"of_ranks": True}])
+def test_what_transformers_does_not_load_has_no_prediction(change: dict[str, object]) -> None:
+    other = replace(MODEL, **change)  # type: ignore[arg-type]
+    assert classic_forecast(other, plan_shards(TENSORS, Options(8000)), FORECAST) is None
