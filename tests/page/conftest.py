@@ -330,7 +330,13 @@ def greeting(site: Site, headers: Headers) -> str:
     joined = ask(site, "POST", "/gradio_api/queue/join", headers, asked)
     if joined.status_code != 200:
         return f"status {joined.status_code}"
-    return ask(site, "GET", f"/gradio_api/queue/data?session_hash={asked['session_hash']}", headers).text
+    address, heard = f"{site.address}/gradio_api/queue/data?session_hash={asked['session_hash']}", ""
+    with httpx.stream("GET", address, headers=headers, timeout=60, verify=UNCERTIFIED) as stream:
+        for line in stream.iter_lines():  # the stream of a browser stays open for what it asks next
+            heard += f"{line}\n"
+            if '"process_completed"' in line:
+                break
+    return heard
 
 
 def session_of(site: Site, user: str) -> str:

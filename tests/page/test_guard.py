@@ -259,7 +259,13 @@ _GREET = """async ([address, asked, credentials]) => {
     await fetch(`${address}/gradio_api/queue/join`, sent);
     const said = await fetch(`${address}/gradio_api/queue/data?session_hash=${JSON.parse(asked).session_hash}`,
       { credentials });
-    return await said.text();
+    let heard = "";
+    for (const reader = said.body.getReader(), words = new TextDecoder(); !heard.includes("process_completed");) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      heard += words.decode(value, { stream: true });
+    }
+    return heard;
   } catch {
     return "blocked";
   }

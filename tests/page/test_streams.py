@@ -15,7 +15,7 @@ from gradio.state_holder import SessionState
 from sharding.core.limits import QUIET_SECONDS
 from sharding.page.serving.answers import Sessions, bound_answers
 from tests.conftest import in_a_loop
-from tests.page.conftest import Site, ask
+from tests.page.conftest import Site, ask, call
 
 BROWSER = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
 
@@ -50,11 +50,17 @@ def test_the_answer_to_the_next_call_comes_on_the_stream_that_a_browser_has_open
     assert ended == [first, second]
 
 
+def test_the_stream_of_a_single_call_ends_in_a_browser_too(space: Site) -> None:
+    arguments = ["nobody/nothing", "1MB", "size", "natural", "keep", "", "", False]
+    status, heard = call(space, "plan", arguments, BROWSER)
+    assert status == 200 and "error" in heard
+
+
 def test_the_stream_of_a_program_ends_with_its_last_call(space: Site) -> None:
-    call = plan(space, "program", {})
+    asked = plan(space, "program", {})
     with httpx.stream("GET", f"{space.address}/gradio_api/queue/data?session_hash=program", timeout=60) as stream:
         heard = list(messages(stream))
-    assert [message["event_id"] for message in heard if message["msg"] == "process_completed"] == [call]
+    assert [message["event_id"] for message in heard if message["msg"] == "process_completed"] == [asked]
     assert heard[-1]["msg"] == "close_stream"
 
 

@@ -146,9 +146,10 @@ def _keep_streams_open(queue: Queue) -> None:
     push = queue.push
 
     async def and_stay_open(body: PredictBodyInternal, request: Request, username: str | None) -> tuple[Any, ...]:
+        session = body.session_hash  # None for a single call of the API, whose stream ends with its answer
         taken = await push(body, request, username)
-        if body.session_hash in queue.pending_event_ids_session and "sec-fetch-mode" in request.headers:
-            queue.pending_event_ids_session[body.session_hash].add(_STAYS_OPEN)
+        if session in queue.pending_event_ids_session and "sec-fetch-mode" in request.headers:
+            queue.pending_event_ids_session[session].add(_STAYS_OPEN)
         return taken
 
     queue.push = and_stay_open  # type: ignore[method-assign]
