@@ -199,13 +199,14 @@ def test_without_a_cgroup_the_limit_is_on_private_mappings_and_says_so(measured:
 @pytest.mark.thorough
 @pytest.mark.skipif(not HAS_PROC, reason="mappings are in /proc")
 def test_mapped_weights_cost_no_anonymous_memory_and_unmapped_ones_do(measured: Measured) -> None:
-    mapped, unmapped = measured(), measured("--no-mmap")
+    mapped, (unmapped, *again) = measured(), [measured("--no-mmap") for _ in range(3)]
     assert mapped["mapped_bytes"] == mapped["loaded_bytes"]
     assert mapped["peak_anon_bytes"] < mapped["base_anon_bytes"] + 0.2 * mapped["weight_bytes"]
     assert mapped["peak_file_bytes"] > mapped["weight_bytes"]
     assert unmapped["mapped_bytes"] == 0
-    # The weights, and the one file that passed through memory whole.
-    assert unmapped["peak_anon_bytes"] > unmapped["base_anon_bytes"] + 1.8 * unmapped["weight_bytes"]
+    # The weights, and the one file that passed through memory whole. A busy machine can miss a short peak: it is sampled.
+    grown = max(said["peak_anon_bytes"] - said["base_anon_bytes"] for said in (unmapped, *again))
+    assert grown > 1.8 * unmapped["weight_bytes"]
     assert mapped["logits_sha256"] == unmapped["logits_sha256"]
 
 
