@@ -73,7 +73,7 @@ def main() -> None:
             )
             + ".",
             "Each job is Hub to Hub, in the size that the page suggests. Its time is from Start to the end. The Hub "
-            "waits so long before every answer.",
+            "waits so long before every answer. Its store is on the disk of the same machine, where nothing waits.",
             'The estimate is that of a desk that has done no job. "After another" is took / middle of the estimates of '
             "fresh processes that found one finished job, in turn one of each other model.",
             "Others: what everybody else on the machine used during the job. No estimate can foresee that.",

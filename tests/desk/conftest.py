@@ -13,6 +13,7 @@ from sharding import job
 from sharding.core.events import ShardFinished, Verified
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, JobStatus, Settings
+from sharding.desk.gauge import this_machine
 from sharding.report.events import event_json
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.staging import STAGING_BRANCH
@@ -84,6 +85,7 @@ def desk(settings: Settings) -> Iterator[Desk]:
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """Actors play the processes of jobs, and the desk is looked at often."""
+    this_machine().result()  # is measured with the real Python, once
     monkeypatch.setattr("sharding.desk.desk.VIEW_SECONDS", 0.005)
     (tmp_path / "stage").mkdir()
     stage = Stage(tmp_path / "stage", monkeypatch)
