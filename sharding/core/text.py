@@ -210,13 +210,14 @@ def duration(seconds: float) -> str:
 def time_range(lower: float, upper: float) -> str:
     """Return the range between two times, each in seconds, in one unit if that is clear.
 
-    >>> time_range(70, 140), time_range(150, 300), time_range(4200, 8400), time_range(7, 7)
-    ('70 to 140 s', '2.5 to 5 min', '1 h 10 min to 2 h 20 min', '7 s')
+    >>> time_range(70, 140), time_range(152, 300), time_range(660, 1260), time_range(4200, 8400), time_range(7, 7)
+    ('70 to 140 s', '2.5 to 5 min', '11 to 21 min', '1 h 10 min to 2 h 20 min', '7 s')
     """
     if upper >= 7200:
         ends = [duration(lower), duration(upper)]
     elif upper >= 240:
-        ends = [f"{lower / 60:.3g}", f"{upper / 60:.3g} min"]
+        lower_minutes, upper_minutes = (round(end / 60, 1 if end < 600 else None) for end in (lower, upper))
+        ends = [f"{lower_minutes:g}", f"{upper_minutes:g} min"]
     else:
         ends = [f"{lower:.0f}", f"{upper:.0f} s"]
     return ends[1] if lower == upper else " to ".join(ends)

@@ -58,8 +58,9 @@ class Form:
     repo_message: gr.HTML
     base: gr.Textbox
     examples: gr.Dataset
-    jobs: gr.HTML
     facts: gr.HTML
+
+    jobs: gr.HTML
 
     same: gr.Column
     original: gr.Textbox
@@ -144,6 +145,7 @@ def lay_out(on_space: bool, hero: str = "") -> Form:
     with _step("choose") as parts["choose"]:
         _choose(parts)
     _panel("hero", hero)
+    parts["jobs"] = _panel("jobs")
     with _step("same", visible=False) as parts["same"]:
         _same(parts)
     with gr.Column(visible=False, elem_id="plan", elem_classes="step") as parts["plan"]:
@@ -191,7 +193,7 @@ def _choose(parts: dict[str, Any]) -> None:
             allow_custom_value=True, elem_id="repo", scale=4, min_width=280,
         )  # fmt: skip
         parts["size"] = gr.Textbox(
-            "", label="Maximum file size", info="such as 300MB, or: one file", placeholder="chosen for the model",
+            "", label="Maximum file size", info="such as 300MB, or: one file", placeholder="chosen for you",
             elem_id="size", scale=1, min_width=210,
         )  # fmt: skip
         parts["show"] = gr.Button("Show the plan", size="md", elem_id="show", scale=0, min_width=170)
@@ -210,7 +212,6 @@ def _choose(parts: dict[str, Any]) -> None:
     parts["examples"] = gr.Dataset(
         components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples", visible=False
     )
-    parts["jobs"] = _panel("jobs")
     parts["facts"] = _panel("facts")
 
 
