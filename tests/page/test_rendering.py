@@ -120,7 +120,7 @@ def test_what_would_change_nothing_is_said_to() -> None:
     whole = panels.summary_panel(one, plan_shards(one.tensors, Options(20), Component(is_whole=True)), FORECAST)
     assert "takes one file, whatever the size" in " ".join(Tags(whole).text.split())
     other = Tags(panels.summary_panel(source, plan_shards(source.tensors, Options(30)), FORECAST)).text
-    assert "2 files → 1 , largest 30 B · about 2.5 to 5 min · no disk" in " ".join(other.split())
+    assert "2 files → 1, largest 30 B · about 2.5 to 5 min · no disk" in " ".join(other.split())
     cast = replace(source, tensors=tuple(tensor._replace(dtype="I8") for tensor in source.tensors))
     assert "Nothing" not in panels.summary_panel(cast, plan_shards(source.tensors, Options(20)), FORECAST)
 
