@@ -94,7 +94,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET)
 
     form.place.click(planning.wait, None, form.devices, **_QUIET).then(
-        patient(planning.place), [form.repo, form.budget], form.devices, **_QUIET
+        patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET
     )
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
         trigger(patient(pushing.check_name), [*name, form.plan_id], [form.name_message, form.start], **_QUIET)

@@ -23,7 +23,7 @@ from sharding.page.choices import size_label
 from sharding.page.links import Wish, query_of
 from sharding.page.remedies import help_with, in_page_words, without_options
 from sharding.page.render import render
-from sharding.planning.devices import DevicePlan
+from sharding.planning.devices import DevicePlan, device_snippet
 from sharding.planning.fits import where_it_fits
 from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.schema import Inspection, PlanSummary
@@ -172,9 +172,10 @@ def findings_panel(findings: Sequence[Finding]) -> str:
     return render("findings", warnings=warnings, notes=notes)
 
 
-def devices_panel(plan: DevicePlan) -> str:
-    """Return which part of a model goes on which device, and the code that does it."""
-    return render("devices", plan=plan)
+def devices_panel(plan: DevicePlan, copy: str) -> str:
+    """Return which part of a model goes on which device, and the code that loads `copy`, or the original, like that."""
+    snippet = device_snippet(plan.class_name, plan.device_map, copy) if copy else plan.snippet
+    return render("devices", plan=plan, copy=copy, snippet=snippet)
 
 
 def jobs_panel(jobs: Sequence[JobRecord]) -> str:

@@ -288,13 +288,22 @@ class Planning:
         """Return the message that the model is being built without its weights. That takes some seconds."""
         return message("Building the model without its weights …")
 
-    def place(self, repo: str, budget: str | None, request: gr.Request, login: gr.OAuthToken | None) -> str:
-        """Show which part of the model goes on which device."""
+    def place(
+        self,
+        repo: str,
+        budget: str | None,
+        owner: str | None,
+        name: str,
+        request: gr.Request,
+        login: gr.OAuthToken | None,
+    ) -> str:
+        """Show which part of the model goes on which device, and the code that loads the copy like that."""
         if not repo or not budget:
             return message("Choose a machine, or write how much memory each device has for weights.")
         try:
             token, session = self._site.token(request, login), request.session_hash
-            return devices_panel(self._desk.devices(repo.strip(), budget, token, session))
+            copy = f"{owner}/{name.strip()}" if owner and name.strip() else ""
+            return devices_panel(self._desk.devices(repo.strip(), budget, token, session), copy)
         except ShardingError as error:
             return problem(error)
 

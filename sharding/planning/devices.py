@@ -97,7 +97,7 @@ def plan_devices(
             if modules[device] or device != DISK
         ),
         device_map=architecture.device_map,
-        snippet=_snippet(architecture, name, dtype),
+        snippet=device_snippet(architecture.class_name, architecture.device_map, name, dtype),
     )
 
 
@@ -147,12 +147,13 @@ def _stored_name(name: str, stored: Mapping[str, str]) -> str | None:
     return next((other for other in stored if other.endswith(f".{name}")), None)
 
 
-def _snippet(architecture: Architecture, name: str, dtype: str | None) -> str:
-    offload = '    offload_folder="offload",\n' if DISK in architecture.device_map.values() else ""
-    lines = "".join(f"        {line},\n" for line in _map_lines(architecture.device_map))
+def device_snippet(class_name: str, device_map: Mapping[str, str], name: str, dtype: str | None = None) -> str:
+    """Return the Python that loads the model `name` by a device map, in `dtype` (None: "auto")."""
+    offload = '    offload_folder="offload",\n' if DISK in device_map.values() else ""
+    lines = "".join(f"        {line},\n" for line in _map_lines(device_map))
     return (
-        f"from transformers import {architecture.class_name}\n\n"
-        f"model = {architecture.class_name}.from_pretrained(\n"
+        f"from transformers import {class_name}\n\n"
+        f"model = {class_name}.from_pretrained(\n"
         f'    {name!r},\n    dtype="{dtype or "auto"}",\n    device_map={{\n{lines}    }},\n{offload})\n'
     )
 

@@ -92,7 +92,7 @@ def test_a_link_fills_the_form_in(space: Site, visit: Visit, tiny: str) -> None:
     advanced(page)
     expect(page.get_by_label("As in today's files")).to_be_checked()
     expect(page.get_by_role("radio", name="For transformers on several machines")).to_be_checked()
-    expect(page.get_by_label("bf16")).to_be_checked()
+    expect(page.get_by_label("bf16", exact=True)).to_be_checked()
     # Another process asks transformers first.
     expect(page.locator("#shards tbody").last.locator("tr")).to_have_count(2)
 

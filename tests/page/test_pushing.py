@@ -58,7 +58,7 @@ def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
     start_job(page, name)
     result = page.locator("#result")
     expect(result).to_contain_text(f"All 14 tensors bit-identical to {small}@")
-    link = result.locator("pre", has_text="?result=").inner_text()
+    link = page.locator("#result-details pre", has_text="?result=").inner_text()
     assert link == f"https://huggingface.co/spaces/carol/shard-my-repo?result=acme/{name}"
     assert hub.api(False).model_info(f"acme/{name}").private is False
 
@@ -68,7 +68,7 @@ def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
     expect(shown).to_contain_text("This page made the copy on")
     expect(other.locator("#result-details")).to_contain_text("Its proof: ")
     expect(shown.get_by_role("link", name=f"acme/{name}").first).to_have_attribute("href", re.compile(f"acme/{name}"))
-    expect(shown).to_contain_text(f"AutoModelForCausalLM.from_pretrained('acme/{name}'")
+    expect(other.locator("#result-details")).to_contain_text(f"AutoModelForCausalLM.from_pretrained('acme/{name}'")
     expect(other.locator("#choose")).to_have_count(0)
 
 
@@ -83,7 +83,7 @@ def test_at_home_the_saved_login_is_used_and_my_jobs_lead_back_to_what_was_made(
     page.locator("#log summary").click()
     result = page.locator("#result")
     expect(result).to_contain_text("bit-identical")
-    assert f"{home.address}/?result=alice/{name}" in result.locator(".share-link pre").inner_text()
+    assert f"{home.address}/?result=alice/{name}" in page.locator("#result-details .share-link pre").inner_text()
     assert hub.api().model_info(f"alice/{name}").private is True
     assert asked_for(home, job)["compare"] is False  # nothing is loaded unless that is asked for
     # It has all its colours, and what was opened stays open.

@@ -222,11 +222,15 @@ def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
 def test_the_devices_of_a_machine_are_listed_with_the_code_that_uses_them() -> None:
     loads = DeviceLoad("cuda:0", 40_000, 300, ("a", EVIL), (EVIL,)), DeviceLoad("cpu", None, 20, ("b",), ("f",))
     plan = DevicePlan(EVIL, (EVIL,), 3, loads, {"a": "cuda:0", "b": "cpu"}, f"from_pretrained('{EVIL}')")
-    fits, other = Tags(panels.devices_panel(plan)), Tags(panels.devices_panel(replace(plan, device_map={"b": "disk"})))
+    fits = Tags(panels.devices_panel(plan, ""))
+    other = Tags(panels.devices_panel(replace(plan, device_map={"b": "disk"}), "me/copy"))
     text = " ".join(fits.text.split())
     assert "cuda:0300 B 40.0 kB 2 1" in text and "cpu20 B 1 1" in text
     assert f"from_pretrained('{EVIL}')" in text and "img" not in fits.seen
     assert "It fits." in text and "It does not fit" in other.text
+    assert "loads the original" in text and EVIL in text
+    assert "Code that loads me/copy this way" in other.text and "    'me/copy',\n" in other.text
+    assert "from_pretrained('<" not in other.text
 
 
 def test_findings_are_told_in_their_own_words_the_warnings_first() -> None:

@@ -153,7 +153,7 @@ def test_what_differs_is_named_and_fits_a_phone_in_both_themes(
     assert not page.complaints  # type: ignore[attr-defined]
 
 
-def test_axe_finds_no_serious_violation(home: Site, visit: Visit, small: str, other: str) -> None:
+def test_axe_finds_nothing(home: Site, visit: Visit, small: str, other: str) -> None:
     script = axe()
     page = visit(home, f"?compare={small}&with={other}")
     verdict(page).to_contain_text("Not the same")
