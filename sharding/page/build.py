@@ -76,7 +76,8 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
         kept = proposed.then(None, form.name, form.name, js=_OWN_NAME)
         kept.then(pushing.tell_target, target, form.target, **_QUIET)
 
-    form.repo.key_up(patient(planning.suggest), None, form.repo, trigger_mode="multiple", **_QUIET)
+    typed: dict[str, Any] = {"inputs": form.found, "outputs": [form.repo, form.found], "trigger_mode": "always_last"}
+    form.repo.key_up(patient(planning.suggest), **typed, **_QUIET)
     named = form.examples.click(_first, form.examples, form.repo, **_QUIET)
     # In the browser, because Gradio refuses a choice of a radio whose choices have changed in the meantime.
     picked = form.variants.input(None, form.variants, form.variant, js=_SAME)

@@ -92,7 +92,6 @@ class Form:
     visibility: gr.Radio
     permitted: gr.Checkbox
     measure: gr.Checkbox
-    shards: gr.HTML
     machine: gr.Column
     budget: gr.Dropdown
     place: gr.Button
@@ -104,6 +103,7 @@ class Form:
     replace: gr.Checkbox
     start: gr.Button
     start_message: gr.HTML
+    shards: gr.HTML
 
     run: gr.Column
     run_heading: gr.HTML
@@ -132,6 +132,7 @@ class Form:
     aimed: gr.State
     stops: gr.State
     seen: gr.State
+    found: gr.State
     replaced: gr.State
     compared: gr.State
 
@@ -145,7 +146,7 @@ def lay_out(on_space: bool, hero: str = "") -> Form:
     with _step("choose") as parts["choose"]:
         _choose(parts)
     _panel("hero", hero)
-    parts["jobs"] = _panel("jobs")
+    parts["jobs"] = _panel("jobs", elem_classes="step")
     with _step("same", visible=False) as parts["same"]:
         _same(parts)
     with gr.Column(visible=False, elem_id="plan", elem_classes="step") as parts["plan"]:
@@ -159,6 +160,7 @@ def lay_out(on_space: bool, hero: str = "") -> Form:
             )
         parts["start_message"] = _panel("start-message")
         parts["replace"] = gr.Checkbox(visible=False, elem_id="replace")
+    parts["shards"] = _panel("shards", elem_classes="step")
     # Open, so that Gradio builds its fields. `arrive` closes it.
     with gr.Accordion("Advanced", visible=HIDDEN, elem_id="advanced", elem_classes="step") as parts["advanced"]:
         _advanced(parts)
@@ -180,6 +182,7 @@ def lay_out(on_space: bool, hero: str = "") -> Form:
         "aimed": gr.State(None),
         "stops": gr.State(()),
         "seen": gr.State(()),
+        "found": gr.State(()),
         "replaced": gr.State(("", "")),
         "compared": gr.State(()),
     }
@@ -237,7 +240,6 @@ def _plan(parts: dict[str, Any]) -> None:
     parts["picture"] = _panel("picture", js_on_load=_CHOSEN)
     parts["tensors"] = _panel("tensors")
     parts["findings"] = _panel("findings")
-    parts["shards"] = _panel("shards")
 
 
 def _advanced(parts: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,7 @@ from sharding.planning.plan import identify_plan
 from sharding.planning.sizes import size_stops, stop_for, usual_size
 from sharding.report.report import summarize_source
 
+_MOST_FOUND = 200
 _MOST_VARIANTS = 24
 _PERMITTED = "The terms of the model allow a public copy"
 _NOT_PRIVATE = "The copy may be public, although the original is private"
@@ -110,15 +111,23 @@ class Planning:
             self._form.examples: gr.Dataset(samples=[[name] for name in found], visible=bool(found)),
         }
 
-    def suggest(self, typed: gr.KeyUpData, request: gr.Request, login: gr.OAuthToken | None) -> Any:
-        """Suggest repos whose names match the text typed so far."""
+    def suggest(
+        self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: gr.OAuthToken | None
+    ) -> tuple[Any, Any]:
+        """Suggest repos whose names match the text typed so far, before those `found` earlier.
+
+        The list never becomes shorter, because Gradio's script fails where it does (6.31). The field itself hides names
+        that do not match.
+        """
         text = (typed.input_value or "").strip()
         if len(text) < 2:
-            return gr.skip()
+            return gr.skip(), gr.skip()
         try:
-            return gr.Dropdown(choices=self._desk.lookup.search(text, self._site.token(request, login)))
+            names = self._desk.lookup.search(text, self._site.token(request, login))
         except ShardingError:
-            return gr.skip()  # suggestions are a courtesy: the name can still be typed
+            return gr.skip(), gr.skip()  # suggestions are a courtesy: the name can still be typed
+        known = (*dict.fromkeys([*names, *found]),)[: max(len(found), _MOST_FOUND)]
+        return gr.Dropdown(choices=list(known)), known
 
     def begin(self, repo: str) -> str:
         """Return the message that the headers are being read. That takes a second or two."""

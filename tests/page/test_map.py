@@ -357,7 +357,7 @@ def test_the_slider_stands_at_what_each_model_suggests_and_a_size_of_ones_own_st
     slider, written = page.locator("#size-slider"), page.get_by_label("Maximum file size")
     expect(written).to_have_value("100kB")
     expect(slider).to_have_attribute("aria-valuetext", "100kB")
-    expect(page.locator("#size-reason")).to_contain_text("A download that breaks off")
+    expect(page.locator("#size-reason")).to_contain_text("If a download breaks")
     for size in ("50kB", "77kB"):
         model = page.get_by_label("Model", exact=True)
         model.fill(small)
@@ -435,7 +435,7 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map_and_when_it
     expect(page.locator("#progress .percent")).to_have_text(re.compile(r"^\d+%$"))
     expect(page.locator("#progress")).to_contain_text(re.compile(r"Step 1 of 2 ·\s+\d+ s so far"))
     expect(page.locator("#progress pre")).to_have_text(f"{home.address}/?job={job}")
-    expect(page).to_have_title(re.compile(r"^\d+% · Shard My Repo$"))
+    expect(page).to_have_title(re.compile(rf"^\d+% · {long} · Shard My Repo$"))
     expect(page.locator("#job-map .strip.after rect.waiting")).not_to_have_count(0)
     expect(page.locator("#job-map .ribbons path.waiting")).not_to_have_count(0)
     expect(page.locator("#job-map .strip.today rect.waiting")).to_have_count(0)
