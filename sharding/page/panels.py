@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import Remedy, ShardingError
 from sharding.core.text import count, format_bytes, parameters, time_range
 from sharding.core.values import Checkpoint, Finding, Plan, Tensor
@@ -146,6 +147,7 @@ def summary_panel(
         time=_time(forecast),
         disk=f"{format_bytes(forecast.disk_bytes)} of disk" if forecast.disk_bytes else "no disk",
         same=changes_nothing(checkpoint, plan),
+        lacks_base=needs_base(checkpoint),
         is_whole=all(component.is_whole for component in plan.components),
     )
 

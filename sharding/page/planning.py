@@ -254,6 +254,7 @@ class Planning:
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         parts = has_components(checkpoint)
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
+        in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(checkpoint, plan)
         return {
             form.size_message: message(_EACH_ONE, "", "warning") if parts and chosen == SINGLE_FILE else "",
@@ -264,7 +265,7 @@ class Planning:
             form.picture: map_panel(map_of_plan(checkpoint, plan), checkpoint.source.repo_id, size_label(chosen)),
             form.summary: summary_panel(checkpoint, plan, forecast, shown_in(form, values), stop_for(stops, chosen)),
             form.plan_id: identify_plan(plan),
-            form.start: gr.Button(variant="secondary" if changes_nothing(checkpoint, plan) else "primary"),
+            form.start: gr.Button(variant="secondary" if in_vain else "primary"),
             form.shards: shards_panel(plan, forecast, classic_forecast(checkpoint, plan, forecast)),
             form.findings: findings_panel((*checkpoint.findings, *gathered(plan))),
             form.query: query_of(Wish(source, replace(options, allow_overflow=allowed), values[form.goal] or "")),

@@ -42,6 +42,8 @@ def test_the_base_is_asked_for_and_goes_with_the_copy(home: Site, visit: Visit, 
     page.get_by_label("Model", exact=True).press("Enter")
     expect(page.locator("#findings")).to_contain_text("There is no config.json and no tokenizer")
     expect(page.locator("#picture .sheet")).to_contain_text("Today 2 files")
+    expect(page.locator("#summary")).to_contain_text("Nothing loads this copy until you name the model that was trained")
+    expect(page.locator("#start")).to_have_class(re.compile(r"\bsecondary\b"))
     base.fill("bob/nothing-there")
     base.press("Enter")
     expect(page.locator("#repo-message")).to_contain_text("bob/nothing-there")
@@ -49,6 +51,8 @@ def test_the_base_is_asked_for_and_goes_with_the_copy(home: Site, visit: Visit, 
     base.press("Enter")
     expect(page.locator("#facts")).to_contain_text("LlamaForCausalLM")
     expect(page.locator("#findings")).not_to_contain_text("There is no config.json")
+    expect(page.locator("#summary")).not_to_contain_text("Nothing loads this copy")
+    expect(page.locator("#start")).to_have_class(re.compile(r"\bprimary\b"))
     expect(page).to_have_url(re.compile("base=bob/small"))
     # Nothing loads it as it is, so its loading is not compared.
     expect(page.get_by_label("Load the original and the copy as well")).to_have_count(0)
