@@ -118,9 +118,7 @@ def violations(page: Page, script: Path) -> list[str]:
     )
     found = page.evaluate("axe.run()")["violations"]
     return [
-        f"{one['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-        for one in found
-        for node in one["nodes"]
+        f"{one['id']}: {node['html'][:200]} {node['failureSummary'][:300]}" for one in found for node in one["nodes"]
     ]
 
 

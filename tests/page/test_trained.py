@@ -42,7 +42,9 @@ def test_the_base_is_asked_for_and_goes_with_the_copy(home: Site, visit: Visit, 
     page.get_by_label("Model", exact=True).press("Enter")
     expect(page.locator("#findings")).to_contain_text("There is no config.json and no tokenizer")
     expect(page.locator("#picture .sheet")).to_contain_text("Today 2 files")
-    expect(page.locator("#summary")).to_contain_text("Nothing loads this copy until you name the model that was trained")
+    expect(page.locator("#summary")).to_contain_text(
+        "Nothing loads this copy until you name the model that was trained"
+    )
     expect(page.locator("#start")).to_have_class(re.compile(r"\bsecondary\b"))
     base.fill("bob/nothing-there")
     base.press("Enter")
