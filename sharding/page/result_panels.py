@@ -46,13 +46,14 @@ class Places:
 def details_panel(report: Report, places: Places, trust: Trust, seconds: float | None = None) -> str:
     """Return how to use a result, its link, and the facts of its report: files, cost of loading, how it was made.
 
-
     Unless the copy was made here, they are shown as the word of its report. `seconds` is the time of the whole job,
     None if this page did not run it. A report counts only copying and checking, because it is published with the copy.
+    For a single file, the line that downloads it comes first.
     """
     source, comparison = report.source, report.comparison
     load = loading_snippets(places.repo_id, source.architecture, source.library, source.variant, source.weights_name)
-    snippets = {**pipeline_snippets(report, places.repo_id), **load, **download_snippet(report, places.repo_id)}
+    get, load = download_snippet(report, places.repo_id), {**pipeline_snippets(report, places.repo_id), **load}
+    snippets = {**get, **load} if len(report.plan.shards) == 1 else {**load, **get}
     return render(
         "details",
         places=places,

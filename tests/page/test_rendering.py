@@ -334,6 +334,13 @@ def test_the_details_of_a_result_count_the_machines_that_made_it(tmp_path: Path)
     assert "2 with &lt;ray&gt; 2.60.0" in details_panel(many, PLACES, trust)
 
 
+def test_after_a_single_file_the_line_that_downloads_it_comes_first(tmp_path: Path) -> None:
+    source = in_two_files(tmp_path / "in")
+    many, one = reshard(source, tmp_path / "many"), reshard(source, tmp_path / "one", size="single-file")
+    tabs = [re.findall(r'role="tab"[^>]*>([^<]*)<', details_panel(it, PLACES, Trust("claims", ()))) for it in (many, one)]
+    assert tabs[1][0] == "download" and tabs[0][0] != "download" and sorted(tabs[0]) == sorted(tabs[1])
+
+
 def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine(tmp_path: Path) -> None:
     report = reshard(in_two_files(tmp_path / "source"), tmp_path / "out")
     source = replace(report.source, kind="hub", repo_id="a/run", revision="0" * 40, base=RepoRef("folder", "base", "1"))
