@@ -23,6 +23,7 @@ _COMMANDS = (
     "backpressure.py",
     "loading.py --pairs 3",
     "page.py --seconds 30",
+    "arriving.py",
     "looking.py",
     "crowd.py",
     "fleet.py",

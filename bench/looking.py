@@ -1,17 +1,16 @@
 """Looking at a model of very many tensors: from the click to the map, in a real browser."""
 
 import os
-import shutil
 from statistics import median
-from typing import Any
 
+from harness.browser import browser, seen, watch
 from harness.checkpoints import build_sparse
 from harness.processes import ROOT
 from harness.results import tell
 from harness.scratch import benchmark_arguments, scratch
 from harness.visitors import TOKEN, serve_hub, serve_page
 from huggingface_hub import HfApi
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 from rich import box
 from rich.table import Table
 
@@ -30,12 +29,10 @@ def main() -> None:
         api = HfApi(endpoint=hub, token=TOKEN)
         api.create_repo(_REPO)
         api.upload_folder(repo_id=_REPO, folder_path=folder / "many")
-        with sync_playwright() as playwright:
-            path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        with browser() as opened:
             for _ in range(arguments.pairs):
                 with serve_page(hub, folder) as (address, _process):
-                    page = browser.new_page(viewport={"width": 1440, "height": 900})
+                    page = opened.new_page(viewport={"width": 1440, "height": 900})
                     page.goto(address)
                     page.locator("#account p").first.wait_for()
                     seconds, shown = _look(page)
@@ -43,7 +40,6 @@ def main() -> None:
                     busy.append(shown)
                     again.append(_slide(page))
                     page.close()
-            browser.close()
     table = Table("figure", "value", "target", box=box.MARKDOWN)
     for name, times, target in (
         (f"from the click to the map: {arguments.tensors:,} tensors in {arguments.files} files", first, "at most 3 s"),
@@ -61,43 +57,18 @@ def main() -> None:
 def _look(page: Page) -> tuple[float, float]:
     """Return the seconds from the click to the map, and to the busy sign."""
     page.get_by_label("Model", exact=True).fill(_REPO)
-    _watch(page, "#picture .map")
+    watch(page, "#picture .map")
     page.locator("#show").click()
-    return _seen(page)
+    return seen(page)
 
 
 def _slide(page: Page) -> float:
     page.wait_for_function("!document.body.classList.contains('busy') && !document.querySelector('.map.still')")
     page.evaluate("document.querySelector('#picture .map').dataset.old = ''")
-    _watch(page, "#picture .map:not([data-old])")
+    watch(page, "#picture .map:not([data-old])")
     page.locator("#size-slider").focus()
     page.keyboard.press("ArrowRight")
-    return _seen(page)[0]
-
-
-def _watch(page: Page, what: str) -> None:
-    """Note, in the browser, when a click or key came, the busy sign showed and `what` was there."""
-    page.evaluate(
-        """(what) => {
-          const noted = (window.noted = {});
-          for (const kind of ["click", "keydown"]) {
-            addEventListener(kind, () => (noted.began ??= performance.now()), { capture: true, once: true });
-          }
-          const look = () => {
-            if (noted.began && document.body.classList.contains("busy")) noted.busy ??= performance.now();
-            if (noted.began && document.querySelector(what)) noted.seen ??= performance.now();
-            if (!noted.seen) requestAnimationFrame(look);
-          };
-          look();
-        }""",
-        what,
-    )
-
-
-def _seen(page: Page) -> tuple[float, float]:
-    page.wait_for_function("window.noted.seen", timeout=60_000)
-    noted: dict[str, Any] = page.evaluate("window.noted")
-    return (noted["seen"] - noted["began"]) / 1000, (noted.get("busy", noted["seen"]) - noted["began"]) / 1000
+    return seen(page)[0]
 
 
 if __name__ == "__main__":
