@@ -76,7 +76,8 @@ class Pushing:
         form, token = self._form, self._site.token(request, login)
         wanted = f"{namespace}/{name.strip()}"
         if not (namespace and name.strip() and token):
-            return {form.name_message: "", form.start: gr.Button(interactive=False)}
+            words = message("Give the new repo a name.") if namespace and token else ""
+            return {form.name_message: words, form.start: gr.Button(interactive=False)}
         fine = {form.name_message: "", form.start: gr.Button(interactive=bool(plan_id))}
         try:
             new_repo_id(wanted, self._site.endpoint)

@@ -37,7 +37,7 @@ def test_a_plan_is_shown_at_once_without_a_login(space: Site, visit: Visit, smal
     model.press("Enter")
     expect(page.locator("#facts .repo")).to_have_count(0)
     model.fill("")
-    model.press_sequentially("smal", delay=60)
+    model.press_sequentially("bob/smal", delay=150)  # fewer names match at every key
     page.get_by_role("option", name=small).click()
     expect(facts).to_contain_text(small)
 

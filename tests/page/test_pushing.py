@@ -67,7 +67,8 @@ def test_a_job_is_pushed_and_its_result_link_opens_for_anybody(
     expect(shown).to_contain_text("All 14 tensors bit-identical")
     expect(shown).to_contain_text("This page made the copy on")
     expect(other.locator("#result-details")).to_contain_text("Its proof: ")
-    expect(shown.get_by_role("link", name=f"acme/{name}").first).to_have_attribute("href", re.compile(f"acme/{name}"))
+    opens = other.locator("#result-details").get_by_role("link", name=f"acme/{name}").first
+    expect(opens).to_have_attribute("href", re.compile(f"acme/{name}"))
     expect(other.locator("#result-details")).to_contain_text(f"AutoModelForCausalLM.from_pretrained('acme/{name}'")
     expect(other.locator("#choose")).to_have_count(0)
 
@@ -123,8 +124,9 @@ def test_a_pipeline_shows_what_each_machine_loads_and_the_result_how(
     start_job(page, name)
     result = page.locator("#result")
     expect(result).to_contain_text("bit-identical")
-    expect(result).to_contain_text(f"from_pretrained('alice/{name}', variant=f\"rank{{os.environ['RANK']}}-of-3\"")
-    expect(result).to_contain_text("torchrun --nnodes 3")
+    details = page.locator("#result-details")
+    expect(details).to_contain_text(f"from_pretrained('alice/{name}', variant=f\"rank{{os.environ['RANK']}}-of-3\"")
+    expect(details).to_contain_text("torchrun --nnodes 3")
     expect(page.locator("#result-map .machines li, #job-map .machines li")).to_have_count(3)
 
 
@@ -156,21 +158,27 @@ def test_a_taken_name_is_told_and_a_free_one_proposed_and_what_is_no_name_is_ref
     name.fill("small-sharded-100kB")
     name.press("Enter")
     expect(page.locator("#name-message")).to_contain_text("alice/small-sharded-100kB exists already")
+    start = page.locator("#start")
+    start.click()
+    expect(refusal).to_be_focused()
+    expect(refusal).to_contain_text("alice/small-sharded-100kB")
+    expect(refusal).to_be_in_viewport()
+    assert start.bounding_box()["y"] < 900  # type: ignore[index]
+    assert "?job=" not in page.url
     for wrong, says in (
-        ("small-sharded-100kB", "alice/small-sharded-100kB"),
-        ("", ""),
-        ("  ", ""),
-        ("a--b", ""),
-        ("x/y/z", ""),
-        ("a.git", ""),
+        ("", "Give the new repo a name"),
+        ("a--b", "alice/a--b"),
+        ("  ", "Give the new repo a name"),
+        ("x/y/z", "alice/x/y/z"),
+        ("a.git", "alice/a.git"),
     ):
         name.fill(wrong)
-        page.locator("#start").click()
-        expect(refusal).to_be_focused()  # each time anew: the click has taken the focus away
-        expect(refusal).to_contain_text(says)
-        expect(refusal).to_be_in_viewport()
-        assert page.locator("#start").bounding_box()["y"] < 900  # type: ignore[index]
-        assert "?job=" not in page.url
+        name.press("Tab")
+        expect(page.locator("#name-message")).to_contain_text(says)
+        expect(start).to_be_disabled()
+    name.fill("small-sharded-100kB-2")
+    name.press("Tab")
+    expect(start).to_be_enabled()
 
 
 @pytest.mark.thorough

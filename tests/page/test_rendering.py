@@ -337,7 +337,9 @@ def test_the_details_of_a_result_count_the_machines_that_made_it(tmp_path: Path)
 def test_after_a_single_file_the_line_that_downloads_it_comes_first(tmp_path: Path) -> None:
     source = in_two_files(tmp_path / "in")
     many, one = reshard(source, tmp_path / "many"), reshard(source, tmp_path / "one", size="single-file")
-    tabs = [re.findall(r'role="tab"[^>]*>([^<]*)<', details_panel(it, PLACES, Trust("claims", ()))) for it in (many, one)]
+    tabs = [
+        re.findall(r'role="tab"[^>]*>([^<]*)<', details_panel(it, PLACES, Trust("claims", ()))) for it in (many, one)
+    ]
     assert tabs[1][0] == "download" and tabs[0][0] != "download" and sorted(tabs[0]) == sorted(tabs[1])
 
 
