@@ -17,7 +17,7 @@ from sharding.checkpoint.documents import (
 from sharding.checkpoint.library import Layout, card_may_tell, find_layout
 from sharding.checkpoint.links import describe_links, refuse_links
 from sharding.checkpoint.one_file import why_one_file
-from sharding.checkpoint.side_files import sort_files
+from sharding.checkpoint.side_files import other_weights, sort_files
 from sharding.checkpoint.trained import as_trained, read_dcp, read_rank_shards, what_is_missing
 from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import Folders, WeightSet, by_folder
@@ -97,6 +97,7 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         library=selection.library,
         configs=configs,
         other_variants=selection.passed_over,
+        other_weights=other_weights(source.files, taken | of_ranks | {file.path for file in side_files}),
         of_ranks=bool(of_ranks),
         unreached=source.unreached,
     )

@@ -20,6 +20,7 @@ from sharding.formats.names import (
     is_reserved,
     is_training_state,
     is_weights,
+    may_hold_weights,
 )
 
 _NEVER = {".gitattributes", REPORT_NAME, DIGESTS_NAME, PICTURE_NAME, MAP_NAME}
@@ -64,6 +65,12 @@ def sort_files(
             "Remove large files from the source, or use a copy without them.",
         )
     return tuple(side), findings
+
+
+def other_weights(files: Iterable[FileEntry], used: Container[str]) -> tuple[str, ...]:
+    """Return the files that hold weights, or may hold some, and are not `used`. Indexes hold none."""
+    paths = sorted(file.path for file in files if file.path not in used)
+    return tuple(path for path in paths if may_hold_weights(folded(path)))
 
 
 def _reason_to_leave_out(file: FileEntry, is_part: bool) -> str | None:

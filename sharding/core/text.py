@@ -100,6 +100,16 @@ def unchecked_sentence(things: Sequence[str]) -> str:
     return f"Not checked: {', '.join(things[:-1])} and {things[-1]}."
 
 
+def unread_sentence(files: Sequence[str]) -> str:
+    """Return the sentence about weight files of a copy that are not part of a comparison.
+
+    >>> unread_sentence(["model.fp16.safetensors"])
+    'The copy holds 1 more weight file, which was not compared: model.fp16.safetensors.'
+    """
+    which = "which was" if len(files) == 1 else "which were"
+    return f"The copy holds {count(len(files), 'more weight file')}, {which} not compared: {name_some(files)}."
+
+
 def unreached_sentence(place: str) -> str:
     """Return the sentence about a commit, "owner/name@commit", that may not belong to its repo.
 

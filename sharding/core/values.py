@@ -176,6 +176,8 @@ class Checkpoint:
     """The model that was trained. The files beside the weights come from it."""
     other_variants: tuple[str, ...] = ()
     """Other variants that the user could choose, "" for the plain weights."""
+    other_weights: tuple[str, ...] = ()
+    """Files of the repo that hold weights, or may hold some, and are neither part of it nor copied."""
     dequantized: str = ""
     """How the weights are quantized, in words."""
     unreached: tuple[str, ...] = ()
@@ -397,6 +399,7 @@ class Difference:
     Pairs with a NaN or an infinity are left out of these three. They are None if no pair is left, and `cosine` is None
     for a vector of zeros. `equal` is the share of elements that are equal, from 0 to 1; two NaNs are equal. All four
     are None if the tensor is only on one side, has another shape there, or a dtype without numbers. `note` says which.
+    It also says if numbers that differ are not finite.
     """
 
     tensor: Line
@@ -407,11 +410,14 @@ class Difference:
     note: Line = ""
 
 
+NOT_FINITE = "NaN or infinite"
+"""Stands in the note of a `Difference` if numbers that differ are not finite. The other figures leave them out."""
+
 UNCHECKED = (
     "code",
     "configuration",
     "tokenizer",
-    "other files beside the weights",
+    "other files (they may hold weights too)",
     "the figures of a report for time, memory and bytes moved",
 )
 """What a comparison of the weights of two checkpoints does not check."""

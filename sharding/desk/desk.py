@@ -158,7 +158,8 @@ class Desk:
             hint = "Sign in first. The copy goes into a repo of your own."
             raise Refused("You are not signed in.", hint, Remedy("sign_in"))
         destination = self.lookup.repo_id(request.destination, who)
-        self._refuse_busy(who.name, destination)
+        self._refuse_busy(who.name)
+        self._refuse_written(destination)
         checkpoint, plan = self.plan(request.source, request.options, token)
         if request.expect not in ("", identify_plan(plan)):
             hint = "Look at the new plan, then start again."
@@ -178,7 +179,9 @@ class Desk:
 
     def _queue_up(self, record: JobRecord, token: str) -> str:
         with self._lock:
-            self._refuse_busy(record.owner, record.request.destination)
+            self._refuse_busy(record.owner)
+            if record.request.kind == "shard":
+                self._refuse_written(record.request.destination)
             if self.queue_length >= MAX_ACTIVE_JOBS:
                 hint = "Try again later. Or duplicate this Space: your own has no other visitors."
                 raise Refused(f"The queue is full: it has {MAX_ACTIVE_JOBS} jobs.", hint)
@@ -324,7 +327,7 @@ class Desk:
 
         Raises DestinationError, and Refused if a job is writing to `repo_id`.
         """
-        self._refuse_busy("", repo_id)
+        self._refuse_written(repo_id)
         return job.discard(repo_id, endpoint=self._settings.endpoint, token=token).remark
 
     def sweep(self) -> None:
@@ -369,11 +372,14 @@ class Desk:
                 "Duplicate this Space: your own accepts models of any size.",
             )
 
-    def _refuse_busy(self, owner: str, destination: str) -> None:
-        records = [taken.record for taken in self._active()]
-        if any(record.owner == owner for record in records):
+    def _refuse_busy(self, owner: str) -> None:
+        if any(taken.record.owner == owner for taken in self._active()):
             raise Refused("You have a job here already.", "Wait until it is done, or cancel it.")
-        if any(record.request.destination == destination for record in records):
+
+    def _refuse_written(self, destination: str) -> None:
+        """Raise Refused if a job writes to `destination`. Jobs that only read keep nobody waiting."""
+        requests = [taken.record.request for taken in self._active()]
+        if any(asked.kind == "shard" and asked.destination == destination for asked in requests):
             raise Refused(f"Another job is writing to {destination}.", "Choose another name.")
 
     def _take_stock(self) -> None:

@@ -59,7 +59,7 @@ class JobRecord:
     ("owner/name@revision") that the job published, or compared with its source. If it is set and the state is "failed",
     the two differ. `expected_seconds` is the time that measured rates let expect when the job was handed in. `seconds`
     is the time of a job that was done whole. Neither counts a comparison of loads. `unreached` is that of the
-    `Checkpoint`, or of both checkpoints that were compared.
+    `Checkpoint`, or of both checkpoints that were compared. `unstated` is that of the `Verification`.
     """
 
     id: str
@@ -80,6 +80,7 @@ class JobRecord:
     peak_anon_bytes: int | None = None
     disk_bytes_written: int | None = None
     unreached: tuple[str, ...] = ()
+    unstated: bool = False
 
     @property
     def factor(self) -> float | None:

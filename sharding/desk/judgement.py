@@ -1,16 +1,18 @@
 """Judge how far you can trust a result or a copy: by this desk's own records if there are some."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
-from sharding.core.text import unchecked_sentence
+from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord
 from sharding.report.fetch import Result
 from sharding.verify.structure import Likeness, sentence_of
 from sharding.verify.trust import Level, Trust, judge, lowered
+
+_UNSTATED = "The Hub states no hash for some of the files that were read, so only what was read is known to match."
 
 
 def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: Iterable[JobRecord]) -> Trust:
@@ -36,7 +38,7 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
     if trust.level != "contradicted":
         for record in _decisive(records, pinned, copy):
             now = (*held.unreached, *(original.unreached if original else ()))
-            return lowered(_own(record), (*record.unreached, *now))
+            return lowered(_own(record, held.other_weights), (*record.unreached, *now))
     return lowered(trust, result.report.verification.unreached)  # the report may name commits, of its base for example
 
 
@@ -51,9 +53,10 @@ def judge_likeness(likeness: Likeness, records: Iterable[JobRecord]) -> Trust:
     alike = (record for record in records if _reading(record.request.options) == reading)
     for record in _decisive(alike, original, copy):
         if likeness.verdict != "different" or record.state != "done":
-            return lowered(_own(record), (*record.unreached, *likeness.unreached))
+            return lowered(_own(record, likeness.unread), (*record.unreached, *likeness.unreached))
     level: Level = "contradicted" if likeness.verdict == "different" else "fits"
-    return lowered(Trust(level, (sentence_of(likeness),)), likeness.unreached)
+    caveats = (unread_sentence(likeness.unread),) if likeness.unread else ()
+    return lowered(Trust(level, (sentence_of(likeness),), caveats), likeness.unreached)
 
 
 def _decisive(records: Iterable[JobRecord], original: str, copy: str) -> list[JobRecord]:
@@ -67,17 +70,19 @@ def _reading(options: Options) -> tuple[str, str, bool, str]:
     return options.dtype, options.variant, options.dequantize, options.base
 
 
-def _own(record: JobRecord) -> Trust:
-    """Return the trust in a result that follows from this desk's own record of a job."""
+def _own(record: JobRecord, unread: Sequence[str]) -> Trust:
+    """Return the trust in a copy that follows from this desk's own record of a job. `unread` are its other weights."""
     day = datetime.fromtimestamp(record.ended or record.created, UTC).strftime("%d %B %Y, %H:%M UTC")
+    caveats = (*((unread_sentence(unread),) if unread else ()), *((_UNSTATED,) if record.unstated else ()))
     if record.state != "done" and record.error:
         return Trust("contradicted", (f"This page read every byte of both repos on {day}.", record.error[0]))
     if record.request.kind == "verify":
-        read = f"This page read every byte of the weights of both repos on {day} and compared every tensor."
+        read = f"This page read every tensor of both repos on {day} and compared them."
         cast = "It did not count how many numbers became infinite in the cast."
         return Trust(
             "read-now",
             (read, unchecked_sentence(UNCHECKED), *([cast] if record.request.options.dtype != "keep" else [])),
+            caveats,
         )
     text = f"This page made the copy on {day}. It read every byte again before it published the copy."
-    return Trust("made-here", (text,))
+    return Trust("made-here", (text,), caveats)

@@ -42,12 +42,15 @@ class Models:
         self._questions = Questions()
         self._large = Questions()
         """Large reads and plans that do not ask transformers, and so need not wait behind those that do."""
+        self._comparisons = Questions()
+        """Two checkpoints at a time are in memory for a comparison, however many visitors compare."""
 
     def tidy(self) -> None:
         """Drop what nobody has asked for in a while, and return freed memory to the system."""
         self._headers.forget()
         self._questions.forget()
         self._large.forget()
+        self._comparisons.forget()
         with suppress(AttributeError):  # musl and macOS return it on their own
             ctypes.CDLL(None).malloc_trim(0)
 
@@ -55,6 +58,7 @@ class Models:
         """Answer no more questions."""
         self._questions.close()
         self._large.close()
+        self._comparisons.close()
 
     def inspect(self, source: str, variant: str, token: str | None, base: str) -> Checkpoint:
         """Return the contents of `source`, as `job.inspect` does, for repos only. Raises UsageError, SourceError."""
@@ -81,21 +85,24 @@ class Models:
 
         Reads what `inspect` reads, and the stored digests if only the bytes are unknown. Raises as `plan` does.
         """
+        key = "compare", self._link(original), self._link(copy), variant, fingerprint(token)
+        ask = partial(self._compared, original, copy, variant, token)
+        return self._comparisons.ask(key, _caller(token, session), ask, weight=None)
+
+    def _compared(self, original: str, copy: str, variant: str, token: str | None) -> Likeness:
         sides = self.inspect(original, variant, token, ""), self.inspect(copy, "", token, "")
         likeness = compare_structure(*sides)
         if likeness.verdict != "same-structure":
             return likeness
-        places = [f"{side.source.repo_id}@{side.source.revision}" for side in sides]
-        key = "claims", *places, variant, fingerprint(token)
-        ask = partial(self._claims, sides, places, token)
-        return replace(likeness, claims=self._large.ask(key, _caller(token, session), ask))
+        return replace(likeness, claims=self._claims(sides, token))
 
-    def _claims(self, sides: tuple[Checkpoint, Checkpoint], places: list[str], token: str | None) -> Claims | None:
+    def _claims(self, sides: tuple[Checkpoint, Checkpoint], token: str | None) -> Claims | None:
         """Return how the digests compare that both repos store, None if one stores none that can be used."""
         found = []
-        for side, place in zip(sides, places, strict=True):
-            source = open_source(self._link(place), Hub(self._endpoint, token))
+        for side in sides:
             try:
+                place = self._link(f"{side.source.repo_id}@{side.source.revision}")
+                source = open_source(place, Hub(self._endpoint, token))
                 found.append(stored_digests(source, side, MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_DIGESTS_VALUES))
             except SourceError:
                 return None

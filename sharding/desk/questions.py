@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 @dataclass(slots=True)
 class _Question:
     callers: set[str]
-    work: Callable[[], Any]
+    work: Callable[[], Any] | None
     weight: int | None
     asked: float
     answer: Future[Any] = field(default_factory=Future)
@@ -75,12 +75,13 @@ class Questions:
     def _answer(self) -> None:
         while question := self._open.get():
             began = self._clock()
+            work, question.work = question.work, None  # it may hold a token, or whole checkpoints
             try:
-                question.answer.set_result(question.work())
+                question.answer.set_result(work() if work else None)
             except BaseException as error:
                 question.answer.set_exception(error)
             self._usual_seconds = (2 * self._usual_seconds + self._clock() - began) / 3
-            del question  # with its answer: the next question may come much later
+            del question, work  # with its answer: the next question may come much later
 
     def forget(self) -> None:
         """Drop answers that are too old."""

@@ -84,6 +84,7 @@ class Runner:
                 seconds=ended - (job.record.started or ended) - job.history.comparing_seconds if cost else None,
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
+                unstated=bool(job.history.verification and job.history.verification.unstated),
             )
             self._shelf.clear(record.id)
             self._shelf.save(record)

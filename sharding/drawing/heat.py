@@ -7,7 +7,7 @@ from html import escape
 from math import ceil, inf
 
 from sharding.core.text import count
-from sharding.core.values import Difference
+from sharding.core.values import NOT_FINITE, Difference
 from sharding.drawing.tensor_kinds import layer_of
 from sharding.planning.order import natural_key
 
@@ -56,13 +56,22 @@ def level_of(difference: Difference) -> int:
     """
     if difference.equal is None:
         return NO_NUMBERS
+    if difference.equal == 1:
+        return EQUAL
     distance = distance_of(difference)
     return 1 + sum(distance > step for step in STEPS)
 
 
 def distance_of(difference: Difference) -> float:
-    """Return 1 − cosine. It is infinite if the numbers have no angle, as with a tensor of zeros."""
-    return inf if difference.cosine is None else 1 - difference.cosine
+    """Return 1 − cosine, and 0 if all numbers are equal.
+
+    It is infinite if the numbers have no angle, as with a tensor of zeros, or if numbers that differ are not finite.
+    """
+    if difference.equal == 1:
+        return 0.0
+    if difference.cosine is None or NOT_FINITE in difference.note:
+        return inf
+    return 1 - difference.cosine
 
 
 def stacks_of(names: Iterable[str], differences: Iterable[Difference]) -> list[Stack]:

@@ -131,6 +131,11 @@ def is_weights(name: str) -> bool:
     return name.endswith(_OTHER_FORMATS) or is_index(name)
 
 
+def may_hold_weights(name: str) -> bool:
+    """Return whether a file of this name may hold weights of a model, and not only the state of its training."""
+    return name.endswith(_OTHER_FORMATS) and not is_training_state(name)
+
+
 def is_index(path: str) -> bool:
     """Return whether a file of this path is an index of weights, for any variant."""
     return _INDEX.fullmatch(path) is not None

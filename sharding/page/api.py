@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -18,6 +19,8 @@ from sharding.page.site import Site, person
 from sharding.report.report import summarize_plan, summarize_source
 from sharding.report.schema import Json, to_json
 from sharding.storage.hub.answers import Person
+
+_MOST_MISMATCHES = 1_000
 
 
 class Endpoints:
@@ -156,10 +159,12 @@ class Endpoints:
         repo, send a token that can read it in the header `Authorization: Bearer hf_...`.
 
         It answers with an object. `verdict` is "different", "converted" (cast to `dtype`, or dequantized),
-        "same-structure" or "same-files" (the Hub states the same hashes). `mismatches` lists each tensor that differs.
+        "same-structure" or "same-files" (the Hub states the same hashes). `mismatched` counts the tensors that differ,
+        and `mismatches` lists the first thousand. `unread` are weight files of the copy that are not compared.
         `in_same_files` counts the tensors whose bytes are equal because their files have equal hashes. `claims`
         compares digests that both repos store: anybody can write these, so they prove nothing. `trust` has a `level`
-        and the `reasons` for it. Only at "made-here" and "read-now" has this page read every byte of both.
+        and the `reasons` for it. Only at "made-here" and "read-now" has this page read every tensor of both. `caveats`
+        say what that does not cover.
 
         Args:
             original: the repo to compare with, as "owner/name", "owner/name@revision" or a link to it
@@ -169,7 +174,8 @@ class Endpoints:
         with _api_errors(original, copy, variant):
             token = self._site.token(request)
             likeness, trust = self._desk.compare(original, copy, token, _session(request), variant)
-            return {**to_json(likeness), "trust": to_json(trust)}
+            shown = replace(likeness, mismatches=likeness.mismatches[:_MOST_MISMATCHES])
+            return {**to_json(shown), "mismatched": len(likeness.mismatches), "trust": to_json(trust)}
 
     def _caller(self, request: gr.Request) -> tuple[Person, str]:
         token = self._site.token(request)

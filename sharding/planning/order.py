@@ -9,6 +9,8 @@ from sharding.core.values import Finding, Tensor
 
 _LONGEST_NUMBER = 18
 """The most digits of a name that count as a number. No layer has more, and Python refuses very long ones."""
+_LONGEST_KNOWN = 64
+"""The most characters of a word whose key is kept. Keys of words as long as names may be would fill memory."""
 
 
 def in_order(
@@ -47,10 +49,9 @@ def natural_key(name: str) -> str:
     >>> sorted(["h.10.w", "h.2.w", "h.norm"], key=natural_key)
     ['h.2.w', 'h.10.w', 'h.norm']
     """
-    return "".join(map(_key_of_word, name.split(".")))
+    return "".join((_known_key if len(word) <= _LONGEST_KNOWN else _key_of_word)(word) for word in name.split("."))
 
 
-@lru_cache(maxsize=1 << 14)  # the names of a model share few words
 def _key_of_word(word: str) -> str:
     letters = word.rstrip("0123456789")
     digits = word[len(letters) :]
@@ -59,6 +60,9 @@ def _key_of_word(word: str) -> str:
     if digits and len(digits) <= _LONGEST_NUMBER:
         return f"\2{letters}\0\3{_by_value(digits)}"
     return f"\2{word}\0"
+
+
+_known_key = lru_cache(maxsize=1 << 14)(_key_of_word)  # the names of a model share few words
 
 
 def _by_value(digits: str) -> str:

@@ -14,7 +14,8 @@ from sharding.core.events import Progress
 from sharding.core.limits import COMPARED_BYTES, SPAN_BYTES, THREADS
 from sharding.core.protocols import Source
 from sharding.core.recipe import Chunk, Extent
-from sharding.core.values import Difference, Shard, Tensor
+from sharding.core.text import count
+from sharding.core.values import NOT_FINITE, Difference, Shard, Tensor
 from sharding.recipes.feed import Feed
 from sharding.recipes.numbers import numbers
 from sharding.transfer.lanes import Lanes, collected
@@ -118,23 +119,29 @@ def _compared(lanes: Lanes, pair: Sequence[tuple[Tensor, Iterator[Chunk]]]) -> D
     files = [tensor.file for tensor, _ in pair]
     sums, left = Sums(), first.parameters
     while left:
-        count = min(left, _ELEMENTS)
-        left -= count
+        number = min(left, _ELEMENTS)
+        left -= number
         arrays = []
         for (tensor, _), file, feed in zip(pair, files, feeds, strict=True):
-            data = feed.take(count * BY_NAME[tensor.dtype].bits // 8)
+            data = feed.take(number * BY_NAME[tensor.dtype].bits // 8)
             lanes.count(len(data), file)
             arrays.append(numbers(data, tensor.dtype))
         sums.add(*arrays)
     for _, chunks in pair:
         deque(chunks, maxlen=0)  # a recipe ends before the next one reads
-    return sums.difference(first.name, _note(first.dtype, second.dtype, sums.are_equal))
+    return sums.difference(first.name, _note(first.dtype, second.dtype, sums))
 
 
-def _note(first: str, second: str, are_equal: bool) -> str:
+def _note(first: str, second: str, sums: "Sums") -> str:
     if first != second:
-        return f"{first} in the first and {second} in the second"
-    return "the numbers are equal, the bytes differ" if are_equal else ""
+        note = f"{first} in the first and {second} in the second"
+    else:
+        note = "the numbers are equal, the bytes differ" if sums.are_equal else ""
+    if not sums.not_finite:
+        return note
+    verb = "is" if sums.not_finite == 1 else "are"
+    unlike = f"{count(sums.not_finite, 'number')} that {'differs' if verb == 'is' else 'differ'} {verb} {NOT_FINITE}"
+    return f"{note}; {unlike}" if note else unlike
 
 
 class Sums:
@@ -153,6 +160,8 @@ class Sums:
     def __init__(self) -> None:
         """Know of no number."""
         self._count = self._equal = self._finite = 0
+        self.not_finite = 0
+        """Pairs that differ and have a NaN or an infinity."""
         self._largest = 0.0
         # Fractions, because the squares of a float64 may exceed its range.
         self._distance = self._product = Fraction()
@@ -170,6 +179,7 @@ class Sums:
             self._equal += int(np.count_nonzero(same))
             finite = np.isfinite(one) & np.isfinite(other)
             if not finite.all():
+                self.not_finite += int(np.count_nonzero(~finite & ~same))
                 one, other = one[finite], other[finite]
             if not len(one):
                 return

@@ -69,7 +69,7 @@ class Likeness:
     `dtype` is the value of `--dtype` that makes the dtypes of the original those of the copy. `dequantized` says how
     the original is quantized, if it must be dequantized for that. `tensors` counts those of the original after both.
     `in_same_files` of them are in files with equal hashes, so their bytes are equal. `bytes` are those of the tensors
-    of both. `claims` is never a proof.
+    of both. `unread` are weight files of the copy that are not part of the comparison. `claims` is never a proof.
     """
 
     verdict: Verdict
@@ -83,6 +83,7 @@ class Likeness:
     in_same_files: int
     mismatches: tuple[Contrast, ...]
     unreached: tuple[str, ...]
+    unread: tuple[str, ...] = ()
     claims: Claims | None = None
 
     @property
@@ -130,6 +131,7 @@ def compare_structure(original: Checkpoint, copy: Checkpoint) -> Likeness:
         in_same_files=same,
         mismatches=(*contrasts, *beside),
         unreached=tuple(dict.fromkeys((*original.unreached, *copy.unreached))),
+        unread=copy.other_weights,
     )
 
 

@@ -5,7 +5,7 @@ Hub states, and with the headers of copy and source. Only a job that reads every
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sharding.core.dtypes import BY_OPTION
@@ -32,10 +32,11 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A level, and the reasons for it in sentences."""
+    """A level, the reasons for it in sentences, and the caveats: what even the bytes that were read do not show."""
 
     level: Level
     reasons: tuple[str, ...]
+    caveats: tuple[str, ...] = ()
 
 
 def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
@@ -44,7 +45,9 @@ def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
     A level of "contradicted" stays.
     """
     sentences = tuple(unreached_sentence(place) for place in dict.fromkeys(unreached))
-    return Trust("unreached", (*sentences, *trust.reasons)) if sentences and trust.level != "contradicted" else trust
+    if not sentences or trust.level == "contradicted":
+        return trust
+    return replace(trust, level="unreached", reasons=(*sentences, *trust.reasons))
 
 
 def judge(

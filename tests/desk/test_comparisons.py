@@ -3,6 +3,7 @@
 import json
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
-from sharding.desk import Desk, JobRequest, Settings
+from sharding.desk import Desk, JobRequest, Settings, models
+from sharding.storage.locate import open_source
 from sharding.verify.structure import Claims
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, push
@@ -201,6 +203,30 @@ def test_a_comparison_is_a_job_like_others(
         with pytest.raises(Refused, match="This shared machine accepts up to"):
             limited.submit_comparison(small, small, "", *AS_ALICE)
         assert limited.compare(small, small, None)[0].verdict == "same-files"
+
+
+def test_jobs_that_only_read_keep_nobody_waiting(desk: Desk, large: str, small: str) -> None:
+    first = desk.submit_comparison(small, large, "", *AS_ALICE)
+    second = desk.submit_comparison(large, large, "", *AS_BOB)
+    assert end(desk, first).state == "failed"  # it has read both: they are other models
+    assert end(desk, second, "bob").state == "done"
+
+
+def test_digests_that_cannot_be_read_once_are_no_claim_then_and_are_asked_for_again(
+    desk: Desk, hub: InHouse, small: str, cut: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, _ = job.shard(small, f"{name}-other", "90kB", endpoint=hub.address, token=ALICE)
+    opened: list[str] = []
+
+    def fails_once(place: str, hub: Any) -> Any:
+        opened.append(place)
+        if len(opened) == 1:
+            raise SourceError("The Hub has a problem.")
+        return open_source(place, hub)
+
+    monkeypatch.setattr(models, "open_source", fails_once)
+    assert desk.compare(cut, f"{name}-other", None)[0].claims is None
+    assert desk.compare(cut, f"{name}-other", None)[0].claims is not None
 
 
 def test_the_record_on_disk_is_read_back(settings: Settings, desk: Desk, small: str, same: str) -> None:

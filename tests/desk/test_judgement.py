@@ -113,14 +113,30 @@ def test_what_was_read_here_says_what_nobody_has_checked(
     judged: Callable[..., Any], record: Callable[..., JobRecord]
 ) -> None:
     unchecked = (
-        "Not checked: code, configuration, tokenizer, other files beside the weights and the figures of a report for "
-        "time, memory and bytes moved."
+        "Not checked: code, configuration, tokenizer, other files (they may hold weights too) and the figures of a report "
+        "for time, memory and bytes moved."
     )
     infinite = "It did not count how many numbers became infinite in the cast."
     for dtype, more in (("keep", ()), ("bf16", (infinite,))):
         found = judged(record(kind="verify", options=Options(dtype=dtype)))
         assert (found.level, found.reasons[1:]) == ("read-now", (unchecked, *more))
-        assert "compared every tensor" in found.reasons[0]
+        assert "read every tensor of both repos" in found.reasons[0] and found.caveats == ()
+
+
+def test_weights_beside_those_that_were_read_and_files_without_a_hash_are_caveats(
+    judged: Callable[..., Any],
+    record: Callable[..., JobRecord],
+    headers: dict[str, Checkpoint],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for kind in ("verify", "shard"):
+        (caveat,) = judged(record(kind=kind, unstated=True)).caveats
+        assert "states no hash for some of the files" in caveat
+    monkeypatch.setitem(headers, COPY, replace(headers[COPY], other_weights=("a.safetensors", "x.gguf")))
+    found = judged(record(kind="verify"))
+    assert found.level == "read-now"
+    (caveat,) = found.caveats
+    assert "2 more weight files, which were not compared: a.safetensors" in caveat and "x.gguf" in caveat
 
 
 def test_what_was_read_here_and_differs_does_not_fit(

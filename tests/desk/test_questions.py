@@ -219,6 +219,26 @@ def test_an_answer_that_is_not_worth_its_memory_is_held_by_nobody_once_it_is_giv
     until(is_gone)
 
 
+def test_what_makes_an_answer_is_held_by_nobody_once_there_is_one(questions: Questions) -> None:
+    """It may hold a token, or a whole checkpoint."""
+
+    class Work:
+        def __call__(self) -> str:
+            return "answer"
+
+    work = Work()
+    held = weakref.ref(work)
+    assert questions.ask("kept", "a", work) == "answer"
+    del work
+
+    def is_gone() -> bool:
+        gc.collect()
+        return held() is None
+
+    until(is_gone)
+    assert questions.ask("kept", "a", lambda: "another") == "answer"
+
+
 def test_answers_that_are_old_are_dropped_though_nobody_asks(questions: Questions, now: list[float]) -> None:
     questions.ask("key", "a", lambda: 7)
     now[0] += CACHED_SECONDS + 1

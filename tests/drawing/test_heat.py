@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from sharding.core.values import Difference
-from sharding.drawing.heat import EQUAL, NO_NUMBERS, STRONGEST, draw_heat, level_of, stacks_of
+from sharding.core.values import NOT_FINITE, Difference
+from sharding.drawing.heat import EQUAL, NO_NUMBERS, STRONGEST, distance_of, draw_heat, level_of, stacks_of
 
 PARTS = ("self_attn.q_proj.weight", "mlp.down_proj.weight", "input_layernorm.weight")
 NAMES = [f"model.layers.{n}.{part}" for n in range(12) for part in PARTS] + [
@@ -49,6 +49,13 @@ def test_the_worst_of_many_experts_counts() -> None:
 )
 def test_a_wider_angle_is_a_stronger_colour(cosine: float | None, level: int) -> None:
     assert level_of(differing("w", cosine)) == level
+
+
+def test_equal_numbers_have_no_colour_and_numbers_that_are_not_finite_the_strongest() -> None:
+    zeros = Difference("w", 0.0, 0.0, None, 1.0, "F32 in the first and F16 in the second")
+    assert (level_of(zeros), distance_of(zeros)) == (EQUAL, 0.0)
+    broken = Difference("w", 0.0, 0.0, 1.0, 0.5, f"4 numbers that differ are {NOT_FINITE}")
+    assert level_of(broken) == STRONGEST
 
 
 def test_what_has_no_numbers_is_not_coloured_as_if_it_had() -> None:

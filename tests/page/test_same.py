@@ -125,7 +125,7 @@ def test_what_was_read_and_is_the_same_is_green_from_then_on(
     verdict(page).to_have_text("The same files, by the hashes that the Hub states. Bytes not read yet.")
     assert page.locator("#likeness .good").count() == 0
     page.locator("#read").click()
-    expect(page.locator("#outcome")).to_contain_text("Every tensor is identical.")
+    expect(page.locator("#outcome")).to_contain_text("Every tensor of both repos was read. All are identical.")
     expect(page.locator("#outcome .ladder .reached")).to_have_count(3)
     page.get_by_role("link", name="Show the comparison").click()
     verdict(page).to_have_text("The same: all 14 tensors are identical.")

@@ -126,6 +126,7 @@ def test_what_has_no_direction_has_no_cosine_and_what_has_no_finite_pair_has_onl
     assert sums([0.0, 0.0], [0.0, 1.0]) == Difference("w", 1.0, 0.5, None, 0.5)
     assert sums([np.nan, np.inf, np.inf], [np.nan, np.inf, -np.inf]) == Difference("w", equal=2 / 3)
     assert sums([np.nan, 1.0], [2.0, 4.0]) == Difference("w", 3.0, 3.0, 1.0, 0.0)
+    assert sums([2.0, 1.0], [np.inf, 4.0]) == Difference("w", 3.0, 3.0, 1.0, 0.0)
     assert Sums().difference("w") == Difference("w", equal=1.0)
 
 
@@ -204,7 +205,7 @@ def test_each_tensor_that_differs_is_named_with_its_figures_and_no_other(
                 assert difference == Difference(name, note=note)
             else:
                 assert is_as_expected(difference, figures_of(a, b)), name
-                assert bool(difference.note) == (a.dtype != b.dtype)
+                assert (" in the first and " in difference.note) == (a.dtype != b.dtype)
 
     check()
 
@@ -225,6 +226,16 @@ def test_other_bytes_of_equal_numbers_are_said_to_be_that(tmp_path: Path) -> Non
         "nan": Difference("nan", equal=1.0, note=note),
         "zero": Difference("zero", 0.0, 0.0, 1.0, 1.0, note),
     }
+
+
+def test_numbers_that_differ_and_are_not_finite_are_counted_in_the_note(tmp_path: Path) -> None:
+    bad = [float("nan"), float("inf"), 2.0, float("inf")]
+    one = save(tmp_path / "one", {"w": torch.tensor([0.5, 1.0, 2.0, float("inf")]), "x": torch.tensor([1.0, 2.0])})
+    two = save(tmp_path / "two", {"w": torch.tensor(bad), "x": torch.tensor([1.0, float("nan")])})
+    found = differing(one, two)
+    assert found["w"].note == "2 numbers that differ are NaN or infinite"
+    assert found["x"].note == "1 number that differs is NaN or infinite"
+    assert (found["w"].largest_abs, found["w"].equal) == (0.0, 0.5)
 
 
 @pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "F6_E3M2", "C64"])

@@ -206,6 +206,18 @@ def test_weights_beside_a_model_count(tmp_path: Path) -> None:
     assert compare_structure(one, unstated).verdict == "same-structure"
 
 
+@pytest.mark.parametrize(
+    "name", ["model.fp16.safetensors", "evil.safetensors", "consolidated.safetensors", "pytorch_model.bin", "x.gguf"]
+)
+def test_weights_of_the_copy_that_are_not_compared_are_named(name: str, tmp_path: Path) -> None:
+    folders = [write_checkpoint(tmp_path / side, {"model.safetensors": random_tensors()}, False) for side in "ab"]
+    (folders[1] / name).write_bytes((folders[1] / "model.safetensors").read_bytes())
+    (folders[1] / "training_args.bin").write_bytes(b"no weights")
+    original, copy = map(stated, folders)
+    assert compare_structure(original, copy).unread == (name,)
+    assert compare_structure(copy, original).unread == ()
+
+
 def test_commits_on_no_branch_are_kept_of_both(original: Checkpoint, write: Callable[..., Checkpoint]) -> None:
     one, other = replace(original, unreached=("a/b@1",)), replace(write("copy", random_tensors()), unreached=("c/d@2",))
     assert compare_structure(one, other).unreached == ("a/b@1", "c/d@2")

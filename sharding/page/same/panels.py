@@ -51,6 +51,8 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
             else f", {'dequantized' if likeness.dequantized else 'cast'} to {likeness.dtype}"
         )
         headline = f"The same: all {count(likeness.tensors, 'tensor')} are identical{how}."
+        if trust.caveats:
+            headline = f"All {count(likeness.tensors, 'tensor')} that were compared match{how}. But not all is known."
     elif was_read:
         headline = "Not the same, although names, shapes and dtypes are."
     return render(
@@ -58,9 +60,9 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
         likeness=likeness,
         pages=[_page(side, endpoint) for side in (likeness.original, likeness.copy)],
         headline=headline,
-        tone="good" if is_read else "bad" if trust.level == "contradicted" else "",
+        tone="good" if is_read and not trust.caveats else "bad" if trust.level == "contradicted" else "",
         rung=_rung(likeness, is_read, was_read),
-        facts=[*([] if is_read else _facts(likeness)), *reasons],
+        facts=[*([] if is_read else _facts(likeness)), *reasons, *trust.caveats],
         counts=_counts(likeness.mismatches),
         rows=likeness.mismatches[:_MOST_SHOWN],
         more=max(len(likeness.mismatches) - _MOST_SHOWN, 0),
@@ -69,8 +71,8 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
 
 
 def outcome_panel(status: JobStatus) -> str:
-    """Return the panel of a job that has read every byte of two repos and found them identical."""
-    asked = status.request
+    """Return the panel of a job that has read every tensor of two repos and found no difference."""
+    asked, proof = status.request, status.verification
     comparison = query_of(Wish(compare=asked.source, against=asked.destination))
     return render(
         "checked",
@@ -78,6 +80,7 @@ def outcome_panel(status: JobStatus) -> str:
         of_result=asked.of_result,
         unchecked=unchecked_sentence(UNCHECKED),
         unreached=status.unreached,
+        unstated=bool(proof and proof.unstated),
         rung=Rung(_READ),
     )
 

@@ -16,6 +16,7 @@ from sharding.storage.names import parse_repo
 NAME = "Shard My Repo"
 _HOME = "Get a model in the form you need: smaller files, one file, another dtype. Every tensor is proved identical."
 _OTHERS = re.compile(rb'<meta\s+(?:property="og:|name="twitter:)[^>]*>\s*', re.ASCII)
+_NAME = re.compile(r"[\w./@-]{1,200}", re.ASCII)
 _HEAD, _BODY = b"<head>", b"<body"
 
 
@@ -47,6 +48,9 @@ def preview_of(wish: Wish) -> tuple[str, str]:
     """
     if result := _name_in(wish.result):
         return f"{result} · {NAME}", "A copy of a model. See what is proved of it, and have every byte checked."
+    if (original := _name_in(wish.compare)) and (copy := _name_in(wish.against)):
+        text = "Two models compared: names, shapes and dtypes of their tensors, and the hashes of their files."
+        return f"{copy} and {original} · {NAME}", text
     if repo := _name_in(wish.repo):
         return f"{repo} · {NAME}", "The plan for a copy: its files, what the job takes, and where the model fits."
     if wish.goal in GOALS:
@@ -55,10 +59,14 @@ def preview_of(wish: Wish) -> tuple[str, str]:
 
 
 def _name_in(place: str) -> str:
-    """Return the repo that `place` names, with its revision if it names one, or "" for any other text."""
+    """Return the repo that `place` names, with its revision if it names one, or "" for any other text.
+
+    Only plain letters count. Whoever writes a link would otherwise write the title too.
+    """
     with suppress(ShardingError):
         repo_id, revision = parse_repo(place, "")
-        return f"{repo_id}@{revision}" if revision else repo_id
+        name = f"{repo_id}@{revision}" if revision else repo_id
+        return name if _NAME.fullmatch(name) else ""
     return ""
 
 
