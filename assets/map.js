@@ -219,6 +219,7 @@ function restOn(map) {
 function choose(map, side, number) {
   if (number < 0) return;
   goTo(map, side, number);
+  say(map, `${describeFile(map, side, number)} Its tensors are listed below.`);
   tell(map, { side, column: number });
 }
 
@@ -374,18 +375,38 @@ function isBetween(first, last, name) {
   return length > 1 && low[0] === asked[0] && byNumber.compare(from, at) <= 0 && byNumber.compare(at, to) <= 0;
 }
 
+// The columns of the experts that are asked for: those of a layer, or one of them. The map has no cells for their tensors.
+function findExperts(map, asked) {
+  const found = { today: new Set(), after: new Set() }, named = asked.match(/^(.*?)\.?(?:\w+\.)?experts(?:\.(\d+)(?:\.|$))?/);
+  for (const [layer, runs] of partsOf(map).data.experts) {
+    const name = `.${layer.toLowerCase()}.`;
+    if (named ? !name.endsWith(named[1] ? `.${named[1]}.` : "") : !name.includes(`.${asked.replace(/^\./, "")}`)) continue;
+    let before = 0;
+    for (const [experts, , first, last, firstToday, lastToday] of runs) {
+      const holds = !named?.[2] || (before <= named[2] && named[2] < before + experts);
+      before += experts;
+      if (!holds) continue;
+      for (const [side, from, to] of [["after", first, last], ["today", firstToday, lastToday]]) {
+        for (let column = from; from >= 0 && column <= to; column++) found[side].add(column);
+      }
+    }
+  }
+  return found;
+}
+
 // The columns that hold what is asked for: a part of a name, or the number of a file.
 function findColumns(map, text) {
   const { data, cells } = partsOf(map), asked = text.trim().toLowerCase(), hits = [];
   if (!asked) return hits;
-  const number = /^\d+$/.test(asked) ? Number(asked) : 0;
+  const number = /^\d+$/.test(asked) ? Number(asked) : 0, experts = number ? {} : findExperts(map, asked);
+  const ofExperts = data.experts.length > 0 && asked.includes("experts");
   for (const side of SIDES.toReversed()) {
-    const numbers = new Set();
+    const numbers = new Set(experts[side]);
     data[side].forEach(([first, last, , , files, start], at) => {
       const named = [first, last].some((name) => name.toLowerCase().includes(asked)) || isBetween(first, last, asked);
       if (number ? start && start <= number && number < start + files : named) numbers.add(at);
     });
-    if (!number) {
+    if (!number && !ofExperts) {
       for (const cell of cells.after) {
         const title = cell.dataset.n.toLowerCase(), layers = title.match(/ tensors? in (\S+?)(?: to (\S+))?, /);
         const held = title.includes(asked) || (layers && isBetween(layers[1], layers[2] ?? layers[1], asked));
@@ -416,7 +437,8 @@ document.addEventListener("input", (event) => {
   showHits(map);
   const copy = parts.hits.filter(({ side }) => side === "after").length, today = parts.hits.length - copy;
   const places = `${copy} of the copy${today ? `, ${today} of today` : ""}`;
-  say(map, !asked ? parts.hint : parts.hits.length ? `Columns that match: ${places}. Enter goes from one to the next.` : "No file or tensor has this name.");
+  const what = SIDES.some((side) => parts.data[side].some((column) => column[4] > 1)) ? "Columns" : "Files";
+  say(map, !asked ? parts.hint : parts.hits.length ? `${what} that match: ${places}. Enter goes from one to the next.` : "No file or tensor has this name.");
   if (parts.hits.length) revealFile(map, parts.hits[0].side, parts.hits[0].number);
 });
 

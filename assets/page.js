@@ -31,6 +31,12 @@ window.shardMyRepo = {
     }
   },
 
+  showList() {
+    const list = [...document.querySelectorAll(".tensors")].at(-1);
+    list?.removeAttribute("hidden");
+    list?.scrollIntoView({ block: "nearest" });
+  },
+
   // The old plan fades until the new one is there, so that it does not look like the answer to a new choice.
   busy() { document.body.classList.add("busy"); },
   ready() {
@@ -141,6 +147,21 @@ document.addEventListener("click", (event) => {
   if (mark) slide(mark.closest(".slider").querySelector("input"), mark.dataset.index);
 });
 
+// The list of the tensors of a file. It stays in the page when it is closed, because Gradio writes nothing that is the same.
+document.addEventListener("click", (event) => {
+  event.target.closest("[data-close]")?.closest(`.${event.target.dataset.close}`)?.setAttribute("hidden", "");
+});
+
+// Without a model there is no plan.
+document.addEventListener("click", (event) => {
+  const field = event.target.closest("#show") && document.querySelector("#repo input");
+  if (!field || field.value.trim()) return;
+  field.focus();
+  field.setCustomValidity("Name a model first.");
+  field.reportValidity();
+  field.addEventListener("input", () => field.setCustomValidity(""), { once: true });
+});
+
 // --- A job
 
 // An open log stays open when the server writes it again.
@@ -184,9 +205,18 @@ new MutationObserver((changes) => {
   if (has("#progress .job, #job-map .map")) { colour(); tick(); }
   document.querySelectorAll("fieldset[id]").forEach(group);
   arrived();
+  tellTrouble();
   if (log) document.querySelector("#log details")?.setAttribute("open", "");
   document.querySelectorAll("[data-press]").forEach(offer);
 }).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: told });
+
+// An error of the server that nobody foresaw. Gradio hides it together with its progress, which this page does not show.
+function tellTrouble() {
+  const trouble = document.getElementById("trouble"), failed = document.querySelector("[data-testid=status-tracker] > .error");
+  if (!trouble || trouble.hidden === !failed) return;
+  trouble.hidden = !failed;
+  if (failed) document.body.classList.remove("busy", opens);
+}
 
 // --- Remedies
 
@@ -234,7 +264,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest("button.copy");
+  const button = event.target.closest(".copyable button.copy");
   if (button) {
     const text = button.closest(".copyable").querySelector("pre").innerText.trimEnd();
     await navigator.clipboard.writeText(text);

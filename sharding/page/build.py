@@ -30,6 +30,7 @@ _SAME = "(chosen) => chosen"
 _OWN_NAME = "(name) => window.shardMyRepo.ownName(name)"
 _STARTED = "() => window.shardMyRepo.started()"
 _READY = "() => window.shardMyRepo.ready()"
+_SHOW_LIST = "() => window.shardMyRepo.showList()"
 
 
 def build(desk: Desk, site: Site) -> gr.Blocks:
@@ -45,7 +46,8 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
         _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
 
-        form.result_map.select(patient(showing.list_tensors), form.wanted, form.result_tensors, **_QUIET)
+        listed = form.result_map.select(patient(showing.list_tensors), form.wanted, form.result_tensors, **_QUIET)
+        listed.then(None, js=_SHOW_LIST)
         form.cancel.click(patient(running.cancel), form.job, _job_parts(form), **_QUIET)
         _follow(form, form.resume.click(patient(running.resume), form.job, _job_parts(form), **_QUIET), running)
         _follow(form, form.check.click(patient(showing.check), form.wanted, _check_parts(form), **_QUIET), running)
@@ -92,7 +94,7 @@ def _plan_and_push(form: Form, arrived: Dependency, planning: Planning, pushing:
     changes += [form.strategy.input, form.machines.submit, form.machines.blur, form.dtype.input, form.overflow.input]
     changes += [form.dequantize.input, *(field.input for field in form.more.values())]
     propose(gr.on(changes, patient(planning.draw), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
-    form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET)
+    form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET).then(None, js=_SHOW_LIST)
 
     form.place.click(planning.wait, None, form.devices, **_QUIET).then(
         patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET

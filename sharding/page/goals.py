@@ -33,6 +33,11 @@ def has_components(checkpoint: Checkpoint) -> bool:
     return len({tensor.folder for tensor in checkpoint.tensors}) > 1
 
 
+def no_goal(checkpoint: Checkpoint) -> Options:
+    """Return the choices for a model if nobody has a goal."""
+    return Options(_usual(checkpoint))
+
+
 def _largest(checkpoint: Checkpoint) -> int:
     return max((tensor.bytes for tensor in checkpoint.tensors), default=0)
 
@@ -91,13 +96,15 @@ def _training_run(checkpoint: Checkpoint) -> Options | str:
 GOALS: Mapping[str, Goal] = {
     "free-colab": Goal(
         "Free Colab",
-        "For a free machine with a T4: small files, and fp32 becomes fp16, because a T4 has no bf16.",
+        "Small files for a free machine with a T4. Weights in fp32 become fp16; all others stay as they are.",
         _colab,
     ),
     "slow-connection": Goal(
         "Slow connection", "Small files. If a download breaks, you lose at most one of them.", _slow
     ),
-    "one-file": Goal("One file", "One model.safetensors, as ComfyUI and kohya need it.", _one_file),
+    "one-file": Goal(
+        "One file", "All weights in one model.safetensors. ComfyUI and kohya load such a file.", _one_file
+    ),
     "two-machines": Goal(
         "Two machines", "Each machine downloads and loads only its half of the layers.", _two_machines
     ),

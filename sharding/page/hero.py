@@ -14,7 +14,7 @@ from sharding.page.render import render
 from sharding.planning.plan import plan_shards
 from sharding.recipes.stored import Stored
 
-_NAME, _SIZE = "Mistral-7B-v0.1", "1GB"
+_NAME, _SIZE = "Mistral-7B-v0.1", "300MB"
 _LAYERS, _HIDDEN, _KEYS, _INNER, _WORDS = 32, 4096, 1024, 14336, 32000
 _ATTENTION = {"q": (_HIDDEN, _HIDDEN), "k": (_KEYS, _HIDDEN), "v": (_KEYS, _HIDDEN), "o": (_HIDDEN, _HIDDEN)}
 _MLP = {"gate": (_INNER, _HIDDEN), "up": (_INNER, _HIDDEN), "down": (_HIDDEN, _INNER)}

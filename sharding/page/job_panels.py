@@ -38,8 +38,9 @@ class Bar:
 
 def heading_of(status: JobStatus) -> str:
     """Return the heading of a job."""
-    checking = "Checking a result" if status.request.of_result else "Comparing two repos"
-    return render("heading", title=checking if status.request.kind == "verify" else "Making the copy")
+    if status.request.kind == "verify":
+        return render("heading", title="Checking a result" if status.request.of_result else "Comparing two repos")
+    return render("heading", title="Your copy" if status.state == "done" else "Making the copy")
 
 
 def job_panel(status: JobStatus, source_link: str, link: str) -> str:

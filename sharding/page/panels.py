@@ -123,10 +123,12 @@ def map_panel(model_map: ModelMap, name: str, size: str = "", fits: bool = True)
     )
 
 
-def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]]) -> str:
-    """Return the list of the tensors in a column of the map, each with its file on the other side."""
+def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]], other: str = "From file") -> str:
+    """Return the list of the tensors in a column of the map, each with its file on the other side, under `other`."""
     listed = list(tensors)
-    return render("tensors", title=title, tensors=listed[:_MOST_TENSORS], more=max(len(listed) - _MOST_TENSORS, 0))
+    return render(
+        "tensors", title=title, other=other, tensors=listed[:_MOST_TENSORS], more=max(len(listed) - _MOST_TENSORS, 0)
+    )
 
 
 def summary_panel(
@@ -221,4 +223,4 @@ def tensors_of(
         pairs = [(tensor, file) for tensor, file in placed if was.get(tensor.name) in column.names]
     else:
         pairs = [(tensor, was.get(tensor.name, "")) for tensor, file in placed if file in column.names]
-    return tensors_panel(column.title, pairs)
+    return tensors_panel(column.title, pairs, "To file" if side == "today" else "From file")

@@ -1,6 +1,7 @@
 """Handle the events of steps 1 and 2: suggest models, plan and draw. Nothing here needs a login."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, TooManyTensors, VariantMissing
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import format_bytes
-from sharding.core.values import Checkpoint, Plan
+from sharding.core.values import Checkpoint, Plan, Tensor
 from sharding.desk import Desk
 from sharding.desk.classic import classic_forecast
 from sharding.drawing.model_map import map_of_plan
@@ -26,7 +27,7 @@ from sharding.page.choices import (
     source_in,
 )
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
-from sharding.page.goals import GOALS, has_components
+from sharding.page.goals import GOALS, has_components, no_goal
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
     changes_nothing,
@@ -195,14 +196,19 @@ class Planning:
     def _aim(self, values: Mapping[Any, Any], checkpoint: Checkpoint, is_own: bool) -> tuple[dict[Any, Any], str]:
         """Return the fields that the chosen goal sets, and the words below the goals.
 
-        Sizes of the visitor's own (`is_own`) stay, unless the goal is new.
+        Sizes of the visitor's own (`is_own`) stay, unless the goal is new. A goal that makes no sense for the model
+        takes back what the goal before it set.
         """
         name = values[self._form.goal]
         if name not in GOALS:
             return {}, ""
         chosen = GOALS[name].choose(checkpoint)
         if isinstance(chosen, str):
-            return {}, message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
+            words = message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
+            if values[self._form.aimed] in (None, "", name):
+                return {}, words
+            back = aimed(self._form, no_goal(checkpoint))
+            return {field: value for field, value in back.items() if not (is_own and field is self._form.size)}, words
         applies = not is_own or name != values[self._form.aimed]
         return aimed(self._form, chosen) if applies else {}, _hint(name)
 
@@ -251,8 +257,10 @@ class Planning:
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
         may, largest = may_overflow(after), max((tensor.bytes for tensor in after), default=0)
         loads = checkpoint.is_plain_model and not options.dequantize
-        size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         parts = has_components(checkpoint)
+        size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
+        if parts:  # no file is larger than the largest component
+            size = max(sum(tensor.bytes for tensor in held) for held in _by_folder(after).values())
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         in_vain = changes_nothing(checkpoint, plan) or needs_base(checkpoint)
         allowed, forecast = options.allow_overflow and may, self._desk.forecast(checkpoint, plan)
@@ -372,3 +380,10 @@ def _variants(there: Collection[str], **value: Any) -> gr.Radio:
     taken = {value["value"]} if "value" in value else set()
     names = sorted({*sorted(there)[:_MOST_VARIANTS], *taken})
     return gr.Radio([(name or PLAIN, name) for name in names], visible=len(there) > 1, **value)
+
+
+def _by_folder(tensors: Iterable[Tensor]) -> Mapping[str, list[Tensor]]:
+    folders = defaultdict[str, list[Tensor]](list)
+    for tensor in tensors:
+        folders[tensor.folder].append(tensor)
+    return folders

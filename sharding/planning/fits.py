@@ -42,13 +42,13 @@ class Fit:
         >>> Fit("T4", 15_000_000_000, (14_500_000_000,)).words
         'fits, 500.0 MB to spare'
         >>> Fit("Two T4s", 15_000_000_000, (70_500_000_000, 70_500_000_000)).words
-        'holds 30.0 GB of 141.0 GB'
+        'too small: holds 30.0 GB of 141.0 GB'
         """
         if self.spare_bytes >= 0:
             each = " on the fullest" if len(self.part_bytes) > 1 else ""
             return f"fits, {format_bytes(self.spare_bytes)} to spare{each}"
         held = sum(end - start for start, end in self.spans)
-        return f"holds {format_bytes(held)} of {format_bytes(sum(self.part_bytes))}"
+        return f"too small: holds {format_bytes(held)} of {format_bytes(sum(self.part_bytes))}"
 
 
 def where_it_fits(total_bytes: int, stages: Sequence[int] = ()) -> tuple[Fit, ...]:

@@ -38,7 +38,7 @@ def size_stops(total_bytes: int, largest_bytes: int = 0, *, single_file: bool = 
     ['200MB', '4GB', 'single-file']
     """
     usual, colab = usual_size(total_bytes, largest_bytes), colab_size(total_bytes, largest_bytes)
-    reasons = {SINGLE_FILE: "One model.safetensors, as ComfyUI and kohya need it."} if single_file else {}
+    reasons = {SINGLE_FILE: "One file. If a download breaks, it may begin again."} if single_file else {}
     if colab:
         reasons[colab] = (
             "Free Colab has about 12 GB for weights. Without memory mapping, as on mounted drives, loading needs "

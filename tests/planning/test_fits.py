@@ -17,18 +17,18 @@ def words(total: int, *stages: int) -> dict[str, str]:
 
 def test_a_model_of_seven_billion_parameters_fits_a_t4_but_not_the_memory_beside_it() -> None:
     assert words(14_500_000_000) == {
-        "CPU memory of free Colab": "holds 12.0 GB of 14.5 GB",
+        "CPU memory of free Colab": "too small: holds 12.0 GB of 14.5 GB",
         "T4": "fits, 500.0 MB to spare",
         "24 GB card": "fits, 8.5 GB to spare",
         "Two T4s": "fits, 7.8 GB to spare on the fullest",
     }
-    assert words(141 * GB)["T4"] == "holds 15.0 GB of 141.0 GB"
-    assert words(141 * GB)["Two T4s"] == "holds 30.0 GB of 141.0 GB"
+    assert words(141 * GB)["T4"] == "too small: holds 15.0 GB of 141.0 GB"
+    assert words(141 * GB)["Two T4s"] == "too small: holds 30.0 GB of 141.0 GB"
 
 
 def test_the_machines_of_a_pipeline_hold_its_stages_and_the_fullest_decides() -> None:
     *_, last = where_it_fits(40 * GB, (16 * GB, 12 * GB, 12 * GB))
-    assert (last.place, last.words) == ("3 machines with a T4", "holds 39.0 GB of 40.0 GB")
+    assert (last.place, last.words) == ("3 machines with a T4", "too small: holds 39.0 GB of 40.0 GB")
     assert list(last.spans) == [(0, 15 * GB), (16 * GB, 28 * GB), (28 * GB, 40 * GB)]
     assert words(28 * GB, 13 * GB, 15 * GB)["Two T4s"] == "fits, 0 B to spare on the fullest"
 
@@ -37,7 +37,7 @@ def test_the_machines_of_a_pipeline_hold_its_stages_and_the_fullest_decides() ->
 def test_a_copy_fits_up_to_the_last_byte_of_the_presets_of_devices(place: str, preset: str) -> None:
     room = parse_budgets(PRESETS[preset])["cuda:0"]
     assert words(room)[place] == "fits, 0 B to spare"
-    assert words(room + 1)[place].startswith("holds ")
+    assert words(room + 1)[place].startswith("too small: holds ")
 
 
 @given(total=SIZES, stages=st.lists(SIZES, max_size=5))

@@ -70,7 +70,8 @@ class Comparing:
         try:
             likeness, trust = self._compared(original, copied, token, request.session_hash)
         except ShardingError as error:
-            return {form.likeness: problem(error), form.compared: ()}
+            asked = query_of(Wish(compare=original, against=copied))
+            return {form.likeness: problem(error), form.compared: (), form.query: asked}
         can_read = likeness.have_common and trust.level not in _READ
         names = [f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy)]
         return {
