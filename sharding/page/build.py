@@ -12,7 +12,6 @@ from sharding.desk.patience import patient
 from sharding.page.api import Endpoints
 from sharding.page.choices import fields_of_a_plan
 from sharding.page.form import Form, lay_out
-from sharding.page.hero import hero
 from sharding.page.planning import Planning
 from sharding.page.pushing import Pushing
 from sharding.page.result_link import Showing
@@ -37,9 +36,10 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
     """Return the page. It stores nothing about its visitors: everything that lasts is in the desk or on the Hub."""
     page = gr.Blocks(title="Shard My Repo", analytics_enabled=False, fill_width=True)
     with page:
-        form = lay_out(on_space=site.space is not None, hero=hero())
+        form = lay_out(on_space=site.space is not None)
         planning, running = Planning(desk, site, form), Running(desk, site, form)
         arrived = page.load(planning.arrive, None, _all(form), **_QUIET)
+        page.load(planning.welcome, None, form.hero, **_QUIET)
         page.load(patient(planning.greet), None, [form.account, form.jobs, form.examples], **_QUIET)
         showing = Showing(desk, site, form)
         arrived.then(patient(showing.show), form.wanted, _result_parts(form), **_QUIET)

@@ -60,6 +60,7 @@ class Form:
     examples: gr.Dataset
     facts: gr.HTML
 
+    hero: gr.HTML
     jobs: gr.HTML
 
     same: gr.Column
@@ -137,15 +138,12 @@ class Form:
     compared: gr.State
 
 
-def lay_out(on_space: bool, hero: str = "") -> Form:
-    """Put every part in its place, inside the open `gr.Blocks`. Only a Space has the login button.
-
-    `hero` is the picture below the first step. The page shows it as long as there is no plan.
-    """
+def lay_out(on_space: bool) -> Form:
+    """Put every part in its place, inside the open `gr.Blocks`. Only a Space has the login button."""
     parts: dict[str, Any] = {"account": _masthead(on_space)}
     with _step("choose") as parts["choose"]:
         _choose(parts)
-    _panel("hero", hero)
+    parts["hero"] = _panel("hero")  # as long as there is no plan
     parts["jobs"] = _panel("jobs", elem_classes="step")
     with _step("same", visible=False) as parts["same"]:
         _same(parts)

@@ -1,6 +1,7 @@
 """Draw the picture of the home page: the map of a real model, from the shapes of its tensors. Pure."""
 
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 
 from markupsafe import Markup
@@ -23,6 +24,7 @@ _LAST_IN_FIRST = 22
 """Of this layer only the attention is in the first file, and all layers after it are in the second."""
 
 
+@cache
 def hero() -> str:
     """Return the picture: the two files of Mistral-7B-v0.1 (bf16) today, and their copy."""
     tensors = tuple(_tensors())

@@ -28,6 +28,7 @@ from sharding.page.choices import (
 )
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
 from sharding.page.goals import GOALS, has_components, no_goal
+from sharding.page.hero import hero
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
     changes_nothing,
@@ -111,6 +112,11 @@ class Planning:
             self._form.jobs: "" if opens.repo else jobs,
             self._form.examples: gr.Dataset(samples=[[name] for name in found], visible=bool(found)),
         }
+
+    def welcome(self, request: gr.Request) -> Any:
+        """Show the picture of the home page. It comes after the fields, which would wait for it otherwise."""
+        wish = read_wish(dict(request.query_params))
+        return gr.skip() if wish.repo or wish.job or wish.result or wish.compare or wish.against else hero()
 
     def suggest(
         self, found: Sequence[str], typed: gr.KeyUpData, request: gr.Request, login: gr.OAuthToken | None
