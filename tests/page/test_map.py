@@ -385,7 +385,7 @@ def test_the_slider_stands_at_what_each_model_suggests_and_a_size_of_ones_own_st
     expect(page).to_have_url(re.compile("size=50kB$"))
     page.keyboard.press("End")
     expect(written).to_have_value("one file")
-    expect(page.locator("#size-reason")).to_contain_text("ComfyUI")
+    expect(page.locator("#size-reason")).to_contain_text("One file. If a download breaks")
     expect(page.locator("#summary")).to_contain_text("Nothing would change")
     # A size that is no stop: the slider stands beside it, also when it was moved in between.
     for size, reads in (("70kB", "70kB"), ("50kB", "50kB"), ("70kB", "70kB")):
