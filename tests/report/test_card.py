@@ -176,7 +176,7 @@ def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_
     panel = details_panel(parse_report(json.dumps(found)), Places("me/copy", "", "", None), Trust("claims", ()))
     assert found["comparison"]["verdict"]["sentence"] in unescape(panel)
     assert "<svg" in panel
-    assert "Streaming with transfer and verification" in panel
+    assert "This job compared with load-and-save" in panel
 
 
 def test_a_comparison_that_could_not_be_made_is_told_as_a_prediction(report: Report) -> None:
