@@ -11,8 +11,30 @@ from sharding.report.schema import Report
 from sharding.report.snippets import download_snippet, how_to_check, loading_snippets, pipeline_snippets
 from sharding.verify.trust import Level, Trust
 
-_KNOWN: tuple[Level, ...] = ("made-here", "read-now")
+READ_HERE: tuple[Level, ...] = ("made-here", "read-now")
 """Levels at which this page has read every byte itself."""
+
+CLAIMED, FITS, READ = 1, 2, 3
+"""The steps of the ladder of proofs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """How far the ladder of proofs is climbed: the last step that is `reached`, and the one that `failed`, if any.
+
+    `words` say below each step what it rests on.
+    """
+
+    reached: int
+    failed: int = 0
+    words: tuple[str, str, str] = ("somebody says so", "names, shapes and dtypes", "read by this page")
+
+
+def rung_of(trust: Trust) -> Rung:
+    """Return how far the ladder is climbed for a result that is not "contradicted"."""
+    if trust.level in READ_HERE:
+        return Rung(READ)
+    return Rung(FITS if trust.level == "fits" else CLAIMED)
 
 
 def result_panel(report: Report, trust: Trust) -> str:
@@ -21,7 +43,7 @@ def result_panel(report: Report, trust: Trust) -> str:
         "result",
         report=report,
         trust=trust,
-        is_known=trust.level in _KNOWN,
+        is_known=trust.level in READ_HERE,
         can_check=can_check(report, trust),
         verdict=_verdict(report, trust.level),
         infinite=sum(report.overflowed.values()),

@@ -11,6 +11,7 @@ from sharding.page.form import Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import message, problem
 from sharding.page.remedies import SIGN_IN
+from sharding.page.result_panels import READ_HERE
 from sharding.page.same.panels import likeness_panel
 from sharding.page.site import Site, person
 from sharding.verify.structure import Likeness
@@ -25,8 +26,6 @@ _INTRODUCTION = message(
     "weights. Public repos need no login.",
 )
 _NEEDS_LOGIN = "Reading every byte needs a login."
-_READ = ("made-here", "read-now")
-"""Levels at which every byte has been read and nothing differs. Differences can be read again, to see their numbers."""
 
 
 class Comparing:
@@ -72,7 +71,8 @@ class Comparing:
         except ShardingError as error:
             asked = query_of(Wish(compare=original, against=copied))
             return {form.likeness: problem(error), form.compared: (), form.query: asked}
-        can_read = likeness.have_common and trust.level not in _READ
+        # Differences can be read again, to see their numbers.
+        can_read = likeness.have_common and trust.level not in READ_HERE
         names = [f"{side.repo_id}@{side.revision}" for side in (likeness.original, likeness.copy)]
         return {
             form.likeness: likeness_panel(likeness, trust, self._site.endpoint),

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -12,6 +11,7 @@ from sharding.desk import JobStatus
 from sharding.drawing.heat import distance_of, draw_heat, level_of
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
+from sharding.page.result_panels import CLAIMED, FITS, READ, READ_HERE, Rung
 from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
 from sharding.verify.trust import Trust
 
@@ -27,20 +27,9 @@ _KINDS: Mapping[Kind, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
-    """How far the ladder of proofs is climbed: the last step that is `reached`, and the one that `failed`, if any."""
-
-    reached: int
-    failed: int = 0
-
-
-_CLAIMED, _FITS, _READ = 1, 2, 3
-
-
 def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     """Return the verdict on two repos: a sentence, the ladder of proofs, and what differs."""
-    is_read = trust.level in ("made-here", "read-now")
+    is_read = trust.level in READ_HERE
     was_read = trust.level == "contradicted" and likeness.verdict != "different"
     headline = sentence_of(likeness)
     reasons = [reason for reason in trust.reasons if reason != headline]
@@ -81,7 +70,7 @@ def outcome_panel(status: JobStatus) -> str:
         unchecked=unchecked_sentence(UNCHECKED),
         unreached=status.unreached,
         unstated=bool(proof and proof.unstated),
-        rung=Rung(_READ),
+        rung=Rung(READ),
     )
 
 
@@ -93,7 +82,7 @@ def differences_panel(status: JobStatus, names: Iterable[str]) -> str:
     return render(
         "differences",
         heat=Markup(draw_heat(names, differences)),
-        rung=Rung(_FITS if all(one.equal is not None for one in differences) else _CLAIMED, _READ),
+        rung=Rung(FITS if all(one.equal is not None for one in differences) else CLAIMED, READ),
         headline=_headline(differences, proof.tensors if proof else 0),
         rows=[(one, _shown(one)) for one in worst[:_MOST_SHOWN]],
         more=max(len(worst) - _MOST_SHOWN, 0),
@@ -128,10 +117,10 @@ def _percent(part: float) -> str:
 
 def _rung(likeness: Likeness, is_read: bool, was_read: bool) -> Rung:
     if is_read:
-        return Rung(_READ)
+        return Rung(READ)
     if was_read:
-        return Rung(_FITS, _READ)
-    return Rung(_CLAIMED, _FITS) if likeness.verdict == "different" else Rung(_FITS)
+        return Rung(FITS, READ)
+    return Rung(CLAIMED, FITS) if likeness.verdict == "different" else Rung(FITS)
 
 
 def _facts(likeness: Likeness) -> Iterable[str]:
