@@ -29,13 +29,13 @@ from sharding.core.values import Checkpoint, Plan, RepoRef
 from sharding.desk.forecast import (
     Forecast,
     Rates,
-    Work,
     correction,
     expected_seconds,
     forecast,
     seconds_left,
     seconds_until_start,
     work_of,
+    work_of_reading,
 )
 from sharding.desk.gauge import this_machine
 from sharding.desk.history import status_of
@@ -138,6 +138,12 @@ class Desk:
             finished = list(self._finished)
         return forecast(work_of(checkpoint, plan), self._rates(checkpoint.source.repo_id), finished)
 
+    def forecast_reading(self, original: Checkpoint, copy: Checkpoint) -> Forecast:
+        """Return the expected cost of the job that reads every byte of both on this machine."""
+        with self._lock:
+            finished = list(self._finished)
+        return forecast(work_of_reading(original, copy), self._rates(copy.source.repo_id), finished)
+
     def _rates(self, repo_id: str) -> Rates:
         return Rates(this_machine().result(), self.lookup.answer_seconds(repo_id) or 0.0)
 
@@ -213,9 +219,8 @@ class Desk:
     ) -> JobRecord:
         """Return the record of a job that reads both checkpoints. Raises Refused if they are too large."""
         self._refuse_large(sum(checkpoint.total_bytes for checkpoint in read) // 2, who)
-        largest, files = max(one.total_bytes for one in read), [len(one.weight_files) for one in read]
         repo_id = request.destination.partition("@")[0]
-        expected = expected_seconds(Work(largest, *files), self._rates(repo_id))
+        expected = expected_seconds(work_of_reading(*read), self._rates(repo_id))
         record = JobRecord(new_job_id(repo_id), who.name, request, read[1].total_bytes, self._clock())
         return replace(record, expected_seconds=expected, unreached=unreached)
 
@@ -244,6 +249,7 @@ class Desk:
 
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
         """Return the result in `place`, and how far you can trust it. Raises SourceError."""
+        this_machine()  # is measured meanwhile
         result = read_result(place, endpoint=self._settings.endpoint, token=token)
 
         def inspect(source: str, variant: str = "", base: str = "") -> Checkpoint:

@@ -63,6 +63,12 @@ def work_of(checkpoint: Checkpoint, plan: Plan) -> Work:
     return Work(max(checkpoint.total_bytes, plan.total_bytes), len(checkpoint.weight_files), len(plan.shards))
 
 
+def work_of_reading(original: Checkpoint, copy: Checkpoint) -> Work:
+    """Return the size of the job that reads every byte of both."""
+    largest = max(original.total_bytes, copy.total_bytes)
+    return Work(largest, len(original.weight_files), len(copy.weight_files))
+
+
 def expected_seconds(work: Work, rates: Rates) -> float:
     """Return the time of a job as `rates` alone let expect it: its start, its requests one after another, its bytes.
 

@@ -1,5 +1,6 @@
 """Fill the page's templates. All values are escaped."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -42,6 +43,7 @@ def _templates() -> Environment:
         "duration": words.duration,
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
+    templates.filters |= {"breakable": _breakable}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"source_name": words.source_name, "time_range": words.time_range}
@@ -49,6 +51,15 @@ def _templates() -> Environment:
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
     templates.globals |= {"place": _place, "corners": _corners, "components": components}
     return templates
+
+
+def _breakable(name: str) -> Markup:
+    """Return a name that a narrow screen breaks after a sign in it, not in the middle of a word.
+
+    >>> str(_breakable("me/a-model"))
+    'me/<wbr>a-<wbr>model'
+    """
+    return Markup("<wbr>").join(re.split(r"(?<=[/_.@-])", name))
 
 
 def _place(box: Box) -> Markup:

@@ -7,7 +7,7 @@ import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.values import Checkpoint
-from sharding.desk import Desk
+from sharding.desk import Desk, Forecast
 from sharding.drawing.model_map import map_of_copy
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
@@ -43,12 +43,11 @@ class Showing:
         if trust.level == "contradicted":
             text = f"The report in {result.repo_id} does not match the repos, so it is not shown."
             return {form.result: message(text, " ".join(trust.reasons), "error"), **hidden}
-        checkable = can_check(result.report, trust)
+        checkable, (copy, original) = can_check(result.report, trust), self._both(result, token)
+        reading = self._desk.forecast_reading(original, copy) if checkable and original else None
         return {
-            **self._panels(result, trust, wanted, request),
-            form.result_map: map_panel(
-                map_of_copy(*self._both(result, token), result.report.plan.stages), result.repo_id
-            ),
+            **self._panels(result, trust, wanted, request, reading),
+            form.result_map: map_panel(map_of_copy(copy, original, result.report.plan.stages), result.repo_id),
             form.check: gr.Button(visible=checkable and token is not None),
             form.check_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
         }
@@ -90,15 +89,17 @@ class Showing:
                 original = self._desk.inspect(f"{source.repo_id}@{source.revision}", source.variant, token)
         return self._desk.inspect(copy, "", token), original
 
-    def _panels(self, result: Result, trust: Trust, wanted: str, request: gr.Request) -> dict[Any, Any]:
+    def _panels(
+        self, result: Result, trust: Trust, wanted: str, request: gr.Request, reading: Forecast | None
+    ) -> dict[Any, Any]:
         report, endpoint = result.report, self._site.endpoint
         source = None
         if report.source.kind == "hub":
             source = f"{endpoint}/{report.source.repo_id}/tree/{report.source.revision}"
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
-        places = Places(result.repo_id, f"{endpoint}/{result.repo_id}", link, source)
+        places = Places(result.repo_id, f"{endpoint}/{result.repo_id}", link, source, result.revision)
         return {
-            self._form.result: result_panel(report, trust),
+            self._form.result: result_panel(report, trust, places, reading),
             self._form.result_details: details_panel(report, places, trust, self._desk.seconds_of(result)),
         }

@@ -1,10 +1,16 @@
 """Turn the report of a result into panels that claim no more than is known. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 from markupsafe import Markup
 
-from sharding.core.text import count, source_name
+from sharding.core.errors import UsageError
+from sharding.core.options import SINGLE_FILE, Options, Order
+from sharding.core.text import count, format_bytes, source_name, time_range
+from sharding.desk import Forecast
+from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
+from sharding.page.links import Wish, query_of
 from sharding.page.panels import files_of
 from sharding.page.render import render
 from sharding.report.schema import Report
@@ -37,32 +43,50 @@ def rung_of(trust: Trust) -> Rung:
     return Rung(FITS if trust.level == "fits" else CLAIMED)
 
 
-def result_panel(report: Report, trust: Trust) -> str:
-    """Return the head of a result, in words for the level of `trust`, which is not "contradicted"."""
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a result is: its `repo_id` and `page` on the Hub, its `link` to this page, and the page of its `source`.
+
+    `revision` is the commit that is shown, "" if the page does not name it.
+    """
+
+    repo_id: str
+    page: str
+    link: str
+    source: str | None
+    revision: str = ""
+
+    def file(self, name: str) -> str:
+        """Return the address of the page of a file in the result."""
+        return f"{self.page}/blob/{self.revision or 'main'}/{name}"
+
+
+def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
+    """Return the certificate of a result, in words for the level of `trust`, which is not "contradicted".
+
+    `reading` is the expected cost of the job that reads every byte.
+    """
+    documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Digests of every tensor"}
+    proof = report.verification
     return render(
         "result",
         report=report,
+        places=places,
         trust=trust,
-        is_known=trust.level in READ_HERE,
+        size=format_bytes(max(shard.bytes for shard in report.shards)),
+        rung=replace(rung_of(trust), words=_words(report, trust, reading)),
+        is_good=trust.level in READ_HERE and proof.identical and not proof.unstated and not trust.caveats,
         can_check=can_check(report, trust),
         verdict=_verdict(report, trust.level),
         infinite=sum(report.overflowed.values()),
+        documents={title: places.file(name) for name, title in documents.items() if name in report.files},
+        again=_again(report),
     )
 
 
 def can_check(report: Report, trust: Trust) -> bool:
     """Return whether a visitor can have every byte read here, and has a reason to."""
     return trust.level == "fits" and not report.needs_folder
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where a result is: its `repo_id` and `page` on the Hub, its `link` to this page, and the page of its `source`."""
-
-    repo_id: str
-    page: str
-    link: str
-    source: str | None
 
 
 def details_panel(report: Report, places: Places, trust: Trust, seconds: float | None = None) -> str:
@@ -79,6 +103,7 @@ def details_panel(report: Report, places: Places, trust: Trust, seconds: float |
     return render(
         "details",
         places=places,
+        next_step=_next_step(report),
         snippets={**snippets, **how_to_check(report, places.repo_id)},
         report=report,
         is_ours=trust.level == "made-here",
@@ -88,22 +113,79 @@ def details_panel(report: Report, places: Places, trust: Trust, seconds: float |
     )
 
 
+def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str]:
+    """Return what each step of the ladder rests on."""
+    proof, is_read = report.verification, trust.level in READ_HERE
+    what = "names and shapes" if proof.dtype != "keep" else "names, shapes and dtypes"
+    structure = f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level == "fits" else "not known"
+    if is_read:
+        when = "before it was published" if trust.level == "made-here" else "after it was published"
+        return "its report says so", structure, f"{format_bytes(proof.bytes)}, by this page, {when}"
+    time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""
+    return "its report says so", structure, f"not yet: {format_bytes(proof.bytes)}{time}"
+
+
+def _next_step(report: Report) -> str:
+    """Return what to do with a result first, for the goal that it was made for."""
+    if report.plan.pipeline:
+        return "Start this on each machine. Each loads only its own part."
+    if len(report.plan.shards) == 1:
+        return "Download the file into the folder of your tool, or load it by its name."
+    if report.plan.dtype != "keep":
+        return f"Load it by its name. It takes the memory of {report.plan.dtype} weights."
+    if report.source.base:
+        return "Load it by its name, like the model that was trained."
+    return "Load it by its name. If a download breaks, you lose at most one file."
+
+
+def _again(report: Report) -> str:
+    """Return the link to the plan of another copy like this one, or "" if its source was a folder."""
+    source, plan = report.source, report.plan
+    if source.kind != "hub":
+        return ""
+    base = f"{source.base.repo_id}@{source.base.revision}" if source.base and source.base.kind == "hub" else ""
+    is_one = len(plan.shards) == 1 and plan.max_shard_bytes == plan.total_bytes
+    try:
+        options = Options(
+            SINGLE_FILE if is_one else _written(plan.max_shard_bytes),
+            strategy=plan.strategy,
+            order=cast("Order", plan.order),  # Options checks it
+            dtype=plan.dtype,
+            variant=source.variant,
+            base=base,
+            dequantize=bool(plan.dequantized),
+        )
+    except UsageError:  # the report may be anybody's, or of a version that had other choices
+        return query_of(Wish(source.repo_id, sized=False))
+    return query_of(Wish(source.repo_id, options))
+
+
+def _written(size: int) -> str:
+    """Return a number of bytes as somebody writes it.
+
+    >>> _written(200_000_000), _written(1_500)
+    ('200MB', '1500')
+    """
+    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+    return next((f"{size // unit}{name}" for name, unit in units if size and size % unit == 0), str(size))
+
+
 def _verdict(report: Report, level: Level) -> str:
     """Return the headline, which claims no more than is known."""
     proof, source = report.verification, source_name(report.source.kind, report.source.repo_id)
     source += f"@{report.source.revision[:12]}" if report.source.kind == "hub" else ""
     source += f", variant {report.source.variant}" if report.source.variant else ""
-    cast = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
-    cast = f", dequantized to {proof.dtype} ({proof.dequantized})" if proof.dequantized else cast
+    change = "" if proof.dtype == "keep" else f", cast to {proof.dtype}"
+    change = f", dequantized to {proof.dtype} ({proof.dequantized})" if proof.dequantized else change
     if not proof.identical:
         return f"{count(len(proof.mismatches), 'difference')} from {source}; nothing was published"
     match level:
         case "made-here" | "read-now":
             same = "match what was read from" if proof.unstated else "bit-identical to"
-            return f"All {count(proof.tensors, 'tensor')} {same} {source}{cast}"
+            return f"All {count(proof.tensors, 'tensor')} {same} {source}{change}"
         case "unreached":
             return "Of a commit that is on no known branch"
         case "fits":
-            return f"Matches the structure of {source}{cast}; bytes not checked yet"
+            return f"Matches the structure of {source}{change}; bytes not checked yet"
         case _:
-            return f"Claims to be {source}{cast}"
+            return f"Claims to be {source}{change}"

@@ -171,12 +171,13 @@ class Running:
             return update  # neither words nor links of a success
         report, repo_id = status.report, status.request.destination
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
-        places = Places(repo_id, self._repo_page(repo_id), address + query_of(Wish(result=repo_id)), source)
+        revision = status.published.ref.revision if status.published else ""
+        places = Places(repo_id, self._repo_page(repo_id), address + query_of(Wish(result=repo_id)), source, revision)
         trust = lowered(_OWN, report.verification.unreached)
         return {
             **update,
             form.outcome: gr.Column(visible=True),
-            form.result: result_panel(report, trust),
+            form.result: result_panel(report, trust, places),
             form.result_details: details_panel(report, places, trust, status.whole_seconds),
         }
 

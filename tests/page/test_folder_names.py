@@ -40,7 +40,7 @@ def test_a_result_of_a_folder_never_stands_under_the_name_of_a_repo_alone(report
     levels: tuple[Level, ...] = ("made-here", "read-now", "fits", "claims")
     for level in levels:
         trust = Trust(level, ())
-        panels = text_of(result_panel(told, trust)) + text_of(
+        panels = text_of(result_panel(told, trust, Places("a/copy", "", "", None))) + text_of(
             details_panel(told, Places("a/copy", "", "", None), trust)
         )
         assert f"the folder {name}" in panels

@@ -350,16 +350,16 @@ def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine(tmp_path:
     plan, proof = (replace(value, dtype="fp16") for value in (report.plan, report.verification))
     cast = replace(kept, plan=plan, verification=proof)
     trust = Trust("fits", ("It fits.",))
-    assert ["The button below checks it" in result_panel(one, trust) for one in (kept, cast)] == [True, False]
+    assert ["The button below checks it" in result_panel(one, trust, PLACES) for one in (kept, cast)] == [True, False]
     assert ["shard-my-repo verify" in details_panel(one, PLACES, trust) for one in (kept, cast)] == [True, False]
 
 
 def test_a_result_says_what_was_computed_and_what_became_infinite(tmp_path: Path) -> None:
     report, trust = reshard(in_two_files(tmp_path / "in"), tmp_path / "out"), Trust("made-here", ())
-    plain = Tags(result_panel(report, trust)).text
+    plain = Tags(result_panel(report, trust, PLACES)).text
     assert "computed" not in plain and "infinite" not in plain
     plan, proof = (replace(value, dtype="fp16", dequantized="fp8, one scale") for value in (report.plan, report.verification))  # fmt: skip
     made = replace(report, plan=plan, verification=proof, overflowed={"a": 2, "b": 1})
-    text = " ".join(Tags(result_panel(made, trust)).text.split())
+    text = " ".join(Tags(result_panel(made, trust, PLACES)).text.split())
     assert ", dequantized to fp16 (fp8, one scale)" in text and "Its numbers are computed, not copied" in text
     assert "3 numbers too large for fp16 became infinite, as allowed" in text

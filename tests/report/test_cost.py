@@ -71,7 +71,8 @@ small, large = (open(path, "rb").read() for path in sys.argv[1:])
 
 def shown(report):
     trust = Trust("claims", ())
-    return result_panel(report, trust) + details_panel(report, Places("a/b", "", "", None), trust)
+    places = Places("a/b", "", "", None)
+    return result_panel(report, trust, places) + details_panel(report, places, trust)
 
 shown(parse_report(small))  # all is imported now
 open("/proc/self/clear_refs", "w").write("5")  # forget the highest so far
