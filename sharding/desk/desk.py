@@ -249,13 +249,21 @@ class Desk:
 
     def judge(self, place: str, token: str | None) -> tuple[Result, Trust]:
         """Return the result in `place`, and how far you can trust it. Raises SourceError."""
+        result = self.result(place, token)
+        return result, self.trust(result, token)
+
+    def result(self, place: str, token: str | None) -> Result:
+        """Return the result in `place`, whose report may be anybody's. Raises SourceError."""
         this_machine()  # is measured meanwhile
-        result = read_result(place, endpoint=self._settings.endpoint, token=token)
+        return read_result(place, endpoint=self._settings.endpoint, token=token)
+
+    def trust(self, result: Result, token: str | None) -> Trust:
+        """Return how far you can trust a result. Raises SourceError if its headers cannot be read."""
 
         def inspect(source: str, variant: str = "", base: str = "") -> Checkpoint:
             return self.inspect(source, variant, token, base)
 
-        return result, judge_result(result, inspect, self._shelf.records())
+        return judge_result(result, inspect, self._shelf.records())
 
     def seconds_of(self, result: Result) -> float | None:
         """Return the time of the whole job that made `result` here, or None if no record of it is kept."""

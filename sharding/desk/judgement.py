@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.core.text import unchecked_sentence, unread_sentence
+from sharding.core.threads import readers
 from sharding.core.values import UNCHECKED, Checkpoint
 from sharding.desk.jobs import JobRecord
 from sharding.report.fetch import Result
@@ -24,16 +25,18 @@ def judge_result(result: Result, inspect: Callable[..., Checkpoint], records: It
     pinned = f"{source.repo_id}@{source.revision}"
     # Only the headers of quantized weights need the configuration, and the base has it.
     base = source.base if result.report.plan.dequantized else None
-    if source.kind == "folder":
-        why_not = "the source was a folder on somebody's machine."
-    elif base and base.kind == "folder":
-        why_not = "the base model was a folder on somebody's machine."
-    else:
-        try:
-            original = inspect(pinned, source.variant, f"{base.repo_id}@{base.revision}" if base else "")
-        except SourceError as error:
-            why_not = error.message
-    held = inspect(copy)
+    with readers(1) as pool:  # beside the source: a slow Hub takes as long for one as for both
+        reading = pool.submit(inspect, copy)
+        if source.kind == "folder":
+            why_not = "the source was a folder on somebody's machine."
+        elif base and base.kind == "folder":
+            why_not = "the base model was a folder on somebody's machine."
+        else:
+            try:
+                original = inspect(pinned, source.variant, f"{base.repo_id}@{base.revision}" if base else "")
+            except SourceError as error:
+                why_not = error.message
+        held = pool.result(reading)
     trust = judge(result.report, result.files, held, original, why_not)
     if trust.level != "contradicted":
         for record in _decisive(records, pinned, copy):

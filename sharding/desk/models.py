@@ -17,6 +17,7 @@ from sharding.core.limits import (
     QUESTION_SECONDS,
 )
 from sharding.core.options import Options
+from sharding.core.threads import readers
 from sharding.core.values import Checkpoint, Plan
 from sharding.desk.header_cache import Headers, fingerprint
 from sharding.desk.overview import Overview, Question, ask_overview
@@ -90,7 +91,9 @@ class Models:
         return self._comparisons.ask(key, _caller(token, session), ask, weight=None)
 
     def _compared(self, original: str, copy: str, variant: str, token: str | None) -> Likeness:
-        sides = self.inspect(original, variant, token, ""), self.inspect(copy, "", token, "")
+        with readers(1) as pool:
+            beside = pool.submit(self.inspect, copy, "", token, "")
+            sides = self.inspect(original, variant, token, ""), pool.result(beside)
         likeness = compare_structure(*sides)
         if likeness.verdict != "same-structure":
             return likeness

@@ -42,7 +42,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
         page.load(planning.welcome, None, form.hero, **_QUIET)
         page.load(patient(planning.greet), None, [form.account, form.jobs, form.examples], **_QUIET)
         showing = Showing(desk, site, form)
-        arrived.then(patient(showing.show), form.wanted, _result_parts(form), **_QUIET)
+        arrived.then(showing.show, form.wanted, _result_parts(form), **_QUIET)
         arrived.then(running.follow, form.job, _job_parts(form), **_QUIET)
         _plan_and_push(form, arrived, planning, Pushing(desk, site, form), running)
 

@@ -166,7 +166,9 @@ def lay_out(on_space: bool) -> Form:
         _run(parts)
     with _step("outcome", visible=False) as parts["outcome"]:
         parts["result"] = _panel("result")
-        parts["check"] = gr.Button("Read every byte of both now", visible=False, size="md", elem_id="check", scale=0)
+        parts["check"] = gr.Button(
+            "Read every byte of both now", variant="primary", visible=False, size="md", elem_id="check", scale=0
+        )
         parts["check_message"] = _panel("check-message")
         parts["result_map"] = _panel("result-map", js_on_load=_CHOSEN)
         parts["result_tensors"] = _panel("result-tensors")

@@ -102,10 +102,12 @@ def sizes_panel(stops: Sequence[SizeStop], size: str) -> str:
     return render("sizes", stops=drawn, marks=marks, at=at, size=size_label(size), reason=reason)
 
 
-def map_panel(model_map: ModelMap, name: str, size: str = "", fits: bool = True) -> str:
+def map_panel(
+    model_map: ModelMap, name: str, size: str = "", fits: bool = True, sides: tuple[str, str] = ("Today", "After")
+) -> str:
     """Return the map of a checkpoint: today's files above the files of the copy, and where the copy `fits`.
 
-    `name` is that of the repo. A saved picture is called after it and the `size`.
+    `name` is that of the repo. A saved picture is called after it and the `size`. `sides` are the titles of both rows.
     """
     files = [sum(column.files for column in columns) for columns in (model_map.today, model_map.after) if columns]
     title = f"{name}: {' → '.join([count(files[0], 'file'), *(f'{number:,}' for number in files[1:])])}"
@@ -115,6 +117,7 @@ def map_panel(model_map: ModelMap, name: str, size: str = "", fits: bool = True)
     return render(
         "map",
         map=model_map,
+        sides=sides,
         data=script_data(model_map),
         title=title,
         file=_UNSAFE.sub("-", "-".join(filter(None, [name.rpartition("/")[2], size]))).strip("-.") or "map",

@@ -1,5 +1,6 @@
 """Show the result in any repo, from a report there that anybody may have written."""
 
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -7,7 +8,8 @@ import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.values import Checkpoint
-from sharding.desk import Desk, Forecast
+from sharding.desk import Desk
+from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_copy
 from sharding.page.form import Form
 from sharding.page.links import Wish, query_of
@@ -19,6 +21,7 @@ from sharding.report.fetch import Result
 from sharding.verify.trust import Trust
 
 _NEEDS_LOGIN = "Sign in to check every byte."
+_COMPARING = Trust("claims", ("Comparing the report with the headers of both repos …",))
 
 
 class Showing:
@@ -30,24 +33,40 @@ class Showing:
         self._site = site
         self._form = form
 
-    def show(self, wanted: str, request: gr.Request, login: gr.OAuthToken | None) -> dict[Any, Any]:
-        """Show the result that a link names, or a message why there is none."""
+    async def show(
+        self, wanted: str, request: gr.Request, login: gr.OAuthToken | None
+    ) -> AsyncIterator[dict[Any, Any]]:
+        """Show the result that a link names, or a message why there is none.
+
+        What the report claims comes first. A moment later it has been compared with the headers of both repos.
+        """
         form, token = self._form, self._site.token(request, login)
         hidden: dict[Any, Any] = {form.check: gr.Button(visible=False), form.result_map: "", form.result_details: ""}
         if not wanted:
-            return {form.result: "", **hidden}
+            yield {form.result: "", **hidden}
+            return
         try:
-            result, trust = self._desk.judge(wanted, token)
+            result = await patient(self._desk.result)(wanted, token)
+            places = self._places(result, wanted, request)
+            yield {form.result: result_panel(result.report, _COMPARING, places), **hidden}
+            yield await patient(self._judged)(result, places, token)
         except ShardingError as error:
-            return {form.result: problem(error), **hidden}
+            yield {form.result: problem(error), **hidden}
+
+    def _judged(self, result: Result, places: Places, token: str | None) -> dict[Any, Any]:
+        """Return the panels of a result that has been compared with the headers of both repos."""
+        form, report, trust = self._form, result.report, self._desk.trust(result, token)
         if trust.level == "contradicted":
             text = f"The report in {result.repo_id} does not match the repos, so it is not shown."
-            return {form.result: message(text, " ".join(trust.reasons), "error"), **hidden}
-        checkable, (copy, original) = can_check(result.report, trust), self._both(result, token)
+            return {form.result: message(text, " ".join(trust.reasons), "error")}
+        copy, original = self._both(result, token)
+        checkable = can_check(report, trust)
         reading = self._desk.forecast_reading(original, copy) if checkable and original else None
+        drawn = map_of_copy(copy, original, report.plan.stages)
         return {
-            **self._panels(result, trust, wanted, request, reading),
-            form.result_map: map_panel(map_of_copy(copy, original, result.report.plan.stages), result.repo_id),
+            form.result: result_panel(report, trust, places, reading),
+            form.result_details: details_panel(report, places, trust, self._desk.seconds_of(result)),
+            form.result_map: map_panel(drawn, result.repo_id, sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
             form.check_message: message(_NEEDS_LOGIN, remedy=SIGN_IN) if checkable and token is None else "",
         }
@@ -89,17 +108,11 @@ class Showing:
                 original = self._desk.inspect(f"{source.repo_id}@{source.revision}", source.variant, token)
         return self._desk.inspect(copy, "", token), original
 
-    def _panels(
-        self, result: Result, trust: Trust, wanted: str, request: gr.Request, reading: Forecast | None
-    ) -> dict[Any, Any]:
+    def _places(self, result: Result, wanted: str, request: gr.Request) -> Places:
         report, endpoint = result.report, self._site.endpoint
         source = None
         if report.source.kind == "hub":
             source = f"{endpoint}/{report.source.repo_id}/tree/{report.source.revision}"
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
-        places = Places(result.repo_id, f"{endpoint}/{result.repo_id}", link, source, result.revision)
-        return {
-            self._form.result: result_panel(report, trust, places, reading),
-            self._form.result_details: details_panel(report, places, trust, self._desk.seconds_of(result)),
-        }
+        return Places(result.repo_id, f"{endpoint}/{result.repo_id}", link, source, result.revision)
