@@ -18,9 +18,9 @@ from sharding.storage.names import new_repo_id, parse_repo
 
 _SUGGESTIONS = 12
 _LONGEST_NAME = 96
+"""Characters of a repo id, as huggingface_hub 2.4 checks it."""
 _SLOW_SECONDS = 1.0
 """An answer that takes longer is timed only once."""
-"""Characters of a repo id, as huggingface_hub 2.4 checks it."""
 
 
 @dataclass(frozen=True, slots=True)
