@@ -76,7 +76,6 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         size=format_bytes(max(shard.bytes for shard in report.shards)),
         rung=replace(rung_of(trust), words=_words(report, trust, reading)),
         is_good=trust.level in READ_HERE and proof.identical and not proof.unstated and not trust.caveats,
-        can_check=can_check(report, trust),
         verdict=_verdict(report, trust.level),
         infinite=sum(report.overflowed.values()),
         documents={title: places.file(name) for name, title in documents.items() if name in report.files},
@@ -121,6 +120,8 @@ def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str,
     if is_read:
         when = "before it was published" if trust.level == "made-here" else "after it was published"
         return "its report says so", structure, f"{format_bytes(proof.bytes)}, by this page, {when}"
+    if report.needs_folder:
+        return "its report says so", structure, "not here, because it was made from a folder"
     time = f", about {time_range(reading.lower_seconds, reading.upper_seconds)}" if reading else ""
     return "its report says so", structure, f"not yet: {format_bytes(proof.bytes)}{time}"
 

@@ -25,13 +25,14 @@ from sharding.page.form import Form
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import MOST_ROWS, files_of
 from sharding.page.render import MOST_NAMED
-from sharding.page.result_panels import Places, details_panel, result_panel
+from sharding.page.result_panels import CLAIMED, FITS, READ, Places, details_panel, result_panel, rung_of
 from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.plan import plan_shards
 from sharding.planning.sizes import size_stops
 from sharding.report.report import summarize_source
+from sharding.report.schema import Report
 from sharding.storage.hub.lookup import SourceCard
-from sharding.verify.trust import Trust
+from sharding.verify.trust import Level, Trust
 from tests.conftest import in_two_files
 from tests.folders import reshard
 from tests.planning.tensors import in_ranks
@@ -350,7 +351,9 @@ def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine(tmp_path:
     plan, proof = (replace(value, dtype="fp16") for value in (report.plan, report.verification))
     cast = replace(kept, plan=plan, verification=proof)
     trust = Trust("fits", ("It fits.",))
-    assert ["The button below checks it" in result_panel(one, trust, PLACES) for one in (kept, cast)] == [True, False]
+    assert [
+        "not here, because it was made from a folder" in result_panel(one, trust, PLACES) for one in (kept, cast)
+    ] == [False, True]
     assert ["shard-my-repo verify" in details_panel(one, PLACES, trust) for one in (kept, cast)] == [True, False]
 
 
@@ -363,3 +366,65 @@ def test_a_result_says_what_was_computed_and_what_became_infinite(tmp_path: Path
     text = " ".join(Tags(result_panel(made, trust, PLACES)).text.split())
     assert ", dequantized to fp16 (fp8, one scale)" in text and "Its numbers are computed, not copied" in text
     assert "3 numbers too large for fp16 became infinite, as allowed" in text
+
+
+def from_hub(report: Report) -> Report:
+    """The same report, as if its source were a repo."""
+    return replace(report, source=replace(report.source, kind="hub", repo_id="a/model", revision="1" * 40))
+
+
+def test_a_certificate_names_both_commits_its_date_and_its_documents(tmp_path: Path) -> None:
+    report = from_hub(reshard(in_two_files(tmp_path / "in"), tmp_path / "out"))
+    places = Places("me/copy", "http://hub/me/copy", "", "http://hub/a/model", "2" * 40)
+    html = result_panel(report, Trust("fits", ("It fits.",)), places)
+    text = " ".join(Tags(html).text.split())
+    assert "me/copy" in text and "A copy of a/model at 111111111111, shown at 222222222222." in text
+    assert f"Made on {report.finished:%d %B %Y}." in text
+    documents = dict(re.findall(r'<a href="([^"]*)"[^>]*>(The report|Digests[^<]*)</a>', html))
+    assert documents == {
+        f"http://hub/me/copy/blob/{'2' * 40}/sharding_report.json": "The report",
+        f"http://hub/me/copy/blob/{'2' * 40}/sharding_digests.json": "Digests of every tensor",
+    }
+
+
+@pytest.mark.parametrize(
+    ("level", "step", "words"),
+    [
+        ("made-here", READ, "by this page, before it was published"),
+        ("read-now", READ, "by this page, after it was published"),
+        ("fits", FITS, "not yet: 120 B, about 2.5 to 5 min"),
+        ("claims", CLAIMED, "not yet: 120 B"),
+        ("unreached", CLAIMED, "not yet: 120 B"),
+    ],
+)
+def test_the_ladder_is_climbed_as_far_as_this_page_knows(tmp_path: Path, level: Level, step: int, words: str) -> None:
+    report = from_hub(reshard(in_two_files(tmp_path / "in"), tmp_path / "out"))
+    report = replace(report, verification=replace(report.verification, bytes=120))
+    trust = Trust(level, ("As it is.",))
+    html = result_panel(report, trust, PLACES, FORECAST if level == "fits" else None)
+    assert rung_of(trust).reached == step == html.count('<li class="reached"')
+    assert words in " ".join(Tags(html).text.split())
+    assert ('class="state good"' in html) == (step == READ)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options("100B", order="stored"),
+        Options("1kB", strategy="blocks", dtype="fp16", allow_overflow=True),
+        Options(SINGLE_FILE),
+    ],
+)
+def test_make_one_like_it_opens_the_plan_with_the_same_choices(tmp_path: Path, options: Options) -> None:
+    choices = {name: getattr(options, name) for name in ("strategy", "order", "dtype", "allow_overflow")}
+    report = from_hub(reshard(in_two_files(tmp_path / "in"), tmp_path / "out", str(options.max_shard_size), **choices))
+    (link,) = re.findall(r'<a href="([^"]*)">Make one like it</a>', result_panel(report, Trust("fits", ()), PLACES))
+    wish = read_wish(dict(parse_qsl(unescape(link).removeprefix("?"))))
+    assert wish.repo == "a/model"
+    assert wish.options.max_shard_bytes == options.max_shard_bytes
+    assert replace(wish.options, max_shard_size=options.max_shard_size) == replace(options, allow_overflow=False)
+
+
+def test_a_copy_of_a_folder_leads_to_no_other_plan(tmp_path: Path) -> None:
+    report = reshard(in_two_files(tmp_path / "in"), tmp_path / "out")
+    assert "Make one like it" not in result_panel(report, Trust("claims", ()), PLACES)
