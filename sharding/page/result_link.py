@@ -8,7 +8,7 @@ import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.values import Checkpoint
-from sharding.desk import Desk
+from sharding.desk import Desk, Forecast
 from sharding.desk.patience import patient
 from sharding.drawing.model_map import map_of_copy
 from sharding.page.form import Form
@@ -18,10 +18,9 @@ from sharding.page.remedies import SIGN_IN
 from sharding.page.result_panels import Places, can_check, details_panel, result_panel
 from sharding.page.site import Site, person
 from sharding.report.fetch import Result
-from sharding.verify.trust import Trust
+from sharding.verify.trust import Trust, claim
 
 _NEEDS_LOGIN = "Sign in to check every byte."
-_COMPARING = Trust("claims", ("Comparing the report with the headers of both repos …",))
 
 
 class Showing:
@@ -47,9 +46,10 @@ class Showing:
             return
         try:
             result = await patient(self._desk.result)(wanted, token)
-            places = self._places(result, wanted, request)
-            yield {form.result: result_panel(result.report, _COMPARING, places), **hidden}
-            yield await patient(self._judged)(result, places, token)
+            places, claimed = self._places(result, wanted, request), claim(result.report, result.files)
+            yield {form.result: _certificate(result, claimed, places), **hidden}
+            if claimed.level != "contradicted":
+                yield await patient(self._judged)(result, places, token)
         except ShardingError as error:
             yield {form.result: problem(error), **hidden}
 
@@ -57,14 +57,13 @@ class Showing:
         """Return the panels of a result that has been compared with the headers of both repos."""
         form, report, trust = self._form, result.report, self._desk.trust(result, token)
         if trust.level == "contradicted":
-            text = f"The report in {result.repo_id} does not match the repos, so it is not shown."
-            return {form.result: message(text, " ".join(trust.reasons), "error")}
+            return {form.result: _certificate(result, trust, places)}
         copy, original = self._both(result, token)
         checkable = can_check(report, trust)
         reading = self._desk.forecast_reading(original, copy) if checkable and original else None
         drawn = map_of_copy(copy, original, report.plan.stages)
         return {
-            form.result: result_panel(report, trust, places, reading),
+            form.result: _certificate(result, trust, places, reading),
             form.result_details: details_panel(report, places, trust, self._desk.seconds_of(result)),
             form.result_map: map_panel(drawn, result.repo_id, sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
@@ -116,3 +115,10 @@ class Showing:
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
         return Places(result.repo_id, f"{endpoint}/{result.repo_id}", link, source, result.revision)
+
+
+def _certificate(result: Result, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
+    if trust.level == "contradicted":
+        text = f"The report in {result.repo_id} does not match the repos, so it is not shown."
+        return message(text, " ".join(trust.reasons), "error")
+    return result_panel(result.report, trust, places, reading)

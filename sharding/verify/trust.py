@@ -4,7 +4,7 @@ The owner of a repo can write any report into it. So the report is compared with
 Hub states, and with the headers of copy and source. Only a job that reads every byte can know more: see `Level`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -50,6 +50,17 @@ def lowered(trust: Trust, unreached: Iterable[str]) -> Trust:
     return replace(trust, level="unreached", reasons=(*sentences, *trust.reasons))
 
 
+def claim(report: Report, files: Iterable[FileEntry]) -> Trust:
+    """Return "claims", or "contradicted", for the repo with `files`, before any header is read."""
+    against = [*_not_there(report, files)]
+    return _contradicted(against) if against else Trust("claims", ("Comparing it with the headers of both repos …",))
+
+
+def _contradicted(against: Sequence[str]) -> Trust:
+    more = f"and {len(against) - _MOST_REASONS} more"
+    return Trust("contradicted", (*against[:_MOST_REASONS], *([more] if against[_MOST_REASONS:] else [])))
+
+
 def judge(
     report: Report, files: Iterable[FileEntry], copy: Checkpoint, original: Checkpoint | None, why_not: str = ""
 ) -> Trust:
@@ -77,8 +88,7 @@ def _compared(
         else:
             against += _not_of(report, original, copy)
     if against:
-        more = f"and {len(against) - _MOST_REASONS} more"
-        return Trust("contradicted", (*against[:_MOST_REASONS], *([more] if against[_MOST_REASONS:] else [])))
+        return _contradicted(against)
     here = f"The {count(len(report.shards), 'file')} in the repo have the sizes and SHA-256 that its report names."
     if original is None:
         return Trust("claims", (here, f"Its source cannot be compared: {why_not}"))

@@ -121,6 +121,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     waits: tuple[str, ...] = ("--xet-seconds", "60", *asked)
     # Whether a name of the kind "late" is free takes its time as well.
     waits += ("--fault=delay:2@GET .*/alice/late-",)
+    # Who opens a result of the kind "slow" sees its report before its headers.
+    waits += ("--fault=delay:2@GET .*/alice/slow-result[^/]*/refs",)
     # Over HTTP a test may upload while a job does: a folder as store takes one at a time.
     server = Server(tmp_path_factory.mktemp("hub"), ("--xet-over-http", "--org", "acme=alice,bob", *waits)).start()
     yield server

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
+from sharding import job
 from tests.hubs import download
 from tests.localhub.conftest import Server
 from tests.page.conftest import Site, call
@@ -57,3 +58,33 @@ def test_a_report_alone_is_no_result(home: Site, hub: Server, genuine: str) -> N
     report = hub.ask("GET", f"/{genuine}/resolve/main/sharding_report.json").body
     _, said = call(home, "result", [with_report(hub, "made-up", report)], {})
     assert "event: error" in said and "The source has no weights" in said
+
+
+def test_what_a_report_claims_is_shown_until_the_headers_are_read(
+    home: Site, visit: Visit, hub: Server, small: str
+) -> None:
+    *_, _ = job.shard(small, "alice/slow-result", "90kB", endpoint=hub.address, token="hf_alice")
+    page = visit(home, "")
+    page.add_init_script(
+        """window.levels = []
+        new MutationObserver(() => {
+            const level = document.querySelector("[data-trust]")?.dataset.trust
+            if (level && window.levels.at(-1) !== level) window.levels.push(level)
+        }).observe(document, {subtree: true, childList: true, attributeFilter: ["data-trust"]})"""
+    )
+    page.goto(f"{home.address}/?result=alice/slow-result")
+    expect(page.locator('#result [data-trust="fits"]')).to_be_visible()
+    assert page.evaluate("window.levels") == ["claims", "fits"]
+
+
+def test_a_report_that_its_files_contradict_is_never_shown(
+    home: Site, visit: Visit, hub: Server, genuine: str, tmp_path: Path
+) -> None:
+    folder = download(hub, genuine, tmp_path / "result")
+    shard = min(folder.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    hub.api("hf_bob").create_repo("bob/other-bytes")
+    hub.api("hf_bob").upload_folder(repo_id="bob/other-bytes", folder_path=folder)
+    page = visit(home, "?result=bob/other-bytes")
+    expect(page.locator("#result").get_by_role("alert")).to_contain_text("does not match the repos, so it is not shown")
+    expect(page.locator("#result [data-trust]")).to_have_count(0)
