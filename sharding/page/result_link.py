@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from sharding.core.errors import Refused, ShardingError
+from sharding.core.threads import readers
 from sharding.core.values import Checkpoint
 from sharding.desk import Desk, Forecast
 from sharding.desk.patience import patient
@@ -55,7 +56,10 @@ class Showing:
 
     def _judged(self, result: Result, places: Places, token: str | None) -> dict[Any, Any]:
         """Return the panels of a result that has been compared with the headers of both repos."""
-        form, report, trust = self._form, result.report, self._desk.trust(result, token)
+        form, report = self._form, result.report
+        with readers(1) as pool:
+            pool.submit(self._desk.lookup.answer_seconds, result.repo_id)  # the forecast below needs it
+            trust = self._desk.trust(result, token)
         if trust.level == "contradicted":
             return {form.result: _certificate(result, trust, places)}
         copy, original = self._both(result, token)

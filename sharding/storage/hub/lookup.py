@@ -19,8 +19,6 @@ from sharding.storage.names import new_repo_id, parse_repo
 _SUGGESTIONS = 12
 _LONGEST_NAME = 96
 """Characters of a repo id, as huggingface_hub 2.4 checks it."""
-_SLOW_SECONDS = 1.0
-"""An answer that takes longer is timed only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +99,7 @@ class Lookup:
             if self._timed and now - self._timed[0] <= CACHED_SECONDS:
                 return self._timed[1]
         try:
-            seconds = self._time_an_answer(repo_id)
-            for _ in range(ANSWERS_TIMED - 1):
-                if seconds > _SLOW_SECONDS:
-                    break  # a visitor waits for this
-                seconds = min(seconds, self._time_an_answer(repo_id))
+            seconds = min(self._time_an_answer(repo_id) for _ in range(ANSWERS_TIMED))
         except SourceError:
             return None
         with self._lock:
