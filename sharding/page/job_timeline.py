@@ -72,11 +72,11 @@ def timeline_of(status: JobStatus) -> Timeline:
         if phase.certain:
             steps.append(Step(phase.title, phase.headline, state, seconds))
         began = ended if number < passed else None
-    share = _share_done(status, phases[passed]) if passed < len(phases) else 0.0
-    done = sum(phase.work for phase in phases[:passed]) + share * sum(
-        phase.work for phase in phases[passed : passed + 1]
-    )
-    percent = min(int(100 * done / (sum(phase.work for phase in phases) or 1)), _MOST_PERCENT)
+    works = [phase.work for phase in phases]
+    done = sum(works[:passed])
+    if passed < len(phases):
+        done += works[passed] * _share_done(status, phases[passed])
+    percent = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT)
     return Timeline(tuple(steps), percent, _left(status, phases[passed:]), _numbers(status, phases[passed:]))
 
 
@@ -90,8 +90,9 @@ def _of_copy(status: JobStatus) -> list[_Phase]:
     if "check" in times:
         checking = "Checking the files that an earlier run finished"
         phases += [_Phase("Check the files of an earlier run", checking, times.get("transfer"), size, ("check",))]
+    written = times.get("written", times.get("verify"))
     phases += [
-        _Phase("Write the files", "Writing the files", times.get("written"), size, ("transfer",)),
+        _Phase("Write the files", "Writing the files", written, size, ("transfer",)),
         _Phase("Read them again", "Reading the copy again to verify it", times.get("verified"), again, ("verify",)),
     ]
     if asked.compare_rounds:

@@ -35,6 +35,7 @@ class Lanes:
         self._width = width
         self._file = ""
         self._files = dict[str, int]()
+        self._last: Progress | None = None
         self._is_stopped = False
 
     def count(self, size: int, file: str = "") -> None:
@@ -75,6 +76,8 @@ class Lanes:
                     yield progress
                 for future in sorted(done, key=under_way.__getitem__):
                     yield Done(under_way.pop(future), future.result())
+            while self._last and self._files:
+                yield self._with_files(self._last)
         finally:
             self._is_stopped = True
             if on_stop:
@@ -90,10 +93,12 @@ class Lanes:
         with self._lock:
             count, self._uncounted = self._uncounted, 0
             progress = self._pace.add(count, time.monotonic(), self._file)
-            if progress is None:
-                return None
-            names = list(islice(self._files, PROGRESS_FILES))
-            return replace(progress, files={name: self._files.pop(name) for name in names})
+            self._last = progress or self._last
+            return self._with_files(progress) if progress else None
+
+    def _with_files(self, progress: Progress) -> Progress:
+        names = list(islice(self._files, PROGRESS_FILES))
+        return replace(progress, files={name: self._files.pop(name) for name in names})
 
 
 def collected(events: Iterator[Progress | Done[_Result]]) -> Generator[Progress, None, list[_Result]]:
