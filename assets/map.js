@@ -74,7 +74,6 @@ function buildMap(map) {
   }
   widths.observe(map.querySelector(".window"));
   lay(map);
-  if (map.closest("#job-map")) colour();
 }
 
 const widths = new ResizeObserver((changes) => changes.forEach(({ target }) => lay(target.closest(".map"))));
@@ -106,6 +105,7 @@ function lay(map) {
     if (row) labelFiles(map, row, side, files[side].map((file) => [file.x.baseVal.value * pixels, file.width.baseVal.value * pixels]));
   }
   map.querySelectorAll(".components").forEach((list) => stackNames(list, sheet.clientWidth));
+  if (map.closest("#job-map")) colour(); // a wider column has room for its tick
 }
 
 function labelFiles(map, row, side, places) {
@@ -453,22 +453,59 @@ document.addEventListener("keydown", (event) => {
   say(map, `${parts.hit + 1} of ${parts.hits.length}: ${describeFile(map, side, number)}`);
 });
 
-// --- A job: finished files are in colour, until the job is discarded.
+// --- A job: each file fills with colour from below as it is written, and is ticked when it has been read again.
+const MARK_PX = 16; // a narrower column has a line without a tick
+const runsOf = (text) => (text ? text.split(",").map((run) => run.split("-").map(Number)) : []);
+const isIn = (runs, number) => runs.some(([first, last]) => first <= number && number <= last);
+
 function colour() {
   const job = document.querySelector("#progress .job"), map = document.querySelector("#job-map .map");
   if (!job || !map) return;
-  const runs = job.dataset.finished ? job.dataset.finished.split(",").map((run) => run.split("-").map(Number)) : [];
+  const { data, files, cells } = partsOf(map), strip = map.querySelector(".strip.after");
   const [whole, gone] = ["done", "cancelled"].map((state) => job.classList.contains(state));
-  const done = (number) => whole || (!gone && runs.some(([first, last]) => first <= number && number <= last));
+  const [finished, checked] = [job.dataset.finished, job.dataset.checked].map(runsOf);
+  const filling = new Map((job.dataset.filling || "").split(",").filter(Boolean).map((part) => part.split(":").map(Number)));
+  const written = (number) => (gone ? 0 : whole || isIn(finished, number) ? 1 : (filling.get(number) ?? 0) / 100);
+  const veils = veilsOf(map), marks = marksOf(map);
   let next = 0;
-  const finished = partsOf(map).data.after.map(([, , , , files]) => {
-    const numbers = Array.from({ length: files }, () => next++);
-    return numbers.every(done);
+  // A column of several files is as full as they are on average, and has its tick when all of them have.
+  const shares = data.after.map(([, , , , count], column) => {
+    const numbers = Array.from({ length: count }, () => next++);
+    const share = numbers.reduce((sum, number) => sum + written(number), 0) / count;
+    veils[column].setAttribute("height", (1 - share) * strip.firstElementChild.viewBox.baseVal.height);
+    const proved = !gone && numbers.every((number) => whole || isIn(checked, number));
+    marks[column].classList.toggle("proved", proved);
+    marks[column].textContent = proved && marks[column].clientWidth >= MARK_PX ? "✓" : "";
+    return share;
   });
-  for (const cell of partsOf(map).cells.after) {
-    cell.classList.toggle("waiting", !finished[numberIn("after", cell)]);
-  }
-  map.querySelectorAll(".ribbons path").forEach((path, index) => {
-    path.classList.toggle("waiting", !finished[partsOf(map).data.flows[index][1]]);
-  });
+  for (const cell of cells.after) cell.classList.toggle("waiting", !shares[numberIn("after", cell)]);
+  map.querySelectorAll(".ribbons path").forEach((path, index) => path.classList.toggle("waiting", !shares[data.flows[index][1]]));
+}
+
+// What covers the part of each column that is not written yet.
+function veilsOf(map) {
+  const svg = map.querySelector(".strip.after svg"), drawn = [...svg.querySelectorAll(".veil")];
+  if (drawn.length === partsOf(map).files.after.length) return drawn;
+  drawn.forEach((veil) => veil.remove());
+  const veils = partsOf(map).files.after.map((file) => make("rect", { class: "veil", x: file.getAttribute("x") ?? 0, width: file.getAttribute("width") }));
+  svg.querySelector(".cursor").before(...veils);
+  return veils;
+}
+
+function marksOf(map) {
+  const row = map.querySelector(".marks-of-proof");
+  const files = partsOf(map).files.after;
+  if (row?.children.length === files.length) return [...row.children];
+  row?.remove();
+  const added = document.createElement("div");
+  added.className = "marks-of-proof";
+  added.setAttribute("aria-hidden", "true");
+  added.append(...files.map((file) => {
+    const mark = document.createElement("span");
+    mark.style.left = `${file.x.baseVal.value / UNITS * 100}%`;
+    mark.style.width = `${file.width.baseVal.value / UNITS * 100}%`;
+    return mark;
+  }));
+  map.querySelector(".strip.after").after(added);
+  return [...added.children];
 }

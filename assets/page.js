@@ -164,10 +164,11 @@ document.addEventListener("click", (event) => {
 
 // --- A job
 
-// An open log stays open when the server writes it again.
-let log = false;
+// The log and the private link stay open when the server writes them again.
+const opened = { "#log details": false, "#progress details": false };
 document.addEventListener("click", (event) => {
-  if (event.target.closest("#log summary")) log = !event.target.closest("details").open;
+  const details = event.target.closest("summary")?.parentElement;
+  for (const place in opened) if (details?.matches(place)) opened[place] = !details.open;
 });
 // The server has written the title of what the link opens into the head. Gradio puts its own in the tab.
 const TITLE = document.querySelector("meta[property='og:title']")?.content ?? "Shard My Repo";
@@ -185,7 +186,8 @@ function tick() {
   const state = active && job.dataset.percent ? `${job.dataset.percent}%` : job?.querySelector(".state")?.innerText;
   document.title = job ? `${state} · ${TITLE}` : TITLE;
   const elapsed = job?.querySelector(".elapsed");
-  if (elapsed) elapsed.textContent = `${passed(Date.now() / 1000 - elapsed.dataset.since)} so far`;
+  const soFar = elapsed && `${passed(Date.now() / 1000 - elapsed.dataset.since)} so far`;
+  if (elapsed && elapsed.textContent !== soFar) elapsed.textContent = soFar; // else the observer below would call for ever
   const silence = job?.querySelector(".silence"), seconds = (Date.now() - heard) / 1000;
   if (silence) {
     silence.hidden = !(active && job.classList.contains("running") && seconds > 20);
@@ -197,18 +199,20 @@ setInterval(tick, 1000);
 // --- What the server has written
 
 // Watch for new nodes, and for the attributes that only the server changes. Others would call this again for ever.
-const told = ["data-finished", "data-percent", "data-active", "data-tick", "name"];
+const told = ["data-finished", "data-filling", "data-checked", "data-percent", "data-active", "data-tick", "name"];
 new MutationObserver((changes) => {
-  const parts = changes.flatMap((change) => [change.target, ...change.addedNodes]).filter((node) => node instanceof Element);
+  const nodes = changes.flatMap(({ target, addedNodes }) => [target instanceof Text ? target.parentElement : target, ...addedNodes]);
+  const parts = nodes.filter((node) => node instanceof Element);
   const has = (what) => parts.some((part) => part.matches(what) || part.querySelector(what));
   if (has("#progress .job") || changes.some((change) => change.type === "attributes")) heard = Date.now();
-  if (has("#progress .job, #job-map .map")) { colour(); tick(); }
+  if (has("#progress .job, #job-map .map")) colour();
+  if (has("#progress .job, #progress .elapsed")) tick();
   document.querySelectorAll("fieldset[id]").forEach(group);
   arrived();
   tellTrouble();
-  if (log) document.querySelector("#log details")?.setAttribute("open", "");
+  for (const place in opened) if (opened[place]) document.querySelector(place)?.setAttribute("open", "");
   document.querySelectorAll("[data-press]").forEach(offer);
-}).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: told });
+}).observe(document, { childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: told });
 
 // An error of the server that nobody foresaw. Gradio hides it together with its progress, which this page does not show.
 function tellTrouble() {

@@ -1,11 +1,13 @@
 """The events that a job yields while it runs. The last one is its result."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from sharding.core.bounds import Count, Line, Seconds
+from sharding.core.limits import PROGRESS_FILES
 from sharding.core.values import Checkpoint, Plan, RepoRef, Verification
 
 Phase = Literal["check", "transfer", "verify", "numbers"]
@@ -38,7 +40,8 @@ class Progress:
 
     In JSON the phase is called `stage`. `anon_bytes` is the current memory of the job's process. `bytes_uploaded` and
     `bytes_deduplicated` count finished shards only, and stay 0 if two checkpoints are only compared. `workers` are the
-    workers of a fleet.
+    workers of a fleet. `files` has the bytes since the last event by file: the file that is written, or in phases that
+    only read the file that is read. A fleet has them only while it writes.
     """
 
     phase: Annotated[Phase, Field(alias="stage")]
@@ -51,6 +54,7 @@ class Progress:
     bytes_uploaded: Count = 0
     bytes_deduplicated: Count = 0
     workers: tuple[AtWork, ...] = ()
+    files: Annotated[Mapping[str, Count], Field(max_length=PROGRESS_FILES)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,9 @@ DISK_FLOOR_BYTES = 64_000_000
 PROGRESS_SECONDS = 0.1
 """Shortest time between two progress events: fast enough for the eye, slow enough for a log."""
 
+PROGRESS_FILES = 64
+"""Most files in one progress event. The others follow in the next."""
+
 LAST_SECONDS = 2.0
 """Longest time that a job which ends early waits for its threads. A disk or a Hub may hang."""
 

@@ -89,7 +89,7 @@ def forecast(work: Work, rates: Rates, finished: Iterable[JobRecord]) -> Forecas
     done = [record for record in finished if record.factor is not None]
     factor = correction(done)
     middle = expected_seconds(work, rates) * (1.0 if factor is None else factor)
-    lower, upper = _range_around(middle)
+    lower, upper = range_around(middle)
     if factor is None:
         return Forecast(lower, upper, HUB_JOB_ANON_BYTES, 0, _basis(rates))
     return Forecast(
@@ -102,10 +102,10 @@ def forecast(work: Work, rates: Rates, finished: Iterable[JobRecord]) -> Forecas
     )
 
 
-def _range_around(middle: float) -> tuple[float, float]:
+def range_around(middle: float) -> tuple[float, float]:
     """Return the ends of the range around `middle`, in seconds that read well. The upper is at most twice the lower.
 
-    >>> _range_around(85), _range_around(700), _range_around(0.2)
+    >>> range_around(85), range_around(700), range_around(0.2)
     ((70, 120), (540, 960), (1, 1))
     """
     lower, upper = middle / _SPREAD, middle * _SPREAD

@@ -27,6 +27,10 @@ class History:
         self.planned: PlanMade | None = None
         self.progress: Progress | None = None
         self.shards: list[ShardFinished] = []
+        self.written: dict[str, int] = {}
+        self.reread: dict[str, int] = {}
+        self.times: dict[str, float] = {}
+        self._sizes: dict[str, int] = {}
         self.verification: Verification | None = None
         self.loads: tuple[int, int] | None = None
         self.report: Report | None = None
@@ -34,7 +38,6 @@ class History:
         self.error: tuple[str, str] | None = None
         self.remedy: Remedy | None = None
         self.comparing_seconds = 0.0
-        self._verified_at = 0.0
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         for seconds, event in events:
             self.take(event, seconds)
@@ -42,12 +45,11 @@ class History:
     def take(self, event: Json, seconds: float) -> None:
         """Add an event that arrived at the time `seconds`. Raises ValueError if it is not an event of a job."""
         added = parse_event(event)
-        if isinstance(added, Verification):
-            self._verified_at = seconds
-        elif isinstance(added, Probed | ComparisonSummary):
-            self.comparing_seconds = seconds - self._verified_at
         if line := self._add(added):
             self.say(line, seconds)
+        self._time(added, seconds)
+        if isinstance(added, Probed | ComparisonSummary):
+            self.comparing_seconds = seconds - self.times.get("verified", 0.0)
 
     def say(self, line: str, seconds: float) -> None:
         """Add a line to the log."""
@@ -66,20 +68,25 @@ class History:
         match event:
             case PlanMade():
                 self.planned = event
+                self._sizes = {shard.file: shard.bytes for shard in event.plan.shards}
                 return f"Planned: {format_bytes(event.plan.total_bytes)} in {len(event.plan.shards)} shards."
             case Progress():
                 begins = self.progress is None or self.progress.phase != event.phase
                 self.progress = event
+                self._sum(event, begins)
                 return _PHASES[event.phase] if begins else ""
             case ShardFinished():
                 if len(self.shards) >= MAX_FILES:
                     raise ValueError("more shards than a repo may have")
                 self.shards.append(event)
+                if event.file in self._sizes:
+                    self.written[event.file] = self._sizes[event.file]
                 how = "kept from an earlier run" if event.kept else "finished"
                 return f"Shard {event.number} of {event.shards} {how}: {event.file}, {format_bytes(event.bytes)}."
             case Verification():
                 self.verification = event
                 if event.identical:
+                    self.reread = dict(self._sizes)
                     how = "dequantized" if event.dequantized else "cast"
                     cast = "" if event.dtype == "keep" else f", {how} to {event.dtype}"
                     same = (
@@ -105,6 +112,39 @@ class History:
                 self.error, self.remedy = (event.message, event.hint), event.remedy
                 return event.message
 
+    def _sum(self, event: Progress, begins: bool) -> None:
+        """Add the bytes of each file. Some events are missing after a restart of the desk, so sums can be too small."""
+        if event.phase not in ("transfer", "verify"):
+            return
+        if begins and event.phase == "transfer":
+            self.written = {shard.file: self._sizes[shard.file] for shard in self.shards if shard.file in self._sizes}
+        elif begins:
+            self.reread = {}
+        sums = self.written if event.phase == "transfer" else self.reread
+        for file, size in event.files.items():
+            if file in self._sizes:
+                sums[file] = min(sums.get(file, 0) + size, self._sizes[file])
+
+    def _time(self, event: JobEvent, seconds: float) -> None:
+        """Note when something happened first, and the last load."""
+        match event:
+            case PlanMade():
+                self.times.setdefault("planned", seconds)
+            case Progress():
+                self.times.setdefault(event.phase, seconds)
+            case ShardFinished():
+                self.times.setdefault("transfer", seconds)
+                if len(self.shards) >= event.shards:
+                    self.times.setdefault("written", seconds)
+            case Verification():
+                self.times.setdefault("verified", seconds)
+            case Probed():
+                self.times["loaded"] = seconds
+            case ComparisonSummary():
+                self.times.setdefault("compared", seconds)
+            case Published():
+                self.times.setdefault("published", seconds)
+
 
 def status_of(
     record: JobRecord, history: History, position: int = 0, seconds_until_start: float | None = None
@@ -123,6 +163,9 @@ def status_of(
         planned=history.planned,
         progress=history.progress,
         shards=tuple(history.shards),
+        written=dict(history.written),
+        reread=dict(history.reread),
+        times=dict(history.times),
         log=tuple(history.log),
         verification=history.verification,
         loads=history.loads,

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -103,6 +104,9 @@ class JobStatus:
     `position` counts the jobs before it, running ones included. It is 0 once the job runs or has ended.
     `seconds_until_start` is an estimate from those jobs, None if unknown.
     `planned`, `progress` (the newest), `shards`, `verification`, `report` and `published` come from the job's events.
+    `written` and `reread` are the bytes of each file of the copy that are written, and read again. A finished shard
+    counts as whole. `times` says when something happened first, in seconds since 1970: a phase began, or the job was
+    "planned", "written", "verified", "compared" or "published". "loaded" is the time of the last load.
     `loads` is the number of loads done and their total, if the job compares what loading costs.
     `log` has the events as readable lines with the time (UTC).
     `error` is a sentence and a hint. `remedy` is the hint for programs and front ends. `remark` is what is left to do.
@@ -121,6 +125,9 @@ class JobStatus:
     planned: PlanMade | None
     progress: Progress | None
     shards: tuple[ShardFinished, ...]
+    written: Mapping[str, int]
+    reread: Mapping[str, int]
+    times: Mapping[str, float]
     log: tuple[str, ...]
     verification: Proof | None
     loads: tuple[int, int] | None

@@ -21,7 +21,7 @@ from sharding.core.errors import (
     UsageError,
 )
 from sharding.core.events import AtWork, Phase, Progress
-from sharding.core.limits import ATTEMPTS, PROGRESS_SECONDS, TOLD_SECONDS, WORKERS_SECONDS
+from sharding.core.limits import ATTEMPTS, PROGRESS_FILES, PROGRESS_SECONDS, TOLD_SECONDS, WORKERS_SECONDS
 from sharding.core.protocols import Source
 from sharding.core.values import FleetCost, NodeCost, Shard, ShardRecord
 from sharding.fleet.cutting import Task, tasks_to_make, tasks_to_read
@@ -78,6 +78,8 @@ class _Queue:
         self.under_way: dict[Any, _Attempt] = {}
         self.idle_since: float | None = None
         self._finished = self._counted = 0
+        self._ended = list[int]()
+        self._counted_of = dict[int, int]()
 
     @property
     def is_open(self) -> bool:
@@ -95,6 +97,7 @@ class _Queue:
     def end(self, part: Any, *, is_done: bool) -> int:
         """Take a running part off, because it is done or must start again; return its number."""
         number = self.under_way.pop(part).number
+        self._ended += [number] * is_done
         if is_done:
             self._finished += self.tasks[number].bytes
         else:
@@ -106,6 +109,18 @@ class _Queue:
         done = self._finished + sum(attempt.state.bytes_done for attempt in self.under_way.values() if attempt.state)
         before, self._counted = self._counted, max(done, self._counted)
         return self._counted - before
+
+    def more_by_file(self) -> dict[str, int]:
+        """Return how many bytes of each file are done since the last call, for at most `PROGRESS_FILES` files."""
+        files, counted = dict[str, int](), self._counted_of
+        done = {number: self.tasks[number].bytes for number in self._ended}
+        done |= {attempt.number: attempt.state.bytes_done for attempt in self.under_way.values() if attempt.state}
+        for number, size in done.items():
+            if size > counted.get(number, 0) and len(files) < PROGRESS_FILES:
+                files[self.tasks[number].file] = size - counted.get(number, 0)
+                counted[number] = size
+        self._ended = [number for number in self._ended if counted.get(number, 0) < self.tasks[number].bytes]
+        return files
 
 
 class Crew(Reader):
@@ -162,7 +177,10 @@ class Crew(Reader):
                         yield done
                 if progress := pace.add(queue.more_bytes(), time.monotonic()):
                     sent, there = self.spent.bytes_uploaded, self.spent.bytes_deduplicated
-                    yield replace(progress, workers=queue.at_work, bytes_uploaded=sent, bytes_deduplicated=there)
+                    # A part that reads may be put together from several files.
+                    files = queue.more_by_file() if phase == "transfer" else {}
+                    news = replace(progress, workers=queue.at_work, files=files)
+                    yield replace(news, bytes_uploaded=sent, bytes_deduplicated=there)
         finally:
             for part in queue.under_way:
                 self._workers.stop(part)

@@ -120,7 +120,11 @@ class Endpoints:
             if status is None:
                 hint = "Send a token of the account that started it. Jobs are kept for a day."
                 raise Refused("You have no job with this id.", hint)
-            document = to_json(status)
+            document = to_json(replace(status, written={}, reread={}))  # they grow with the files
+            for name in ("written", "reread", "times"):
+                del document[name]
+            if document["progress"]:
+                del document["progress"]["files"]  # since the last event, which the caller may not have seen
             asked = document["request"]
             asked |= asked.pop("options")
             asked["compare"] = bool(asked.pop("compare_rounds"))

@@ -106,6 +106,14 @@ class Form:
     start_message: gr.HTML
     shards: gr.HTML
 
+    outcome: gr.Column
+    result: gr.HTML
+    check: gr.Button
+    check_message: gr.HTML
+    result_map: gr.HTML
+    result_tensors: gr.HTML
+    result_details: gr.HTML
+
     run: gr.Column
     run_heading: gr.HTML
     progress: gr.HTML
@@ -114,14 +122,6 @@ class Form:
     resume: gr.Button
     run_message: gr.HTML
     log: gr.HTML
-
-    outcome: gr.Column
-    result: gr.HTML
-    check: gr.Button
-    check_message: gr.HTML
-    result_map: gr.HTML
-    result_tensors: gr.HTML
-    result_details: gr.HTML
 
     variant: gr.Textbox
     job: gr.Textbox
@@ -162,8 +162,6 @@ def lay_out(on_space: bool) -> Form:
     # Open, so that Gradio builds its fields. `arrive` closes it.
     with gr.Accordion("Advanced", visible=HIDDEN, elem_id="advanced", elem_classes="step") as parts["advanced"]:
         _advanced(parts)
-    with _step("run", visible=False) as parts["run"]:
-        _run(parts)
     with _step("outcome", visible=False) as parts["outcome"]:
         parts["result"] = _panel("result")
         parts["check"] = gr.Button(
@@ -173,6 +171,8 @@ def lay_out(on_space: bool) -> Form:
         parts["result_map"] = _panel("result-map", js_on_load=_CHOSEN)
         parts["result_tensors"] = _panel("result-tensors")
         parts["result_details"] = _panel("result-details")
+    with _step("run", visible=False) as parts["run"]:
+        _run(parts)
     for name in ("variant", "job", "wanted", "query"):
         parts[name] = gr.Textbox("", visible=False)
     parts |= {

@@ -1,51 +1,37 @@
 """Turn the state of a job into the panel that its owner watches. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sharding.core.errors import Remedy
-from sharding.core.text import count, duration, format_bytes
+from sharding.core.text import count, duration
 from sharding.core.values import Mismatch
 from sharding.desk import JobStatus
+from sharding.page.job_timeline import Timeline, timeline_of
 from sharding.page.links import Wish, query_of
 from sharding.page.remedies import help_with, without_options
 from sharding.page.render import render
 
-_PHASES = {
-    "check": "Checking the files that an earlier run finished",
-    "transfer": "Writing the files",
-    "verify": "Reading the copy again to verify it",
-    "numbers": "Comparing the numbers that differ",
-}
-_CHECKING = "Reading every byte of both repos"
-_LOADING = "Loading the original and the copy in turn, to compare"
 _OVERFLOW = Remedy("allow_overflow")
 _LATER = "You can close this page and come back with the link of the job."
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """The progress bar of a job, in per cent of all its bytes, and the numbers beside it.
-
-    `step` is the number of the phase, and how many phases there are. `left` is an estimate in seconds.
-    """
-
-    phase: str
-    step: tuple[int, int] | None
-    percent: int
-    left: float | None
-    numbers: tuple[tuple[str, str], ...]
-
-
 def heading_of(status: JobStatus) -> str:
     """Return the heading of a job."""
-    if status.request.kind == "verify":
-        return render("heading", title="Checking a result" if status.request.of_result else "Comparing two repos")
-    return render("heading", title="Your copy" if status.state == "done" else "Making the copy")
+    is_over = status.state == "done" or differs(status)
+    if status.request.kind != "verify":
+        title = "Your copy" if is_over else "No copy was made" if status.state == "failed" else "Making the copy"
+    elif status.request.of_result:
+        title = "Result checked" if is_over else "Checking a result"
+    else:
+        title = "Repos compared" if is_over else "Comparing two repos"
+    return render("heading", title=title)
 
 
 def job_panel(status: JobStatus, source_link: str, link: str) -> str:
     """Return the panel with the status of a job. `link` leads back to it."""
-    headline, detail = _headline(status)
+    timeline = timeline_of(status) if status.started and status.state not in ("failed", "cancelled") else None
+    headline, detail = _headline(status, timeline)
     is_check = status.request.kind == "verify"
     return render(
         "job",
@@ -54,11 +40,13 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         source_link=source_link,
         headline=headline,
         detail=detail,
-        bar=_bar(status),
+        timeline=timeline,
+        is_running=status.state == "running",
+        proved=_proved(status),
         tick=f"{status.progress.bytes_done if status.progress else 0} {status.log[-1:]}",
         link=link,
         is_active=status.state in ("queued", "running", "cancelling"),
-        finished=_runs(status),
+        files=files_of(status) if status.state != "failed" else Files(),
         shards=len(status.planned.plan.shards) if status.planned else 0,
         help=help_with(status.remedy),
         mismatches=_mismatches(status),
@@ -68,7 +56,7 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
     )
 
 
-def _headline(status: JobStatus) -> tuple[str, str]:
+def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
     match status.state:
         case "queued":
             before = f"Waiting for {count(status.position, 'job')} before this one" if status.position else "Starting"
@@ -76,7 +64,7 @@ def _headline(status: JobStatus) -> tuple[str, str]:
             start = f"It will start in about {duration(seconds)}." if seconds is not None and status.position else ""
             return before, f"{start} {_LATER}".strip()
         case "running":
-            return _LOADING if status.loads else _phase(status), _LATER
+            return timeline.headline if timeline else "Starting", _LATER
         case "cancelling":
             return "Cancelling", "" if status.request.kind == "verify" else "Its staged files are being discarded."
         case "cancelled" if status.request.kind == "verify":
@@ -91,13 +79,6 @@ def _headline(status: JobStatus) -> tuple[str, str]:
         case "failed":
             text, hint = status.error or ("", "")
             return "They differ" if differs(status) else "Failed", f"{text} {without_options(hint)}".strip()
-
-
-def _phase(status: JobStatus) -> str:
-    if status.progress is None:
-        return "Reading the headers"
-    is_reading = status.request.kind == "verify" and status.progress.phase != "numbers"
-    return _CHECKING if is_reading else _PHASES[status.progress.phase]
 
 
 def differs(status: JobStatus) -> bool:
@@ -122,43 +103,58 @@ def _form_of(status: JobStatus, with_overflow: bool = False) -> str:
     return query_of(Wish(asked.source, options, to=asked.destination, private=bool(asked.private)))
 
 
-def _runs(status: JobStatus) -> str:
-    """Return which files are finished, as numbers from 0: "0-3,7". The map shows these in colour."""
-    if status.planned is None:
+def _proved(status: JobStatus) -> str:
+    """Return what a job that is done has proved, and how long that took. "" if it has proved nothing."""
+    proof = status.verification
+    if proof is None or status.state != "done" or not proof.identical:
         return ""
-    done = {shard.file for shard in status.shards}
+    which = "tensors of both repos" if status.request.kind == "verify" else "tensors"
+    cast = (
+        ""
+        if proof.dtype == "keep"
+        else f" after {'dequantizing' if proof.dequantized else 'the cast'} to {proof.dtype}"
+    )
+    outcome = "; they match what was read" if proof.unstated else " and identical"
+    again = "read" if status.request.kind == "verify" else "read again"
+    took = duration(max(proof.seconds, 0.1))
+    return f"{proof.tensors:,} of {proof.tensors:,} {which} {again}{outcome}{cast}, in {took}."
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """How far the files of a copy are, for its map. Files have the numbers of the plan, from 0.
+
+    `finished` and `checked` are runs of numbers ("0-3,7-7"), `filling` numbers with the per cent written ("4:45").
+    """
+
+    finished: str = ""
+    filling: str = ""
+    checked: str = ""
+    written: int = 0
+    reread: int = 0
+
+
+def files_of(status: JobStatus) -> Files:
+    """Return how far the files of a job are. One that was finished is whole, and none that is written is."""
+    if status.planned is None:
+        return Files()
+    done, filling = {shard.file for shard in status.shards}, []
+    shards = status.planned.plan.shards
+    for number, shard in enumerate(shards):
+        percent = 100 * status.written.get(shard.file, 0) // (shard.bytes or 1)
+        if shard.file not in done and percent:
+            filling.append(f"{number}:{min(percent, 99)}")
+    finished = [number for number, shard in enumerate(shards) if shard.file in done]
+    # A file without bytes has nothing to read again.
+    checked = [n for n in finished if status.reread.get(shards[n].file, -1) >= shards[n].bytes]
+    return Files(_runs(finished), ",".join(filling), _runs(checked), len(finished), len(checked))
+
+
+def _runs(numbers: Iterable[int]) -> str:
     runs: list[list[int]] = []
-    for number, shard in enumerate(status.planned.plan.shards):
-        if shard.file in done and runs and runs[-1][1] == number - 1:
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
             runs[-1][1] = number
-        elif shard.file in done:
+        else:
             runs.append([number, number])
     return ",".join(f"{first}-{last}" for first, last in runs)
-
-
-def _bar(status: JobStatus) -> Bar | None:
-    progress = status.progress
-    if progress is None or status.state != "running":
-        return None
-    if status.loads:
-        done, total = status.loads
-        return Bar(_LOADING, None, int(100 * done / total), None, (("Loads", f"{done} of {total}"),))
-    done, total, rate = progress.bytes_done, progress.bytes_total, progress.bytes_per_second
-    is_check = status.request.kind == "verify"
-    numbers: tuple[tuple[str, str], ...] = (
-        ("In this phase", f"{format_bytes(done)} of {format_bytes(total)}"),
-        ("Speed", f"{format_bytes(rate)}/s"),
-        ("File", progress.file or "…"),
-        ("Memory", format_bytes(progress.anon_bytes)),
-    )
-    if is_check:
-        return Bar(_phase(status), None, int(100 * done / total) if total else 0, progress.seconds_left, numbers)
-    uploaded, there = format_bytes(progress.bytes_uploaded), format_bytes(progress.bytes_deduplicated)
-    numbers += (("Uploaded", uploaded), ("On the Hub already", there))
-    # Every byte is moved once and read again once.
-    verifying = progress.phase == "verify"
-    percent = int(100 * (0.5 * verifying + (0.5 * done / total if total else 0)))
-    left = progress.seconds_left
-    if left is not None and not verifying and rate:
-        left += total / rate
-    return Bar(_phase(status), (2 if verifying else 1, 2), percent, left, numbers)

@@ -192,8 +192,8 @@ def jobs_panel(jobs: Sequence[JobRecord]) -> str:
 
 
 def log_panel(status: JobStatus) -> str:
-    """Return the log of a job."""
-    return render("log", lines=status.log)
+    """Return the log of a job. It is open if the job failed."""
+    return render("log", lines=status.log, is_open=status.state == "failed")
 
 
 def _time(forecast: Forecast) -> str:

@@ -41,6 +41,7 @@ def _templates() -> Environment:
         "number": words.count,
         "parameters": words.parameters,
         "duration": words.duration,
+        "taken": lambda seconds: words.duration(max(seconds, 0.1)),
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
     templates.filters |= {"breakable": _breakable}

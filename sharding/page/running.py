@@ -78,7 +78,9 @@ class Running:
         while now is not None:
             if now != shown:
                 update = self._show(now, request)
-                if now.planned and not is_drawn:
+                if now.state == "failed":
+                    update |= {self._form.job_map: ""}  # no picture of a success
+                elif now.planned and not is_drawn:
                     update |= await patient(self._drawn)(now, token)
                     is_drawn = True
                 if now.state == "failed" and now.verification and now.verification.differences:

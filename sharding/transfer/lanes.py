@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
 from typing import Generic, TypeVar
 
 from sharding.core.events import Phase, Progress
-from sharding.core.limits import LAST_SECONDS, PROGRESS_SECONDS, THREADS
+from sharding.core.limits import LAST_SECONDS, PROGRESS_FILES, PROGRESS_SECONDS, THREADS
 from sharding.core.threads import Threads
 from sharding.transfer.progress import Pace
 
@@ -34,6 +34,8 @@ class Lanes:
         self._uncounted = 0
         self._width = width
         self._file = ""
+        self._files = dict[str, int]()
+        self._last: Progress | None = None
         self._is_stopped = False
 
     def count(self, size: int, file: str = "") -> None:
@@ -42,6 +44,8 @@ class Lanes:
         with self._lock:
             self._uncounted += size
             self._file = file
+            if file:
+                self._files[file] = self._files.get(file, 0) + size
 
     def result(self, pool: Threads, future: Future[_Result]) -> _Result:
         """Return the result of a `future` in `pool`. Ends the task if nobody waits for it any more."""
@@ -72,6 +76,8 @@ class Lanes:
                     yield progress
                 for future in sorted(done, key=under_way.__getitem__):
                     yield Done(under_way.pop(future), future.result())
+            while self._last and self._files:
+                yield self._with_files(self._last)
         finally:
             self._is_stopped = True
             if on_stop:
@@ -86,7 +92,13 @@ class Lanes:
     def _progress(self) -> Progress | None:
         with self._lock:
             count, self._uncounted = self._uncounted, 0
-        return self._pace.add(count, time.monotonic(), self._file)
+            progress = self._pace.add(count, time.monotonic(), self._file)
+            self._last = progress or self._last
+            return self._with_files(progress) if progress else None
+
+    def _with_files(self, progress: Progress) -> Progress:
+        names = list(islice(self._files, PROGRESS_FILES))
+        return replace(progress, files={name: self._files.pop(name) for name in names})
 
 
 def collected(events: Iterator[Progress | Done[_Result]]) -> Generator[Progress, None, list[_Result]]:

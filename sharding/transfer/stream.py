@@ -97,7 +97,7 @@ def move_shards(
     OverflowRefused if a finite number becomes infinite and the cast may not overflow.
     """
     lanes = Lanes(phase, sum(shard.bytes for shard in shards), sink.shards_at_once)
-    move = _Move(lanes, shards, header, sources, sink)
+    move = _Move(phase, lanes, shards, header, sources, sink)
     return lanes.run([partial(move.shard, shard) for shard in shards], move.stop)
 
 
@@ -151,12 +151,14 @@ class _Move:
 
     def __init__(
         self,
+        phase: Phase,
         lanes: Lanes,
         shards: Sequence[Shard],
         header: Callable[[Shard], bytes],
         sources: Sequence[Source],
         sink: ShardSink,
     ) -> None:
+        self._phase = phase
         self._lanes = lanes
         self._header = header
         self._sink = sink
@@ -175,6 +177,8 @@ class _Move:
         digests, overflowed, size = dict[str, str](), dict[str, int](), len(header)
         for tensor, chunks in self._making.made(shard):
             digest, infinite = new_tensor_hash(), 0
+            # A shard that is only read may be a file of the source, put together from several files of the copy.
+            file = shard.file if self._phase == "transfer" else tensor.file
             for data, count in chunks:
                 infinite += count
                 if infinite and not _may_overflow(tensor):
@@ -182,7 +186,7 @@ class _Move:
                 digest.update(data)
                 output.write(data)
                 size += len(data)
-                self._lanes.count(len(data), shard.file)
+                self._lanes.count(len(data), file)
             if infinite and not _may_overflow(tensor):
                 raise _refusal(tensor, infinite)
             digests[tensor.name] = digest.hexdigest()

@@ -109,7 +109,11 @@ def digest_tensors(source: Source, tensors: Iterable[Tensor]) -> Digests:
     """
     parts = list(spans(tensors))
     lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span))
-    by_span = yield from collected(lanes.run([partial(digest_span, source, span, lanes.count) for span in parts]))
+
+    def digests_of(span: list[Tensor]) -> dict[str, TensorDigest]:
+        return digest_span(source, span, partial(lanes.count, file=span[0].file))
+
+    by_span = yield from collected(lanes.run([partial(digests_of, span) for span in parts]))
     return {name: digest for digests in by_span for name, digest in digests.items()}
 
 

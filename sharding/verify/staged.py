@@ -15,6 +15,7 @@ from sharding.core.values import FileEntry, Mismatch, Plan, ShardRecord, TensorD
 from sharding.formats.safetensors_file import shard_header
 from sharding.recipes.stored import are_stored
 from sharding.transfer.prepare import Prepared
+from sharding.transfer.progress import progress_of_part
 from sharding.transfer.stream import Transfer
 from sharding.verify.digests import (
     Reader,
@@ -119,6 +120,8 @@ def verify_staged(
             problems.extend(check_structure(path, shard, plan.component(shard).metadata))
     digests: dict[str, TensorDigest] = {}
     originals = _in_order_of_source(prepared, origin)
+    stated = stated_of(origin, prepared.checkpoint) if origin.ref.kind == "hub" and prepared.noted else []
+    again, unread = sum(file.bytes for file in stated), 0
     if not problems:
         headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
         tensors = [tensor for header in headers for tensor in header.tensors]
@@ -136,7 +139,8 @@ def verify_staged(
                 if tensor in read and listed[tensor.file] == records[tensor.file].sha256
             }
             unknown = [tensor for tensor in tensors if tensor.name not in known]
-            digests = yield from reader.digest_tensors(staged, unknown)
+            unread = sum(tensor.bytes for tensor in unknown)
+            digests = yield from progress_of_part(reader.digest_tensors(staged, unknown), 0, unread + again)
             digests |= known
         problems.extend(compare_digests(expected_digests(plan.shards, records), digests))
     on_disk = any(staged.path(file) for file in records)
@@ -153,10 +157,11 @@ def verify_staged(
         method += "that the Hub states"
     unstated = origin.ref.kind == "hub" and not originals
     if unstated and prepared.noted:
-        stated, weights = stated_of(origin, prepared.checkpoint), prepared.checkpoint.weight_files
+        weights = prepared.checkpoint.weight_files
         reads = [read for record in records.values() for read in record.reads]
         reads += [read for noted in prepared.noted for read in noted.take()]
-        wrong = yield from prove_reads(origin.sources, stated, reads, reader)
+        proving = prove_reads(origin.sources, stated, reads, reader)
+        wrong = yield from progress_of_part(proving, unread, unread + again)
         problems.extend(wrong)
         unstated = len(stated) < len(weights)
         have = "should have" if wrong else "have"

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.environment import hub_endpoint
@@ -18,13 +17,13 @@ from sharding.planning.order import natural_key
 from sharding.planning.planned import planned
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_source
+from sharding.transfer.progress import progress_of_part
 from sharding.verify.beside import compare_beside, compare_listed
 from sharding.verify.differences import compare_numbers
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.sides import Side
 from sharding.verify.stored_digests import stored_digests
 
-_T = TypeVar("_T")
 _WITHOUT_QUICK = "Leave out --quick to read and compare the weights."
 _READ = Remedy("read_every_byte")
 
@@ -76,9 +75,9 @@ def verify(
     beside = [sum(file.bytes for file in checkpoint.copied_weights) for checkpoint in checkpoints]
     total, done = sum(side.bytes for side in sides) + sum(beside), 0
     for side in sides:
-        yield from _progress_of_both(side.read(), done, total)
+        yield from progress_of_part(side.read(), done, total)
         done += side.bytes
-    others = yield from _progress_of_both(compare_beside(sources, checkpoints), done, total)
+    others = yield from progress_of_part(compare_beside(sources, checkpoints), done, total)
     method = "every tensor of both was read and its BLAKE3 compared"
     if dtype != "keep":
         computed = f"dequantized ({how}) and " if how else ""
@@ -126,23 +125,3 @@ def _of_weights(outcome: Verification, checkpoints: Sequence[Checkpoint], more: 
     """Return `outcome` with the things that it does not check: the usual ones, and `more`."""
     unreached = tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
     return replace(outcome, unreached=unreached, unchecked=(*UNCHECKED, *more))
-
-
-def _progress_of_both(work: Generator[Progress, None, _T], before: int, total: int) -> Generator[Progress, None, _T]:
-    """Yield the progress of `work` as part of `total` bytes, which count both checkpoints; return what `work` returns.
-
-    `before` is how many bytes were done before `work`.
-    """
-    passed = last = 0
-    while True:
-        try:
-            progress = next(work)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
-        if progress.bytes_done < last:  # a count that restarts is the next part of the work
-            passed += last
-        last = progress.bytes_done
-        done = min(before + passed + last, total)
-        left = (total - done) / progress.bytes_per_second if progress.bytes_per_second else None
-        yield replace(progress, bytes_done=done, bytes_total=total, seconds_left=left)

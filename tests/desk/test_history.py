@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.core.events import Planned
+from sharding.core.events import Planned, ShardFinished, Verified
 from sharding.core.limits import LOG_LINES
 from sharding.core.options import Options
-from sharding.core.values import Checkpoint, FileEntry, RepoRef
+from sharding.core.values import Checkpoint, FileEntry, RepoRef, Shard, Verification
 from sharding.desk.history import History, status_of
 from sharding.desk.jobs import JobRecord, JobRequest
 from sharding.planning.plan import plan_shards
@@ -122,6 +122,61 @@ def test_the_loads_of_a_comparison_are_counted_with_both_warm_ups() -> None:
             seen.append(history.loads)
         assert seen == [(number, 2 * rounds + 2) for number in range(1, 2 * rounds + 3)]
         assert status_of(record(1, None), history).loads == (2 * rounds + 2, 2 * rounds + 2)
+
+
+def planned_job(*sizes: int) -> History:
+    """A history of a job that will write so many files of `sizes`, called 0.safetensors and so on."""
+    tensors = [stored_tensor(f"t{number}", "U8", (size,), "f", 0, size) for number, size in enumerate(sizes)]
+    shards = tuple(Shard(f"{number}.safetensors", (tensor,), tensor.bytes) for number, tensor in enumerate(tensors))
+    plan = replace(plan_shards(tensors, Options("1MB")), shards=shards)
+    checkpoint = Checkpoint(RepoRef("hub", "a/b", "c" * 40), tuple(tensors), (), (FileEntry("f", sum(sizes)),), (), ())
+    return History([(NOON, event_json(Planned(checkpoint, plan)))])
+
+
+def finished(number: int, shards: int) -> dict[str, object]:
+    return event_json(ShardFinished(f"{number}.safetensors", 999, "0" * 64, number + 1, shards))
+
+
+def moved(stage: str, **files: int) -> dict[str, object]:
+    return {**PROGRESS, "stage": stage, "files": {f"{name[1:]}.safetensors": size for name, size in files.items()}}
+
+
+def test_bytes_of_each_file_are_summed_for_each_phase_and_never_exceed_the_file() -> None:
+    history = planned_job(10, 20)
+    for event in (moved("check", f1=3), moved("transfer", f0=4), moved("transfer", f0=4, f1=1)):
+        history.take(event, NOON)
+    history.take({**PROGRESS, "files": {"elsewhere": 9}}, NOON)  # no file of the copy
+    assert (history.written, history.reread) == ({"0.safetensors": 8, "1.safetensors": 1}, {})
+    history.take(moved("transfer", f0=40), NOON)
+    assert history.written["0.safetensors"] == 10
+    # A finished file is whole, also if the events of its last bytes are missing.
+    history.take(finished(1, 2), NOON)
+    history.take(moved("verify", f1=7), NOON)
+    status = status_of(record(30, None), history)
+    assert status.written == {"0.safetensors": 10, "1.safetensors": 20} and status.reread == {"1.safetensors": 7}
+    proof = Verification(2, 30, 1.0, "read", ())
+    history.take(event_json(Verified(proof)), NOON)
+    assert history.reread == {"0.safetensors": 10, "1.safetensors": 20}
+    assert status.reread == {"1.safetensors": 7}, "a status is a snapshot"
+
+
+def test_a_phase_that_begins_again_starts_with_what_is_finished() -> None:
+    history = planned_job(10, 20)
+    history.take(moved("transfer", f0=4, f1=5), NOON)
+    history.take(finished(0, 2), NOON)
+    for stage in ("verify", "transfer"):
+        history.take(moved(stage, f1=1), NOON)
+    assert history.written == {"0.safetensors": 10, "1.safetensors": 1}
+
+
+def test_the_times_say_when_each_phase_began_and_what_was_done_when() -> None:
+    history = planned_job(10, 20)
+    events = [moved("check"), finished(0, 2), moved("transfer"), finished(1, 2), moved("verify"), moved("verify")]
+    for seconds, event in enumerate([*events, event_json(Verified(Verification(2, 30, 1.0, "read", ())))], 1):
+        history.take(event, NOON + seconds)
+    assert {name: seconds - NOON for name, seconds in history.times.items()} == {
+        "planned": 0, "check": 1, "transfer": 2, "written": 4, "verify": 5, "verified": 7,
+    }  # fmt: skip
 
 
 def test_the_log_is_bounded() -> None:

@@ -1,5 +1,6 @@
 """What is counted of parts: bytes once, costs by node, of memory the peak, hashes of ranges that overlap."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,22 @@ def test_bytes_of_a_lost_part_are_counted_once_and_never_beyond_the_total(
             assert event.bytes_done <= known, "no more than all of it and of those before"
     at_work = {(one.node, one.pid, one.file, one.anon_bytes) for event in told for one in event.workers}
     assert at_work == {("here", 1, file, 7) for file in FILES}
+
+
+@pytest.mark.parametrize(("phase", "is_told"), [("transfer", True), ("verify", False)])
+def test_each_byte_of_a_file_is_counted_once_while_a_fleet_writes(
+    source: Any, monkeypatch: pytest.MonkeyPatch, phase: Any, is_told: bool
+) -> None:
+    monkeypatch.setattr("sharding.fleet.crew.TOLD_SECONDS", 0)
+
+    def answer(part: Part, attempt: int) -> list[PartEvent | None]:
+        most, less = (UnderWay(HERE, part.shard.bytes // share, 1.0, 7) for share in (2, 4))
+        return [most, None] if attempt < 2 else [less, done(part)]
+
+    told = Counter[str]()
+    for event in Crew(Told(answer)).digest_files([source], source.files, phase=phase):
+        told.update(event.files)
+    assert told == (FILES if is_told else {})
 
 
 def test_what_each_node_took_is_added_up_and_of_memory_the_peak(source: Any) -> None:

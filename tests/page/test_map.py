@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -433,8 +434,13 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map_and_when_it
     job = start_job(page, copy_name("endless"))
     expect(page.locator("#progress .finished")).to_contain_text(re.compile(r"[1-9] of 12 files finished"))
     expect(page.locator("#progress .percent")).to_have_text(re.compile(r"^\d+%$"))
-    expect(page.locator("#progress")).to_contain_text(re.compile(r"Step 1 of 2 ·\s+\d+ s so far"))
-    expect(page.locator("#progress pre")).to_have_text(f"{home.address}/?job={job}")
+    expect(page.locator("#progress .elapsed")).to_have_text(re.compile(r"^\d+ s so far$"))
+    expect(page.locator("#progress .timeline [aria-current=step]")).to_contain_text("Write the files")
+    link = page.locator("#progress details pre")
+    expect(link).to_be_hidden()
+    page.get_by_text("Private link to this job").click()
+    expect(link).to_be_visible()
+    expect(link).to_have_text(f"{home.address}/?job={job}")
     expect(page).to_have_title(re.compile(rf"^\d+% · {long} · Shard My Repo$"))
     expect(page.locator("#job-map .strip.after rect.waiting")).not_to_have_count(0)
     expect(page.locator("#job-map .ribbons path.waiting")).not_to_have_count(0)
@@ -455,3 +461,50 @@ def test_a_job_shows_how_far_it_is_in_the_page_its_title_and_the_map_and_when_it
         home.process.send_signal(signal.SIGCONT)
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#progress .cancelled")).to_be_visible()
+
+
+def test_a_file_fills_from_below_as_it_is_written_and_has_a_mark_once_it_was_read_again(
+    home: Site, visit: Visit, long: str
+) -> None:
+    page = visit(home, f"?repo={long}&size={LONG}")
+    page.locator("#start:not([disabled])").wait_for()
+    start_job(page, copy_name("endless"))
+    page.locator("#job-map .map[data-built]").wait_for()
+    page.emulate_media(reduced_motion="reduce")
+    page.evaluate("""() => {
+      window.shown = (state, finished, filling, checked) => {
+        const job = document.querySelector("#progress .job").cloneNode();
+        job.className = `job ${state}`;
+        Object.assign(job.dataset, { finished, filling, checked });
+        document.querySelector("#progress").replaceChildren(job);
+        colour();
+        const high = document.querySelector("#job-map .strip.after svg").getBoundingClientRect().height;
+        const veils = [...document.querySelectorAll("#job-map .veil")].map((veil) => veil.getBoundingClientRect());
+        return {
+          veiled: veils.map(({ height }) => Math.round(100 * height / high)),
+          fromTop: new Set(veils.map(({ top }) => Math.round(top))).size === 1,
+          proved: [...document.querySelectorAll("#job-map .marks-of-proof span")].map((mark) => mark.matches(".proved")),
+          ticks: document.querySelector("#job-map .marks-of-proof").innerText.trim().split(/\\s*/).join(""),
+        };
+      };
+    }""")
+
+    def shown(*of: str) -> dict[str, Any]:
+        picture: dict[str, Any] = page.evaluate("of => window.shown(...of)", list(of))
+        return picture
+
+    running = shown("running", "0-1,4-4", "2:25,3:90", "0-0,4-4")
+    assert running["veiled"] == [0, 0, 75, 10, 0, *[100] * 7] and running["fromTop"]
+    assert running["proved"] == [number in (0, 4) for number in range(12)] and running["ticks"] == "✓✓"
+    expect(page.locator("#job-map .strip.after rect.waiting")).to_have_count(7 * 5)
+    assert shown("done", "", "", "")["veiled"] == [0] * 12 and all(shown("done", "", "", "")["proved"])
+    cancelled = shown("cancelled", "0-11", "", "0-11")
+    assert cancelled["veiled"] == [100] * 12 and not any(cancelled["proved"])
+    # Neighbours in one column are as full as all of them, and proved together.
+    page.evaluate("""() => {
+      const map = document.querySelector("#job-map .map");
+      partsOf(map).data.after[0][4] = 2;
+    }""")
+    both = shown("running", "0-0", "1:50", "0-0")
+    assert both["veiled"][0] == 25 and not both["proved"][0]
+    page.get_by_role("button", name="Cancel").click()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sharding.core.events import Progress
-from sharding.core.limits import LAST_SECONDS, THREADS
+from sharding.core.limits import LAST_SECONDS, PROGRESS_FILES, THREADS
 from sharding.core.threads import Threads
 from sharding.transfer.lanes import Done, Lanes, collected
 
@@ -96,6 +96,25 @@ def test_what_is_counted_by_all_is_told_as_one(monkeypatch: pytest.MonkeyPatch) 
     events = list(lanes.run([task(size) for size in (100, 200, 700)]))
     told = [event.bytes_done for event in events if isinstance(event, Progress)]
     assert told == sorted(told) and told[-1] == 1000
+
+
+def test_every_byte_is_counted_in_its_file_and_an_event_names_a_bounded_number_of_files() -> None:
+    sizes = {f"model-{number}.safetensors": number + 1 for number in range(3 * PROGRESS_FILES + 1)}
+    lanes = Lanes("transfer", 2 * sum(sizes.values()))
+
+    def task() -> int:
+        for file, size in sizes.items():
+            lanes.count(size, file)
+        lanes.count(0)
+        return 0
+
+    told = [event for event in lanes.run([task, task]) if isinstance(event, Progress)]
+    counted = dict.fromkeys(sizes, 0)
+    for event in told:
+        assert len(event.files) <= PROGRESS_FILES
+        for file, size in event.files.items():
+            counted[file] += size
+    assert counted == {file: 2 * size for file, size in sizes.items()}
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])

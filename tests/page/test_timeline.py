@@ -1,0 +1,190 @@
+"""A job is one timeline and one picture through all its phases, without a browser."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sharding.core.events import Planned, ShardFinished, Verified
+from sharding.core.options import Options
+from sharding.core.values import Checkpoint, FileEntry, Mismatch, RepoRef, Shard, Verification
+from sharding.desk import JobStatus
+from sharding.desk.history import History, status_of
+from sharding.desk.jobs import JobRecord, JobRequest
+from sharding.page.job_panels import files_of, heading_of, job_panel
+from sharding.page.job_timeline import timeline_of
+from sharding.planning.plan import plan_shards
+from sharding.report.events import event_json
+from tests.tensors import stored_tensor
+
+MB = 1_000_000
+FILES = 4
+TOTAL = FILES * 10 * MB
+PROOF = Verification(93, TOTAL, 4.2, "read", ())
+Event = dict[str, Any]
+
+
+def planned(dtype: Any = "keep") -> Event:
+    tensors = [stored_tensor(f"t{number}", "U8", (10 * MB,), "f", 0, 10 * MB) for number in range(FILES)]
+    shards = tuple(Shard(f"{number}.safetensors", (tensor,), tensor.bytes) for number, tensor in enumerate(tensors))
+    plan = replace(plan_shards(tensors, Options("10MB")), shards=shards)
+    plan = replace(plan, options=replace(plan.options, dtype=dtype))
+    source = Checkpoint(RepoRef("hub", "a/b", "c" * 40), tuple(tensors), (), (FileEntry("f", TOTAL),), (), ())
+    return event_json(Planned(source, plan))
+
+
+def progress(stage: str, done: int, total: int = TOTAL, rate: float = MB, **files: int) -> Event:
+    moved = {f"{name[1:]}.safetensors": size for name, size in files.items()}
+    return {
+        "event": "progress",
+        "stage": stage,
+        "bytes_done": done,
+        "bytes_total": total,
+        "bytes_per_second": rate,
+        "files": moved,
+    }
+
+
+def finished(number: int) -> Event:
+    return event_json(ShardFinished(f"{number}.safetensors", 10 * MB + 9, "0" * 64, number + 1, FILES))
+
+
+def probed(side: str, number: int) -> Event:
+    cost = {"outcome": "loaded", "message": "", "method": "from_pretrained", "dtype_asked": None, "cache": "warm"}
+    cost |= {"memory_limited_by": None, "seconds": {}} | {f"peak_{kind}_bytes": 1 for kind in ("anon", "file", "total")}
+    return {"event": "probed", "side": side, "round": number, "rounds": 1, "cost": cost}
+
+
+def status(*events: Event, state: str = "running", rounds: int = 0, kind: Any = "shard", **more: Any) -> JobStatus:
+    """A job that began at 100 s and had one of `events` each 10 s."""
+    history = History([(100.0 + 10 * number, event) for number, event in enumerate(events, 1)])
+    request = replace(JobRequest("a/b", "me/copy", Options("10MB"), compare_rounds=rounds), kind=kind)
+    record = JobRecord("x", "me", request, TOTAL, 100.0, state, 100.0, **more)  # type: ignore[arg-type]
+    return status_of(record, history)
+
+
+def panel(of: JobStatus) -> str:
+    return " ".join(job_panel(of, "http://hub/a/b", "http://page/?job=x").split())
+
+
+def states(of: JobStatus) -> list[tuple[str, str, float | None]]:
+    return [(step.title, step.state, step.seconds) for step in timeline_of(of).steps]
+
+
+WRITTEN = [planned(), progress("transfer", TOTAL // 2), *map(finished, range(FILES))]
+
+
+def test_all_phases_are_in_one_list_each_with_its_time_once_it_is_done() -> None:
+    ahead = [("Write the files", "ahead", None), ("Read them again", "ahead", None), ("Publish", "ahead", None)]
+    assert states(status()) == [("Plan", "current", None), *ahead]
+    assert states(status(planned()))[:2] == [("Plan", "done", 10), ("Write the files", "current", None)]
+    reading = states(status(*WRITTEN))
+    assert reading[1:] == [("Write the files", "done", 50), ("Read them again", "current", None), ahead[2]]
+    published = {"event": "published", "ref": {"kind": "hub", "repo_id": "me/copy", "revision": "c" * 40}, "place": "x"}
+    over = status(*WRITTEN, event_json(Verified(PROOF)), published, state="done", ended=181.0)
+    assert [step[1:] for step in states(over)] == [("done", 10), ("done", 50), ("done", 10), ("done", 10)]
+    assert panel(status(planned())).count('aria-current="step"') == 1
+
+
+def test_files_of_an_earlier_run_and_loads_are_phases_only_where_they_happen() -> None:
+    checked = status(planned(), progress("check", 1), finished(0), rounds=1)
+    assert [title for title, *_ in states(checked)] == [
+        "Plan", "Check the files of an earlier run", "Write the files", "Read them again", "Load both", "Publish",
+    ]  # fmt: skip
+    assert states(checked)[1:3] == [
+        ("Check the files of an earlier run", "done", 20),
+        ("Write the files", "current", None),
+    ]
+
+
+def test_a_check_reads_both_and_compares_numbers_only_where_they_differ() -> None:
+    same = status(progress("verify", 1), kind="verify")
+    assert [title for title, *_ in states(same)] == ["Read the headers", "Read every byte of both"]
+    differs = status(progress("verify", TOTAL), progress("numbers", 1), kind="verify")
+    assert states(differs)[1:] == [
+        ("Read every byte of both", "done", 10),
+        ("Compare the numbers that differ", "current", None),
+    ]
+    figures = [timeline_of(one).percent for one in (same, status(progress("verify", TOTAL), kind="verify"), differs)]
+    assert figures == [0, 90, 90]
+
+
+@pytest.mark.parametrize("dtype", ["keep", "bf16"])
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_the_bar_counts_all_phases_and_never_falls_back_or_stands_full_before_the_end(dtype: str, rounds: int) -> None:
+    again = TOTAL if dtype == "keep" else 2 * TOTAL
+    events = [planned(dtype), progress("check", 1), progress("check", TOTAL), progress("transfer", 0)]
+    events += [progress("transfer", TOTAL // 2), progress("transfer", TOTAL), *map(finished, range(FILES))]
+    events += [progress("verify", 0, again), progress("verify", again, again), event_json(Verified(PROOF))]
+    events += [probed(side, number) for number in range(2) for side in ("original", "sharded")] * rounds
+    figures = [timeline_of(status(*events[:number], rounds=rounds)).percent for number in range(len(events) + 1)]
+    assert figures == sorted(figures) and figures[0] == 0 and figures[-1] == 99
+    assert len({*figures}) > 4
+    before_loads = timeline_of(status(*events[: events.index(event_json(Verified(PROOF))) + 1], rounds=rounds)).percent
+    assert (before_loads == 99) == (rounds == 0)
+
+
+def test_the_time_left_is_a_range_over_all_bytes_that_still_move_at_the_measured_rate() -> None:
+    def left(event: Event, **more: Any) -> str:
+        return timeline_of(status(planned(), event, **more)).left
+
+    # 30 MB to write and 40 MB to read again, at 1 MB/s: about 70 s.
+    assert left(progress("transfer", 10 * MB)) == "about 50 to 95 s left"
+    assert left(progress("verify", 10 * MB)) == "about 22 to 42 s left"
+    assert left(progress("transfer", 10 * MB), rounds=1) == "about 50 to 95 s left, without the loads"
+    assert left(progress("verify", TOTAL - 1)) == "a few seconds left"
+    assert left(progress("transfer", TOTAL - 1, rate=0)) == ""
+    # Two of four loads took 20 s.
+    loading = [planned(), event_json(Verified(PROOF)), probed("original", 0), probed("sharded", 0)]
+    assert timeline_of(status(progress("verify", 1), *loading, rounds=1)).left == "about 16 to 28 s left"
+    assert timeline_of(status(planned(), progress("transfer", 1), state="cancelling")).left == ""
+
+
+def test_the_files_say_what_is_finished_what_fills_and_what_was_read_again() -> None:
+    writing = [planned(), finished(0), progress("transfer", 1, f1=4 * MB, f2=10 * MB, f3=99)]
+    assert vars_of(status(*writing)) == ("0-0", "1:40,2:99", "")
+    reading = [*map(finished, range(1, FILES)), progress("verify", 1, f0=10 * MB, f1=10 * MB, f3=10 * MB - 1)]
+    assert vars_of(status(*writing, *reading)) == ("0-3", "", "0-1")
+    assert 'data-filling="1:40,2:99"' in panel(status(*writing))
+    assert "4 of 4 files finished, 2 read again" in panel(status(*writing, *reading))
+
+
+def vars_of(of: JobStatus) -> tuple[str, str, str]:
+    files = files_of(of)
+    return files.finished, files.filling, files.checked
+
+
+@pytest.mark.parametrize(
+    ("proof", "kind", "said"),
+    [
+        (PROOF, "shard", "93 of 93 tensors read again and identical, in 4 s. The whole job took 1 min 40 s."),
+        (
+            replace(PROOF, dtype="bf16"),
+            "shard",
+            "93 of 93 tensors read again and identical after the cast to bf16, in 4 s.",
+        ),
+        (replace(PROOF, unstated=True), "shard", "93 of 93 tensors read again; they match what was read, in 4 s."),
+        (PROOF, "verify", "93 of 93 tensors of both repos read and identical, in 4 s."),
+    ],
+)
+def test_a_job_that_is_done_says_what_was_proved_and_how_long_that_took(
+    proof: Verification, kind: str, said: str
+) -> None:
+    over = status(planned(), event_json(Verified(proof)), state="done", ended=200.0, kind=kind)
+    assert said in panel(over) and "Making" not in heading_of(over) + panel(over)
+    assert "progressbar" not in panel(over)
+    for state in ("running", "interrupted", "failed"):
+        assert "proved" not in panel(replace(over, state=state, ended=None))  # type: ignore[arg-type]
+
+
+def test_a_failed_job_says_its_cause_and_nothing_of_a_success() -> None:
+    failed = status(*WRITTEN, state="failed", ended=200.0, error=("It broke off.", "Start it again."))
+    shown = panel(failed)
+    assert "It broke off. Start it again." in shown and "Back to the plan" in shown
+    for what in ("timeline", "numbers", "progressbar", "private", "proved", "finished</p>", "Memory"):
+        assert what not in shown, what
+    assert 'data-finished=""' in shown and 'data-checked=""' in shown
+    wrong = Verification(93, TOTAL, 4.2, "read", (Mismatch("w", "its bytes differ"),))
+    assert "read again" not in panel(status(*WRITTEN, event_json(Verified(wrong)), state="failed", ended=200.0))
+    assert re.search("class=.timeline", panel(replace(failed, state="interrupted")))

@@ -1,0 +1,62 @@
+"""What progress counts of each file is what the file holds, whether it is written or read again."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sharding import job
+from sharding.core.events import Planned, Progress
+from tests.conftest import random_tensors, write_checkpoint
+from tests.hubs import TOKEN, push
+from tests.inhouse import InHouse, hub_in_house
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "in", {"model.safetensors": random_tensors()}, False)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[InHouse]:
+    with hub_in_house(tmp_path / "hub") as hub:
+        yield hub
+
+
+def counted(events: Iterator[job.Event]) -> tuple[dict[str, int], dict[str, Counter[str]]]:
+    """The bytes of each file by the plan, and what was counted of it in each phase."""
+    planned, phases = dict[str, int](), {"transfer": Counter[str](), "verify": Counter[str]()}
+    for event in events:
+        if isinstance(event, Planned):
+            planned = {shard.file: shard.bytes for shard in event.plan.shards}
+        elif isinstance(event, Progress):
+            phases[event.phase].update(event.files)
+    return planned, phases
+
+
+def test_of_a_folder_each_file_is_counted_once_as_it_is_written_and_once_as_it_is_read_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    planned, phases = counted(job.shard(str(folder), str(tmp_path / "out"), "60kB"))
+    assert len(planned) > 3 and phases == {"transfer": Counter(planned), "verify": Counter(planned)}
+
+
+def test_on_a_hub_the_files_of_the_copy_are_counted_although_those_of_the_source_are_put_together(
+    folder: Path, hub: InHouse
+) -> None:
+    push(hub, folder, "alice/source")
+    planned, phases = counted(job.shard("alice/source", "alice/copy", "60kB", endpoint=hub.address, token=TOKEN))
+    assert len(planned) > 3 and phases == {"transfer": Counter(planned), "verify": Counter(planned)}
+
+
+def test_a_cast_copy_and_its_source_are_read_in_one_phase_that_never_falls_back(folder: Path, hub: InHouse) -> None:
+    push(hub, folder, "alice/source")
+    options = job.Options("60kB", dtype="fp16", allow_overflow=True)
+    events = list(job.shard("alice/source", "alice/copy", options, endpoint=hub.address, token=TOKEN))
+    (planned,) = [event for event in events if isinstance(event, Planned)]
+    reading = [event for event in events if isinstance(event, Progress) and event.phase == "verify"]
+    source = sum(file.bytes for file in planned.checkpoint.weight_files)
+    assert {event.bytes_total for event in reading} == {planned.plan.total_bytes + source}
+    figures = [event.bytes_done for event in reading]
+    assert figures == sorted(figures) and figures[-1] == planned.plan.total_bytes + source
