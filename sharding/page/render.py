@@ -1,5 +1,6 @@
 """Fill the page's templates. All values are escaped."""
 
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -42,6 +43,7 @@ def _templates() -> Environment:
         "duration": words.duration,
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
+    templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"source_name": words.source_name, "time_range": words.time_range}
