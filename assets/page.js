@@ -212,7 +212,15 @@ new MutationObserver((changes) => {
   tellTrouble();
   for (const place in opened) if (opened[place]) document.querySelector(place)?.setAttribute("open", "");
   document.querySelectorAll("[data-press]").forEach(offer);
+  document.querySelectorAll(".jobs time:not([title])").forEach(localTime);
 }).observe(document, { childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: told });
+
+// The server writes times in UTC. Here they become those of the visitor, whose zone only the browser knows.
+const MOMENT = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "long", hour: "2-digit", minute: "2-digit" });
+function localTime(time) {
+  time.title = time.textContent;
+  time.textContent = MOMENT.format(new Date(time.dateTime)).replace(" at ", ", ");
+}
 
 // An error of the server that nobody foresaw. Gradio hides it together with its progress, which this page does not show.
 function tellTrouble() {

@@ -387,8 +387,10 @@ class Desk:
             )
 
     def _refuse_busy(self, owner: str) -> None:
-        if any(taken.record.owner == owner for taken in self._active()):
-            raise Refused("You have a job here already.", "Wait until it is done, or cancel it.")
+        own = next((taken.record.id for taken in self._active() if taken.record.owner == owner), None)
+        if own:
+            hint = "Wait until it is done, or cancel it."
+            raise Refused("You have a job here already.", hint, Remedy("open_job", own))
 
     def _refuse_written(self, destination: str) -> None:
         """Raise Refused if a job writes to `destination`. Jobs that only read keep nobody waiting."""

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -84,6 +84,11 @@ class JobRecord:
     unstated: bool = False
 
     @property
+    def can_resume(self) -> bool:
+        """Whether the same job can be started again: it was interrupted or failed, and has found no difference."""
+        return self.state in ("interrupted", "failed") and not self.result
+
+    @property
     def factor(self) -> float | None:
         """How many times as long as expected the job took. None unless it was done whole."""
         if self.state == "done" and self.seconds and self.expected_seconds:
@@ -142,6 +147,18 @@ class JobStatus:
     def whole_seconds(self) -> float | None:
         """The time from the start of the job to its end, with any comparison. None until it has ended."""
         return None if self.started is None or self.ended is None else self.ended - self.started
+
+
+def newest_of(records: Iterable[JobRecord]) -> list[JobRecord]:
+    """Return the newest job of each copy, and of each pair of repos that was compared. `records` are newest first.
+
+    A copy is the same whatever its source and choices: a later job continues or replaces it.
+    """
+    newest: dict[tuple[str, ...], JobRecord] = {}
+    for record in records:
+        copy, source = (name.partition("@")[0] for name in (record.request.destination, record.request.source))
+        newest.setdefault((copy, source) if record.request.kind == "verify" else (copy,), record)
+    return [*newest.values()]
 
 
 def new_job_id(destination: str) -> str:

@@ -1,18 +1,20 @@
-"""Turn the state of a job into the panel that its owner watches. Pure."""
+"""Turn the state of jobs into the panels that their owner sees. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sharding.core.errors import Remedy
 from sharding.core.text import count, duration
 from sharding.core.values import Mismatch
 from sharding.desk import JobStatus
+from sharding.desk.jobs import JobRecord, newest_of
 from sharding.page.job_timeline import Timeline, timeline_of
 from sharding.page.links import Wish, query_of
 from sharding.page.remedies import help_with, without_options
 from sharding.page.render import render
 
 _OVERFLOW = Remedy("allow_overflow")
+_MOST_JOBS = 8
 _LATER = "You can close this page and come back with the link of the job."
 
 
@@ -54,6 +56,12 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
         overflowing=_form_of(status, with_overflow=True) if status.remedy == _OVERFLOW else None,
         is_check=is_check,
     )
+
+
+def jobs_panel(jobs: Sequence[JobRecord]) -> str:
+    """Return the list of an owner's `jobs` (newest first): the newest of each copy and check, with its link."""
+    newest = newest_of(jobs)[:_MOST_JOBS]
+    return render("jobs", jobs=[(record, query_of(Wish(job=record.id))) for record in newest])
 
 
 def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:

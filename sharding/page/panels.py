@@ -15,13 +15,11 @@ from sharding.core.values import Checkpoint, Finding, Plan, Tensor
 from sharding.desk import JobStatus
 from sharding.desk.classic import ClassicForecast
 from sharding.desk.forecast import Forecast
-from sharding.desk.jobs import JobRecord
 from sharding.desk.overview import Overview
 from sharding.drawing.brackets import stretches
 from sharding.drawing.model_map import ModelMap, today_of
 from sharding.drawing.script_data import script_data
 from sharding.page.choices import size_label
-from sharding.page.links import Wish, query_of
 from sharding.page.remedies import help_with, in_page_words, without_options
 from sharding.page.render import render
 from sharding.planning.devices import DevicePlan, device_snippet
@@ -33,7 +31,6 @@ from sharding.storage.hub.lookup import SourceCard
 MOST_ROWS = 200
 """The most rows of a table. Nobody reads more, and every row costs the browser time."""
 
-_MOST_JOBS = 8
 _MOST_TENSORS = 400
 _A_MOMENT = 5.0
 _MANY = 40
@@ -183,12 +180,6 @@ def devices_panel(plan: DevicePlan, copy: str) -> str:
     """Return which part of a model goes on which device, and the code that loads `copy`, or the original, like that."""
     snippet = device_snippet(plan.class_name, plan.device_map, copy) if copy else plan.snippet
     return render("devices", plan=plan, copy=copy, snippet=snippet)
-
-
-def jobs_panel(jobs: Sequence[JobRecord]) -> str:
-    """Return the list of an owner's jobs, each with its link."""
-    shown = [(record, query_of(Wish(job=record.id))) for record in jobs[:_MOST_JOBS]]
-    return render("jobs", jobs=shown)
 
 
 def log_panel(status: JobStatus) -> str:

@@ -29,13 +29,13 @@ from sharding.page.choices import (
 from sharding.page.form import HIDDEN, PIPELINE, PLAIN, PRIVATE, Form
 from sharding.page.goals import GOALS, has_components, no_goal
 from sharding.page.hero import hero
+from sharding.page.job_panels import jobs_panel
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import (
     changes_nothing,
     devices_panel,
     facts_panel,
     findings_panel,
-    jobs_panel,
     map_panel,
     message,
     overview_panel,

@@ -51,7 +51,8 @@ class Pushing:
             with suppress(UsageError):  # the plan shows what is wrong
                 wanted = propose_name(space, source_in(form, values), options_in(form, values))
             if wanted in ("", proposed) or name not in ("", short):  # proposed already, or the visitor's own
-                return update
+                is_valid = self._is_name(f"{space}/{name.strip()}")
+                return {**update, form.start: gr.Button(interactive=can_start and is_valid)}
             free = self._desk.lookup.free_name(wanted, token)
         except ShardingError as error:
             return {form.start_message: problem(error), form.start: gr.Button(interactive=False)}
@@ -62,6 +63,12 @@ class Pushing:
             form.proposed: (wanted, short),
             form.name_message: "" if free == wanted else _taken(wanted, free),
         }
+
+    def _is_name(self, text: str) -> bool:
+        try:
+            return bool(new_repo_id(text, self._site.endpoint))
+        except ShardingError:
+            return False
 
     def tell_target(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         """Show where the copy goes, and who can see it."""

@@ -1,22 +1,25 @@
-"""Offer the remedy for an error in the page's words, with a button if the page has the control for it. Pure."""
+"""Offer the remedy for an error in the page's words, with a link, or a button if the page has the control. Pure."""
 
 import re
 from dataclasses import dataclass, replace
 
 from sharding.core.errors import Remedy, RemedyKind
 from sharding.core.values import Finding
+from sharding.page.links import Wish, query_of
 
 
 @dataclass(frozen=True, slots=True)
 class Help:
     """A remedy: a button called `label` if the `control` that it operates is on the page, else `words`.
 
-    `control` is a CSS selector. The script of the page finds out whether it is there.
+    `control` is a CSS selector. The script of the page finds out whether it is there. If there is a `link`, `label` is
+    its text instead.
     """
 
     words: str = ""
     label: str = ""
     control: str = ""
+    link: str = ""
 
 
 SIGN_IN = Remedy("sign_in")
@@ -61,6 +64,10 @@ _OF_FINDINGS = {
 
 def help_with(remedy: Remedy | None) -> Help:
     """Return the help to show beside the hint, from which `without_options` has removed sentences."""
+    if remedy and remedy.kind == "open_job":
+        return Help(label="Open it", link=query_of(Wish(job=remedy.value)))
+    if remedy and remedy.kind == "plan_repo":
+        return Help(label="Plan this model", link=query_of(Wish(remedy.value, sized=False)))
     return _HELP.get(remedy.kind, _NOTHING) if remedy else _NOTHING
 
 

@@ -1,6 +1,7 @@
 """Fill the page's templates. All values are escaped."""
 
 import re
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -45,6 +46,7 @@ def _templates() -> Environment:
         "some": lambda names: words.name_some(list(names), MOST_NAMED),
     }
     templates.filters |= {"breakable": _breakable}
+    templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"source_name": words.source_name, "time_range": words.time_range}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sharding.checkpoint.documents import read_small
-from sharding.core.errors import SourceError
+from sharding.core.errors import Remedy, SourceError
 from sharding.core.limits import MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
 from sharding.core.text import values_in
 from sharding.core.values import FileEntry
@@ -12,6 +12,7 @@ from sharding.report.schema import Report, parse_report
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.lookup import Lookup
 from sharding.storage.locate import open_source
+from sharding.storage.names import parse_repo
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ def read_result(place: str, *, endpoint: str, token: str | None = None) -> Resul
         raise SourceError(
             f"{source.ref.repo_id} has no {REPORT_NAME}, so there is no result to show.",
             "Only repos that this tool made have a result.",
+            Remedy("plan_repo", "@".join(filter(None, (source.ref.repo_id, parse_repo(place, endpoint)[1])))),
         )
     text = read_small(source, entry, MAX_SHOWN_REPORT_BYTES)
     refuse_costly(text, source.ref.repo_id)

@@ -83,7 +83,10 @@ def new_repo_id(text: str, endpoint: str) -> str:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        hint = "Use at most 96 letters, digits, '-', '_' and '.', without '--' and '..', and without '.git' at the end."
+        hint = (
+            "Use at most 96 letters, digits, '-', '_' and '.', without '--', '..', and '.git' at the end. "
+            "A name cannot start or end with '-' or '.'."
+        )
         raise DestinationError(f"The Hub does not accept the name {repo_id!r}.", hint) from error
     return repo_id
 

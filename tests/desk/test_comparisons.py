@@ -122,6 +122,7 @@ def test_stored_digests_are_a_claim_and_a_forged_one_lifts_nothing(
     likeness, trust = desk.compare(cut, forged, None)
     assert (likeness.verdict, likeness.claims, trust.level) == ("same-structure", Claims(14, ()), "fits")
     assert end(desk, desk.submit_comparison(cut, forged, "", *AS_ALICE)).state == "failed"
+    assert not desk.jobs_of("alice")[0].can_resume  # it would find the same differences again
     assert desk.compare(cut, forged, None)[1].level == "contradicted"
 
 

@@ -128,7 +128,8 @@ def test_a_check_that_came_to_no_end_says_nothing_of_a_result(desk: Desk, stage:
     job_id = desk.submit_check(copy, *AS_ALICE)
     stage(state(desk, job_id, "running").request.destination).exit(3)
     state(desk, job_id, "failed")
-    assert desk.jobs_of("alice")[0].result == ""
+    record = desk.jobs_of("alice")[0]
+    assert record.result == "" and record.can_resume
     assert desk.judge(copy, ALICE)[1].level == "fits"
 
 

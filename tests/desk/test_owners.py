@@ -9,7 +9,7 @@ from sharding.core.errors import Refused
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings, destination_of
 from sharding.desk.job_store import Shelf
-from sharding.desk.jobs import JobRecord, new_job_id
+from sharding.desk.jobs import JobRecord, new_job_id, newest_of
 from tests.desk.actors import Stage
 from tests.desk.conftest import AS_ALICE, AS_BOB, state
 
@@ -78,6 +78,24 @@ def test_the_list_of_somebodys_jobs_is_all_of_theirs_and_the_newest_comes_first(
         actor.exit()
         state(desk, running, "failed")
         assert [record.state for record in desk.jobs_of("alice")] == ["failed", "failed", "done", "done"]
+
+
+def test_a_copy_has_one_entry_and_each_original_it_was_compared_with_has_one() -> None:
+    def compared(original: str, created: float, **more: object) -> JobRecord:
+        request = JobRequest(f"{original}@{'1' * 40}", f"alice/it@{'2' * 40}", Options(), kind="verify")
+        return kept("alice", "alice/it", created, request=request, **more)
+
+    jobs = [
+        compared("a/b", 700.0, state="interrupted"),
+        compared("c/d", 600.0, state="failed", result="alice/it@2"),
+        kept("alice", "alice/it", 500.0),
+        kept("alice", "alice/it", 400.0, state="interrupted"),
+        kept("alice", "alice/other", 300.0, state="failed"),
+        compared("a/b", 200.0),
+        kept("alice", "alice/other", 100.0),
+    ]
+    assert newest_of(jobs) == jobs[:3] + [jobs[4]]
+    assert [record.can_resume for record in newest_of(jobs)] == [True, False, False, True]
 
 
 def test_only_the_whole_id_leads_to_a_job(settings: Settings, stage: Stage, small: str, name: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.core.errors import DestinationError, Refused
+from sharding.core.errors import DestinationError, Refused, Remedy
 from sharding.core.options import Options
 from sharding.desk import Desk, JobRequest, Settings
 from sharding.planning.plan import identify_plan
@@ -64,30 +64,31 @@ def test_who_has_a_job_gets_no_second_one_until_it_has_ended(
 ) -> None:
     """Whether it waits, runs or is being cancelled; a check counts as a job does."""
 
-    def are_refused(who: tuple[Person, str], destination: str) -> None:
+    def are_refused(who: tuple[Person, str], destination: str, own: str) -> None:
         for ask in (
             lambda: desk.submit(JobRequest(small, destination, SIZE), *who),
             lambda: desk.submit_check(result, *who),
         ):
-            with pytest.raises(Refused, match="a job here already"):
+            with pytest.raises(Refused, match="a job here already") as refusal:
                 ask()
+            assert refusal.value.remedy == Remedy("open_job", own)
 
     first, second = stage(name), stage("bobs-second")
     running = desk.submit(JobRequest(small, name, SIZE), *AS_ALICE)
     waiting = desk.submit(JobRequest(small, "bob/bobs-second", SIZE), *AS_BOB)
     first.do("trap '' TERM")
     state(desk, running, "running")
-    are_refused(AS_ALICE, f"{name}-2")
-    are_refused(AS_BOB, "bob/another")
+    are_refused(AS_ALICE, f"{name}-2", running)
+    are_refused(AS_BOB, "bob/another", waiting)
     desk.cancel(running, "alice")
     state(desk, running, "cancelling")
-    are_refused(AS_ALICE, f"{name}-2")
+    are_refused(AS_ALICE, f"{name}-2", running)
     first.exit()
     state(desk, running, "cancelled")
     state(desk, waiting, "running", "bob")
-    are_refused(AS_BOB, "bob/another")
+    are_refused(AS_BOB, "bob/another", waiting)
     check = desk.submit_check(result, *AS_ALICE)
-    are_refused(AS_ALICE, f"{name}-2")
+    are_refused(AS_ALICE, f"{name}-2", check)
     second.exit()
     state(desk, waiting, "failed", "bob")
     stage(desk.status(check, "alice").request.destination).exit()  # type: ignore[union-attr]
@@ -101,8 +102,9 @@ def test_a_repo_has_one_writer_until_its_job_has_ended(hub: InHouse, desk: Desk,
 
     def is_refused() -> None:
         for called in (shared, f"{hub.address}/{shared}"):
-            with pytest.raises(Refused, match=f"Another job is writing to {shared}"):
+            with pytest.raises(Refused, match=f"Another job is writing to {shared}") as refusal:
                 desk.submit(JobRequest(small, called, SIZE), *AS_BOB)
+            assert refusal.value.remedy is None and job_id not in str(refusal.value.document())
         with pytest.raises(Refused, match=f"Another job is writing to {shared}"):
             desk.discard(shared, ALICE)
 

@@ -95,6 +95,18 @@ def test_what_is_free_is_not_written_over_though_a_tick_is_left(rooms: Rooms, pu
     assert (waits.destination, waits.overwrite) == ("alice/new", False)
 
 
+@pytest.mark.parametrize(("name", "can_start"), [("mine", True), ("", False), ("a--b", False), ("x.git", False)])
+def test_a_new_plan_starts_nothing_under_a_name_that_is_none(
+    rooms: Rooms, pushing: Pushing, name: str, can_start: bool
+) -> None:
+    form = rooms.form
+    proposed = told(
+        pushing.propose({**order(rooms, MODEL, "alice/"), form.name: ""}, asks("alice"), None), form.proposed
+    )
+    given = {**order(rooms, MODEL, f"alice/{name}"), form.proposed: proposed["value"]}
+    assert told(pushing.propose(given, asks("alice"), None), form.start)["interactive"] is can_start
+
+
 # --- What nobody has ticked ---------------------------------------------------------------------------------
 
 

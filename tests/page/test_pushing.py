@@ -95,8 +95,12 @@ def test_at_home_the_saved_login_is_used_and_my_jobs_lead_back_to_what_was_made(
     expect(page).to_have_url(re.compile(f"repo={long}"))
     expect(files(page)).to_have_count(12)
     page.goto(home.address)
-    row = page.locator("#jobs li").filter(has_text=name).first
+    row = page.locator("#jobs li").filter(has_text=name)
+    expect(row).to_have_count(1)
     expect(row).to_contain_text("done")
+    written = row.locator("time").get_attribute("datetime") or ""
+    local = page.evaluate("(at) => new Date(at).toTimeString().slice(0, 5)", written)
+    expect(row.locator("time")).to_contain_text(re.compile(rf"^\d+ [A-Z][a-z]+, {local}$"))
     row.get_by_role("link").click()
     expect(page.locator("#result")).to_contain_text("bit-identical")
 

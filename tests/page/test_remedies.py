@@ -24,6 +24,7 @@ from tests.page.rooms import form
 Visit = Callable[..., Page]
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]|HF_TOKEN(?!_)")
+COMMAND = re.compile(r"[Rr]un again|hf auth|HF_ENDPOINT")
 APART = ("cli", "page", "demo", "localhub", "probe")
 """Folders whose sentences are shown in a terminal only, or are the page's own."""
 OF_WHO_STARTS_IT = ("HF_ENDPOINT", "RAY_ADDRESS")
@@ -56,6 +57,12 @@ def test_an_error_whose_hint_names_an_option_has_a_remedy_and_the_page_shows_no_
             assert not OPTION.search(problem(ShardingError("It is so.", hint, remedy)))
 
 
+def test_a_hint_for_who_starts_the_program_is_not_for_who_visits_the_page() -> None:
+    hints = [hint for each in made() for hint in each.hints if COMMAND.search(hint)]
+    assert len(hints) > 3
+    assert [hint for hint in hints if COMMAND.search(message("It is so.", hint))] == []
+
+
 def test_a_finding_whose_hint_names_an_option_has_words_of_the_page() -> None:
     of_terminal = [each for each in made() if each.of == "Finding" and any(map(OPTION.search, each.hints))]
     assert len(of_terminal) == 6
@@ -71,12 +78,20 @@ def test_each_remedy_is_worded_without_options(kind: RemedyKind) -> None:
     assert "Do this. What is finished is kept." in shown and not OPTION.search(shown)
 
 
+def test_a_job_and_a_plan_are_opened_by_a_link() -> None:
+    job = problem(ShardingError("You have a job.", "Wait.", Remedy("open_job", "k3J9/alice/it")))
+    assert re.findall('<a class="remedy" href="([^"]*)">([^<]*)</a>', job) == [("?job=k3J9/alice/it", "Open it")]
+    plan = problem(ShardingError("It has no result.", "", Remedy("plan_repo", "me/it@v2")))
+    assert re.findall('<a class="remedy" href="([^"]*)">([^<]*)</a>', plan) == [("?repo=me/it@v2", "Plan this model")]
+    assert "<button" not in job + plan
+
+
 def test_each_button_works_a_field_of_the_form() -> None:
     laid = in_a_loop(form())
     parts = [getattr(laid, name) for name in laid.__slots__ if name != "more"]
     fields = {block.elem_id: block for block in (*parts, *laid.more.values())}
     helps = [help_with(Remedy(kind)) for kind in KINDS]
-    controls = {each.control for each in helps if each.label} - {"#sign-in"}
+    controls = {each.control for each in helps if each.control} - {"#sign-in"}
     assert len(controls) == 7
     for control in controls:
         match = re.fullmatch(r"#(\w+) input(?:\[value=(\w+)\])?", control)
@@ -179,3 +194,26 @@ def test_a_plan_that_cannot_be_is_made_another_by_a_button(home: Site, visit: Vi
     press(refusal.get_by_role("button", name="Dequantize"))
     expect(page.locator("#dequantize").get_by_role("checkbox")).to_be_checked()
     expect(refusal).to_be_empty()
+
+
+def test_who_has_a_job_already_is_led_to_it(home: Site, visit: Visit, small: str, long: str) -> None:
+    name = copy_name("slow")
+    job_id = start_job(visit(home, f"?repo={long}&size=60kB"), name)
+    page = visit(home, f"?repo={small}&size=70kB")
+    page.locator("#start:not([disabled])").click()
+    refusal = page.locator("#start-message").get_by_role("alert")
+    expect(refusal).to_contain_text("You have a job here already")
+    press(refusal.get_by_role("link", name="Open it"))
+    expect(page.locator("#progress")).to_contain_text(name)
+    assert page.url.endswith(f"?job={job_id}")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#progress .cancelled")).to_be_visible()
+
+
+def test_a_repo_without_a_result_leads_to_its_plan(home: Site, visit: Visit, small: str) -> None:
+    page = visit(home, f"?result={small}")
+    refusal = page.locator("#result").get_by_role("alert")
+    expect(refusal).to_contain_text("there is no result to show")
+    press(refusal.get_by_role("link", name="Plan this model"))
+    expect(page.locator("#facts")).to_contain_text(small)
+    expect(page.locator("#summary")).to_contain_text("2 files")

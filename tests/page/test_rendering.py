@@ -84,7 +84,7 @@ def test_names_from_a_repo_are_never_markup() -> None:
         panels.shards_panel(replace(plan, shards=(replace(plan.shards[0], file=EVIL),)), FORECAST),
         panels.facts_panel(summarize_source(source), card),
         panels.message(EVIL, EVIL, "error"),
-        panels.jobs_panel([JobRecord("x", EVIL, JobRequest(EVIL, EVIL, Options()), 1, 0.0, "done")]),
+        job_panels.jobs_panel([JobRecord("x", EVIL, JobRequest(EVIL, EVIL, Options()), 1, 0.0, "done")]),
         panels.log_panel(status_of(JobRecord("x", EVIL, JobRequest(EVIL, EVIL, Options()), 1, 0.0), said(EVIL))),
     ):
         tags = Tags(html)
@@ -218,6 +218,27 @@ def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
     wish = read_wish(dict(parse_qsl(unescape(link)[1:])))
     assert wish == Wish("me/it@v1", options, to="me/copy", private=True)
     assert "variant ema" in Tags(html).text
+
+
+def test_my_jobs_say_of_each_copy_how_its_newest_job_stands_and_since_when() -> None:
+    request, others = JobRequest("me/it@v1", "me/copy", Options()), JobRequest("me/it@v1", "me/other", Options())
+    check = JobRequest("me/it@v1", "me/copy@v2", Options(), kind="verify")
+    html = job_panels.jobs_panel(
+        [
+            JobRecord("d/me/copy", "me", check, 1, 0.0, "failed", 1e9, 1e9, result="me/copy@v2"),
+            JobRecord("c/me/other", "me", others, 1, 0.0, "running", 1_795_687_200.0),
+            JobRecord("b/me/copy", "me", request, 1, 0.0, "interrupted", 1.0, 1_795_687_200.0),
+            JobRecord("a/me/copy", "me", request, 1, 0.0, "done", 1.0, 1_795_687_000.0),
+        ]
+    )
+    assert re.findall('href="([?][^"]*)"', html) == ["?job=d/me/copy", "?job=c/me/other", "?job=b/me/copy"]
+    assert html.count('<time datetime="2026-11-26T10:00:00Z">26 November, 10:00 UTC</time>') == 2
+    rows = [" ".join(row.split()) for row in Tags(html.replace("<li>", "\v")).text.split("\v")[1:]]
+    assert rows == [
+        "me/copy compared with me/it, 1 B differs 9 September, 01:46 UTC",
+        "me/other from me/it, 1 B running since 26 November, 10:00 UTC",
+        "me/copy from me/it, 1 B interrupted 26 November, 10:00 UTC · can be resumed",
+    ]
 
 
 def test_the_devices_of_a_machine_are_listed_with_the_code_that_uses_them() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharding import job
-from sharding.core.errors import SourceError
+from sharding.core.errors import Remedy, SourceError
 from sharding.core.limits import MAX_SHOWN_REPORT_BYTES, MAX_SHOWN_REPORT_VALUES
 from sharding.report.fetch import Result, read_result
 from sharding.report.schema import parse_report
@@ -56,7 +56,16 @@ def test_a_repo_without_a_report_has_no_result_to_show(hub: InHouse) -> None:
     hub.api().create_repo("alice/empty", exist_ok=True)
     with pytest.raises(SourceError, match=f"alice/empty has no {REPORT}") as refusal:
         fetched(hub, place="alice/empty")
-    assert refusal.value.hint
+    assert refusal.value.hint and refusal.value.remedy == Remedy("plan_repo", "alice/empty")
+    with pytest.raises(SourceError) as refusal:
+        fetched(hub, place=f"{hub.address}/alice/empty/tree/main")
+    assert refusal.value.remedy == Remedy("plan_repo", "alice/empty@main")
+
+
+def test_a_repo_that_nobody_can_read_is_not_offered_for_a_plan(hub: InHouse) -> None:
+    with pytest.raises(SourceError, match="does not exist") as refusal:
+        fetched(hub, place="alice/absent")
+    assert refusal.value.remedy is None
 
 
 def test_a_report_that_would_cost_too_much_is_refused_before_it_is_parsed(hub: InHouse, result: Path) -> None:

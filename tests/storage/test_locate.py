@@ -147,6 +147,13 @@ def test_a_new_repo_has_no_revision(text: str) -> None:
     assert parse_repo(text, HUB)[1]
 
 
+@pytest.mark.parametrize("name", ["x.git", "a--b", "a..b", "-x", "x-", ".x", "x.", "x" * 97])
+def test_a_name_that_the_hub_does_not_accept_is_refused_with_the_rule(name: str) -> None:
+    with pytest.raises(DestinationError, match="does not accept the name") as refusal:
+        new_repo_id(f"owner/{name}", HUB)
+    assert "start or end with '-' or '.'" in refusal.value.hint and "96" in refusal.value.hint
+
+
 # --- The source is no destination ---------------------------------------------------------------------
 
 
