@@ -97,7 +97,7 @@ class Showing:
             source = f"{endpoint}/{report.source.repo_id}/tree/{report.source.revision}"
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
-        places = Places(result.repo_id, f"{endpoint}/{result.repo_id}", link, source)
+        places = Places(result.repo_id, f"{endpoint}/{result.repo_id}", link, source, self._site.badge(place))
         return {
             self._form.result: result_panel(report, trust),
             self._form.result_details: details_panel(report, places, trust, self._desk.seconds_of(result)),

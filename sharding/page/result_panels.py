@@ -57,12 +57,16 @@ def can_check(report: Report, trust: Trust) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a result is: its `repo_id` and `page` on the Hub, its `link` to this page, and the page of its `source`."""
+    """Where a result is: its `repo_id` and `page` on the Hub, its `link` to this page, and the page of its `source`.
+
+    `badge` is the address of its badge, "" if other sites cannot reach this page.
+    """
 
     repo_id: str
     page: str
     link: str
     source: str | None
+    badge: str = ""
 
 
 def details_panel(report: Report, places: Places, trust: Trust, seconds: float | None = None) -> str:

@@ -171,7 +171,8 @@ class Running:
             return update  # neither words nor links of a success
         report, repo_id = status.report, status.request.destination
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
-        places = Places(repo_id, self._repo_page(repo_id), address + query_of(Wish(result=repo_id)), source)
+        link, badge = address + query_of(Wish(result=repo_id)), self._site.badge(repo_id)
+        places = Places(repo_id, self._repo_page(repo_id), link, source, badge)
         trust = lowered(_OWN, report.verification.unreached)
         return {
             **update,

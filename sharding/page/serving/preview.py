@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sharding.core.errors import ShardingError
 from sharding.page.goals import GOALS
 from sharding.page.links import Wish, read_wish
+from sharding.page.site import Site
 from sharding.storage.names import parse_repo
 
 NAME = "Shard My Repo"
@@ -26,10 +27,10 @@ class Preview:
     A preview holds only what its link says. It asks no Hub, so it reveals nothing of a private repo.
     """
 
-    def __init__(self, app: ASGIApp, image: str = "") -> None:
-        """Pass requests on to `app`. `image` is the address of the picture in previews."""
+    def __init__(self, app: ASGIApp, site: Site) -> None:
+        """Pass requests on to `app`, the page at `site`."""
         self._app = app
-        self._image = image
+        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and write the preview into the answer if that is the page."""
@@ -37,7 +38,13 @@ class Preview:
             await self._app(scope, receive, send)
             return
         wish = read_wish(dict(QueryParams(scope["query_string"])))
-        await self._app(scope, receive, _rewriting(send, lambda page: opening(page, wish, self._image)))
+        image = self._image_of(wish)
+        await self._app(scope, receive, _rewriting(send, lambda page: opening(page, wish, image)))
+
+    def _image_of(self, wish: Wish) -> str:
+        """Return the address of the picture for `wish`, "" if the page has no address that other sites can open."""
+        result = _name_in(wish.result)
+        return (result and self._site.certificate(result)) or self._site.picture
 
 
 def preview_of(wish: Wish) -> tuple[str, str]:
