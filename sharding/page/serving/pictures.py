@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.limits import CACHED_SECONDS, PICTURE_SECONDS
-from sharding.core.text import count, format_bytes, source_name, unchecked_sentence
-from sharding.core.values import UNCHECKED
+from sharding.core.text import count, format_bytes, source_name
 from sharding.desk.patience import patient
 from sharding.desk.questions import Questions
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
@@ -32,6 +31,7 @@ Judge = Callable[[str, str | None], tuple[Result, Trust]]
 _TITLES = ("Claimed", "Structure matches", "Every byte read")
 _VERDICTS = {CLAIMED: "only claimed", FITS: "structure matches", READ: "every byte read"}
 _SENTENCES = {CLAIMED: "Claims to be a copy of", FITS: "Matches the structure of", READ: "A copy of"}
+_NOTE = "Code, configuration and tokenizer are not checked."
 _ALWAYS = {"X-Content-Type-Options": "nosniff"}
 _KEPT = {**_ALWAYS, "Cache-Control": f"public, max-age={CACHED_SECONDS}"}
 _NOT_KEPT = {**_ALWAYS, "Cache-Control": "no-store"}
@@ -125,5 +125,5 @@ def certificate_of(result: Result, trust: Trust) -> Certificate:
         f"{_SENTENCES[rung.reached]} {name}.",
         (files, tensors, format_bytes(report.plan.total_bytes)),
         tuple(Step(title, words if is_there else "not yet", is_there) for title, words, is_there in steps),
-        unchecked_sentence(UNCHECKED),
+        _NOTE,
     )
