@@ -293,7 +293,7 @@ class Slow:
 
     def __call__(self, place: str, token: str | None) -> tuple[Result, Trust]:
         self.judged.append(place)
-        self.go.wait(60)
+        self.go.wait(30)
         if place.startswith("no/"):
             raise SourceError("There is no such repo.", "")
         return self.result, Trust("fits", ())
