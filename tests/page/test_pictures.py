@@ -72,13 +72,11 @@ async def page(scope: Any, receive: Any, send: Any) -> None:
     await PlainTextResponse("the page")(scope, receive, send)
 
 
-def asking(
-    judge: Judge, work: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]], endpoint: str = "http://hub"
-) -> Any:
+def asking(judge: Judge, work: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
     """Return what `work` returns of the pictures of what `judge` says."""
 
     async def asked() -> Any:
-        with closing(Pictures(page, judge, endpoint)) as app:
+        with closing(Pictures(page, judge)) as app:
             async with client_of(app) as client:
                 return await work(client)
 

@@ -131,7 +131,7 @@ def guarded(site: Site, judge: Judge) -> Callable[[Starlette], AbstractAsyncCont
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         assert app.middleware_stack, "a lifespan starts once the application is complete"
-        with closing(Pictures(Preview(app.middleware_stack, site), judge, site.endpoint)) as pictures:
+        with closing(Pictures(Preview(app.middleware_stack, site), judge)) as pictures:
             app.middleware_stack = Guard(Door(pictures), on_space=site.space is not None, hosts=hosts)
             yield
 

@@ -20,9 +20,9 @@ from sharding.desk.questions import Questions
 from sharding.drawing.certificate import Certificate, Step, draw_badge, paint_certificate
 from sharding.page.links import read_wish
 from sharding.page.result_panels import CLAIMED, FITS, READ, rung_of
+from sharding.page.serving.preview import name_in
 from sharding.page.site import BADGE, CERTIFICATE
 from sharding.report.fetch import Result
-from sharding.storage.names import parse_repo
 from sharding.verify.trust import Trust
 
 Judge = Callable[[str, str | None], tuple[Result, Trust]]
@@ -51,9 +51,9 @@ class Pictures:
     without a login cannot see, and 503 if too many results wait.
     """
 
-    def __init__(self, app: ASGIApp, judge: Judge, endpoint: str) -> None:
-        """Pass other requests on to `app`. `endpoint` is the Hub, whose links may name a result."""
-        self._app, self._judge, self._endpoint = app, judge, endpoint
+    def __init__(self, app: ASGIApp, judge: Judge) -> None:
+        """Pass other requests on to `app`."""
+        self._app, self._judge = app, judge
         self._questions = Questions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,8 @@ class Pictures:
         if not wanted or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        response = await self._answer(scope["path"], read_wish(dict(QueryParams(scope["query_string"]))).result)
+        wish = read_wish(dict(QueryParams(scope["query_string"])))
+        response = await self._answer(scope["path"], name_in(wish.result))
         if scope["method"] == "HEAD":
             response.body = b""
         await response(scope, receive, send)
@@ -73,14 +74,11 @@ class Pictures:
 
     async def _answer(self, path: str, place: str) -> Response:
         try:
-            repo_id, revision = parse_repo(place, self._endpoint)
             with anyio.fail_after(PICTURE_SECONDS):
-                drawn = await patient(self._ask)(f"{repo_id}@{revision}" if revision else repo_id)
+                drawn = await patient(self._ask)(place) if place else None
         except (Refused, TimeoutError):
             again = {"Retry-After": f"{PICTURE_SECONDS:.0f}"}
             return PlainTextResponse("This page is busy. Try again later.\n", 503, _NOT_KEPT | again)
-        except ShardingError:
-            drawn = None
         if drawn is None:
             return PlainTextResponse("No result can be seen here without a login.\n", 404, _NOT_KEPT)
         if path == BADGE:

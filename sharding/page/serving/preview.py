@@ -43,7 +43,7 @@ class Preview:
 
     def _image_of(self, wish: Wish) -> str:
         """Return the address of the picture for `wish`, "" if the page has no address that other sites can open."""
-        result = _name_in(wish.result)
+        result = name_in(wish.result)
         return (result and self._site.certificate(result)) or self._site.picture
 
 
@@ -53,19 +53,19 @@ def preview_of(wish: Wish) -> tuple[str, str]:
     >>> preview_of(Wish(result="me/model"))[0]
     'me/model · Shard My Repo'
     """
-    if result := _name_in(wish.result):
+    if result := name_in(wish.result):
         return f"{result} · {NAME}", "A copy of a model. See what is proved of it, and have every byte checked."
-    if (original := _name_in(wish.compare)) and (copy := _name_in(wish.against)):
+    if (original := name_in(wish.compare)) and (copy := name_in(wish.against)):
         text = "Two models compared: names, shapes and dtypes of their tensors, and the hashes of their files."
         return f"{copy} and {original} · {NAME}", text
-    if repo := _name_in(wish.repo):
+    if repo := name_in(wish.repo):
         return f"{repo} · {NAME}", "The plan for a copy: its files, what the job takes, and where the model fits."
     if wish.goal in GOALS:
         return f"{GOALS[wish.goal].title} · {NAME}", GOALS[wish.goal].words
     return NAME, _HOME
 
 
-def _name_in(place: str) -> str:
+def name_in(place: str) -> str:
     """Return the repo that `place` names, with its revision if it names one, or "" for any other text.
 
     Only plain letters count. Whoever writes a link would otherwise write the title too.
