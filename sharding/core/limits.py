@@ -431,6 +431,9 @@ MAX_TOOL_BYTES = 16_000
 MAX_TOOL_CALLS = 16
 """Most calls of tools at once. Gradio 6.31 keeps one of the page's forty threads waiting for each."""
 
+PICTURE_SECONDS = 20.0
+"""Longest time that a request waits for the badge or the picture of a result. What is drawn later is for the next."""
+
 PATIENT_THREADS = 24
 """Threads for requests to a Hub. They are separate, so that a slow Hub leaves the page the threads it needs."""
 

@@ -118,7 +118,8 @@ class Showing:
             source = f"{endpoint}/{report.source.repo_id}/tree/{report.source.revision}"
         place = f"{result.repo_id}@{result.revision}" if "@" in wanted else result.repo_id
         link = self._site.address(request) + query_of(Wish(result=place))
-        return Places(result.repo_id, f"{endpoint}/{result.repo_id}", link, source, result.revision)
+        page, badge = f"{endpoint}/{result.repo_id}", self._site.badge(place)
+        return Places(result.repo_id, page, link, source, result.revision, badge)
 
 
 def _certificate(result: Result, trust: Trust, places: Places, reading: Forecast | None = None) -> str:

@@ -47,7 +47,8 @@ def rung_of(trust: Trust) -> Rung:
 class Places:
     """Where a result is: its `repo_id` and `page` on the Hub, its `link` to this page, and the page of its `source`.
 
-    `revision` is the commit that is shown, "" if the page does not name it.
+    `revision` is the commit that is shown, "" if the page does not name it. `badge` is the address of its badge, "" if
+    other sites cannot reach this page.
     """
 
     repo_id: str
@@ -55,6 +56,7 @@ class Places:
     link: str
     source: str | None
     revision: str = ""
+    badge: str = ""
 
     def file(self, name: str) -> str:
         """Return the address of the page of a file in the result."""

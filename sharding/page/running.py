@@ -174,7 +174,8 @@ class Running:
         report, repo_id = status.report, status.request.destination
         source = self._repo_page(f"{report.source.repo_id}@{report.source.revision}")
         revision = status.published.ref.revision if status.published else ""
-        places = Places(repo_id, self._repo_page(repo_id), address + query_of(Wish(result=repo_id)), source, revision)
+        link, badge = address + query_of(Wish(result=repo_id)), self._site.badge(repo_id)
+        places = Places(repo_id, self._repo_page(repo_id), link, source, revision, badge)
         trust = lowered(_OWN, report.verification.unreached)
         return {
             **update,

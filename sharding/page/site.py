@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from sharding.core.environment import hub_endpoint, hub_token, space_id
+from sharding.core.environment import hub_endpoint, hub_token, space_hosts, space_id
 from sharding.core.errors import Refused
 from sharding.desk import Desk
+from sharding.page.links import Wish, query_of
 from sharding.storage.hub.answers import Person
 
 EXAMPLES = (
@@ -17,18 +18,26 @@ EXAMPLES = (
 )
 _PUBLIC_HUB = "https://huggingface.co"
 
+BADGE, CERTIFICATE = "/badge.svg", "/certificate.png"
+"""The paths of the badge and of the picture of a result. `serving.pictures` answers them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The Hub of the page, and the id of its Space. Off a Space the page belongs to the person who started it."""
+    """The Hub of the page, the id of its Space, and the `origin` at which anybody reaches that Space.
+
+    Off a Space the page belongs to the person who started it.
+    """
 
     endpoint: str
     space: str | None = None
+    origin: str = ""
 
     @classmethod
     def from_environment(cls) -> "Site":
         """Return the site that the environment describes."""
-        return cls(hub_endpoint(), space_id())
+        space, hosts = space_id(), space_hosts()
+        return cls(hub_endpoint(), space, f"https://{hosts[0]}" if space and hosts else "")
 
     def token(self, request: gr.Request, login: gr.OAuthToken | None = None) -> str | None:
         """Return the token of the caller: from the header `Authorization`, else from the visitor's login.
@@ -58,6 +67,14 @@ class Site:
     def picture(self) -> str:
         """The address of the picture in previews of links, "" off a Space."""
         return f"{_PUBLIC_HUB}/spaces/{self.space}/resolve/main/assets/result.png" if self.space else ""
+
+    def badge(self, place: str) -> str:
+        """Return the address of the badge of the result in `place`, "" if other sites cannot reach this page."""
+        return f"{self.origin}{BADGE}{query_of(Wish(result=place))}" if self.origin else ""
+
+    def certificate(self, place: str) -> str:
+        """Return the address of the picture of the result in `place`, "" if other sites cannot reach this page."""
+        return f"{self.origin}{CERTIFICATE}{query_of(Wish(result=place))}" if self.origin else ""
 
     def examples(self, desk: Desk) -> tuple[str, ...]:
         """Return a few models to try: well-known ones, or samples on a Hub that is not huggingface.co."""

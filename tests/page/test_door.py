@@ -52,6 +52,15 @@ def test_what_is_read_takes_no_other_method(space: Site, path: str) -> None:
     assert ask(space, "POST", path, {}).status_code == 405
 
 
+@pytest.mark.parametrize("path", ["/badge.svg", "/certificate.png"])
+def test_badge_and_picture_of_a_result_are_there_to_be_read(space: Site, genuine: str, path: str) -> None:
+    address = f"{path}?result={genuine}"
+    read = ask(space, "GET", address, {})
+    assert (read.status_code, read.headers["Content-Type"].partition("/")[0]) == (200, "image")
+    assert ask(space, "GET", f"{path}?result=nobody/nothing", {}).status_code == 404
+    assert ask(space, "POST", address, {}).status_code == 405
+
+
 def test_the_page_listens_at_its_own_address_and_at_no_other(space: Site) -> None:
     assert space.process
     process = psutil.Process(space.process.pid)

@@ -71,7 +71,7 @@ def test_names_that_the_environment_gives_are_answered(monkeypatch: pytest.Monke
         app.middleware_stack = app.build_middleware_stack()
         # Guarded as the page is when it starts.
         async with (
-            guarded(Place("http://127.0.0.1:9"))(app),
+            guarded(Place("http://127.0.0.1:9"), judge=lambda *_: pytest.fail("Nothing is judged."))(app),
             httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client,
         ):
             return [(await client.post(path, headers=headers, json={})).status_code for headers in asked]

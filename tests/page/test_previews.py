@@ -3,12 +3,18 @@
 import re
 from html.parser import HTMLParser
 
+import httpx
 import pytest
+from starlette.responses import HTMLResponse
+from starlette.types import Receive, Scope, Send
 
 from sharding.page.links import Wish
-from sharding.page.serving.preview import opening
+from sharding.page.serving.preview import Preview, opening
+from sharding.page.site import Site as Place
+from tests.conftest import in_a_loop
 from tests.page.conftest import Site, ask
 
+SHARED = "https://huggingface.co/spaces/carol/shard-my-repo/resolve/main/assets/result.png"
 PAGE = b'<html><head><meta\n property="og:title" content="Gradio" /><meta name="twitter:card" content="x"/></head><body\nstyle="a">'
 
 
@@ -63,6 +69,36 @@ def test_no_text_that_is_no_repo_becomes_a_title_or_markup(evil: str, kind: str)
     (title,) = Head(page).metas["og:title"]
     assert title in ("Shard My Repo", f"{evil} · Shard My Repo")
     assert title == "Shard My Repo" or evil.startswith("a/b@")
+
+
+@pytest.mark.parametrize(
+    ("query", "on_space", "image"),
+    [
+        ("result=me/copy", True, "https://x.hf.space/certificate.png?result=me/copy"),
+        ("result=me/copy@v2", True, "https://x.hf.space/certificate.png?result=me/copy@v2"),
+        ("result=You+won!", True, SHARED),
+        ("repo=me/model", True, SHARED),
+        ("", True, SHARED),
+        ("result=me/copy", False, None),
+        ("repo=me/model", False, None),
+    ],
+)
+def test_the_link_of_a_result_shows_its_certificate_where_other_sites_can_open_it(
+    query: str, on_space: bool, image: str | None
+) -> None:
+    site = Place("https://hub", "carol/shard-my-repo", "https://x.hf.space") if on_space else Place("https://hub")
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        await HTMLResponse(PAGE)(scope, receive, send)
+
+    async def asked() -> str:
+        transport = httpx.ASGITransport(Preview(page, site))
+        async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+            return (await client.get(f"/?{query}")).text
+
+    metas = Head(in_a_loop(asked())).metas
+    assert metas.get("og:image") == ([image] if image else None)
+    assert metas["twitter:card"] == ["summary_large_image" if image else "summary"]
 
 
 def test_the_served_page_has_the_preview_of_its_link_and_asks_no_hub(space: Site) -> None:

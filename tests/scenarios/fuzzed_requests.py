@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from tests.scenarios.served import RESULT, SMALL
 
 _ROUTE = re.compile(r"@(app|router)\.(\w+)\(\s*\"(/[^\"]*)\"")
-_GET = ("/", "/login/huggingface", "/login/callback", "/logout", "/nothing", "/openapi.json")
+_GET = (
+    "/",
+    "/login/huggingface",
+    "/login/callback",
+    "/logout",
+    "/nothing",
+    "/openapi.json",
+    "/badge.svg",
+    "/certificate.png",
+)
 _POST = ("/gradio_api/mcp", "/gradio_api/mcp/")
 
 

@@ -35,6 +35,7 @@ _NAME = r"[\w.-]{1,100}"
 
 _READ = (
     *("/", "/config/?", "/theme.css", r"/favicon\.ico", r"/robots\.txt", r"/manifest\.json", "/pwa_icon"),
+    *(r"/badge\.svg", r"/certificate\.png"),
     *("/(static|assets|svelte)/.+", "/login/(huggingface|callback)", "/logout"),
     *(f"{_API}/info/?", rf"{_API}/openapi\.json", f"{_API}/app_id/?", f"{_API}/startup-events", f"{_API}/theme.css"),
     *(f"{_API}/heartbeat/{_NAME}", f"{_API}/queue/data", f"{_API}/call/(v2/)?{_NAME}/{_NAME}"),

@@ -7,7 +7,7 @@ sends none.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.environment import page_hosts, space_hosts
 from sharding.page.serving.door import Door
+from sharding.page.serving.pictures import Judge, Pictures
 from sharding.page.serving.preview import Preview
 from sharding.page.site import Site
 
@@ -119,19 +120,20 @@ class Guard:
         await response(scope, receive, send)
 
 
-def guarded(site: Site) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Return a lifespan that puts a `Guard`, a `Door` and a `Preview` around the whole application when it starts.
+def guarded(site: Site, judge: Judge) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    """Return a lifespan that puts a `Guard` around the whole application when it starts, and in it a `Door`.
 
-    Middleware passed to Gradio's `launch` would run inside of its sessions and its CORS.
+    Inside are the `Pictures` of what `judge` returns, and a `Preview`. Middleware passed to Gradio's `launch` would run
+    inside of its sessions and its CORS.
     """
     hosts = space_hosts() if site.space else page_hosts()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         assert app.middleware_stack, "a lifespan starts once the application is complete"
-        page = Preview(app.middleware_stack, site.picture)
-        app.middleware_stack = Guard(Door(page), on_space=site.space is not None, hosts=hosts)
-        yield
+        with closing(Pictures(Preview(app.middleware_stack, site), judge)) as pictures:
+            app.middleware_stack = Guard(Door(pictures), on_space=site.space is not None, hosts=hosts)
+            yield
 
     return lifespan
 

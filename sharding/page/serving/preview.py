@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sharding.core.errors import ShardingError
 from sharding.page.goals import GOALS
 from sharding.page.links import Wish, read_wish
+from sharding.page.site import Site
 from sharding.storage.names import parse_repo
 
 NAME = "Shard My Repo"
@@ -26,10 +27,10 @@ class Preview:
     A preview holds only what its link says. It asks no Hub, so it reveals nothing of a private repo.
     """
 
-    def __init__(self, app: ASGIApp, image: str = "") -> None:
-        """Pass requests on to `app`. `image` is the address of the picture in previews."""
+    def __init__(self, app: ASGIApp, site: Site) -> None:
+        """Pass requests on to `app`, the page at `site`."""
         self._app = app
-        self._image = image
+        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and write the preview into the answer if that is the page."""
@@ -37,7 +38,13 @@ class Preview:
             await self._app(scope, receive, send)
             return
         wish = read_wish(dict(QueryParams(scope["query_string"])))
-        await self._app(scope, receive, _rewriting(send, lambda page: opening(page, wish, self._image)))
+        image = self._image_of(wish)
+        await self._app(scope, receive, _rewriting(send, lambda page: opening(page, wish, image)))
+
+    def _image_of(self, wish: Wish) -> str:
+        """Return the address of the picture for `wish`, "" if the page has no address that other sites can open."""
+        result = name_in(wish.result)
+        return (result and self._site.certificate(result)) or self._site.picture
 
 
 def preview_of(wish: Wish) -> tuple[str, str]:
@@ -46,19 +53,19 @@ def preview_of(wish: Wish) -> tuple[str, str]:
     >>> preview_of(Wish(result="me/model"))[0]
     'me/model · Shard My Repo'
     """
-    if result := _name_in(wish.result):
+    if result := name_in(wish.result):
         return f"{result} · {NAME}", "A copy of a model. See what is proved of it, and have every byte checked."
-    if (original := _name_in(wish.compare)) and (copy := _name_in(wish.against)):
+    if (original := name_in(wish.compare)) and (copy := name_in(wish.against)):
         text = "Two models compared: names, shapes and dtypes of their tensors, and the hashes of their files."
         return f"{copy} and {original} · {NAME}", text
-    if repo := _name_in(wish.repo):
+    if repo := name_in(wish.repo):
         return f"{repo} · {NAME}", "The plan for a copy: its files, what the job takes, and where the model fits."
     if wish.goal in GOALS:
         return f"{GOALS[wish.goal].title} · {NAME}", GOALS[wish.goal].words
     return NAME, _HOME
 
 
-def _name_in(place: str) -> str:
+def name_in(place: str) -> str:
     """Return the repo that `place` names, with its revision if it names one, or "" for any other text.
 
     Only plain letters count. Whoever writes a link would otherwise write the title too.

@@ -1,0 +1,368 @@
+"""The badge and the picture of a result: what they say, to whom, and how much work they may cause."""
+
+import asyncio
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from sharding.core.errors import SourceError
+from sharding.core.limits import CACHED_SECONDS, QUESTIONS_WAITING
+from sharding.core.text import format_bytes
+from sharding.core.values import Mismatch
+from sharding.page.result_link import Showing
+from sharding.page.serving.guard import guarded
+from sharding.page.serving.pictures import Judge, Pictures, certificate_of
+from sharding.page.site import Site
+from sharding.report.fetch import Result
+from sharding.verify.trust import Level, Trust
+from tests.conftest import in_a_loop, random_tensors, write_checkpoint
+from tests.hubs import download, push, shard
+from tests.page.rooms import Rooms, asks, login, rooms_over, told
+
+MODEL, COPY, HIDDEN, FORGED = "bob/model", "alice/copy", "alice/hidden-copy", "bob/forged"
+MISSING, UNREPORTED = "alice/nothing-here", MODEL
+PATHS = ("/badge.svg", "/certificate.png")
+ORIGIN = "https://carol-shard-my-repo.hf.space"
+FOREIGN = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+"""What a browser sends that shows a picture on another site."""
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
+    with rooms_over(tmp_path_factory.mktemp("rooms")) as rooms:
+        folder = write_checkpoint(tmp_path_factory.mktemp("in") / "in", {"model.safetensors": random_tensors(3)}, False)
+        push(rooms.hub, folder, MODEL, "hf_bob")
+        shard(rooms.hub, MODEL, COPY)
+        shard(rooms.hub, MODEL, HIDDEN, private=True)
+        forged = download(rooms.hub, COPY, tmp_path_factory.mktemp("out") / "forged")
+        forge(forged)
+        push(rooms.hub, forged, FORGED, "hf_bob")
+        yield rooms
+
+
+def forge(folder: Path) -> None:
+    """Have a report name another model as its source, and a shard with another hash."""
+    path = folder / "sharding_report.json"
+    report = json.loads(path.read_text())
+    report["source"]["repo_id"] = "famous/model"
+    report["shards"][0]["sha256"] = "0" * 64
+    path.write_text(json.dumps(report))
+
+
+@pytest.fixture(scope="module")
+def result(rooms: Rooms) -> Result:
+    return rooms.desk.judge(COPY, None)[0]
+
+
+async def page(scope: Any, receive: Any, send: Any) -> None:
+    await PlainTextResponse("the page")(scope, receive, send)
+
+
+def asking(judge: Judge, work: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+    """Return what `work` returns of the pictures of what `judge` says."""
+
+    async def asked() -> Any:
+        with closing(Pictures(page, judge)) as app:
+            async with client_of(app) as client:
+                return await work(client)
+
+    return in_a_loop(asked())
+
+
+def client_of(app: ASGIApp) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://page")
+
+
+def ask(judge: Judge, path: str, place: str, method: str = "GET", **headers: str) -> httpx.Response:
+    async def work(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.request(method, path, params={"result": place}, headers=headers)
+
+    answer: httpx.Response = asking(judge, work)
+    return answer
+
+
+def verdict(badge: httpx.Response) -> str:
+    """Return the right half of a badge."""
+    assert badge.headers["Content-Type"] == "image/svg+xml"
+    return [text.text or "" for text in ET.fromstring(badge.text).iter("{http://www.w3.org/2000/svg}text")][1]
+
+
+# --- What they say ------------------------------------------------------------------------------------------
+
+
+def test_a_result_has_a_badge_and_a_picture(rooms: Rooms) -> None:
+    badge, picture = (ask(rooms.desk.judge, path, COPY) for path in PATHS)
+    assert (badge.status_code, verdict(badge)) == (200, "structure matches")
+    assert (picture.status_code, picture.headers["Content-Type"]) == (200, "image/png")
+    assert Image.open(BytesIO(picture.content)).size == (1200, 630)
+    commit = rooms.hub.api().model_info(COPY).sha
+    for place in (f"{COPY}@main", f"{COPY}@{commit}", f"https://huggingface.co/{COPY}"):
+        assert ask(rooms.desk.judge, "/badge.svg", place).text == badge.text
+
+
+def test_both_may_be_kept_for_as_long_as_headers_and_run_no_script(rooms: Rooms) -> None:
+    badge, picture = (ask(rooms.desk.judge, path, COPY) for path in PATHS)
+    for answer in (badge, picture):
+        assert answer.headers["Cache-Control"] == f"public, max-age={CACHED_SECONDS}"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert int(answer.headers["Content-Length"]) == len(answer.content)
+    assert "default-src 'none'" in badge.headers["Content-Security-Policy"]
+    assert "sandbox" in badge.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("place", [COPY, MISSING])
+def test_head_is_answered_as_get_but_without_a_body(rooms: Rooms, path: str, place: str) -> None:
+    whole, head = (ask(rooms.desk.judge, path, place, method) for method in ("GET", "HEAD"))
+    assert (head.status_code, head.headers, head.content) == (whole.status_code, whole.headers, b"")
+    assert whole.content
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_result_that_contradicts_the_repos_is_red_and_nothing_of_its_report_is_repeated(
+    rooms: Rooms, path: str
+) -> None:
+    assert verdict(ask(rooms.desk.judge, "/badge.svg", FORGED)) == "does not match"
+    certificate = certificate_of(*rooms.desk.judge(FORGED, None))
+    assert (certificate.tone, certificate.steps, certificate.facts) == ("bad", (), ())
+    assert "famous" not in repr(certificate)
+
+
+@pytest.mark.parametrize(
+    ("level", "verdict", "tone", "sentence", "reached"),
+    [
+        ("made-here", "every byte read", "good", "A copy of bob/model at ", 3),
+        ("read-now", "every byte read", "good", "A copy of bob/model at ", 3),
+        ("fits", "structure matches", "plain", "Matches the structure of bob/model at ", 2),
+        ("unreached", "only claimed", "plain", "Claims to be a copy of bob/model at ", 1),
+        ("claims", "only claimed", "plain", "Claims to be a copy of bob/model at ", 1),
+    ],
+)
+def test_each_level_of_trust_is_said_and_only_what_was_read_here_is_green(
+    result: Result, level: Level, verdict: str, tone: str, sentence: str, reached: int
+) -> None:
+    certificate = certificate_of(result, Trust(level, ()))
+    assert (certificate.copy, certificate.verdict, certificate.tone) == (COPY, verdict, tone)
+    assert certificate.sentence.startswith(sentence)
+    assert [step.is_reached for step in certificate.steps] == [number < reached for number in range(3)]
+    assert [step.words == "not yet" for step in certificate.steps] == [number >= reached for number in range(3)]
+    assert certificate.note == "Code, configuration and tokenizer are not checked."
+
+
+def test_what_was_read_here_is_not_green_if_something_else_was_not(result: Result) -> None:
+    caveat = certificate_of(result, Trust("read-now", (), ("The copy holds 1 more weight file.",)))
+    unstated = replace(result.report.verification, unstated=True)
+    unsure = certificate_of(
+        replace(result, report=replace(result.report, verification=unstated)), Trust("made-here", ())
+    )
+    assert caveat.tone == unsure.tone == "plain"
+
+
+def test_a_picture_counts_the_files_and_tensors_that_the_page_has_compared(result: Result) -> None:
+    largest = max(file.bytes for file in result.files if file.path.endswith(".safetensors"))
+    size = f"2 files of at most {format_bytes(largest)}"
+    assert certificate_of(result, Trust("fits", ())).facts == (size, "5 tensors", "60.1 kB")
+
+
+def test_a_report_that_names_differences_is_red_even_if_it_fits(result: Result) -> None:
+    proof = replace(result.report.verification, mismatches=(Mismatch("a", "its bytes differ"),))
+    certificate = certificate_of(replace(result, report=replace(result.report, verification=proof)), Trust("fits", ()))
+    assert (certificate.verdict, certificate.tone) == ("does not match", "bad")
+
+
+# --- To whom ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_private_result_a_missing_one_and_none_get_the_same_answer_from_everybody(
+    rooms: Rooms, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the machine is logged in as the owner, and if the owner asks."""
+    monkeypatch.setenv("HF_TOKEN", "hf_alice")
+    assert rooms.desk.judge(HIDDEN, "hf_alice")[1].level == "fits"  # its headers are known here, to alice
+    by_alice = {"Authorization": "Bearer hf_alice", "Cookie": "session=alice"}
+    answers = [
+        (answer.status_code, sorted(answer.headers.items()), answer.content)
+        for place in (HIDDEN, MISSING, UNREPORTED)
+        for headers in ({}, by_alice)
+        for answer in [ask(rooms.desk.judge, path, place, "GET", **headers)]
+    ]
+    assert answers[0][0] == 404
+    assert answers == [answers[0]] * 6
+    assert dict(answers[0][1])["cache-control"] == "no-store"
+
+
+def test_results_are_judged_without_any_token(result: Result) -> None:
+    tokens: list[str | None] = []
+
+    def judge(place: str, token: str | None) -> tuple[Result, Trust]:
+        tokens.append(token)
+        return result, Trust("fits", ())
+
+    assert ask(judge, "/badge.svg", COPY, Authorization="Bearer hf_alice", Cookie="session=alice").status_code == 200
+    assert tokens == [None]
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["", " ", "not a repo", "s3://bucket/key", "https://evil.example/a/b", "<script>alert(1)</script>", "a/b@.."],
+)
+def test_what_names_no_repo_is_not_judged(place: str) -> None:
+    def judge(place: str, token: str | None) -> tuple[Result, Trust]:
+        raise AssertionError(place)
+
+    for path in PATHS:
+        answer = ask(judge, path, place)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/plain; charset=utf-8")
+        assert "script" not in answer.text
+
+
+def test_a_folder_of_this_machine_is_no_result(rooms: Rooms, tmp_path: Path) -> None:
+    for place in (str(tmp_path), ".", "..", "../in", "~"):
+        assert ask(rooms.desk.judge, "/badge.svg", place).status_code == 404
+
+
+@pytest.mark.parametrize(("origin", "status"), [(ORIGIN, 200), ("", 403)], ids=["space", "home"])
+def test_other_sites_show_the_badges_of_a_space_and_none_of_a_page_at_home(
+    rooms: Rooms, origin: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody's cookie goes with it, and no other method is answered."""
+    monkeypatch.setenv("SPACE_HOST", ORIGIN.removeprefix("https://"))
+    site = replace(rooms.space, origin=origin) if origin else rooms.site
+
+    async def statuses() -> list[int]:
+        app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("the page"))])
+        app.middleware_stack = app.build_middleware_stack()
+        headers = {"Host": origin.removeprefix("https://") or "127.0.0.1:7860"}
+        async with guarded(site, rooms.desk.judge)(app), client_of(app) as client:
+            asked = [
+                await client.request(method, f"{path}?result={COPY}", headers={**headers, **more})
+                for path in PATHS
+                for method, more in (("GET", FOREIGN), ("GET", {}), ("HEAD", {}), ("POST", {}))
+            ]
+            assert (await client.get("/", headers=headers)).text == "the page"
+        return [answer.status_code for answer in asked]
+
+    assert in_a_loop(statuses()) == [status, 200, 200, 405] * 2
+
+
+def test_the_details_of_a_result_offer_its_badge_only_where_other_sites_can_open_it(rooms: Rooms) -> None:
+    def details(site: Site) -> str:
+        shown = Showing(rooms.desk, site, rooms.form).show(COPY, asks(), login("alice"))
+        html: str = told(shown, rooms.form.result_details)["value"]
+        return html
+
+    there = details(replace(rooms.space, origin=ORIGIN))
+    link = f"https://huggingface.co/spaces/carol/shard-my-repo?result={COPY}"
+    assert f"[![Shard My Repo]({ORIGIN}/badge.svg?result={COPY})]({link})" in there
+    assert "badge" not in details(rooms.site) and "badge" not in details(rooms.space)
+
+
+def test_the_origin_of_a_space_is_its_first_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPACE_HOST", "carol-shard-my-repo.hf.space, models.example")
+    assert Site.from_environment().badge(COPY) == Site.from_environment().certificate(COPY) == ""
+    monkeypatch.setenv("SPACE_ID", "carol/shard-my-repo")
+    assert Site.from_environment().badge(f"{COPY}@v2") == f"{ORIGIN}/badge.svg?result={COPY}@v2"
+    assert Site.from_environment().certificate(COPY) == f"{ORIGIN}/certificate.png?result={COPY}"
+
+
+# --- How much work they cause -------------------------------------------------------------------------------
+
+
+class Slow:
+    """A judge who waits for `go`, and notes what it judges."""
+
+    def __init__(self, result: Result) -> None:
+        self.go, self.result, self.judged = Event(), result, list[str]()
+
+    def __call__(self, place: str, token: str | None) -> tuple[Result, Trust]:
+        self.judged.append(place)
+        self.go.wait(30)
+        if place.startswith("no/"):
+            raise SourceError("There is no such repo.", "")
+        return self.result, Trust("fits", ())
+
+
+@pytest.fixture
+def slow(result: Result) -> Iterator[Slow]:
+    judge = Slow(result)
+    yield judge
+    judge.go.set()
+
+
+async def get(client: httpx.AsyncClient, place: str, path: str = "/badge.svg") -> httpx.Response:
+    return await client.get(path, params={"result": place})
+
+
+def test_one_result_is_judged_at_a_time_and_what_would_wait_too_long_is_refused_at_once(slow: Slow) -> None:
+    most = 1 + QUESTIONS_WAITING
+
+    async def work(client: httpx.AsyncClient) -> None:
+        tasks = [asyncio.create_task(get(client, f"a/{number}")) for number in range(most + 3)]
+        refused, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        while len(refused) < 3:
+            refused = {task for task in tasks if task.done()}
+            await asyncio.sleep(0)
+        for task in refused:
+            answer = task.result()
+            assert (answer.status_code, int(answer.headers["Retry-After"]) > 0) == (503, True)
+            assert answer.headers["Cache-Control"] == "no-store"
+        assert len(slow.judged) == 1
+        slow.go.set()
+        answers = [await task for task in tasks if task not in refused]
+        assert [answer.status_code for answer in answers] == [200] * most
+        assert len(slow.judged) == most
+
+    asking(slow, work)
+
+
+def test_all_who_ask_for_one_result_share_one_judgement(slow: Slow) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        places = ("a/b", "https://hf.co/a/b", " a/b ")
+        tasks = [asyncio.create_task(get(client, place, path)) for place in places * 4 for path in PATHS]
+        while not slow.judged:
+            await asyncio.sleep(0)
+        slow.go.set()
+        assert {(await task).status_code for task in tasks} == {200}
+        assert (await get(client, "a/b")).status_code == 200
+        assert [(await get(client, "no/b")).status_code for _ in range(3)] == [404] * 3
+        assert slow.judged == ["a/b", "no/b"]
+
+    asking(slow, work)
+
+
+def test_a_request_does_not_wait_for_ever_and_the_next_gets_what_was_drawn(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("sharding.page.serving.pictures.PICTURE_SECONDS", 0.05)
+            assert (await get(client, "a/b")).status_code == 503
+        slow.go.set()
+        assert (await get(client, "a/b")).status_code == 200
+        assert slow.judged == ["a/b"]
+
+    asking(slow, work)
+
+
+def test_everything_else_is_passed_on(slow: Slow) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        for method, path in (("GET", "/"), ("GET", "/badge.svg/x"), ("POST", "/badge.svg"), ("GET", "/badge.png")):
+            assert (await client.request(method, path)).text == "the page"
+        assert slow.judged == []
+
+    asking(slow, work)
